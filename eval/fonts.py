@@ -16,7 +16,7 @@ from matplotlib.ticker import Formatter
 
 log = logging.getLogger(__name__)
 PLACEHOLDERS = "last resort"  # a font of boxes, one for each script
-_told: list[str] = []  # once in a process
+_warned: list[str] = []  # once in a process
 
 
 def make_legible(figure: Figure) -> None:
@@ -78,9 +78,9 @@ def _characters(path: str) -> frozenset[str]:
 
 
 def _tell(characters: str) -> None:
-    if _told:
+    if _warned:
         return
-    _told.append(characters)
+    _warned.append(characters)
     shown = characters if len(characters) <= 12 else f"{characters[:11]}…"
     log.warning(
         "no installed font has %s, so pictures spell them in Latin letters; with a font that has them, such as Noto "

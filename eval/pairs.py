@@ -157,7 +157,7 @@ def _pair(a: str, b: str, of_a: Mapping[Cell, float], of_b: Mapping[Cell, float]
     by_draw: dict[Hashable, list[float]] = {}
     for cell in of_a.keys() & of_b.keys():
         by_draw.setdefault(cell[0], []).append(of_a[cell] - of_b[cell])
-    differences = [fmean(found) for found in by_draw.values()]
+    differences = [fmean(of_draw) for of_draw in by_draw.values()]
     n = len(differences)
     if not n:
         return Pair(a, b, 0, None, None, None, None, None, methods)

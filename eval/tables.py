@@ -112,10 +112,10 @@ class Table:
         """The rows `base` (the model without training) and `rule` (the best rule that trains nothing), each once, or
         where rows differ in base or data once for those that share it. Empty where nothing is known; pictures need no
         empty row."""
-        found = {kind: list(_baselines(self.rows, kind)) for kind in BASELINES}
+        by_kind = {kind: list(_baselines(self.rows, kind)) for kind in BASELINES}
         if reads_texts(self.metric):
-            return {kind: rows or [ComparisonRow(kind, [], "", Parameters())] for kind, rows in found.items()}
-        return {kind: rows for kind, rows in found.items() if rows}
+            return {kind: rows or [ComparisonRow(kind, [], "", Parameters())] for kind, rows in by_kind.items()}
+        return {kind: rows for kind, rows in by_kind.items() if rows}
 
     @property
     def shown(self) -> list[ComparisonRow]:
@@ -173,8 +173,10 @@ class Table:
     def as_json(self) -> dict[str, Any]:
         """Per row the scores by seed, mean and std per client, bytes and parameters. `base` and `rule` are those of all
         rows; null where rows have others, which `baselines` lists."""
-        found = self.baselines
-        baselines = {kind: [self._row_json(row) for row in found.get(kind, ()) if row.results] for kind in BASELINES}
+        rows_by_kind = self.baselines
+        baselines = {
+            kind: [self._row_json(row) for row in rows_by_kind.get(kind, ()) if row.results] for kind in BASELINES
+        }
         return {
             "metric": self.metric,
             "std": "of the sample over seeds, divided by n - 1; null for one seed",
@@ -194,8 +196,8 @@ class Table:
         by_seed: dict[str, Any] = {}
         for seed in self.seeds:
             if seed in row.results:
-                found = asdict(row.results[seed])
-                by_seed[str(seed)] = {key: value for key, value in found.items() if value or key not in _ONLY_IF_ANY}
+                result = asdict(row.results[seed])
+                by_seed[str(seed)] = {key: value for key, value in result.items() if value or key not in _ONLY_IF_ANY}
             elif seed in row.failures:
                 by_seed[str(seed)] = f"failed: {row.failures[seed]}"
         return {

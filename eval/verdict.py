@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from llm_fed.eval.above_rule import AboveRule, above_rule
 from llm_fed.eval.pairs import LEVEL, Cell, MethodPairs, compare_methods
-from llm_fed.runs.reading import scores_in_training
+from llm_fed.runs.reading import saved_summary, scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import without
 from llm_fed.settings.config import Config
@@ -173,7 +173,8 @@ def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) ->
     if config.eval.select == "last":
         return None
     scored = scores_in_training(read_records(folder / "metrics.jsonl"), config.eval.during)
-    line = scored.get(config.rounds, {})
+    ended = (saved_summary(folder) or {}).get("ended", {"round": config.rounds})
+    line = scored.get(ended["round"], {})
     if "mean" not in line:
         return None
     line = without(line, uncounted)

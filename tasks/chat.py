@@ -194,7 +194,7 @@ class ChatTemplate:
         except UserError:
             return Habits()
         before, _, rest = written.partition(first)
-        ends = [found[0] for found in [self.safe.pattern.search(rest.partition(last)[2])] if found]
+        ends = [stop[0] for stop in [self.safe.pattern.search(rest.partition(last)[2])] if stop]
         try:
             more = self._render([asked, said, {"role": "user", "content": next_one}, said], False)
             ends += self._ends_between(more.partition(_USER)[0], more.partition(last)[2].partition(next_one)[0])

@@ -46,8 +46,8 @@ def has_surrogates(text: str) -> bool:
 
 def reasoning(reply: str) -> int:
     """Where a reply goes on behind the block of reasoning that it begins with, and behind white space; 0: without."""
-    found = _REASONING.match(reply) if THOUGHT in reply else None
-    return found.end() if found else 0
+    block = _REASONING.match(reply) if THOUGHT in reply else None
+    return block.end() if block else 0
 
 
 def answer_of(reply: str) -> str:
@@ -80,7 +80,7 @@ class Marks:
 
     def hide(self, text: str, pattern: re.Pattern[str]) -> str:
         """Data as they stand in a marked text; `pattern` is that of the control tokens."""
-        return pattern.sub(lambda found: self._mark_of[found[0]], text)
+        return pattern.sub(lambda match: self._mark_of[match[0]], text)
 
     def hide_reply(self, text: str, pattern: re.Pattern[str]) -> str:
         """A message of the assistant, in which the tags of its reasoning are no spellings."""
@@ -96,7 +96,7 @@ class Marks:
 
     def plain(self, text: str) -> str:
         """A marked text as it reads."""
-        return self.hidden.sub(lambda found: self.shown(found[0]), text)
+        return self.hidden.sub(lambda match: self.shown(match[0]), text)
 
 
 class Tokens(NamedTuple):
@@ -164,7 +164,7 @@ class SafeTokenizer:
 
     def spells(self, text: str) -> str | None:
         """The first control token of this tokenizer that the text spells."""
-        return next((found[0] for found in self.pattern.finditer(text) if found[0] in self._names), None)
+        return next((match[0] for match in self.pattern.finditer(text) if match[0] in self._names), None)
 
     def encode(self, marked: str, marks: Marks, cuts: Collection[int] = ()) -> Tokens:
         """The tokens of a marked text, without any that the tokenizer would add around it. UserError where the
@@ -172,11 +172,11 @@ class SafeTokenizer:
         token must end. Where none does, the text before it is read as if it ended there."""
         breaks = _Breaks({}, set())
         while True:
-            found = self._read(marked, marks, breaks)
-            between = {place for place in cuts if found.over(place)} | found.mixed
-            inside = self._forged(found, marked, marks)
+            tokens = self._read(marked, marks, breaks)
+            between = {place for place in cuts if tokens.over(place)} | tokens.mixed
+            inside = self._forged(tokens, marked, marks)
             if not between and not inside:
-                return found
+                return tokens
             if inside & breaks.inside or any(breaks.between.get(place) == _CUT for place in between):
                 raise UserError(
                     f"the tokenizer of {self.tokenizer.name_or_path!r} has no text for what spells a control token in "
@@ -186,12 +186,12 @@ class SafeTokenizer:
             for place in between:
                 breaks.between[place] = _CUT if self._cuts_well or place in breaks.between else marks.spare(0)
 
-    def _forged(self, found: Tokens, marked: str, marks: Marks) -> set[int]:
+    def _forged(self, tokens: Tokens, marked: str, marks: Marks) -> set[int]:
         """Where hidden spellings became control tokens all the same: a vocabulary may hold them as words, too."""
         places = set()
         for hidden in marks.hidden.finditer(marked):
-            first, last = found.behind(hidden.start()), found.behind(hidden.end())
-            if not self._control.isdisjoint(found.ids[first : last + found.over(hidden.end())]):
+            first, last = tokens.behind(hidden.start()), tokens.behind(hidden.end())
+            if not self._control.isdisjoint(tokens.ids[first : last + tokens.over(hidden.end())]):
                 places.add(hidden.start())
         return places
 
@@ -259,10 +259,10 @@ def _parts(
     """A marked text as the copy is to read it: with new names for the template's control tokens, and the spellings of
     the data as they are."""
     atoms = [
-        _Piece(names[found[0]], *found.span(), atom=True) for found in pattern.finditer(marked) if found[0] in names
+        _Piece(names[match[0]], *match.span(), atom=True) for match in pattern.finditer(marked) if match[0] in names
     ]
-    for found in marks.hidden.finditer(marked):
-        place, text = found.start(), marks.shown(found[0])
+    for match in marks.hidden.finditer(marked):
+        place, text = match.start(), marks.shown(match[0])
         pieces = [text[:1], text[1:]] if place in breaks.inside else [text]
         for number, piece in enumerate(pieces):
             if number:
@@ -298,5 +298,5 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[s
         named = text in template and not _TAG.fullmatch(text)
         return token.special or named or _SHAPE.fullmatch(text) is not None
 
-    found = {token.content for token in tokenizer.added_tokens_decoder.values() if controls(token)}
-    return tuple(sorted(text for text in {*found, *tokenizer.all_special_tokens, THINK, THOUGHT} if text.strip()))
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if controls(token)}
+    return tuple(sorted(text for text in {*added, *tokenizer.all_special_tokens, THINK, THOUGHT} if text.strip()))

@@ -200,11 +200,11 @@ def _read(config: TaskConfig, source: ImageDataset) -> Gallery:
     path = datapath.local("task.path", config.path)
     if path.is_file():
         return read_npz(path)
-    found = sorted(path.glob("*.npz"))
-    if len(found) > 1:
-        raise UserError(f"{path} holds {found[0].name} and {found[1].name}; name one of them in task.path")
-    if found:
-        return read_npz(found[0])
+    archives = sorted(path.glob("*.npz"))
+    if len(archives) > 1:
+        raise UserError(f"{path} holds {archives[0].name} and {archives[1].name}; name one of them in task.path")
+    if archives:
+        return read_npz(archives[0])
     if next(path.rglob("*.parquet"), None):
         return _from_datasets(folder_data(path), source, str(path))
     return read_folder(path)

@@ -41,15 +41,15 @@ def pictures_of(
     during training (`curve`), the `final` test score, and scores on that split by label (`references`), drawn as lines.
     """
     shown = final or (curve[-1] if curve else None)
-    found = [_scores(curve, final, references)] if curve else []
+    figures = [_scores(curve, final, references)] if curve else []
     if by_kind["round"]:
-        found += [_losses(by_kind, curve)]
-        found += [_traffic(by_kind["round"])] if anything_sent(by_kind["client"]) else []
+        figures += [_losses(by_kind, curve)]
+        figures += [_traffic(by_kind["round"])] if anything_sent(by_kind["client"]) else []
     weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
     if weights:
-        found.append(_weights(weights, shown))
+        figures.append(_weights(weights, shown))
     if spreads := merges.spreads(by_kind["server"]):
-        found.append(
+        figures.append(
             ReportFigure(
                 "Merging coefficients by round",
                 "median, quartiles and range of the merging coefficients by round, and the share of negative ones",
@@ -61,7 +61,7 @@ def pictures_of(
     scores, chosen = merges.curves({line["client"]: line for line in by_kind["merge"]})
     if scores:
         metric = shown["metric"] if shown else "score"
-        found.append(
+        figures.append(
             ReportFigure(
                 "Score by merging weight",
                 "validation score of each client by the federated adapter's weight",
@@ -70,7 +70,7 @@ def pictures_of(
                 partial(plots.plot_mixing, curves=scores, chosen=chosen, metric=metric),
             )
         )
-    return [picture.embedded() for picture in found]
+    return [picture.embedded() for picture in figures]
 
 
 def curve_of(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line], final: Line | None) -> ReportFigure | None:

@@ -1,5 +1,6 @@
 "use strict";
-// What a report can do beyond being read: tables that are sorted and searched, curves of one client, a slider over rounds.
+// What a report can do beyond being read: tables that are sorted and searched, curves of one client, a slider over rounds;
+// and the page of a run that goes on loads itself again.
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id)?.textContent ?? "null");
   const make = (tag, text = "", attributes = {}) => {
@@ -142,4 +143,8 @@
     place.hidden = false;
     show();
   }
+
+  // Of a run that goes on: it writes its page anew from time to time.
+  const seconds = Number(document.body.dataset.refresh);
+  if (seconds) setInterval(() => { if (!document.hidden) location.reload(); }, 1000 * seconds);
 })();

@@ -16,7 +16,7 @@ from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_object, reference, usage, was_cut
 from llm_fed.eval.report.samples import samples_of
-from llm_fed.runs.folder import CROSS, EXPERTS, SAMPLES
+from llm_fed.runs.folder import CROSS, ENDED, EXPERTS, SAMPLES
 from llm_fed.runs.reading import comparable, scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.rules import in_words as rules_in_words
@@ -24,20 +24,22 @@ from llm_fed.scoring.scores import NOT_SCORED, reads_texts
 
 KINDS = ("client", "round", "score", "rule", "event", "drop-out", "server", "merge", "privacy", "clients")
 ALONE = "the base alone"
+REFRESH = 30  # seconds after which the page of a run that goes on loads itself again
 
 
-def write_report(run_dir: str | Path) -> Path:
+def write_report(run_dir: str | Path, *, goes_on: bool = False) -> Path:
     """Writes `report.html` into the run's folder and returns its path; it says if the run is unfinished.
 
     Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, experts.jsonl,
     environment.json, cross.json and the card of an exported model; for comparison the scores of a run of `local` beside
-    it. The last line of metrics.jsonl and timing.jsonl may be half-written. UserError where `run_dir` is no run's
-    folder, or a file in it is damaged; RunError where the disk is full, or the folder cannot be written.
+    it. The last line of metrics.jsonl and timing.jsonl may be half-written. With `goes_on`, the page loads itself again
+    from time to time, as the run will write it anew. UserError where `run_dir` is no run's folder, or a file in it is
+    damaged; RunError where the disk is full, or the folder cannot be written.
     """
     run_dir = Path(run_dir).resolve()
     path = run_dir / "report.html"
     try:
-        return write_page(path, "run.html.jinja", **_values(run_dir))
+        return write_page(path, "run.html.jinja", **_values(run_dir), goes_on=goes_on, refresh=REFRESH)
     except OSError as error:  # of the temporary files in which pictures are drawn, too
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -59,6 +61,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
     name = run_dir.name
     return dict(
         run=name,
+        early=read_object(run_dir / ENDED),  # before its last round
         **facts,
         config_text=config_text,
         command=shlex.join(["llm-fed", "run", f"{name}/config.yaml", "--out", f"{name}-again"]),
@@ -119,8 +122,8 @@ def _apart(lines: Sequence[Line], shown: Line | None) -> list[str]:
 def baseline(lines: Sequence[Line], kind: str, shown: Line | None) -> Line | None:
     """On the split that is shown the line of the base (`score`), or of the rules; None where it is not known."""
     wanted = (kind, 0, shown["split"]) if shown else None
-    found = (line for line in lines if wanted == (line["kind"], line.get("round"), line.get("split")))
-    return next((line for line in found if line is not shown), None)
+    matching = (line for line in lines if wanted == (line["kind"], line.get("round"), line.get("split")))
+    return next((line for line in matching if line is not shown), None)
 
 
 def _totals(rounds: list[Line]) -> Line:

@@ -237,7 +237,7 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
         )
     if ranks.differ(config.adapter):
         if not method.any_rank:
-            able = ", ".join(name for name, its in methods.METHODS.items() if its.any_rank)
+            able = ", ".join(name for name, kind_of_method in methods.METHODS.items() if kind_of_method.any_rank)
             raise UserError(
                 f"adapter.rank gives clients different ranks, but {config.method['name']} needs the same rank at all "
                 f"of them; give one number, or choose {able}"

@@ -18,6 +18,7 @@ from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.place import check_kept
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import Config, ExportConfig, StopConfig
 from llm_fed.state import State
@@ -91,12 +92,8 @@ def states_of_run(
                 f"the run {folder} has no adapter of client {missing[0]}; is it finished, with export.clients=all?"
             )
         return {id: models.read(folder / "adapters" / id, structure, base) for id in clients}
-    checkpoints = Checkpoints(folder / "checkpoints")
-    if round not in checkpoints.rounds():
-        kept = ", ".join(map(str, checkpoints.rounds()))
-        raise UserError(
-            f"{folder} has no checkpoint of round {round}, only of {kept or 'none'}; checkpoint.keep_rounds keeps more"
-        )
+    checkpoints = Checkpoints(folder / "checkpoints", beside=True)
+    check_kept(folder, round)
     method = methods.build(config.method)
     sites = {}
     for id, site in clients.items():

@@ -1,23 +1,23 @@
-"""Commands on a finished run: eval, audit and chat."""
+"""Commands on a run that is there: eval, report, audit and chat."""
 
 from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from llm_fed.basics.errors import UserError
-from llm_fed.cli.printing import TEMPLATE, Allow, Json, beside_baselines, print_cross, print_scores
+from llm_fed.cli.printing import RUN, TEMPLATE, Allow, Json, beside_baselines, out, print_cross, print_scores
 from llm_fed.cli.program import app
 
 
 @app.command("eval", rich_help_panel="Use a finished run")
 def evaluate(
-    run_dir: Annotated[Path | None, typer.Argument(help="The folder of a finished run.")] = None,
+    run_dir: Annotated[Path | None, typer.Argument(help=RUN)] = None,
     settings: Annotated[
         list[str] | None,
         typer.Argument(help="key=value settings that override the run's, e.g. eval.max_new_tokens=64."),
@@ -69,18 +69,21 @@ def evaluate(
         if given := [option for option, value in alone.items() if value is not None]:
             raise UserError(f"{given[0]} only works with --base; override a run's own by settings such as "
                             "task.path=FOLDER or task.template=chat")  # fmt: skip
-        if cross:
-            from llm_fed.commands.cross import cross_scores
+        from llm_fed.experiment.rounds import opened
 
-            print_cross(
-                run_dir, cross_scores(run_dir, split=split, metric=metric, limit=limit, settings=words), as_json
-            )
-            return
-        found = evaluate_beside(run_dir, split=split, metric=metric, limit=limit, settings=words)
+        asked = {"split": split, "metric": metric, "limit": limit, "settings": words}
+        with opened(run_dir, everybody=True) as folder:
+            if cross:
+                from llm_fed.commands.cross import cross_scores
+
+                own = folder == run_dir
+                print_cross(run_dir if own else None, cross_scores(folder, keep=own, **asked), as_json)
+                return
+            result = evaluate_beside(folder, **asked)
         if as_json:
-            print(json.dumps(found["scores"] | {kind: found.get(kind) for kind in ("base", "rule")}))
+            print(json.dumps(result["scores"] | {kind: result.get(kind) for kind in ("base", "rule")}))
         else:
-            print_scores(beside_baselines({found["method"]: found}))
+            print_scores(beside_baselines({result["method"]: result}))
         return
     summary = evaluate_adapter(
         str(base),
@@ -95,6 +98,19 @@ def evaluate(
         print(json.dumps(summary.as_json()))
     else:
         print_scores({summary.metric: summary.as_json()})
+
+
+@app.command(rich_help_panel="Use a finished run")
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="A run folder; the run may be finished, interrupted, or go on.")],
+) -> None:
+    """Write report.html of a run anew: as far as it has come, or with the pages of this version."""
+    if not (run_dir / "config.yaml").is_file():
+        held = "holds a comparison" if (run_dir / "table.json").is_file() else "has no config.yaml"
+        raise UserError(f"{run_dir} is not the folder of a run: it {held}; give the --out of an llm-fed run")
+    from llm_fed.eval.report import write_report  # takes seconds, so mistakes are named first
+
+    out.print(str(write_report(run_dir, goes_on=not (run_dir / "summary.json").is_file())))
 
 
 @app.command(rich_help_panel="Use a finished run")
@@ -118,7 +134,7 @@ def audit(
 
 @app.command(rich_help_panel="Use a finished run")
 def chat(
-    run_dir: Annotated[Path | None, typer.Argument(help="The folder of a finished run.")] = None,
+    run_dir: Annotated[Path | None, typer.Argument(help=f"{RUN} Of a run that goes on: its newest round.")] = None,
     client: Annotated[str | None, typer.Option(help="Start with this client's adapter (default: the first).")] = None,
     base: Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")] = None,
     adapter: Annotated[
@@ -159,16 +175,19 @@ def chat(
     # What follows takes seconds, so mistakes are named first.
     from llm_fed.commands import chat as chatting
     from llm_fed.commands.chat import Sampling
+    from llm_fed.experiment.rounds import opened
     from llm_fed.experiment.run import quiet
 
     quiet()
     drawn = None if sampling is None else Sampling.parse(sampling, "--sampling")
-    if run_dir is not None:
-        opened = chatting.of_run(run_dir, client, max_new_tokens, drawn, system)
-    else:
-        opened = chatting.of_base(str(base), adapter, template, dtype, max_new_tokens, drawn, system)
     someone = sys.stdin.isatty()
     if someone:
         with suppress(ImportError):  # arrow keys and history, where Python has it
             import readline  # noqa: F401
-    chatting.talk(opened, input if someone else lambda _: input(), shows_help=someone)
+    with ExitStack() as stack:
+        if run_dir is not None:
+            folder = stack.enter_context(opened(run_dir, everybody=True, latest=True))
+            begun = chatting.of_run(folder, client, max_new_tokens, drawn, system)
+        else:
+            begun = chatting.of_base(str(base), adapter, template, dtype, max_new_tokens, drawn, system)
+        chatting.talk(begun, input if someone else lambda _: input(), shows_help=someone)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from llm_fed.cli.printing import TEMPLATE, Allow, Json, out
+from llm_fed.cli.printing import TEMPLATE, Allow, Json, out, print_scores
 from llm_fed.cli.program import app
 
 
@@ -17,8 +17,8 @@ def merge(
     method: Annotated[
         str, typer.Argument(help="A merging method: potara, ties, slerp, ... (`llm-fed methods` lists them).")
     ],
-    fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, or a PEFT folder.")],
-    local: Annotated[str, typer.Option(help="The local adapter: a run, RUN@ROUND, or a PEFT folder.")],
+    fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, RUN@best, or a PEFT folder.")],
+    local: Annotated[str, typer.Option(help="The local adapter: a run, RUN@ROUND, RUN@best, or a PEFT folder.")],
     out_dir: Annotated[
         Path, typer.Option("--out", help="The folder for the merged adapters, a PEFT folder per client.")
     ],
@@ -74,6 +74,7 @@ def merge(
 
     configfile.keys_of(settings or [], "the method")  # what follows takes seconds, so mistakes are named first
     from llm_fed.commands import merge as posthoc
+    from llm_fed.commands import merge_output
     from llm_fed.eval.merges import for_terminal
     from llm_fed.experiment.run import quiet
 
@@ -87,15 +88,18 @@ def merge(
         posthoc.Parents(fed, local, base), out_dir, data=posthoc.EvaluationData(task, data, template, dtype),
         client=client, words=settings or [],
     )  # fmt: skip
+    scores = merge_output.scores_in(out_dir)
     if as_json:
         clients = {item.client: {"folder": str(item.folder), **item.recipe} for item in merged}
-        print(json.dumps({"method": method, "clients": clients}))
+        print(json.dumps({"method": method, "clients": clients} | ({"scores": scores} if scores else {})))
         return
     for table in for_terminal({item.client: item.recipe for item in merged}):
         out.print(table)
     for item in merged:
         if "note" in item.recipe:
             out.print(f"{item.client}: {item.recipe['note']}")
+    if scores and "clients" in scores:
+        print_scores({method: scores})
     out.print(f"wrote one PEFT folder per client to {out_dir}")
 
 

@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from llm_fed.basics.errors import printable
-from llm_fed.cli.printing import Allow, out
+from llm_fed.cli.printing import RUN, Allow, out
 from llm_fed.cli.program import app
 
 
 @app.command(rich_help_panel="Share and deploy")
 def export(
-    run_dir: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run_dir: Annotated[Path, typer.Argument(help=RUN)],
     out_dir: Annotated[Path, typer.Argument(help="The folder for the copies, with one folder per client.")],
     client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
     merged: Annotated[
@@ -28,19 +28,21 @@ def export(
     """Copy the personal adapters of a run as PEFT folders, and tell on standard error which of them vLLM and LoRAX can
     serve."""
     from llm_fed.commands import evaluate as runs
+    from llm_fed.experiment.rounds import opened
+    from llm_fed.experiment.run import quiet
     from llm_fed.export import serving
 
-    if merged:
-        from llm_fed.experiment.run import quiet
-        from llm_fed.export import merged as whole
+    quiet()
+    with opened(run_dir, client or []) as source:
+        if merged:
+            from llm_fed.export import merged as whole
 
-        quiet()
-        plan = whole.plan(run_dir, out_dir, client or [])
-        print(printable(plan.said), file=sys.stderr)
-        for folder in plan.write():
-            out.print(str(folder))
-        return
-    folders = runs.export(run_dir, out_dir, client or [])
+            plan = whole.plan(source, out_dir, client or [])
+            print(printable(plan.said), file=sys.stderr)
+            for folder in plan.write():
+                out.print(str(folder))
+            return
+        folders = runs.export(source, out_dir, client or [])
     for folder in folders:
         out.print(str(folder))
     for line in serving.lines({folder.name: serving.servable(folder) for folder in folders}):
@@ -49,7 +51,7 @@ def export(
 
 @app.command(rich_help_panel="Share and deploy")
 def push(
-    run_dir: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run_dir: Annotated[Path, typer.Argument(help=RUN)],
     namespace: Annotated[str, typer.Argument(help="Your user name on the Hub, or an organisation's name.")],
     client: Annotated[list[str] | None, typer.Option(help="Only this client; may be repeated.")] = None,
     private: Annotated[bool, typer.Option("--private", help="Make the repositories private.")] = False,
@@ -67,16 +69,18 @@ def push(
 ) -> None:
     """Push the personal adapters of a run to the Hub, one PEFT repository per client. A repeated push commits only
     what changed."""
+    from llm_fed.experiment.rounds import opened
     from llm_fed.experiment.run import quiet
     from llm_fed.export import hub
 
     quiet()
     hub.quiet()
-    for pushed in hub.push(
-        run_dir, namespace, clients=client or [], private=private, license=license, prefix=prefix,
-        one_repository=one_repository,
-    ):  # fmt: skip
-        out.print(f"{'pushed   ' if pushed.changed else 'unchanged'} {pushed.url}")
+    with opened(run_dir, client or []) as source:
+        for pushed in hub.push(
+            source, namespace, clients=client or [], private=private, license=license, prefix=prefix,
+            one_repository=one_repository,
+        ):  # fmt: skip
+            out.print(f"{'pushed   ' if pushed.changed else 'unchanged'} {pushed.url}")
 
 
 @app.command(rich_help_panel="Share and deploy")

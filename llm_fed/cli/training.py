@@ -90,6 +90,8 @@ def run(
         print(json.dumps(result))
         return
     print_scores(beside_baselines({str(result["method"]): result}))
+    if ended := result.get("ended"):
+        out.print(f"ended after round {ended['round']} of {result['rounds']}: {ended['why']}; --continue goes on")
     out.print(f"adapters, metrics and report.html are in {folder}")
 
 

@@ -25,9 +25,13 @@ def cross_scores(
     limit: int | None = None,
     settings: Sequence[str] = (),
     reporter: Reporter | None = None,
+    keep: bool = True,
 ) -> dict[str, Any]:
     """Score the personal model of every client on the `split` of every client, write the table to `cross.json` in the
     run folder, and its report anew. Of n clients these are n^2 evaluations, which a note says first.
+
+    Args:
+        keep: whether table and report are written.
 
     Returns:
         `clients`, and `scores` (0-100): a row per client's model, a column per client whose examples it answers; and
@@ -74,6 +78,8 @@ def cross_scores(
     }  # fmt: skip
     if unscored := [id for id, size in sizes.items() if not size]:
         table["unscored"] = unscored
+    if not keep:
+        return table
     try:
         write_file(folder / CROSS, json.dumps(table, ensure_ascii=False).encode())
     except OSError as error:

@@ -15,10 +15,12 @@ from llm_fed import kinds, methods, tasks
 from llm_fed.basics.errors import UserError, require
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.parents import states_of_run
+from llm_fed.commands import merge_output
 from llm_fed.commands.evaluate import EvaluationData, examples_of, lay_over
 from llm_fed.eval.merges import draw_curves
 from llm_fed.experiment import splits
 from llm_fed.experiment.merging import merge
+from llm_fed.experiment.rounds import models_at
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
 from llm_fed.export.origins import as_trained, check_text, read_origin
@@ -28,6 +30,7 @@ from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.models.structure import structure_of
+from llm_fed.runs.place import Place
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
@@ -51,14 +54,14 @@ class MergeParent:
     """One of the two parents: a run, at a round or as exported, or a PEFT folder."""
 
     folder: Path
-    round: int | None
+    round: int | str | None  # `BEST`, or its number
     config: Config | None  # of a run
 
     @classmethod
     def parse(cls, option: str, text: str) -> MergeParent:
-        """From `DIR` or `DIR@ROUND`."""
-        folder, at, number = text.rpartition("@")
-        path, round = (Path(folder), int(number)) if at and number.isdigit() else (Path(text), None)
+        """From `DIR`, `DIR@ROUND` or `DIR@best`."""
+        place = Place.parse(text)
+        path, round = place.folder, place.round
         if (path / "checkpoints").is_dir():
             return cls(path, round, read_config(path))
         if not (path / CONFIG).is_file():
@@ -90,9 +93,20 @@ class MergeParent:
         """The adapter for each client of the experiment."""
         if self.config is None:
             return dict.fromkeys(experiment.clients, peft_folders.read(self.folder, experiment.base)[0])
-        return states_of_run(
-            self.folder, self.round, self.config, experiment.base, experiment.clients, experiment.runtime
-        )
+        if self.round is None:
+            return states_of_run(
+                self.folder, None, self.config, experiment.base, experiment.clients, experiment.runtime
+            )
+        found = models_at(self.folder, self.round, base=experiment.base)
+        for id in experiment.clients:
+            if id not in found.states:
+                raise UserError(f"the run {self.folder} has no client {id}")
+            its = found.experiment.scored[id].structure
+            if not its.plain or its.delta:
+                raise UserError(
+                    f"the run {self.folder} gives client {id} more than one adapter; only plain ones can be merged"
+                )
+        return {id: found.states[id] for id in experiment.clients}
 
     def __str__(self) -> str:
         return f"{self.folder}" + ("" if self.round is None else f"@{self.round}")
@@ -139,7 +153,8 @@ def merge_adapters(
     words: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> list[Merged]:
-    """Merge two adapters, for one client or all, into PEFT folders `out/<client>`.
+    """Merge two adapters, for one client or all, into PEFT folders `out/<client>`. Of a run's clients, `out` is then
+    also the folder of a finished run, with their test scores.
 
     Args:
         settings: of a merger, with its name.
@@ -151,6 +166,7 @@ def merge_adapters(
         UserError: the adapters do not belong together, or there is no data to weigh them by.
     """
     reporter = reporter or Reporter()
+    merge_output.check_place(out)
     sources = {
         option: MergeParent.parse(option, text)
         for option, text in zip(OPTIONS, (parents.fed, parents.local), strict=True)
@@ -201,7 +217,13 @@ def merge_adapters(
     merge(experiment, given)
     origin = {"fed": str(sources["--fed"]), "local": str(sources["--local"])}
     prompt = experiment.base.prompt_of(experiment.config) if said or "task.template" in keys else None
-    merged = _write(experiment, out, {id: origin | {"distance": distances[id]} for id in experiment.clients}, prompt)
+    sites, method = experiment.clients.items(), experiment.method
+    states = experiment.runtime.run({id: method.personalize(site, None) for id, site in sites})
+    origins = {id: origin | {"distance": distances[id]} for id in experiment.clients}
+    merge_output.clear(out)
+    merged = _write(experiment, out, states, origins, prompt)
+    if runs:
+        merge_output.write(experiment, out, states, _known(sources))
     draw_curves({item.client: item.recipe for item in merged}, experiment.metric, out / "curves.png")
     return merged
 
@@ -342,11 +364,14 @@ def _choose(experiment: Experiment, client: str | None, every: bool) -> None:
 
 
 def _write(
-    experiment: Experiment, out: Path, origins: Mapping[str, Mapping[str, Any]], prompt: Prompt | None
+    experiment: Experiment,
+    out: Path,
+    states: Mapping[str, State],
+    origins: Mapping[str, Mapping[str, Any]],
+    prompt: Prompt | None,
 ) -> list[Merged]:
     config, method = experiment.config, experiment.method
     text = yaml.safe_dump(as_dict(config), sort_keys=False)
-    states = experiment.runtime.run({id: method.personalize(site, None) for id, site in experiment.clients.items()})
     merged = []
     for id, site in experiment.clients.items():
         recipe = {**origins[id], **method.recipe(site)}

@@ -307,6 +307,8 @@ def _scored(built: Experiment, here: bool, in_rounds: bool) -> str:
         every = "after the last round" if not 0 < settings.every < rounds else every
         every = "after every round" if settings.every == 1 else every
         during = f"{built.metric} on {where} {settings.during} examples {every}"
+        if (patience := built.config.stop.patience) is not None:
+            during += f" until {patience} in a row bring no improvement"
     best = settings.select == "best" and settings.during in has | (set() if here else {settings.during})
     tested = "the best round" if best else "the last round"
     return during + (f"; {tested} is tested" if "test" in has or not here else "; no test examples") + cut

@@ -63,16 +63,19 @@ class Ending:
             self.why = ""
 
 
-def check_begun(run: Run) -> None:
+def check_begun(run: Run, why: str) -> None:
     """Refuse to finish a run with what there is where there is nothing.
+
+    Args:
+        why: how the user asked for it.
 
     Raises:
         UserError: no round of it, or of a run that it starts from, has a checkpoint.
     """
     if not extend.rounds_done(run.folder) or not run.continues:
         raise UserError(
-            f"--finish finishes a run with the rounds that it has, but {run.folder} has no checkpoint of any round; "
-            "leave --finish out to train"
+            f"{why} finishes a run with the rounds that it has, but {run.folder} has no checkpoint of any round; leave "
+            "it out to train"
         )
 
 
@@ -92,7 +95,7 @@ def in_words(done: Mapping[str, Any], fresh: str) -> str:
     rounds = done.get("rounds", done["round"])
     if ended := done.get("ended"):
         return (
-            f"it ended after round {ended['round']} of {rounds} ({ended['why']}); --continue goes on, {fresh} starts "
-            "again"
+            f"it ended after round {ended['round']} of {rounds} ({ended['why']}); {fresh.replace('fresh', 'continue')} "
+            f"goes on, {fresh} starts again"
         )
     return f"{rounds} rounds; {fresh} starts again"

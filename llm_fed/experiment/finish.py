@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -144,7 +144,12 @@ def personal_models(
 
 def spent_in(run: Run) -> dict[str, Any] | None:
     """What the run spent of its clients' privacy; None where it had none."""
-    line = next((line for line in reversed(run.records()) if line["kind"] == "privacy"), None)
+    return spent_of(run.records())
+
+
+def spent_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The same of lines of metrics.jsonl."""
+    line = next((line for line in reversed(lines) if line["kind"] == "privacy"), None)
     return {key: line[key] for key in ("epsilon", "delta", "where", "unit") if key in line} if line else None
 
 

@@ -79,9 +79,9 @@ def merge_runs(
     log_reading(run, experiment)
     for words in run.changes:
         log_event(run, config.rounds, "", "data changed", words)
-    began = time.perf_counter()
+    began, facts = time.perf_counter(), {"needs": rounds, **ended_in(folders)}
     with signs.part("merging at the clients"):
-        merge(experiment, given)
+        merge(experiment, given, facts["ended"]["round"] if "ended" in facts else None)
     seconds = round(time.perf_counter() - began, 4)
     run.log_timing({"round": config.rounds, "seconds": seconds, "parts": {"merge": seconds}, "ended": time_of_day()})
     run.lap()
@@ -90,7 +90,6 @@ def merge_runs(
         run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})
         if "note" in recipe:
             reporter.note(f"{id}: {recipe['note']}")
-    facts = {"needs": rounds, **ended_in(folders)}
     return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, **facts)
 
 
@@ -106,15 +105,18 @@ def log_recipe(run: Run, round: int, client: str, read: Callable[[], Any], round
         run.log({**recipe, "kind": "merge", "client": client, "rounds": rounds})
 
 
-def merge(experiment: Experiment, given: Mapping[str, Mapping[str, State]]) -> None:
+def merge(experiment: Experiment, given: Mapping[str, Mapping[str, State]], last: int | None = None) -> None:
     """Merge at every client what it is `given` (by parent and client).
+
+    Args:
+        last: the round after which the run ends, from which random choices follow (default: that of the configuration).
 
     Raises:
         UserError, RunError: a client cannot be merged.
     """
     work = {}
     for id, site in experiment.clients.items():
-        site.begin(experiment.config.rounds + 1, experiment.config.local.lr)
+        site.begin((last or experiment.config.rounds) + 1, experiment.config.local.lr)
         work[id] = experiment.method.finish(site, {parent: states[id] for parent, states in given.items()})
     for outcome in experiment.runtime.run(work).values():
         if isinstance(outcome, ClientError):

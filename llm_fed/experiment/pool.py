@@ -130,7 +130,7 @@ def _federation(folder: Path, config: Config) -> tuple[Path, Config, int | None]
 
 
 def _server_state(folder: Path, round: int) -> Any:
-    checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints = Checkpoints(folder / "checkpoints", beside=True)
     if round not in checkpoints.rounds():
         raise UserError(
             f"{folder} has no checkpoint of round {round} any more, which holds the server's models; llm-fed run "

@@ -23,6 +23,7 @@ from llm_fed.experiment import announce, splits, timing, unused
 from llm_fed.experiment.ending import Ending, check_begun, check_scored, in_words
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round
+from llm_fed.experiment.live import LiveReport
 from llm_fed.experiment.mode import Mode
 from llm_fed.experiment.simulation import Simulation
 from llm_fed.federation.aggregation import check_cohort
@@ -79,7 +80,7 @@ def train(
         if goes_on:
             run.go_on()
         elif ending.why and run.summary() is None:
-            check_begun(run)
+            check_begun(run, ending.why)
         done = run.summary()
         if done is not None and not mode.reopens(run, done):
             inputs.check_finished(run.folder, run.config, run.contents)
@@ -117,10 +118,11 @@ def train(
             with ending.listening(reporter.note):
                 progress = federate(
                     federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading,
-                    on_round=hooks.round_ended, asked_to_end=lambda: ending.asked() or hooks.stopped_by,
+                    asked_to_end=lambda: ending.asked() or hooks.stopped_by, on_trained=hooks.round_ended,
+                    on_round=LiveReport(folder, reporter.note).round_ended,
                 )  # fmt: skip
             if progress.ended:
-                reporter.note(f"ended after round {progress.round} of {config.rounds}: {progress.ended.why}")
+                reporter.ended_early(progress.round, progress.ended.why)
             return mode.finish(experiment, run, selected_round(experiment, run, progress, reporter))
 
 

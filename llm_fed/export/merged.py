@@ -137,13 +137,13 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> ExportPlan:
         )
     if needed := needed_version(base):
         notes.append(f"transformers 4.57 does not know {model.config.model_type}; to load it takes {needed} or newer")
-    found = ExportPlan(base, adapters, out, sizes, free, notes)
+    planned = ExportPlan(base, adapters, out, sizes, free, notes)
     if sum(sizes.values()) > free:
         raise RunError(
             f"{len(adapters)} models of {_size(max(sizes.values()))} do not fit into {place}, where {_size(free)} are "
             "free; name fewer with --client, or give another folder"
         )
-    return found
+    return planned
 
 
 def needed_version(base: BaseConfig) -> str:

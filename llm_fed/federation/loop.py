@@ -57,8 +57,9 @@ def federate(
     *,
     on_resume: Callable[[int], None] = lambda round: None,
     on_begin: Callable[[], None] = lambda: None,
-    on_round: Callable[[], None] = lambda: None,
+    on_trained: Callable[[], None] = lambda: None,
     asked_to_end: Callable[[], str] = lambda: "",
+    on_round: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Run, or continue, a federation to the last round of `run.config`.
 
@@ -66,9 +67,10 @@ def federate(
         scoring: of `eval.during`'s split, every `eval.every` rounds and after the last; None: nothing is scored.
         on_resume: called with the round that a continued run begins with.
         on_begin: called before anything is logged of a run that begins.
-        on_round: called when a round is done, and once more after scores that come behind its checkpoint. If it raises,
-            the round is saved first.
+        on_trained: called when a round is done, before it is asked whether the run ends and before its checkpoint, and
+            once more after scores that come behind that. If it raises, the round is saved first.
         asked_to_end: why the user wants the run to end after the round that goes on; empty: it goes on.
+        on_round: called when a round has ended that is not the last.
 
     Returns:
         The progress after the last round, which `stop.patience` or the user may have chosen (`Progress.ended`);
@@ -142,8 +144,8 @@ def federate(
         for why in server.unmoved:
             log_event(run, round, server.id, "no mean", why)
         if private:
-            found = spent(config, round, clients.most_asked, clients.sites.values())
-            run.log({"kind": "privacy", "round": round, **found})
+            budget = spent(config, round, clients.most_asked, clients.sites.values())
+            run.log({"kind": "privacy", "round": round, **budget})
         run.log({"kind": "round", "round": round, "lr": lr, **record, "padding": rounded(work.padding)})
         if report := method.report(progress.state):
             run.log({"kind": "server", "round": round, **report})
@@ -155,7 +157,7 @@ def federate(
         held = memories(clients.sites, server, run.digests.asked)
         run.digests.round(round, came, held, progress.state, due=scored)
         try:
-            on_round()
+            on_trained()
         except BaseException:
             save(run, progress, clients.sites, server)
             raise
@@ -167,8 +169,10 @@ def federate(
         if last and not due(round):
             with watch("evaluate"):
                 score()
-            on_round()
+            on_trained()
         run.log_timing({"round": round, **watch.record()})
+        if not last:
+            on_round()
         turns.offer()
     run.lap()
     if early:

@@ -215,16 +215,16 @@ class RemoteClients:
 
     def _idle(self) -> list[str]:
         """The clients that are there and not at work; waits until there is one, or one at work."""
-        told = False
+        announced = False
         while True:
             self.roster.greet()
-            there = self._link.nodes()
+            nodes = self._link.nodes()
             busy = {asked.client for asked in self._waiting.values()}
-            idle = [name for name in self.names if name not in busy and self.roster.node.get(name) in there]
+            idle = [name for name in self.names if name not in busy and self.roster.node.get(name) in nodes]
             if idle or busy:
                 return idle
-            if not told:
-                told = True
+            if not announced:
+                announced = True
                 self._say("no client is there; waiting")
             time.sleep(_PAUSE)
 
@@ -278,23 +278,23 @@ class RemoteClients:
         Args:
             also: the orders of the round `ahead`, which travel in the same messages.
         """
-        there = set(self._link.nodes())
+        nodes = set(self._link.nodes())
         common = {"kind": kind, "run": self._token}
         orders = [
             Order(name, {**common, "after": self.answered(name), **own}, contents[name])
             for name, own in says.items()
-            if self.roster.node.get(name) in there
+            if self.roster.node.get(name) in nodes
         ]
         asks = self._bundles.send([*orders, *also])
         self._ahead = ahead
         if ahead:
             self._begin(ahead, asks[len(orders) :])
         sent = {order.client: ask for order, ask in zip(orders, asks, strict=False) if ask}
-        found = self._await(sent.values(), seconds)
+        replies_by_ask = self._await(sent.values(), seconds)
         replies = {name: Reply({"error": "it is not there"}) for name in says}
         for order in orders:
             ask = sent.get(order.client, "")
-            reply = found.get(ask, Reply({"error": f"no reply in {seconds:g} s"}))
+            reply = replies_by_ask.get(ask, Reply({"error": f"no reply in {seconds:g} s"}))
             if not reply.error and reply.content.get("ask") != ask:
                 reply = Reply({"error": "a stale reply"})
             if reply.error:

@@ -43,7 +43,15 @@ def server_app(module: str) -> ServerApp:
         words = [f"task.path={settings['path']}"] if settings.get("path") else []
         try:
             config = configfile.load(_config(module), words)
-            train(config, Path(str(settings["out"])), FlowerLink(grid), fresh=bool(settings["fresh"]))
+            asked = {key: bool(settings.get(key)) for key in ("fresh", "finish", "continue")}  # apps of old know one
+            if sum(asked.values()) > 1:
+                raise UserError(
+                    f"{' and '.join(key for key in asked if asked[key])} do not go together; set one of them"
+                )
+            train(
+                config, Path(str(settings["out"])), FlowerLink(grid), fresh=asked["fresh"], finish=asked["finish"],
+                goes_on=asked["continue"],
+            )  # fmt: skip
         except (UserError, RunError) as error:
             print(f"llm-fed: {error}", flush=True)
             raise SystemExit(2 if isinstance(error, UserError) else 1) from error

@@ -40,6 +40,8 @@ clientapp = "federation.client:app"
 out = "{out}"    # the run folder at the server; another one: flwr run . --run-config 'out="FOLDER"'
 path = ""        # where the server's own examples lie, if it has any
 fresh = false    # true: delete what an earlier run left in the folder
+finish = false   # true: train no further round, and finish with those that the run has
+continue = false # true: let a run go on that has ended before its last round
 """
 
 _MODULE = '''\

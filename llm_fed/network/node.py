@@ -89,7 +89,7 @@ class Node:
             with plugins.only(place.allow):
                 return self._carry_out(place, config, message, content)
         except Exception as error:  # of any kind: the server is told, and the next message finds this machine at work
-            return _told(error), b""
+            return _error_reply(error), b""
 
     def _carry_out(
         self, place: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
@@ -130,16 +130,16 @@ class Node:
             )
             for order in alike:
                 outcome = outcomes[order["client"]]
-                reply, answer = (_told(outcome), b"") if isinstance(outcome, Exception) else outcome
+                reply, answer = (_error_reply(outcome), b"") if isinstance(outcome, Exception) else outcome
                 replies.append({**reply, "ask": order["ask"]})
                 answers.append(answer)
         entries, joint = joined(replies, answers, once=False)
         return {"replies": entries}, joint
 
     def _train(self, work: _OrderGroup) -> dict[str, Any]:
-        built, sites, messages = self._there(work)
+        built, sites, messages = self._prepared(work)
         round = work.common["round"]
-        for site in _well(sites):
+        for site in _working(sites):
             site.begin(round, work.common["lr"])
         updates = fused(built.runtime, sites, lambda site: built.method.client_update(site, messages[site.id]))
 
@@ -151,19 +151,19 @@ class Node:
             store.save(round, None, {"memory": site.memory.rows})
             kept = {order["after"], *order["kept"], round}
             store.prune(lambda version: version in kept)
-            told = site.losses and work.config.privacy.clip is None  # a loss would say what the noise is to hide
-            loss = {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)} if told else {}
+            shown = site.losses and work.config.privacy.clip is None  # a loss would say what the noise is to hide
+            loss = {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)} if shown else {}
             return {"examples": reported_examples(site, work.config), **loss}, packed
 
         return each(updates, reply)
 
     def _evaluate(self, work: _OrderGroup) -> dict[str, Any]:
-        built, sites, messages = self._there(work)
+        built, sites, messages = self._prepared(work)
         scores = self._scores(built, sites, _personal(built, messages), work.common["split"])
         return each(scores, lambda client, score: (score, b""))
 
     def _finish(self, work: _OrderGroup) -> dict[str, Any]:
-        built, sites, messages = self._there(work)
+        built, sites, messages = self._prepared(work)
         merged = self._parents(work, messages)
 
         def begin(client: str, site: Client) -> Client:
@@ -176,7 +176,7 @@ class Node:
 
         sites, failed = each(sites, begin), {}
         sent = {name: message["message"] for name, message in messages.items()}
-        before = {site.id: copy(site.memory) for site in _well(sites)}
+        before = {site.id: copy(site.memory) for site in _working(sites)}
         done = fused(built.runtime, sites, lambda site: built.method.finish(site, merged[site.id] or sent[site.id]))
         for client, outcome in done.items():
             if isinstance(outcome, ClientError) and client in before and not merged[client]:
@@ -192,8 +192,8 @@ class Node:
 
         def reply(client: str, score: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
             self._export(built, work, sites[client], states[client], score)
-            told = {**score, **_rule(built, sites[client])}
-            return {**told, "recipe": built.method.recipe(sites[client]), **failed.get(client, {})}, b""
+            outcome = {**score, **_rule(built, sites[client])}
+            return {**outcome, "recipe": built.method.recipe(sites[client]), **failed.get(client, {})}, b""
 
         return each(scores, reply)
 
@@ -202,8 +202,8 @@ class Node:
         given: dict[str, dict[str, Any]] = {client: {} for client in messages}
         for need in dict.fromkeys(need for sent in messages.values() for need in sent["given"]):
             orders = {name: work.orders[name] for name, sent in messages.items() if need in sent["given"]}
-            there = {name: {**order, **order["given"][need], "given": {}} for name, order in orders.items()}
-            its_work = replace(work, config=config_of(need, work.config), orders=there)
+            of_parent = {name: {**order, **order["given"][need], "given": {}} for name, order in orders.items()}
+            its_work = replace(work, config=config_of(need, work.config), orders=of_parent)
             built = self._experiment(its_work.place, its_work.config, its_work.runs)
             sites = self._sites(built, its_work)
             sent_there = {name: messages[name]["given"][need] for name in orders}
@@ -231,17 +231,17 @@ class Node:
             name: site for name, site in sites.items() if isinstance(site, Exception) or site.data.queries.get(split)
         }
         limit, private = built.config.eval.limit, built.config.privacy.clip is not None
-        found = fused(built.runtime, asked, lambda site: measure(personal, site, split, built.metric, limit))
+        outcomes = fused(built.runtime, asked, lambda site: measure(personal, site, split, built.metric, limit))
 
-        def told(client: str, outcome: tuple[float, float | None]) -> dict[str, Any]:
+        def reply(client: str, outcome: tuple[float, float | None]) -> dict[str, Any]:
             score, loss = outcome
             if loss is None or private:
                 return {"score": score}
             return {"score": score, "loss": rounded(loss) if math.isfinite(loss) else None}
 
-        return {name: {"score": None} for name in sites} | each(found, told)
+        return {name: {"score": None} for name in sites} | each(outcomes, reply)
 
-    def _there(self, work: _OrderGroup) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
+    def _prepared(self, work: _OrderGroup) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
         """What is built for these orders; by client its site with the memory that its order says, or why it cannot
         work; and by client what it is sent."""
         built = self._experiment(work.place, work.config, work.runs, asked=work.orders.keys())
@@ -342,7 +342,7 @@ class _OrderGroup:
     def runs(self) -> list[str]:
         """The token of the run that the orders are of, and of those that it starts from; a name that cannot be one is
         refused where it is used."""
-        given = [its.get("run") for order in self.orders.values() for its in order.get("given", {}).values()]
+        given = [parent.get("run") for order in self.orders.values() for parent in order.get("given", {}).values()]
         return [run for run in dict.fromkeys([self.common["run"], *given]) if run and RUN_NAME.fullmatch(run)]
 
     @property
@@ -374,11 +374,11 @@ def _rule(built: Experiment, site: Client) -> dict[str, Any]:
     return {"rule": rule.name, "rule_score": rule.score} if rule else {}
 
 
-def _well(sites: Mapping[str, Any]) -> list[Site]:
+def _working(sites: Mapping[str, Any]) -> list[Site]:
     return [site for site in sites.values() if isinstance(site, Site)]
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def _error_reply(error: Exception) -> dict[str, Any]:
     """What the server is told of an error."""
     if isinstance(error, _Forgotten):
         return {"error": str(error), "forgot": True}

@@ -18,6 +18,7 @@ from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.sites import structures
 from llm_fed.experiment import announce, merging, run, splits, timing
 from llm_fed.experiment.baselines import line_of
+from llm_fed.experiment.ending import Ending
 from llm_fed.experiment.finish import facts_of, spent_in, write_summary
 from llm_fed.experiment.mode import Train
 from llm_fed.export import models
@@ -49,6 +50,8 @@ def train(
     reporter: Reporter | None = None,
     base: Kind | None = None,
     name: str | None = None,
+    finish: bool = False,
+    goes_on: bool = False,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end; personal models and their scores are made by the clients.
 
@@ -57,6 +60,8 @@ def train(
         link: reaches the clients.
         base: the configured base, where it is loaded already.
         name: under which the clients keep their personal models (default: the folder's).
+        finish: train no further round, and finish with those that the run has.
+        goes_on: see `run.train`.
 
     Returns:
         The content of `summary.json`, as `run.train` does.
@@ -65,7 +70,10 @@ def train(
         UserError, RunError: as `run.train`.
     """
     deployment = Deployment(link, name or folder.resolve().name)
-    return run.train(config, folder, fresh=fresh, reporter=reporter, base=base, mode=deployment)
+    ending = Ending("finish=true" if finish else "")
+    return run.train(
+        config, folder, fresh=fresh, reporter=reporter, base=base, mode=deployment, ending=ending, goes_on=goes_on
+    )
 
 
 class Deployment:
@@ -202,8 +210,8 @@ class Deployment:
             round, facts = experiment.config.rounds, {"needs": merged, **merging.ended_in(self._folders)}
         record: dict[str, Any] = {"kind": "score", "round": round, "split": "test"}
         with signs.part(signs.FINISHING):
-            ended = progress.ended.round if progress.ended else None
-            summary, replies = self._clients.finish(sent, given, self._name, spent_in(run), ended)
+            last = facts["ended"]["round"] if "ended" in facts else None
+            summary, replies = self._clients.finish(sent, given, self._name, spent_in(run), last)
         if experiment.scored:
             messages = messages_for(
                 experiment.method, progress.state, experiment.scored, experiment.config.transport.down

@@ -257,17 +257,21 @@ def _read_numbered(files: list[_File]) -> list[_File]:
 def _read_inside(files: list[_File], joined: bool) -> list[_File] | None:
     """`train-north` and `test-north`, `north.train.v2` and `north.test.v2`: a word of a split in front or inside counts
     where the same name comes with `train` and with another split; None: nowhere. Names like `dev-team` stay names."""
-    found = {file.path: _inside(file.rest) for file in files if file.split is None and file.rest is not None}
+    readings = {file.path: _inside(file.rest) for file in files if file.split is None and file.rest is not None}
     splits = defaultdict[str, set[str]](set)
-    for candidates in found.values():
+    for candidates in readings.values():
         for rest, split in candidates:
             splits[rest].add(split)
-    pairs = {rest for rest, its in splits.items() if "train" in its and len(its) > 1 and not rest.isdecimal()}
+    pairs = {
+        rest
+        for rest, own_splits in splits.items()
+        if "train" in own_splits and len(own_splits) > 1 and not rest.isdecimal()
+    }
     if not pairs and not (joined and any(file.split == "train" for file in files)):
         return None
 
     def read(file: _File) -> _File:
-        candidates = found.get(file.path)
+        candidates = readings.get(file.path)
         if not candidates:
             return file
         rest, split = next((each for each in candidates if each[0] in pairs), candidates[0])

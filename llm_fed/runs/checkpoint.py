@@ -56,8 +56,8 @@ class Saved:
 
 def rounds_in(folder: Path) -> list[int]:
     """The rounds that have a checkpoint in the folder, oldest first; none where there is no such folder."""
-    found = (_NAME.fullmatch(path.name) for path in folder.glob("round-*"))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_NAME.fullmatch(path.name) for path in folder.glob("round-*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 class Checkpoints:
@@ -65,15 +65,16 @@ class Checkpoints:
 
     Args:
         limit: of the row store's RAM, in bytes.
+        beside: whether they are only read, and another process may write to them (`RowStore`).
 
     Attributes:
         store: the run's rows.
     """
 
-    def __init__(self, folder: Path, limit: float = math.inf):
+    def __init__(self, folder: Path, limit: float = math.inf, *, beside: bool = False):
         check_unlinked(folder)
-        self.folder, self.store = folder, RowStore(folder / "rows", limit)
-        for leftover in folder.glob(".*.partial"):
+        self.folder, self.store = folder, RowStore(folder / "rows", limit, beside=beside)
+        for leftover in folder.glob(".*.partial") if not beside else ():
             remove(leftover)
 
     def rounds(self) -> list[int]:

@@ -22,6 +22,8 @@ from llm_fed.settings.configfile import as_dict, from_dict
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
 _FORMERLY = {"base.dtype": "bfloat16", "eval.base": False, "task.held_out": "position"}
 
+HERE = "."  # where the adapters of a merge's output lie, beside its summary
+
 
 def read_config(folder: Path) -> Config:
     """The configuration that a run folder holds.
@@ -68,17 +70,17 @@ def scores_in_training(lines: Sequence[dict[str, Any]], split: str) -> dict[int,
     A run that is tested during training is tested once more at its end: the first score of a round counts. Round 0 is
     the base alone. A score has no `mean` where no client has examples of the split.
     """
-    found: dict[int, dict[str, Any]] = {}
+    scores: dict[int, dict[str, Any]] = {}
     for line in comparable(lines):
         if line["kind"] == "score" and line["split"] == split:
-            found.setdefault(line["round"], line)
-    return dict(sorted(found.items()))  # the base alone may be scored last
+            scores.setdefault(line["round"], line)
+    return dict(sorted(scores.items()))  # the base alone may be scored last
 
 
 def scores_by_round(folder: Path, split: str) -> dict[int, float]:
     """The mean over the clients (0-100) by round, in the rounds after which this split was scored during training."""
-    found = scores_in_training(read_records(folder / "metrics.jsonl"), split)
-    return {round: line["mean"] for round, line in found.items() if round and "mean" in line}
+    scores = scores_in_training(read_records(folder / "metrics.jsonl"), split)
+    return {round: line["mean"] for round, line in scores.items() if round and "mean" in line}
 
 
 def events(folder: Path) -> Counter[str]:
@@ -94,10 +96,18 @@ def finished(folder: Path) -> dict[str, Any]:
         UserError: the folder is none, or the file is damaged.
     """
     read_config(folder)
-    if not (folder / "summary.json").is_file():
+    if (done := saved_summary(folder)) is None:
         raise UserError(
-            f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first"
+            f"{folder} is not finished, so it has no personal adapters yet; continue it with llm-fed run first, or "
+            f"name a round that it has kept: {folder}@ROUND"
         )
+    return done
+
+
+def saved_summary(folder: Path) -> dict[str, Any] | None:
+    """The same; None where the run is not finished."""
+    if not (folder / "summary.json").is_file():
+        return None
     try:
         return read_object(folder / "summary.json")
     except (OSError, ValueError, RecursionError) as error:
@@ -106,7 +116,9 @@ def finished(folder: Path) -> dict[str, Any]:
 
 def adapter_folders(folder: Path) -> dict[str, Path]:
     """The exported adapter of each client of a finished run that has one."""
-    finished(folder)
+    done = finished(folder)
+    if done.get("adapters") == HERE:
+        return {path.name: path for path in sorted(folder.iterdir()) if (path / "README.md").is_file()}
     partial = re.compile(r"\..*\.(partial|replaced)")  # what a killed export may have left
     return {path.name: path for path in sorted(folder.glob("adapters/*")) if not partial.fullmatch(path.name)}
 
@@ -117,12 +129,12 @@ def exported(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
     Raises:
         UserError: it has none, or not of a client that is named; what to do about it.
     """
-    found = adapter_folders(folder)
-    everybody = dict.fromkeys([*found, *finished(folder)["scores"].get("clients", ())])
+    folders = adapter_folders(folder)
+    everybody = dict.fromkeys([*folders, *finished(folder)["scores"].get("clients", ())])
     clients = [require("--client", client, everybody) for client in clients]
-    missing = [client for client in clients if client not in found]
-    if found and not missing:
-        return {client: found[client] for client in clients or found}
+    missing = [client for client in clients if client not in folders]
+    if folders and not missing:
+        return {client: folders[client] for client in clients or folders}
     if (folder / "network.json").is_file():
         raise UserError(f"{folder} is a run over a network, so its personal adapters are on the clients' machines")
     whose = f"{', '.join(missing[:5])}{', ...' if missing[5:] else ''}" if missing else "anybody"

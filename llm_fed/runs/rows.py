@@ -25,16 +25,19 @@ class RowStore:
 
     Args:
         limit: most bytes of packed rows in RAM; beyond it the least recently used lie in `folder` alone.
+        beside: whether another process may write there. Nothing is changed then: rows of one's own stay in RAM, and so
+            do those that were read, up to the limit, as the other process may delete their files.
 
     Attributes:
         in_ram: bytes of packed rows in RAM.
     """
 
-    def __init__(self, folder: Path, limit: float = math.inf):
-        make_folder(folder, 0o700)
-        for leftover in folder.glob(".*.partial"):
-            leftover.unlink()
-        self.folder, self.limit, self.in_ram = folder, limit, 0
+    def __init__(self, folder: Path, limit: float = math.inf, *, beside: bool = False):
+        if not beside:
+            make_folder(folder, 0o700)
+            for leftover in folder.glob(".*.partial"):
+                leftover.unlink()
+        self.folder, self.limit, self.in_ram, self._beside = folder, limit, 0, beside
         self._unsynced: set[Path] = set()  # files that a power failure may still damage
         # Both forget a row when nobody holds it any more; the store itself keeps none alive.
         self._recent: OrderedDict[int, weakref.ref[StoredRow]] = OrderedDict()  # by id, those in RAM, oldest use first

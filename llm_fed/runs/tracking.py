@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,11 @@ class Reporter:
         self.pace.number = self._reached = round - 1
         if self._trackers is not None:
             self._trackers.resumed(round - 1)
+
+    def ended_early(self, round: int, why: str) -> None:
+        """The run has ended before its last round; no more are expected."""
+        self.note(f"ended after round {round} of {self._rounds}: {why}", lasting=True)
+        self.pace.ahead = replace(self.pace.ahead, rounds=round, forecast=None)
 
     @contextmanager
     def working(self) -> Iterator[None]:

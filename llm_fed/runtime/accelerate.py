@@ -72,8 +72,8 @@ class DistributedEngine:
         self._ranks.opened = None
         for rank in range(1, self._ranks.size):
             self._ranks.send(rank, order)
-        for rank, (host, found) in self._ranks.replies(Codec()).items():
-            if found != self._shared.fingerprint:
+        for rank, (host, theirs) in self._ranks.replies(Codec()).items():
+            if theirs != self._shared.fingerprint:
                 raise UserError(
                     f"rank {rank} on {host} has other examples or another base than rank 0; give all machines the same "
                     "files (base.revision says which version of a base of the Hub)"

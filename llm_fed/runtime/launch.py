@@ -111,14 +111,14 @@ class Ranks:
         Raises:
             UserError, RunError: one of them failed; all have been heard, and wait for the next order.
         """
-        found = {}
+        answers = {}
         for rank in sorted(self._busy):
-            found[rank] = codec.unpack(self.channel.receive(rank))
+            answers[rank] = codec.unpack(self.channel.receive(rank))
             self._busy.remove(rank)
-        for reply in found.values():
+        for reply in answers.values():
             if isinstance(reply, Exception):
                 raise reply
-        return found
+        return answers
 
 
 @cache

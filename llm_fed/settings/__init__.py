@@ -139,7 +139,7 @@ def members_of(hint: Any, marks: tuple[Any, ...] = ()) -> list[Member]:
         kind, *own = get_args(hint)
         return members_of(kind, (*own, *marks))
     if get_origin(hint) in (Union, UnionType):
-        return [found for part in get_args(hint) for found in members_of(part, marks)]
+        return [member for part in get_args(hint) for member in members_of(part, marks)]
     return [(hint, () if hint is NoneType else marks)]
 
 

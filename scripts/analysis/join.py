@@ -92,18 +92,18 @@ class LeftOut:
         alone = everybody["local"] / "adapters" / client
         if len(own.train) > self.examples:
             (alone,) = (self.alone(client, train) / "adapters").iterdir()
-        found = {"fedit": self.score(everybody["fedit"] / "adapters" / client, test), "local": self.score(alone, test)}
+        scores = {"fedit": self.score(everybody["fedit"] / "adapters" / client, test), "local": self.score(alone, test)}
         seconds = []
         pools = {"local": others, **{method: self.trained(method, client) for method in POOLS}}
         for method, run in pools.items():
             began = time.perf_counter()
             adapter = joined(run, method)
             seconds.append(time.perf_counter() - began)
-            found[f"join {method}"] = self.score(adapter, test)
+            scores[f"join {method}"] = self.score(adapter, test)
             if method in POOLS:
-                found[f"{method}, 20 steps"] = self.score(joined(run, f"{method}-trained", steps=20), test)
-                found[f"{method}, taken part"] = self.score(everybody[method] / "adapters" / client, test)
-        return found | {"seconds": round(max(seconds), 1)}
+                scores[f"{method}, 20 steps"] = self.score(joined(run, f"{method}-trained", steps=20), test)
+                scores[f"{method}, taken part"] = self.score(everybody[method] / "adapters" / client, test)
+        return scores | {"seconds": round(max(seconds), 1)}
 
     def score(self, adapter: Path, test: Path) -> float:
         eval, base = self.config.eval, self.config.base

@@ -62,7 +62,7 @@ def measure(shape: str, draws: int, count: int) -> list[list[str | int | float]]
                     power[size].append(pair.low > 0 and a > b)
             all_held.append(all(inside))
             held += inside
-        rates = [fmean(all_held), fmean(held), *(fmean(found) for found in power.values())]
+        rates = [fmean(all_held), fmean(held), *(fmean(detected) for detected in power.values())]
         rows.append([name, shape, draws, "" if differ else claimed, *rates])
     return rows
 

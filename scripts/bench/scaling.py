@@ -136,9 +136,9 @@ def take_part(given: argparse.Namespace) -> None:
     say({"rank": 0, "share": share, "wall": wall, "beside": beside / (given.rounds + 1)})
 
 
-def say(found: dict[str, Any]) -> None:
+def say(record: dict[str, Any]) -> None:
     """In one piece, as several ranks have the same standard output."""
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(record) + "\n")
 
 
 def report(results: dict[int, list[Measured]]) -> None:

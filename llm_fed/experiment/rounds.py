@@ -1,0 +1,313 @@
+"""A run's models after any round that it has kept: what it would have exported had it ended there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+
+from llm_fed import methods
+from llm_fed.basics import checksum, signs
+from llm_fed.basics.errors import ClientError, RunError, UserError, require
+from llm_fed.basics.files import write_file, write_folders
+from llm_fed.bench.build import Experiment, prepare
+from llm_fed.bench.parents import config_of, states_of_run
+from llm_fed.experiment import splits
+from llm_fed.experiment.environment import use_packing
+from llm_fed.experiment.finish import contents, spent_of
+from llm_fed.experiment.merging import merge
+from llm_fed.export import models
+from llm_fed.federation import privacy
+from llm_fed.federation.clients import messages_for, run_each
+from llm_fed.federation.progress import Ended, Progress, restore
+from llm_fed.kinds import Kind
+from llm_fed.method import Method
+from llm_fed.method.merge import Merge
+from llm_fed.runs.checkpoint import Checkpoints, Saved, rounds_in
+from llm_fed.runs.folder import ENDED, SPLITS
+from llm_fed.runs.place import BEST, Place, check_kept
+from llm_fed.runs.reading import adapter_folders, comparable, read_config, saved_summary
+from llm_fed.runs.records import read_object, read_records
+from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.config import Config
+from llm_fed.state import State
+from llm_fed.state.wire import WireError
+
+LATEST = "latest"  # the newest round that a run has kept
+_TRIES = 5  # to read a checkpoint beside a process that replaces it by a newer one
+At = int | str
+
+
+@dataclass(frozen=True)
+class Round:
+    """The models of a run after a round.
+
+    Attributes:
+        experiment: of the run's configuration; its sites are as they are after the round.
+        round: of a merge that of each parent is in `parents`.
+        states: by client (or the server, where it is tested) its personal model.
+    """
+
+    experiment: Experiment
+    round: int
+    states: Mapping[str, State]
+    parents: Mapping[str, int]
+
+
+@contextmanager
+def opened(
+    named: str | Path,
+    clients: Sequence[str] = (),
+    *,
+    everybody: bool = False,
+    latest: bool = False,
+    reporter: Reporter | None = None,
+) -> Iterator[Path]:
+    """A folder with the personal models of a run, or of a round of it. That of a round is a folder for the moment, and
+    looks like that of a run which ended there; the run's own is not changed, and may be written to meanwhile.
+
+    Args:
+        named: RUN, RUN@ROUND or RUN@best.
+        clients: whose models are wanted; otherwise those that the run exports.
+        everybody: whether the models of all clients are wanted, whatever `export.clients` says.
+        latest: whether of a run that is not finished the models of its newest checkpoint are meant.
+        reporter: is told which round it is.
+
+    Raises:
+        UserError: the folder is no run, or the round is not there.
+        RunError: its checkpoint is damaged, or a client could not finish.
+    """
+    place = Place.parse(named)
+    folder, at, reporter = place.folder, place.round, reporter or Reporter()
+    if at is None and latest and (folder / "config.yaml").is_file() and saved_summary(folder) is None:
+        at = LATEST
+    if at is None or (at == BEST and _has_exported_best(folder, clients, everybody)):
+        yield folder
+        return
+    with TemporaryDirectory() as scratch:
+        found = models_at(folder, at, reporter)
+        view = Path(scratch) / f"{folder.resolve().name}@{found.round}"
+        _write(found, folder, view, clients, everybody)
+        which = {BEST: ", the best one on validation", LATEST: ", the newest that it has kept"}.get(str(at), "")
+        reporter.note(f"{folder}: the models of round {found.round} of {found.experiment.config.rounds}{which}")
+        del found  # the base with it, before it is loaded for its use
+        yield view
+
+
+def models_at(
+    folder: Path, at: At, reporter: Reporter | None = None, *, base: Kind | None = None, config: Config | None = None
+) -> Round:
+    """The models after a round, with the own steps and the merging that follow the last round of a run.
+
+    Args:
+        at: the number of the round, `BEST` or `LATEST`.
+        base: the run's, where it is loaded already.
+        config: the run's, where it is known.
+
+    Raises:
+        UserError, RunError: see `opened`.
+    """
+    config, reporter = config or read_config(folder), reporter or Reporter()
+    if (folder / "network.json").is_file():
+        raise UserError(f"{folder} is a run over a network, so its personal models are on the clients' machines")
+    rows = splits.known(folder, config)
+    experiment = prepare(config, Reporter(Console(quiet=True)), base=base, known=rows.all)
+    _compute_alike(experiment, folder)
+    if isinstance(experiment.method, Merge):
+        return _merged(experiment, folder, at, reporter)
+    with signs.part("the models of a round"):
+        saved = _saved(folder, config, at)
+        progress = restore(saved, experiment.clients, experiment.server)
+        _finish(experiment, progress, reporter)
+        messages = messages_for(experiment.method, progress.state, experiment.scored, config.transport.down)
+        work = {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.scored.items()}
+        return Round(experiment, saved.round, _good(experiment.runtime.run(work)), {})
+
+
+def best_round(folder: Path, config: Config, newest: int) -> int:
+    """The round that is best on validation among those up to the newest checkpoint.
+
+    Raises:
+        UserError: no validation example was scored.
+    """
+    ended = _ended(folder)
+    if config.eval.during != "validation":
+        raise UserError(
+            f"{folder}@{BEST} is the round that is best on validation, but this run was scored on "
+            f"eval.during={config.eval.during}; give {folder}@ROUND"
+        )
+    lines = [
+        line
+        for line in comparable(read_records(folder / "metrics.jsonl"))
+        if (line["kind"], line.get("split")) == ("score", "validation") and 0 < line["round"] <= newest
+    ]
+    if not lines:
+        raise UserError(
+            f"{folder}@{BEST} is the round that is best on validation, but no validation example was scored; give "
+            f"{folder}@ROUND, or train with task.validation=0.1"
+        )
+    sought = Progress(None)
+    if ended and config.eval.of_last is not None:
+        config = replace(config, rounds=ended.round)
+        lines = [line for line in lines if line["round"] in rounds_in(folder / "checkpoints")]
+    sought.search_anew(lines, config)
+    return sought.best.round or newest
+
+
+def _has_exported_best(folder: Path, clients: Sequence[str], everybody: bool) -> bool:
+    """Whether a finished run has tested its best round, so that its own folder holds these models."""
+    config, done = read_config(folder), saved_summary(folder)
+    if done is None or config.eval.select != "best" or (folder / "network.json").is_file():
+        return False
+    method = methods.build(config.method)
+    wanted = list(clients)
+    if everybody:
+        wanted = [*dict.fromkeys([*done["scores"].get("clients", ()), *wanted])]
+        if config.export.clients != "all":
+            return False
+    if not set(wanted) <= adapter_folders(folder).keys():
+        return False
+    if method.parents:
+        best_round_of_all = all(parent.round is None for parent in method.parents)
+        return best_round_of_all and config.eval.during == "validation" and _parents_scored(folder, config)
+    newest = max(rounds_in(folder / "checkpoints"), default=done["round"])
+    return best_round(folder, config, newest) == done["round"]
+
+
+def _parents_scored(folder: Path, config: Config) -> bool:
+    for parent in methods.build(config.method).parents:
+        inside = folder / "needs" / parent.name
+        if (inside / "config.yaml").is_file():
+            best_round(inside, config_of(parent.name, config), config.rounds)  # else it says what is missing
+    return True
+
+
+def _saved(folder: Path, config: Config, at: At) -> Saved:
+    """A checkpoint; another process may write new ones and delete old ones meanwhile."""
+    limit = config.checkpoint.memory_limit * 2**30
+    for attempt in range(_TRIES):
+        kept = rounds_in(folder / "checkpoints")
+        if not kept:
+            raise UserError(f"{folder} has no checkpoint of any round yet; wait for its first round, or continue it")
+        round = kept[-1] if at == LATEST else best_round(folder, config, kept[-1]) if at == BEST else int(at)
+        try:
+            return Checkpoints(folder / "checkpoints", limit, beside=True).load(round)
+        except WireError as error:
+            if round in rounds_in(folder / "checkpoints"):
+                raise RunError(f"the checkpoint of round {round} cannot be read: {error}") from error
+            if attempt == _TRIES - 1 or isinstance(at, int):
+                check_kept(folder, round)
+    raise AssertionError  # check_kept has said that the round is not there
+
+
+def _finish(experiment: Experiment, progress: Progress, reporter: Reporter) -> None:
+    """`Method.finish` at every client, as where the run ends with this round."""
+    method, config = experiment.method, experiment.config
+    if type(method).finish is Method.finish:
+        return
+    if privacy.by_example(config.privacy):
+        raise UserError(
+            f"with privacy.unit=example, {config.method['name']}'s own steps after round {progress.round} would spend "
+            "more of the clients' privacy than the run has said; only the models that it exported are there"
+        )
+    for site in experiment.trainers.values():
+        site.rounds = progress.round
+        site.begin(progress.round + 1, config.local.lr)
+    messages = messages_for(method, progress.state, experiment.trainers, config.transport.down)
+    work = {id: method.finish(site, messages[id]) for id, site in experiment.trainers.items()}
+    with signs.part(signs.FINISHING):
+        outcomes = run_each(experiment.trainers, work, experiment.runtime)
+    for id, outcome in outcomes.items():
+        if isinstance(outcome, Exception):
+            reporter.note(f"{id}: it could not finish, and goes without: {outcome}")
+
+
+def _merged(experiment: Experiment, folder: Path, at: At, reporter: Reporter) -> Round:
+    """Of a merge: what it makes of its parents' models after the round."""
+    config, given, rounds = experiment.config, {}, {}
+    for parent in experiment.method.parents:
+        inside, its_config = folder / "needs" / parent.name, config_of(parent.name, config)
+        if not (inside / "config.yaml").is_file():
+            raise UserError(
+                f"{folder} merges a run of {parent.name} that is in another folder, so its rounds are not here; "
+                f"llm-fed merge takes them from two runs, each RUN@ROUND"
+            )
+        if parent.round is None:
+            found = models_at(inside, at, reporter, base=experiment.base, config=its_config)
+            given[parent.name], rounds[parent.name] = found.states, found.round
+            continue
+        if isinstance(at, int) and parent.round > at:
+            raise UserError(
+                f"{folder} merges round {parent.round} of {parent.name}, which a run of {at} rounds does not reach; "
+                f"give a round from {parent.round} on"
+            )
+        check_kept(inside, parent.round)
+        given[parent.name], rounds[parent.name] = states_of_run(
+            inside, parent.round, its_config, experiment.base, experiment.clients, experiment.runtime
+        ), parent.round  # fmt: skip
+    last = at if isinstance(at, int) else max(rounds.values()) if at == LATEST else config.rounds
+    merge(experiment, given, last)
+    work = {id: experiment.method.personalize(site, None) for id, site in experiment.scored.items()}
+    return Round(experiment, max(rounds.values()), _good(experiment.runtime.run(work)), rounds)
+
+
+def _good(outcomes: Mapping[str, Any]) -> dict[str, State]:
+    for id, outcome in outcomes.items():
+        if isinstance(outcome, ClientError):
+            raise RunError(f"{id}: {outcome}") from outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+    return dict(outcomes)
+
+
+def _compute_alike(experiment: Experiment, folder: Path) -> None:
+    """Pack and fuse as the run does, on which the last bits of own steps depend."""
+    try:
+        recorded = read_object(folder / "environment.json")
+    except (OSError, ValueError, RecursionError):
+        return  # damaged, or of an earlier version: nothing but last bits depends on it
+    experiment.runtime.clients_per_pass = recorded.get("clients_per_pass", experiment.runtime.clients_per_pass)
+    use_packing(experiment, recorded)
+
+
+def _ended(folder: Path) -> Ended | None:
+    if not (folder / ENDED).is_file():
+        return None
+    try:
+        found = read_object(folder / ENDED)
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{folder / ENDED} is damaged: {error}; llm-fed run --fresh starts again") from error
+    return Ended(found["round"], found["why"])
+
+
+def _write(found: Round, folder: Path, view: Path, clients: Collection[str], everybody: bool) -> None:
+    """A folder like that of a run which ended with this round and has tested nothing."""
+    experiment, config = found.experiment, found.experiment.config
+    records = [line for line in read_records(folder / "metrics.jsonl") if line.get("round", 0) <= found.round]
+    chosen = [require("--client", client, found.states) for client in clients] or [*found.states]
+    if not (clients or everybody) and config.export.clients == "seen":
+        chosen = [id for id in chosen if id in models.seen(records, found.round)] or chosen
+    elif not (clients or everybody) and not isinstance(config.export.clients, str):
+        chosen = models.chosen(config.export.clients, chosen, ())
+    text = (folder / "config.yaml").read_text(encoding="utf-8")
+    sites = (experiment.scored[id] for id in chosen)
+    files = contents(experiment, sites, found.states, {}, checksum.uncommented(text), spent_of(records))
+    write_folders(((view / "adapters" / id, own) for id, own in files), "a personal model")
+    write_file(view / "config.yaml", text.encode())
+    if (folder / SPLITS).is_file():
+        shutil.copyfile(folder / SPLITS, view / SPLITS)
+    done = saved_summary(folder) or {}
+    summary = {
+        "round": found.round, "rounds": config.rounds, "method": config.method["name"],
+        "scores": {"kind": "score", "round": found.round, "split": "test"},
+        **({"base": done["base"]} if "base" in done else {}),
+        **({"needs": dict(found.parents)} if found.parents else {}),
+    }  # fmt: skip
+    write_file(view / "summary.json", json.dumps(checksum.added(summary), ensure_ascii=False).encode())

@@ -1,0 +1,95 @@
+"""The report of a run while it goes on: written by the run itself, or beside it by `llm-fed report`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from llm_fed.eval.report import write_report
+from llm_fed.experiment import live
+from llm_fed.experiment.live import LiveReport
+
+
+def test_a_run_writes_it_seldom(finished, tmp_path, monkeypatch):
+    """Every minute at most, and at most a fiftieth of the time."""
+    now, wrote, said = [0.0], [], []
+
+    def write(folder, *, goes_on):
+        wrote.append(now[0])
+        now[0] += 3.0  # it takes so long
+        assert goes_on
+
+    monkeypatch.setattr(live, "write_report", write)
+    report = LiveReport(tmp_path, said.append, clock=lambda: now[0])
+    for second in range(1, 400):
+        now[0] = max(now[0], float(second))
+        report.round_ended()
+    assert wrote == [60.0, 213.0, 366.0]  # 63 + 150, 216 + 150
+
+    def fail(folder, *, goes_on):
+        raise ValueError("no disk")
+
+    monkeypatch.setattr(live, "write_report", fail)
+    for second in (1000.0, 2000.0):
+        now[0] = second
+        report.round_ended()
+    assert said == ["the report is not written while the run goes on: no disk"]
+
+
+def test_the_page_of_a_run_that_goes_on_loads_itself_again(finished, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    assert "data-refresh" not in write_report(folder).read_text()
+    (folder / "summary.json").unlink()
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    upto = next(n for n, line in enumerate(lines) if json.loads(line)["kind"] == "round")
+    (folder / "metrics.jsonl").write_text("".join(lines[: upto + 1]))
+    page = write_report(folder, goes_on=True).read_text()
+    assert '<body data-refresh="30">' in page and "This page loads itself again every 30 seconds." in page
+
+
+def test_the_command_writes_it_anew_and_refuses_what_is_no_run(finished, tmp_path, llm_fed):
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    before = (folder / "report.html").read_bytes()
+    (folder / "report.html").unlink()
+    said = llm_fed("report", folder)
+    assert said.code == 0 and said.out.strip() == str(folder / "report.html")
+    assert (folder / "report.html").read_bytes() == before
+    (folder / "summary.json").unlink()
+    assert llm_fed("report", folder).code == 0 and "data-refresh" in (folder / "report.html").read_text()
+    (tmp_path / "other").mkdir()
+    llm_fed("report", tmp_path / "other").assert_refused("is not the folder of a run: it has no config.yaml")
+    (tmp_path / "other/table.json").write_text("{}")
+    llm_fed("report", tmp_path / "other").assert_refused("it holds a comparison")
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_a_process_of_its_own(small, tmp_path):
+    """Meanwhile others read beside it."""
+    config, run = small.config(tmp_path / "c.yaml", rounds=200), tmp_path / "run"
+    words = [sys.executable, "-m", "llm_fed.cli"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen([*words, "run", str(config), "--out", str(run)], env=env, text=True, **pipes)
+    metrics = run / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and '"round": 2' in metrics.read_text()):
+        time.sleep(0.01)
+    beside = [*words, "chat", str(run)]
+    chat = subprocess.run(beside, input="w20 w21\n", capture_output=True, text=True, env=env)
+    assert chat.returncode == 0 and "the newest that it has kept" in chat.stderr, chat.stderr
+    busy = subprocess.run([*words, "run", str(config), "--out", str(run), "--finish"], capture_output=True, text=True)
+    if process.poll() is None:
+        assert busy.returncode == 1 and "is writing to" in busy.stderr, busy.stderr
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    done = json.loads((run / "summary.json").read_text())
+    assert process.returncode == 0 and done["ended"]["why"] == "Ctrl-C", err
+    assert f"ended after round {done['ended']['round']} of 200: Ctrl-C; --continue goes on" in " ".join(out.split())

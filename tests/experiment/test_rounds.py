@@ -1,0 +1,162 @@
+"""A round's models are what the run would have exported had it ended there, and nothing in the run's folder changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llm_fed.basics.errors import UserError
+from llm_fed.experiment.rounds import models_at, opened
+from llm_fed.experiment.run import train
+from llm_fed.runs.records import read_records
+from llm_fed.settings.configfile import from_dict
+
+ROUNDS, KEPT = 4, 2
+SAME_LR = {"steps": 2, "batch_size": 2, "lr": 0.02, "lr_end": 0.02}
+METHODS: dict[str, dict[str, Any]] = {
+    "fedit": {"method": {"name": "fedit"}},
+    "own steps": {"method": {"name": "fedlora", "personal_steps": 2}},
+    "fedpool": {"method": {"name": "fedpool"}},
+    "memories": {"method": {"name": "local"}},
+    "late": {"method": {"name": "fedbuff", "buffer": 2}, "delay": {"sigma": 0.8}},
+    "a merge that draws": {"method": {"name": "dare"}},
+    "a merge": {"method": {"name": "mean"}},
+    "16 bits": {"method": {"name": "fedit"}, "transport": {"down": "bfloat16"}},
+}
+
+
+def config(small, family: str, **changes: Any) -> Any:
+    given = {"rounds": ROUNDS, "local": SAME_LR, "eval": {"select": "last", "every": 1}, **METHODS[family], **changes}
+    given["checkpoint"] = {"keep": 1, "keep_rounds": [KEPT]}
+    return from_dict(small.tree(**given))
+
+
+@pytest.fixture(scope="module")
+def runs(small, tmp_path_factory):
+    """By family the folder of a run, made when it is first asked for; not to be changed."""
+    made: dict[str, Path] = {}
+
+    def folder(family: str) -> Path:
+        if family not in made:
+            made[family] = tmp_path_factory.mktemp("run") / "run"
+            train(config(small, family), made[family])
+        return made[family]
+
+    return folder
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    files = sorted(folder.glob("adapters/*/*.safetensors"))
+    assert files
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+QUICK = ("own steps", "a merge that draws")
+
+
+@pytest.mark.parametrize(
+    "family", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name not in QUICK)]
+)
+def test_it_is_what_a_run_of_so_many_rounds_exports(small, runs, tmp_path, family):
+    run = runs(family)
+    before = everything(run)
+    train(config(small, family, rounds=KEPT), tmp_path / "short")
+    with opened(f"{run}@{KEPT}") as folder:
+        assert folder != run and weights(folder) == weights(tmp_path / "short")
+        read = (folder / "adapters/ada/adapter_config.json").read_text()
+        assert read == (tmp_path / "short/adapters/ada/adapter_config.json").read_text()
+    assert not folder.exists()
+    with opened(f"{run}@{ROUNDS}") as folder:
+        assert weights(folder) == weights(run)
+    assert everything(run) == before
+
+
+def test_the_best_round_is_found_by_its_score(small, runs, tmp_path):
+    of_last, of_best = runs("own steps"), tmp_path / "best"
+    lines = [line for line in read_records(of_last / "metrics.jsonl") if line.get("split") == "validation"]
+    best = max((line for line in lines if line["round"]), key=lambda line: (line["mean"], -line["loss"]))["round"]
+    assert models_at(of_last, "best").round == best
+    train(config(small, "own steps", eval={"select": "best", "every": 1}), of_best)
+    assert json.loads((of_best / "summary.json").read_text())["round"] == best
+    with opened(f"{of_best}@best") as folder:
+        assert folder == of_best  # it has exported that round
+
+
+def test_bad_places(small, runs, tmp_path, monkeypatch):
+    run = runs("own steps")
+    for named, said in (
+        (f"{run}@3", r"has no checkpoint of round 3, only of 2, 4; checkpoint.keep_rounds=\[3\] keeps it"),
+        (f"{run}@0", "has no checkpoint of round 0"),
+        (f"{run}@last", "behind the @ stands the number of a round, or best"),
+        (f"{tmp_path}/nowhere@3", "is not a run folder"),
+    ):
+        with pytest.raises(UserError, match=said), opened(named):
+            raise AssertionError
+    with pytest.raises(UserError, match="--client='dan' is unknown"), opened(f"{run}@2", ["dan"]):
+        raise AssertionError
+    odd = tmp_path / "run@3"
+    shutil.copytree(run, odd)
+    with opened(odd) as folder:
+        assert folder == odd  # a folder's own name
+
+
+def test_best_needs_validation(small, tmp_path):
+    data = tmp_path / "data"
+    shutil.copytree(small.data, data)
+    for file in data.glob("*/validation.jsonl"):
+        file.unlink()
+    given = {"task": {"path": str(data), "validation": 0.0}, "eval": {"every": 1}}
+    train(config(small, "fedit", rounds=2, **given), tmp_path / "run")
+    with pytest.raises(UserError, match="no validation example was scored"), opened(f"{tmp_path / 'run'}@best"):
+        raise AssertionError
+    given = {"eval": {"every": 1, "during": "test"}}
+    train(config(small, "fedit", rounds=2, **given), tmp_path / "tested")
+    with pytest.raises(UserError, match="eval.during=test"), opened(f"{tmp_path / 'tested'}@best"):
+        raise AssertionError
+
+
+def test_every_command_takes_a_round(small, runs, tmp_path, llm_fed):
+    run = runs("own steps")
+    train(config(small, "own steps", rounds=KEPT), tmp_path / "short")
+    before = everything(run)
+    done = json.loads((tmp_path / "short/summary.json").read_text())["scores"]
+    said = llm_fed("eval", f"{run}@{KEPT}", "--json")
+    assert said.code == 0 and json.loads(said.out)["clients"] == done["clients"], said.err
+    assert json.loads(said.out)["losses"] == done["losses"] and f"the models of round {KEPT} of {ROUNDS}" in said.err
+    said = llm_fed("eval", f"{run}@{KEPT}", "--cross", "--json")
+    assert said.code == 0 and [row[n] for n, row in enumerate(json.loads(said.out)["scores"])] == [
+        *done["clients"].values()
+    ]
+    said = llm_fed("export", f"{run}@{KEPT}", tmp_path / "copies", "--client", "bob")
+    assert said.code == 0 and [path.name for path in (tmp_path / "copies").iterdir()] == ["bob"]
+    name = "bob/adapter_model.safetensors"
+    assert (tmp_path / "copies" / name).read_bytes() == (tmp_path / "short/adapters" / name).read_bytes()
+    said = llm_fed("merge", "mean", "--fed", f"{run}@{KEPT}", "--local", f"{run}@best", "--out", tmp_path / "merged")
+    assert said.code == 0, said.err
+    assert everything(run) == before
+    llm_fed("eval", f"{run}@3").assert_refused("only of 2, 4")
+
+
+def test_chat_takes_a_round_and_a_run_that_goes_on(small, runs, tmp_path, llm_fed, monkeypatch):
+    import io
+
+    run = tmp_path / "run"
+    shutil.copytree(runs("own steps"), run)
+    for question in (f"{run}@{KEPT}", f"{run}@best"):
+        monkeypatch.setattr("sys.stdin", io.StringIO("w20 w21\n/client bob\nw20 w21\n"))
+        assert llm_fed("chat", question).code == 0
+    (run / "summary.json").unlink()
+    shutil.rmtree(run / "adapters")
+    before = everything(run)
+    monkeypatch.setattr("sys.stdin", io.StringIO("w20 w21\n"))
+    said = llm_fed("chat", run)
+    assert said.code == 0 and f"the models of round {ROUNDS} of {ROUNDS}, the newest that it has kept" in said.err
+    assert everything(run) == before
