@@ -98,14 +98,14 @@ def load(data: Any, config: TaskConfig, seed: int) -> TaskData:
 
 def checksums(data: Any) -> dict[str, str]:
     """By client and split, the SHA-256 of the rows as they are."""
-    found = {}
+    digests = {}
     for client, split, said, table in parts_of(data):
         where, digest = _where(client, split if said else ""), hashlib.sha256()
         for row in rows_of(table, where):
             for part in row.items() if isinstance(row, Mapping) else row if isinstance(row, list | tuple) else [row]:
                 digest.update(repr(_plain(part)).encode("utf-8", "surrogatepass"))
-        found[where] = digest.hexdigest()
-    return found
+        digests[where] = digest.hexdigest()
+    return digests
 
 
 def rows_of(table: Any, where: str) -> Iterable[Any]:
@@ -166,7 +166,7 @@ def _plain(value: Any) -> Any:
 def _pictures(data: Any, config: TaskConfig) -> TaskData:
     """The natural clients of rows that are pictures with their labels."""
     labels = Labels(config.labels, data)
-    found: dict[str, dict[str, list[Picture]]] = {}
+    by_client: dict[str, dict[str, list[Picture]]] = {}
     column = config.columns.client
     for client, split, said, table in parts_of(data):
         where = _where(client, split if said else "")
@@ -174,12 +174,12 @@ def _pictures(data: Any, config: TaskConfig) -> TaskData:
             owner = client
             if owner is None and column is not None and isinstance(row, Mapping):
                 owner = str(row.get(column))
-            own = found.setdefault(owner or "all", {"train": [], "validation": [], "test": []})
+            own = by_client.setdefault(owner or "all", {"train": [], "validation": [], "test": []})
             own[split].append(picture(row, labels, config.image_size, f"{where}[{number}]"))
-    shapes = {each.pixels.shape for own in found.values() for items in own.values() for each in items}
+    shapes = {each.pixels.shape for own in by_client.values() for items in own.values() for each in items}
     if len(shapes) > 1:
         sizes = listed(sorted("x".join(map(str, shape)) for shape in shapes), 3)
         raise UserError(f"the pictures have different shapes ({sizes}); set task.image_size, or give all the same")
     clients = {name: ClientData(name, **{split: tuple(items) for split, items in own.items()})
-               for name, own in found.items()}  # fmt: skip
+               for name, own in by_client.items()}  # fmt: skip
     return TaskData("data", "accuracy", clients, labels.names)

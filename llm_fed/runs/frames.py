@@ -61,9 +61,9 @@ class Frames:
         for line in self._lines("server"):
             own = line.get("weights", {"clients": [], "values": []})
             merged = zip(own["clients"], own["values"], strict=True)
-            found = [(client, *each) for client, values in merged for each in enumerate(values)]
-            found += [(client, model, 1.0) for client, model in line.get("chosen", {}).items()]
-            rows += [dict(zip(_WEIGHTS, (line["round"], *each), strict=True)) for each in found]
+            weighed = [(client, *each) for client, values in merged for each in enumerate(values)]
+            weighed += [(client, model, 1.0) for client, model in line.get("chosen", {}).items()]
+            rows += [dict(zip(_WEIGHTS, (line["round"], *each), strict=True)) for each in weighed]
         return _frame(rows, _WEIGHTS)
 
     @property

@@ -191,10 +191,10 @@ def tracked(config: Config, run: Path) -> Iterator[Trackers]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        values = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return values if isinstance(values, dict) else {}
 
 
 def _files(run: Path) -> list[Path]:

@@ -26,15 +26,15 @@ def _model(given: Any) -> Files:
     model, tokenizer = given if isinstance(given, tuple) else (getattr(given, "model", given), None)
     tensors = {name: tensor for name, tensor in model.state_dict().items() if callable(getattr(tensor, "cpu", None))}
     with ThreadPool(_AT_ONCE) as pool:
-        found = dict(zip(tensors, pool.map(_tensor, tensors.values(), chunksize=1), strict=True))
+        checksums = dict(zip(tensors, pool.map(_tensor, tensors.values(), chunksize=1), strict=True))
     if callable(getattr(getattr(model, "config", None), "to_json_string", None)):
-        found["config.json"] = _text(model.config.to_json_string())
+        checksums["config.json"] = _text(model.config.to_json_string())
     if tokenizer is not None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         said = json.loads(backend.to_str()) if backend else {"vocab": tokenizer.get_vocab()}
         said |= {"padding": None, "truncation": None, "template": getattr(tokenizer, "chat_template", None)}
-        found["tokenizer.json"] = _text(json.dumps(said, sort_keys=True))
-    return found
+        checksums["tokenizer.json"] = _text(json.dumps(said, sort_keys=True))
+    return checksums
 
 
 def _data(task: Any) -> Files:
