@@ -1,7 +1,7 @@
 """Data that a Python program has in memory: data frames, `datasets` data sets and lists, of one client each or of all.
 
 `{"north": frame}`, `{"north": {"train": rows, "test": rows}}`, or one table whose rows name their client. A row is a
-dict such as {"question": "Which ward?", "reply": "Burns."}, a pair ("Which ward?", "Burns."), a conversation, a text,
+dict such as {"question": "Which ward?", "answer": "Burns."}, a pair ("Which ward?", "Burns."), a conversation, a text,
 or a picture with its label. What columns mean is found out as of files (`collected.py`).
 """
 

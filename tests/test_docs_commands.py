@@ -51,7 +51,7 @@ SHORTER = {  # what is too large for a test, by what is given in its place; of P
 BESIDE = {  # what a block needs that the page has said in words, or before
     "README.md": outside.IMPORTS + "import pandas as pd\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
     f"model = AutoModelForCausalLM.from_pretrained({BASE!r})\ntokenizer = AutoTokenizer.from_pretrained({BASE!r})\n"
-    "rows = [{'question': f'Which ward for a wound {n}?', 'reply': f'Ward {n % 2}.'} for n in range(12)]\n"
+    "rows = [{'question': f'Which ward for a wound {n}?', 'answer': f'Ward {n % 2}.'} for n in range(12)]\n"
     "frame = pd.DataFrame(rows)\n\n",
     "docs/serving.md": "import json\n\nimport httpx\nimport peft\nimport transformers\n\n",
 }
