@@ -23,7 +23,7 @@ from llm_fed.basics.errors import listed
 from llm_fed.basics.terminal import table_of_numbers
 from llm_fed.bench.costs import Parameters, Traffic
 from llm_fed.eval.verdict import Scored, Verdict
-from llm_fed.scoring.scores import METRICS, NOT_SCORED
+from llm_fed.scoring.scores import NOT_SCORED, reads_texts
 
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
@@ -114,7 +114,7 @@ class Table:
         where rows differ in base or data once for those that share it. Empty where nothing is known; pictures need no
         empty row."""
         by_kind = {kind: list(_baselines(self.rows, kind)) for kind in BASELINES}
-        if METRICS[self.metric].scores in ("texts", "options"):
+        if reads_texts(self.metric):
             return {kind: rows or [ComparisonRow(kind, [], "", Parameters())] for kind, rows in by_kind.items()}
         return {kind: rows for kind, rows in by_kind.items() if rows}
 

@@ -10,12 +10,14 @@ import logging
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from llm_fed.basics.errors import UserError, listed, lookup
 from llm_fed.rows.reading import few
 from llm_fed.settings import datapath, plugins
 from llm_fed.settings.config import TaskConfig
-from llm_fed.tasks import commonsense, files, flan, images, rolebench, server, splits, synthetic, xnli, xquad
+from llm_fed.tasks import commonsense, files, flan, given, images, rolebench, server, splits, synthetic, xnli, xquad
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.partition import KINDS as KINDS
 from llm_fed.tasks.partition import kept, partition
@@ -38,6 +40,8 @@ class Task:
     source: str
     images: bool = False  # its examples are pictures, not text
     draws_clients: bool = False  # whether `load` makes other clients with each seed, under the same names
+    # of one that is an object: by whose rows they are, a SHA-256
+    checksums: Callable[[], dict[str, str]] = dict
 
     @property
     def selects(self) -> bool:
@@ -82,6 +86,14 @@ def find(name: str, key: str = "task.name") -> Task:
     if not isinstance(task, Task):
         raise UserError(f"{key}={name!r} is {task!r:.60}; it must be a llm_fed.tasks.Task: TASK = Task(load, ...)")
     return task
+
+
+def of_object(data: Any) -> Task:
+    """The task of what a Python program gives as its data, see `given`; UserError where that has no rows."""
+    pictures = given.has_pictures(data)
+    metric = images.METRIC if pictures else files.METRIC
+    checksums = partial(given.checksums, data)
+    return Task(partial(given.load, data), metric, "as in the data", "an object", pictures, checksums)
 
 
 def load(

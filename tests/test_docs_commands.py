@@ -44,11 +44,15 @@ SHORTER = {  # what is too large for a test, by what is given in its place; of P
     "--methods local,fedit,fedmerge": "--methods local,fedit",
     "runs/fedit@50": "runs/fedit@1",
     "@20": "@1",
+    '{"rounds": 9}': '{"rounds": 1, "local": {"steps": 1}, "eval": {"max_new_tokens": 2}}',
     "draws=10": "draws=2",
     'llm_fed.compare(config,': 'llm_fed.compare(config, "rounds=1", "local.steps=1", "eval.limit=2",',
 }  # fmt: skip
 BESIDE = {  # what a block needs that the page has said in words, or before
-    "README.md": outside.IMPORTS,
+    "README.md": outside.IMPORTS + "import pandas as pd\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
+    f"model = AutoModelForCausalLM.from_pretrained({BASE!r})\ntokenizer = AutoTokenizer.from_pretrained({BASE!r})\n"
+    "rows = [{'question': f'Which ward for a wound {n}?', 'answer': f'Ward {n % 2}.'} for n in range(12)]\n"
+    "frame = pd.DataFrame(rows)\n\n",
     "docs/serving.md": "import json\n\nimport httpx\nimport peft\nimport transformers\n\n",
 }
 

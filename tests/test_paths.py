@@ -100,16 +100,21 @@ def test_a_tracker_is_told_no_path_of_this_machine(small, tmp_path, monkeypatch)
     told = []
 
     class Accelerator:
-        trackers = ()
-
         def __init__(self, **settings: object):
             pass
 
-        def init_trackers(self, project: str, config: dict[str, object]) -> None:
-            told.append(config)
+        def init_trackers(self, project: str, init_kwargs: dict[str, object]) -> None:
+            pass
 
-    monkeypatch.setattr("llm_fed.runs.tracking.Accelerator", Accelerator)
-    with Reporter().tracking(from_dict(small.tree(track={"with": ["wandb"]})), tmp_path):
+        class Tracker:
+            name = "comet_ml"
+            store_init_configuration = staticmethod(told.append)
+            finish = staticmethod(lambda: None)
+
+        trackers = (Tracker(),)
+
+    monkeypatch.setattr("llm_fed.runs.trackers.Accelerator", Accelerator)
+    with Reporter().tracking(from_dict(small.tree(track={"with": ["comet_ml"]})), tmp_path):
         pass
     (config,) = told
     assert (config["base.name"], config["task.path"]) == ("base", "data")

@@ -20,7 +20,7 @@ from llm_fed.runs.folder import CROSS, ENDED, EXPERTS, SAMPLES
 from llm_fed.runs.reading import comparable, scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.rules import in_words as rules_in_words
-from llm_fed.scoring.scores import METRICS, NOT_SCORED
+from llm_fed.scoring.scores import NOT_SCORED, reads_texts
 
 KINDS = ("client", "round", "score", "rule", "event", "drop-out", "server", "merge", "privacy", "clients")
 ALONE = "the base alone"
@@ -72,7 +72,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
         alone=alone,
         rule=rule,
         rules=rules_in_words(rule) if rule else "",
-        text=shown is not None and METRICS[shown["metric"]].scores in ("texts", "options"),
+        text=shown is not None and reads_texts(shown["metric"]),
         local=local.get(shown["split"]) if shown else None,
         final=bool(final),
         table=client_table(by_kind, shown, alone, rule),

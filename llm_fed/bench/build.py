@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_fed import kinds, methods, tasks
 from llm_fed.basics import launchers, signs
-from llm_fed.basics.errors import UserError, require
+from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.bench import parents, start, taking_part
 from llm_fed.bench.sites import build, scored
@@ -24,13 +24,16 @@ from llm_fed.models import ranks, room
 from llm_fed.models.loading import settle_dtype
 from llm_fed.models.structure import structure_of
 from llm_fed.rows.reading import Reading
-from llm_fed.runs.tracking import Reporter, check_trackers
+from llm_fed.runs.trackers import check_trackers
+from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import DistributedEngine, Shared
 from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.scoring.evaluation import Personal, evaluate
-from llm_fed.scoring.scores import METRICS, Summary
+from llm_fed.scoring.scores import Summary
+from llm_fed.scoring.scores import find as find_metric
 from llm_fed.settings.config import LIKELIHOOD, Config
+from llm_fed.settings.objects import is_object
 from llm_fed.state import State
 from llm_fed.state.wire import Message
 from llm_fed.tasks.common import TaskData
@@ -172,7 +175,7 @@ def prepare(
     if config.task.held_out == "auto":
         config = replace(config, task=replace(config.task, held_out="hash"))
     metric = config.eval.metric or task.metric
-    require("eval.metric", metric, METRICS)
+    find_metric(metric)
     kind = kinds.of(config.base, bool(task.labels))
     check_kinds(kind, config, task, method, metric)
     if everybody:
@@ -187,10 +190,10 @@ def prepare(
         if hint := kind.hint(device):
             reporter.note_once(hint)
     launchers.check_precision(config.base.dtype)
-    if base is None and (too_little := room.shortage(config.base, device)):
+    if base is None and not is_object(config.base.name) and (too_little := room.shortage(config.base, device)):
         reporter.note(too_little)
     with signs.part(f"loading the base {config.base.name}"):
-        base = base or kind.load(config, task, device)
+        base = base or kinds.load(config, task, device)
     base = base.configured(config)
     with signs.part("preparing the clients' examples"):
         clients, server, schedule = build(config, task, base, method, metric, reporter, every=given)
@@ -248,7 +251,7 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
             f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
             "adapter.rank"
         )
-    if METRICS[metric].scores not in kind.reads:
+    if find_metric(metric, labelled=bool(task.labels)).scores not in kind.reads:
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
     if task.metric == LIKELIHOOD != metric:

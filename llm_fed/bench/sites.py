@@ -20,7 +20,7 @@ from llm_fed.models.structure import Structure, structure_of
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.evaluation import check_options
 from llm_fed.scoring.notes import notes_on_length, notes_on_scores
-from llm_fed.scoring.scores import METRICS
+from llm_fed.scoring.scores import find
 from llm_fed.settings.config import Config
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
@@ -48,14 +48,15 @@ def build(
         UserError: data that a metric cannot score, or none of which anything fits.
     """
     structure = structure_of(config.adapter, base.head)
-    encoding = base.encoding(config, task, METRICS[metric].scores, reporter.note)
+    read = find(metric, labelled=bool(task.labels)).scores
+    encoding = base.encoding(config, task, read, reporter.note)
 
     def data_of(id: str, given: ClientData | None, labels: int, foreign: bool = False) -> Data:
         data = Data(metric=metric, num_labels=labels, foreign=foreign)
         if given is None:
             return data
         data = encoding.data(id, given, data)
-        if METRICS[metric].scores == "options":
+        if read == "options":
             check_options(id, data)
         return data
 

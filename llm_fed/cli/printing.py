@@ -16,7 +16,7 @@ from rich.table import Table
 from llm_fed.basics.errors import listed
 from llm_fed.basics.terminal import Terminal
 from llm_fed.eval.distribution import FEW, histogram
-from llm_fed.scoring.scores import METRICS, NOT_SCORED
+from llm_fed.scoring.scores import NOT_SCORED, reads_texts
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config
 
@@ -45,7 +45,7 @@ def beside_baselines(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
     """The scores of runs on the same data by name, after those of the base alone and of the best rule that trains
     nothing; of texts these are empty where the runs have not scored them."""
     metric = next((result["scores"]["metric"] for result in results.values() if "metric" in result["scores"]), None)
-    text = metric is not None and METRICS[metric].scores in ("texts", "options")
+    text = metric is not None and reads_texts(metric)
     baselines: dict[str, dict[str, Any]] = {
         kind: next((result[kind] for result in results.values() if kind in result), {}) for kind in ("base", "rule")
     }

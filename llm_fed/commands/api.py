@@ -6,6 +6,7 @@ They do the same as the commands, in the same run folders, so a command can cont
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +19,18 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
 from llm_fed.settings import configfile, plugins
 from llm_fed.settings.config import Config
+from llm_fed.settings.objects import find, given, is_object
 from llm_fed.settings.plugins import short
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from llm_fed.commands.own import OwnObjects
     from llm_fed.eval.tables import Table
     from llm_fed.export.load import ImageModel
     from llm_fed.export.personal import Personal
     from llm_fed.kinds import Kind
+    from llm_fed.runs.frames import Frames
 
 Given = str | Path | Mapping[str, Any]  # a YAML file, or its content as nested dictionaries
 
@@ -44,6 +50,7 @@ class Result:
         rules: which rule that is, by client, such as "most frequent answer".
         adapters: the folder of each client's personal model.
         allow: code from outside llm_fed that the folder may name, see `open_run`.
+        own: objects that the run was given in the place of names.
     """
 
     folder: Path
@@ -59,6 +66,7 @@ class Result:
     rules: dict[str, str]
     adapters: dict[str, Path]
     allow: tuple[str, ...] = ()
+    own: OwnObjects | None = None
 
     def __repr__(self) -> str:
         scores = f"{self.metric} {self.mean:.1f}, worst half {self.worst_half:.1f}" if self.scores else "no scores"
@@ -77,17 +85,31 @@ class Result:
 
         return read_records(self.folder / "metrics.jsonl")
 
-    def model(self, client: str) -> Personal | ImageModel:
-        """A client's personal model: a language model has `generate` and `reply`, an image model classifies pictures.
+    @cached_property
+    def frames(self) -> Frames:
+        """The results as data frames: `scores` by client and round, `rounds`, `clients`, `weights` and `samples`."""
+        from llm_fed.runs.frames import Frames
+
+        return Frames(self.folder)
+
+    def model(self, client: str) -> Personal | ImageModel | nn.Module:
+        """A client's personal model: a language model has `generate` and `reply`, an image model classifies pictures,
+        and of a module that was given as base= it is a copy with the client's weights.
 
         Raises:
             UserError: the run has exported no model of this client.
         """
-        from llm_fed.export.load import load_client, load_image_model
+        from llm_fed.export.load import load_client, load_image_model, load_own
+        from llm_fed.kinds import Kind
         from llm_fed.runs.reading import exported
 
         with plugins.allowing(self.allow):
             folder = exported(self.folder, [client])[client]
+        if is_object(name := self._config.base.name):
+            with self._at_hand():
+                base = find("base.name", name)
+            if not isinstance(base, tuple | Kind):
+                return load_own(folder, base, name)
         if self._config.adapter is None:
             return load_image_model(folder)
         return load_client(folder, self._loaded)
@@ -125,6 +147,17 @@ class Result:
     @cached_property
     def _loaded(self) -> Kind:
         """The base, loaded once for all clients."""
+        with self._at_hand():
+            return self._load()
+
+    def _at_hand(self) -> AbstractContextManager[None]:
+        """Within it, the run's base is found, also under the name that another object of the same kind had."""
+        objects = dict(self.own.given) if self.own else {}
+        if "base.name" in objects:
+            objects["base.name"] = self._config.base.name, objects["base.name"][1]
+        return given(objects)
+
+    def _load(self) -> Kind:
         from llm_fed import kinds, tasks
         from llm_fed.experiment.run import quiet
         from llm_fed.runtime.launch import choose_device
@@ -136,37 +169,86 @@ class Result:
             return kinds.load_alone(config, lambda: tasks.load(config.task, *seeds), device)
 
 
-def run(config: Given, *words: str, out: str | Path, fresh: bool = False, start: str | Path | None = None) -> Result:
+def run(
+    config: Given | None = None,
+    *words: str,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    start: str | Path | None = None,
+    base: Any = None,
+    data: Any = None,
+    method: Any = None,
+    metric: Any = None,
+    callbacks: Sequence[Any] = (),
+) -> Result:
     """Train a federation, or continue it, until it is finished.
 
     Args:
-        config: a YAML file, or its content as nested dictionaries.
+        config: a YAML file, or its content as nested dictionaries; None: all defaults.
         words: settings such as "local.lr=1e-4" that override the configuration.
-        out: the run folder. A finished run in it is only read, an interrupted one is continued.
+        out: the run folder (default: where the command would put it, runs/NAME-METHOD-seedN). A finished run in it is
+            only read, an interrupted one is continued.
         fresh: delete an earlier run in the folder first.
         start: a finished run, or a folder of adapters, to start from.
+        base: in the place of `base.name`, a model and its tokenizer as a pair, a torch.nn.Module that classifies
+            pictures, or a `Kind`. It is used as it is, and frozen where adapters are trained.
+        data: in the place of `task`, {client: rows}, where rows are a data frame, a data set of the library datasets, a
+            list, or a dict of such by split; or one of these with a column that names the client.
+        method: in the place of `method`, a Method, its class, a merger, or a name.
+        metric: in the place of `eval.metric`, a function that is called with `predictions=` and `references=` (lists)
+            and returns 0 to 100 for all or for each, an object of the library evaluate, or a name.
+        callbacks: objects with some of the methods on_step, on_round, on_scores and on_end (docs/python.md).
 
     Raises:
         UserError: a mistake in the arguments, found before anything is trained.
         RunError: the run failed; the same call continues from its last checkpoint.
+        Exception: what a callback or a metric has raised; the same call continues from the last checkpoint.
     """
-    resolved = resolve(config, words, out, start)
-    from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
+    from llm_fed.commands.own import OwnObjects
+    from llm_fed.runs.callbacks import Callbacks
 
-    experiment.quiet()
-    experiment.train(resolved, Path(out), fresh=fresh)
-    return open_run(out, allow=list(plugins.named_in(configfile.as_dict(resolved)).values()))
+    config, hooks = {} if config is None else config, Callbacks.of(callbacks)
+    own = OwnObjects.of(base=base, data=data, method=method, metric=metric)
+    with own.at_hand():
+        resolved = resolve(config, words, out, start, own)
+        folder = default_folder(config, resolved) if out is None else Path(out)
+        from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
+        from llm_fed.runs.tracking import Reporter
+
+        experiment.quiet()
+        reporter = Reporter(callbacks=hooks)
+        if own.in_words:
+            reporter.note(own.in_words)
+        experiment.train(resolved, folder, fresh=fresh, reporter=reporter)
+        allowed = list(plugins.named_in(configfile.as_dict(resolved)).values())
+        result = replace(open_run(folder, allow=allowed), own=own)
+        hooks.round_ended()  # scores of the test
+        hooks.end(result)
+    return result
 
 
-def resolve(config: Given, words: Sequence[str], out: str | Path | None, start: str | Path | None = None) -> Config:
+def resolve(
+    config: Given,
+    words: Sequence[str],
+    out: str | Path | None,
+    start: str | Path | None = None,
+    own: OwnObjects | None = None,
+) -> Config:
     """The configuration of a run in `out`, checked as far as possible without loading its data and base.
+
+    Args:
+        own: objects in the place of names, which must be at hand.
 
     Raises:
         UserError: the first mistake.
     """
     from llm_fed.commands import section
 
-    resolved = configfile.load(config, words)
+    if own is None:
+        resolved = configfile.load(config, words)
+    else:
+        own.check_words(words)
+        resolved = own.laid_over(configfile.load(config, [*own.words, *words]))
     if start is not None:
         if resolved.adapter is None:
             raise UserError(
@@ -184,16 +266,18 @@ def default_folder(config: Given, resolved: Config) -> Path:
     return Path("runs") / f"{name}-{short(str(resolved.method['name']))}-{resolved.seed_name}"
 
 
-def open_run(folder: str | Path, *, allow: Sequence[str] = ()) -> Result:
+def open_run(folder: str | Path, *, allow: Sequence[str] = (), base: Any = None) -> Result:
     """Open a finished run by its folder.
 
     Args:
+        base: what the run was given as base=, where that was an object; models are then used on it.
         allow: methods and tasks from outside llm_fed, as "module:Name", that the folder may name: their code is run
             where a model is loaded. Those that an installed package publishes as entry points need not be allowed.
 
     Raises:
         UserError: the folder holds no finished run, or it names code that is not allowed.
     """
+    from llm_fed.commands.own import OwnObjects
     from llm_fed.runs.reading import adapter_folders, finished
 
     with plugins.allowing(allow):
@@ -213,6 +297,7 @@ def open_run(folder: str | Path, *, allow: Sequence[str] = ()) -> Result:
         rules=dict(summary.get("rule", {}).get("rules", {})),
         adapters=adapters,
         allow=tuple(allow),
+        own=None if base is None else OwnObjects.of(base=base),
     )
 
 

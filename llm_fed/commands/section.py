@@ -11,7 +11,7 @@ from typing import Any
 
 from llm_fed.basics import spelling
 from llm_fed.basics.errors import UserError, did_you_mean, require
-from llm_fed.scoring.scores import METRICS
+from llm_fed.scoring import scores
 from llm_fed.settings import configfile, datapath
 from llm_fed.settings.config import Config
 
@@ -57,7 +57,7 @@ def check(config: Config, *, data: bool = True) -> None:
         UserError: the first mistake.
     """
     if config.eval.metric is not None:
-        require("eval.metric", config.eval.metric, METRICS)
+        scores.find(config.eval.metric)
     if data:
         datapath.check("task.path", config.task.path, config.task.name)
         datapath.check("task.server.path", config.task.server.path, config.task.server.name)

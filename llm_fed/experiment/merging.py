@@ -22,8 +22,7 @@ from llm_fed.method import Parent
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merge
 from llm_fed.runs.folder import Run, log_event
-from llm_fed.runs.reading import finished
-from llm_fed.runs.records import read_records, time_of_day
+from llm_fed.runs.records import read_object, read_records, time_of_day
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.state import State
@@ -58,7 +57,7 @@ def ended_in(folders: Mapping[str, Path]) -> dict[str, Any]:
     Args:
         folders: of the parents, by name.
     """
-    found = [(name, finished(folder).get("ended")) for name, folder in folders.items()]
+    found = [(name, read_object(folder / "summary.json").get("ended")) for name, folder in folders.items()]
     ended = [{"round": how["round"], "why": f"{how['why']} (in the run of {name})"} for name, how in found if how]
     return {"ended": max(ended, key=lambda how: how["round"])} if ended else {}
 

@@ -30,7 +30,7 @@ from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.loop import federate
 from llm_fed.kinds import Kind
 from llm_fed.method.merge import Merge
-from llm_fed.runs import extend
+from llm_fed.runs import extend, inputs
 from llm_fed.runs.folder import Run, holds_results, look
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
@@ -83,6 +83,7 @@ def train(
             check_begun(run, ending.why)
         done = run.summary()
         if done is not None and not mode.reopens(run, done):
+            inputs.check_finished(run.folder, run.config, run.contents)
             run.forget_left()
             reporter.note(f"{folder} is complete: {in_words(done, mode.fresh)}")
             return done
@@ -113,10 +114,12 @@ def train(
         with reporter.tracking(config, folder, mode.plan(experiment, run, reporter)):
             federation, scoring = mode.federation(experiment)
             log_reading = partial(splits.log_reading, run, experiment)
+            hooks = reporter.callbacks
             with ending.listening(reporter.note):
                 progress = federate(
                     federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading,
-                    asked_to_end=ending.asked, on_round=LiveReport(folder, reporter.note).round_ended,
+                    asked_to_end=lambda: ending.asked() or hooks.stopped_by, on_trained=hooks.round_ended,
+                    on_round=LiveReport(folder, reporter.note).round_ended,
                 )  # fmt: skip
             if progress.ended:
                 reporter.ended_early(progress.round, progress.ended.why)

@@ -31,7 +31,7 @@ from llm_fed.method.site import Site
 from llm_fed.runs.forecast import Forecast, Span
 from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.scoring.scores import METRICS
+from llm_fed.scoring.scores import find
 from llm_fed.state.wire import unpack
 
 clock = time.perf_counter
@@ -182,7 +182,7 @@ def _answers(built: Experiment, ahead: Ahead) -> tuple[Span, Span]:
     total = ahead.answers_after(0) + ahead.base_answers
     most = max(1, min(built.config.eval.batch_size, int(SHARE * total), ahead.answers[splits[0]]))
     site, queries = asked[0]
-    if METRICS[built.metric].scores == "labels":
+    if find(built.metric, labelled=bool(built.base.labels)).scores == "labels":
         seconds = _per_item(built, lambda items: site.logits(site.initial(), items), queries[:most])
         return Span(seconds, seconds), Span()
     return _texts(built, asked, most, min(built.config.eval.batch_size, max(ahead.answers.values())))
@@ -200,7 +200,7 @@ def _texts(built: Experiment, asked: Sequence[tuple[Site, Any]], most: int, batc
     queries = [query for _, of_site in asked for query in of_site[: -(-most // len(asked))]][:most]
     site = next(iter(bare.values()))
     loss = _per_item(built, lambda items: site.loss_of_answers(state, items), queries)
-    if METRICS[built.metric].scores == "options":
+    if find(built.metric).scores == "options":
         one = _per_item(built, lambda items: site.option_scores(state, items), queries) + loss
         return Span(one, one), Span(one, one)
     bank = built.engine.bank(site.structure, [state])

@@ -19,6 +19,8 @@ from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal
 from llm_fed.kinds import Kind
 from llm_fed.kinds.images import CONFIG, PROCESSING, Images, load_images
+from llm_fed.kinds.modules import FILE as MODULE
+from llm_fed.kinds.modules import Modules
 from llm_fed.models.images import ARCHITECTURES, head_of
 from llm_fed.models.joined import respond
 from llm_fed.models.prompt import read_prompt
@@ -108,6 +110,24 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
         raise UserError(
             f"{folder / CONFIG} or {PROCESSING} is damaged: {one_line(repr(error))}; export the model again"
         ) from error
+
+
+def load_own(folder: str | Path, module: nn.Module, name: str) -> nn.Module | Personal:
+    """A client's model of a run that was given a user's own module: a copy of it with the client's weights, in
+    evaluation mode; or where adapters were trained, the module with the client's.
+
+    Args:
+        module: the one that the run was given.
+        name: what stands for it in the run's configuration.
+
+    Raises:
+        UserError: the folder is damaged, or holds the weights of another module.
+    """
+    folder = Path(folder)
+    base = Modules.read(module, name, models.read_settings(folder / MODULE))
+    if (folder / peft_folders.CONFIG).is_file():
+        return load_client(folder, base)
+    return base.personal(Full(), models.read(folder, Full(), base))
 
 
 def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[str, ...], device: str) -> Images:

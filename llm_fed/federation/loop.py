@@ -57,6 +57,7 @@ def federate(
     *,
     on_resume: Callable[[int], None] = lambda round: None,
     on_begin: Callable[[], None] = lambda: None,
+    on_trained: Callable[[], None] = lambda: None,
     asked_to_end: Callable[[], str] = lambda: "",
     on_round: Callable[[], None] = lambda: None,
 ) -> Progress:
@@ -66,6 +67,8 @@ def federate(
         scoring: of `eval.during`'s split, every `eval.every` rounds and after the last; None: nothing is scored.
         on_resume: called with the round that a continued run begins with.
         on_begin: called before anything is logged of a run that begins.
+        on_trained: called when a round is done, before it is asked whether the run ends and before its checkpoint, and
+            once more after scores that come behind that. If it raises, the round is saved first.
         asked_to_end: why the user wants the run to end after the round that goes on; empty: it goes on.
         on_round: called when a round has ended that is not the last.
 
@@ -153,6 +156,11 @@ def federate(
         scored = scoring is not None and due(round)
         held = memories(clients.sites, server, run.digests.asked)
         run.digests.round(round, came, held, progress.state, due=scored)
+        try:
+            on_trained()
+        except BaseException:
+            save(run, progress, clients.sites, server)
+            raise
         early = why_ended()
         kept, last = config.checkpoint, round == config.rounds or bool(early)
         if improved or last or round % kept.every == 0 or round in kept.keep_rounds:
@@ -161,6 +169,7 @@ def federate(
         if last and not due(round):
             with watch("evaluate"):
                 score()
+            on_trained()
         run.log_timing({"round": round, **watch.record()})
         if not last:
             on_round()

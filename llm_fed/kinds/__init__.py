@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.kinds.kind import Kind as Kind
-from llm_fed.settings import plugins
+from llm_fed.settings import objects, plugins
 from llm_fed.settings.config import BaseConfig, Config
 from llm_fed.tasks.common import TaskData
+from llm_fed.tasks.given import NAMES
 
 KINDS = {"language": "llm_fed.kinds.language:Language", "images": "llm_fed.kinds.images:Images"}
+_MODULES = "llm_fed.kinds.modules:Modules"  # of a user's own, which only an object can be
 
 
 def of(config: BaseConfig, labelled: bool) -> type[Kind]:
@@ -22,10 +25,14 @@ def of(config: BaseConfig, labelled: bool) -> type[Kind]:
     Raises:
         UserError: there is no such kind.
     """
+    if objects.is_object(config.name):
+        given = objects.find("base.name", config.name)
+        if isinstance(given, Kind):
+            return type(given)
+        return _loaded(KINDS["language"] if isinstance(given, tuple) else _MODULES)
     name = config.kind or ("images" if labelled else "language")
     if name in KINDS:
-        module, _, last = KINDS[name].partition(":")
-        found = getattr(importlib.import_module(module), last)
+        found: Any = _loaded(KINDS[name])
     else:
         found = plugins.find("base.kind", name, plugins.KINDS, KINDS)
     if not (isinstance(found, type) and issubclass(found, Kind)):
@@ -33,9 +40,15 @@ def of(config: BaseConfig, labelled: bool) -> type[Kind]:
     return found
 
 
+def _loaded(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def chosen(config: Config) -> type[Kind]:
     """The kind of a configuration, as far as it is known before the data are read."""
-    return of(config.base, tasks.find(config.task.name).images)
+    name = config.task.name
+    return of(config.base, name == NAMES[True] if objects.is_object(name) else tasks.find(name).images)
 
 
 def check_writes(config: Config, why: str) -> None:
@@ -54,8 +67,7 @@ def check_writes(config: Config, why: str) -> None:
 
 def load_alone(config: Config, read: Callable[[], TaskData], device: str) -> Kind:
     """The base of a configuration whose data are only read if the base depends on them."""
-    kind = chosen(config)
-    return kind.load(config, None if kind.before_data else read(), device)
+    return load(config, TaskData("", "", {}) if chosen(config).before_data else read(), device)
 
 
 def load(config: Config, task: TaskData, device: str) -> Kind:
@@ -64,4 +76,6 @@ def load(config: Config, task: TaskData, device: str) -> Kind:
     Raises:
         UserError: there is no such base, or a setting is not for its kind.
     """
+    if objects.is_object(config.base.name) and isinstance(given := objects.find("base.name", config.base.name), Kind):
+        return given
     return of(config.base, bool(task.labels)).load(config, task, device)

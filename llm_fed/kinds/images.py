@@ -153,6 +153,10 @@ class Images(Kind):
             for place, architecture in places.items()
         )
 
+    def blank(self) -> Tensor:
+        """Two empty inputs, as `prepare` takes them."""
+        return torch.zeros(2, 3, self.size, self.size, dtype=torch.uint8)
+
     def prepare(self, pixels: Tensor) -> Tensor:
         """Inputs (N, 3, size, size) of images (N, 1 or 3, H, W) uint8; grey ones fill all three channels."""
         values = pixels.to(self.device)  # as uint8: in one step torch would convert first, and move four times as much

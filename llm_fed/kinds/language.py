@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, lookup
@@ -30,6 +31,7 @@ from llm_fed.kinds.samples import Shown
 from llm_fed.kinds.texts import Texts
 from llm_fed.method.requests import AnswerLoss, Generate, OptionScores, Query
 from llm_fed.models import prompt, speed
+from llm_fed.models.families import check_family
 from llm_fed.models.frozen import freeze
 from llm_fed.models.loading import (
     DTYPES,
@@ -47,6 +49,7 @@ from llm_fed.models.loading import (
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt
 from llm_fed.models.trained import Structure
+from llm_fed.settings import objects
 from llm_fed.settings.config import LIKELIHOOD, BaseConfig, Config
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded, TaskData, Template
@@ -66,6 +69,9 @@ class Language(Kind):
 
     @classmethod
     def load(cls, config: Config, task: TaskData | None, device: str) -> Language:
+        if objects.is_object(config.base.name):
+            model, tokenizer = objects.find("base.name", config.base.name)
+            return around(model, tokenizer, config.base)
         return load_base(config.base, device)
 
     @classmethod
@@ -282,6 +288,40 @@ def load_base(config: BaseConfig, device: str) -> Language:
             f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
             f"e.g. {missing[0]}; give a complete causal language model"
         )
+    return _frozen(model, tokenizer, config, dtype, Origin.of(config))
+
+
+def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
+    """The base of a model that is loaded already. It is used as it is, frozen and in evaluation mode, where it lies.
+
+    Raises:
+        UserError: it is no causal language model of transformers, of a family that cannot be a base, or a setting asks
+            for what only a model that is loaded here can have.
+    """
+    if hasattr(model, "merge_and_unload"):
+        raise UserError(
+            "base= is a PEFT model; give model.merge_and_unload(), or the base, and the adapter as start=FOLDER"
+        )
+    if not isinstance(model, PreTrainedModel) or not callable(tokenizer):
+        raise UserError(
+            f"base= is a pair of {type(model).__name__} and {type(tokenizer).__name__}; give a causal language model "
+            "of transformers (a PreTrainedModel, yours too) with its tokenizer; for another model derive a kind from "
+            "llm_fed.kinds.Kind, and give it as base="
+        )
+    if config.quantization or config.device_map or config.revision:
+        raise UserError(
+            "base.quantization, base.device_map and base.revision say how a model is loaded, but base= gives a loaded "
+            "one; leave them out"
+        )
+    check_family(model.config, config.name)
+    dtype = lookup("base.dtype", config.dtype, DTYPES)
+    if model.dtype != dtype:
+        raise UserError(f"base.dtype={config.dtype}, but the model given as base= is in {model.dtype}; leave it out")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return _frozen(model, copy.deepcopy(tokenizer), config, dtype, None)
+
+
+def _frozen(model: Any, tokenizer: Any, config: BaseConfig, dtype: torch.dtype, origin: Origin | None) -> Language:
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise UserError(
@@ -293,6 +333,4 @@ def load_base(config: BaseConfig, device: str) -> Language:
     if config.activation_checkpointing:
         checkpoint_activations(model, config.name)
     autocast = None if dtype == torch.float32 else dtype
-    return Language(
-        model=model, tokenizer=tokenizer, name=config.name, dtype=dtype, autocast=autocast, origin=Origin.of(config)
-    )
+    return Language(model=model, tokenizer=tokenizer, name=config.name, dtype=dtype, autocast=autocast, origin=origin)

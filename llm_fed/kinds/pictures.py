@@ -68,7 +68,7 @@ class Pictures(Examples):
             if adapted:
                 freeze(base.model)
                 with torch.inference_mode():
-                    base.model(pixel_values=base.prepare(torch.zeros(2, 3, base.size, base.size, dtype=torch.uint8)))
+                    base.model(base.prepare(base.blank()))
         finally:
             for handle in handles:
                 handle.remove()

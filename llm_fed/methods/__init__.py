@@ -60,7 +60,7 @@ from llm_fed.methods.pfedme import PFedMe
 from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.methods.rolora import RoLoRA
 from llm_fed.methods.scaffold import Scaffold
-from llm_fed.settings import coerce, plugins, range_of
+from llm_fed.settings import coerce, objects, plugins, range_of
 from llm_fed.settings.configfile import check_keys
 
 METHODS: dict[str, type[Method]] = {
@@ -136,8 +136,9 @@ def find(name: str) -> type[Method]:
     """
     if name in BUILTIN or name in ALIASES:
         return BUILTIN[ALIASES.get(name, name)]
-    kind = kind_of(plugins.find("method.name", name, plugins.METHODS, NAMES))
-    check(f"method.name={name!r}", kind)
+    kind = plugins.find("method.name", name, plugins.METHODS, NAMES)
+    kind = type(kind) if isinstance(kind, Method) else kind_of(kind)
+    check(f"method.name={name!r}", kind, is_object=objects.is_object(name))
     return kind
 
 
@@ -163,6 +164,8 @@ def build(settings: dict[str, Any]) -> Method:
     """
     name = str(settings["name"])
     kind = find(name)
+    if objects.is_object(name) and isinstance(given := objects.find("method.name", name), Method):
+        return given
     fields = fields_of(kind)
     given = {key: value for key, value in settings.items() if key != "name"}
     for key in given:
@@ -183,7 +186,9 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     """The shortest settings of the same method: no alias, and no hyper-parameter that has its default value."""
     method = build(settings)
     kind = type(method)
-    name = next((name for name, other in BUILTIN.items() if other is kind), None) or plugins.path_of(kind)
+    name = next((name for name, other in BUILTIN.items() if other is kind), None) or str(settings["name"])
+    if not objects.is_object(name) and name not in BUILTIN:
+        name = plugins.path_of(kind)
     values, defaults = {key: getattr(method, key) for key in fields_of(kind)}, defaults_of(kind)
     return {"name": name, **{k: v for k, v in values.items() if k not in defaults or v != defaults[k]}}
 

@@ -26,11 +26,12 @@ def defaults_of(kind: type[Method]) -> dict[str, Any]:
     return {field.name: field.default for field in own if field.default is not MISSING} | made
 
 
-def check(where: str, candidate: Any) -> None:
+def check(where: str, candidate: Any, *, is_object: bool = False) -> None:
     """Refuse what is no method, or one whose fields are no settings.
 
     Args:
         where: who names it, for messages.
+        is_object: whether a program has it as an object, which need not be found by a name.
 
     Raises:
         UserError: what is wrong, and how it is written.
@@ -44,7 +45,7 @@ def check(where: str, candidate: Any) -> None:
     if hasattr(candidate, "needs"):  # as mergers were written before; such a class would now be trained
         raise UserError(f"{where} merges, for which llm_fed.method.merge now has functions; see CHANGELOG.md")
     # By this name a checkpoint's run and the ranks of a launch find it again.
-    if kind_of(_at(path_of(candidate))) is not candidate:
+    if not is_object and kind_of(_at(path_of(candidate))) is not candidate:
         raise UserError(f"{where} is not found as {path_of(candidate)}; define it at the top level of its module")
     if "__dataclass_params__" not in vars(candidate):  # Method's own would be inherited
         raise UserError(

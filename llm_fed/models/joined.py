@@ -132,15 +132,15 @@ def respond(module: nn.Module, pixel_values: Tensor, head: str) -> Answer:
     Args:
         head: the name of its last linear layer.
     """
-    return module(pixel_values) if isinstance(module, Joined) else heard(module, head, pixel_values=pixel_values)
+    return module(pixel_values) if isinstance(module, Joined) else heard(module, head, pixel_values)
 
 
-def heard(module: nn.Module, head: str, **inputs: Tensor) -> Answer:
+def heard(module: nn.Module, head: str, *given: Tensor, **inputs: Tensor) -> Answer:
     """The answer of a classifier, with what its last linear layer `head` reads."""
     seen: list[Tensor] = []
     handle = module.get_submodule(head).register_forward_pre_hook(lambda layer, inputs: seen.append(inputs[0]))
     try:
-        output = module(**inputs)
+        output = module(*given, **inputs)
     finally:
         handle.remove()
     return Answer(output if isinstance(output, Tensor) else output.logits, seen[0])

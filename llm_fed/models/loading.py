@@ -26,6 +26,7 @@ from llm_fed.basics import waits
 from llm_fed.basics.errors import UserError
 from llm_fed.models import forms
 from llm_fed.models.families import check_family
+from llm_fed.settings import objects
 from llm_fed.settings.config import BaseConfig, Dtype
 
 if TYPE_CHECKING:
@@ -133,6 +134,9 @@ def check_name(name: str, also: Iterable[str] = (), weights: bool = True) -> str
     Raises:
         UserError: it is neither, or what it holds is no base (`forms`).
     """
+    if objects.is_object(name):
+        objects.find("base.name", name)  # says what to do where this program does not have it
+        raise UserError(f"base.name={name} is in no file, which is needed here; save the model, and give its folder")
     folder = Path(os.path.expanduser(name))
     if name and folder.is_dir():
         forms.check_folder(name, folder, weights)

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -151,7 +151,7 @@ class Run:
                 "config.yaml and checkpoints; give another --out"
             )
         if not self._fresh:
-            beside = [*(self.folder / "trackers").rglob("*"), *(self.folder / "needs").glob("*")]
+            beside = [*_linked_away(self.folder / "trackers"), *(self.folder / "needs").glob("*")]
             for path in [*(self.folder / name for name in _WRITTEN), *beside]:
                 check_unlinked(path)
         if not self._fresh and (self.folder / "config.yaml").exists():
@@ -378,6 +378,13 @@ def as_before(config: Config, saved: Mapping[str, Any]) -> Config:
     if config.task.held_out == "auto":
         config = replace(config, task=replace(config.task, held_out=saved["task"]["held_out"]))
     return config
+
+
+def _linked_away(trackers: Path) -> Iterator[Path]:
+    """What lies in the folder of trackers, without links from there into it, as Weights & Biases leaves some."""
+    for path in trackers.rglob("*"):
+        if not (path.is_symlink() and path.resolve().is_relative_to(trackers.resolve())):
+            yield path
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:

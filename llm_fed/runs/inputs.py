@@ -9,7 +9,10 @@ from typing import Any
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.runs.records import read_object
+from llm_fed.settings.config import Config
+from llm_fed.settings.configfile import as_dict, flat
 from llm_fed.settings.contents import Contents, Files, difference
+from llm_fed.settings.objects import KEYS, WORD, is_object
 
 FILE = "inputs.json"
 
@@ -41,11 +44,34 @@ def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Fil
     now = contents.named("base.name", base["name"], base["revision"])
     if now is None or "base.name" not in recorded or not (changed := difference(recorded["base.name"], now)):
         return
+    if is_object(base["name"]):
+        raise UserError(
+            f"the model given as base= is not the one any more with which the run {folder} began: {changed}. Give the "
+            "old one to continue it, another out=, or fresh=True to start again"
+        )
     raise UserError(
         f"base.name={base['name']!r} is not the base any more with which the run {folder} began: {changed}. Put the "
         "old files back to continue it (base.revision names an older version on the Hub), give another --out, or start "
         "again with --fresh"
     )
+
+
+def check_finished(folder: Path, config: Config, contents: Contents) -> None:
+    """Refuse to hand out a finished run for other objects of the same names.
+
+    Raises:
+        UserError: which have changed, and what to do.
+    """
+    recorded, values = read(folder), flat(as_dict(config))
+    for key in KEYS:
+        if not is_object(values.get(key)) or key not in recorded:
+            continue
+        now = contents.named(key, values[key])
+        if now is not None and (changed := difference(recorded[key], now)):
+            raise UserError(
+                f"{folder} is finished, and was given another {WORD[key]}= ({changed}); give another out=, or "
+                "fresh=True to train again"
+            )
 
 
 def words(key: str, value: Any, revision: str | None, recorded: Mapping[str, Files], contents: Contents) -> str:

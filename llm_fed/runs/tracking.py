@@ -3,45 +3,29 @@ trackers; and how long the parts of a round took."""
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.status import Status
 from rich.text import Text
 
 from llm_fed.basics import signs
-from llm_fed.basics.errors import UserError, install, printable, require
+from llm_fed.basics.errors import printable
 from llm_fed.basics.terminal import Terminal
+from llm_fed.runs.callbacks import Callbacks
 from llm_fed.runs.forecast import duration
 from llm_fed.runs.notebook import Panel, display_of_notebook
 from llm_fed.runs.pace import Ahead, Pace
 from llm_fed.runs.records import time_of_day
-from llm_fed.settings.config import Config, TrackConfig
-from llm_fed.settings.configfile import as_dict, flat
-from llm_fed.settings.paths import public
-
-
-def check_trackers(track: TrackConfig) -> None:
-    """Refuse a tracker that Accelerate does not know, or whose package is not installed.
-
-    Raises:
-        UserError: the name, and what to do.
-    """
-    for name in track.with_:
-        require("track.with", name, LOGGER_TYPE_TO_CLASS)
-        if importlib.util.find_spec(name) is None:
-            raise UserError(f"track.with names {name}, which is not installed; {install('track')}")
+from llm_fed.runs.trackers import Trackers, tracked
+from llm_fed.settings.config import Config
 
 
 class Reporter:
@@ -51,11 +35,17 @@ class Reporter:
         console: where to; standard error by default, so that `--json` has standard output for itself.
         interval: in a log file, the most seconds without a line while work goes on.
         clock: seconds that pass, for all that is estimated.
+        callbacks: are told of what happens.
     """
 
     def __init__(
-        self, console: Console | None = None, interval: float = 30.0, clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console | None = None,
+        interval: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+        callbacks: Callbacks | None = None,
     ):
+        self.callbacks = callbacks or Callbacks()
         display = display_of_notebook() if console is None else None
         # Never rich's own way in notebooks, which makes a block of HTML of each line; and what a kernel writes to may
         # call itself a terminal, though no bar can move there.
@@ -74,7 +64,7 @@ class Reporter:
         self._rounds = self._reached = 0  # of the run; of them done before this session
         self._spent = self._missing = ""
         self._said: set[str] = set()
-        self._accelerator: Accelerator | None = None
+        self._trackers: Trackers | None = None
         self._announced: dict[str, str] = {}
 
     @property
@@ -119,6 +109,8 @@ class Reporter:
         """The run goes on with `round`."""
         self.note(f"continuing at round {round}")
         self.pace.number = self._reached = round - 1
+        if self._trackers is not None:
+            self._trackers.resumed(round - 1)
 
     def ended_early(self, round: int, why: str) -> None:
         """The run has ended before its last round; no more are expected."""
@@ -131,12 +123,12 @@ class Reporter:
 
         Runs that are trained within another one's are part of its work.
         """
-        if self._working or self.console.quiet:
+        if self._working or (self.console.quiet and not self.callbacks):
             yield
             return
         self._working, self._printed, stop = True, self._clock(), threading.Event()
         thread = threading.Thread(target=self._beat, args=[stop], name="heartbeat", daemon=True)
-        if not self.console.is_terminal:
+        if not self.console.is_terminal and not self.console.quiet:
             thread.start()
         try:
             with signs.heard_by(self):
@@ -169,6 +161,7 @@ class Reporter:
 
     def round(self, number: int) -> None:
         self.pace.round(number)
+        self.callbacks.round(number)
 
     def round_ended(self) -> None:
         self.pace.round_ended()
@@ -187,12 +180,17 @@ class Reporter:
 
     def step(self, number: int, of: int, amount: float, total: float, loss: float | None) -> None:
         self.pace.step(number, of, amount, total, loss)
+        if self.callbacks and self.pace.number:
+            self.callbacks.step(number, of, loss)
+        if self._trackers is not None:
+            self._trackers.step(loss)
 
     def answered(self, amount: float) -> None:
         self.pace.answered(amount)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, shown where it tells a user something."""
+        self.callbacks.record(record)
         if record["kind"] == "round":
             self._round(record)
         elif record["kind"] == "score":
@@ -234,6 +232,8 @@ class Reporter:
             )
         self._missing = missing
         self.pace.loss = record.get("loss")
+        if self._trackers is not None:
+            self._trackers.round_ended(record["round"])
         self._track(
             {key: record[key] for key in ("loss", "lr", "bytes_up", "bytes_down", "padding") if key in record},
             record["round"],
@@ -245,31 +245,20 @@ class Reporter:
         self._rounds = config.rounds
         self.pace, began = Pace(ahead or Ahead(config.rounds), self._clock), self._clock()
         self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
+        self.callbacks.stopped_by = ""
         self._reached = 0
-        if config.track.with_:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self._accelerator = Accelerator(log_with=list(config.track.with_), project_dir=folder / "trackers")
-                plain = {
-                    key: value if isinstance(value, int | float | str) else str(value)
-                    for key, value in flat(public(as_dict(config))).items()
-                }
-                self._accelerator.init_trackers(config.track.project, config=plain)
         try:
-            if self.console.is_terminal and not self.console.quiet:
-                with _Bar(self) as self._progress:
-                    self._bar = self._progress.add_task("", total=config.rounds)
+            with tracked(config, folder) as self._trackers:
+                if self.console.is_terminal and not self.console.quiet:
+                    with _Bar(self) as self._progress:
+                        self._bar = self._progress.add_task("", total=config.rounds)
+                        yield
+                else:
                     yield
-            else:
-                yield
             self._took(self._clock() - began)
         finally:
-            self._progress = self._bar = None
+            self._progress = self._bar = self._trackers = None
             self._stamped, self.pace = False, Pace(clock=self._clock)
-            if self._accelerator is not None:
-                for tracker in self._accelerator.trackers:  # end_training() would also part the ranks of a launch
-                    tracker.finish()
-                self._accelerator = None
 
     def _took(self, seconds: float) -> None:
         """How good the forecast was, where there was one."""
@@ -287,8 +276,8 @@ class Reporter:
             bar.update(self._bar, completed=pace.done if pace.over else 0.99 * pace.done, description=text)
 
     def _track(self, values: Mapping[str, Any], round: int) -> None:
-        if self._accelerator is not None:
-            self._accelerator.log(dict(values), step=round)
+        if self._trackers is not None:
+            self._trackers.log(values, round)
 
 
 class _Bar(Progress):

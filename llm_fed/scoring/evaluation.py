@@ -10,10 +10,10 @@ from torch.nn.functional import cross_entropy
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.figures import rounded
+from llm_fed.method import State
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data, Site
-from llm_fed.scoring.scores import METRICS, Summary, likelihood, score, summarize
-from llm_fed.state import State
+from llm_fed.scoring.scores import Summary, find, likelihood, score, summarize
 from llm_fed.tasks.common import Picture, labels_of
 
 Personal = Callable[[Site], Coroutine[Any, Any, State]]  # a client's personal model, e.g. `Method.personalize`
@@ -68,10 +68,11 @@ async def measure(
 ) -> tuple[float, float | None]:
     """One client's score (0-100) and loss (None where it has none), both of the same examples under the same model."""
     theta, queries = await personal(client), client.data.queries[split][:limit]
-    if METRICS[metric].scores == "labels":  # the logits say both
+    read = _read_by(metric, client)
+    if read == "labels":  # the logits say both
         logits = await client.logits(theta, queries)
         return _score_labels(metric, logits, queries), float(cross_entropy(logits, labels_of(queries)))
-    if METRICS[metric].scores == "loss":
+    if read == "loss":
         return await _likelihood(client, theta, queries)
     predictions = await predict(client, theta, queries, metric)
     listen(client.id, predictions)
@@ -81,18 +82,23 @@ async def measure(
 async def score_split(client: Site, theta: State, split: str) -> float:
     """A client's score (0-100) on its own `split` under `theta`, by the run's metric."""
     metric, queries = client.data.metric, client.data.queries[split]
-    if METRICS[metric].scores == "labels":
+    read = _read_by(metric, client)
+    if read == "labels":
         return _score_labels(metric, await client.logits(theta, queries), queries)
-    if METRICS[metric].scores == "loss":
+    if read == "loss":
         return (await _likelihood(client, theta, queries))[0]
     return _score(metric, await predict(client, theta, queries, metric), queries)
 
 
 async def predict(client: Site, theta: State, queries: Sequence[Query], metric: str) -> Sequence[Any]:
     """What a model says to queries of text, as the metric reads it: texts, or log-likelihoods of options."""
-    if METRICS[metric].scores == "options":
+    if find(metric).scores == "options":
         return await client.option_scores(theta, queries)
     return await client.generate(theta, [query.prompt for query in queries])
+
+
+def _read_by(metric: str, client: Site) -> str:
+    return find(metric, labelled=client.data.num_labels > 0).scores
 
 
 async def _likelihood(client: Site, theta: State, queries: Sequence[Query]) -> tuple[float, float]:
@@ -103,7 +109,7 @@ async def _likelihood(client: Site, theta: State, queries: Sequence[Query]) -> t
 
 
 def _score(metric: str, predictions: Sequence[Any], queries: Sequence[Query]) -> float:
-    options = METRICS[metric].scores == "options"
+    options = find(metric).scores == "options"
     return score(metric, predictions, [query.correct if options else query.answers for query in queries])
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Site
-from llm_fed.scoring.scores import METRICS, form_of, score, without_credit
+from llm_fed.scoring.scores import find, form_of, score, without_credit
 from llm_fed.tasks.common import Example
 
 LABELS = 20  # so few different answers to at least twice as many prompts are labels
@@ -33,9 +33,9 @@ def notes_on_scores(sites: Iterable[Site], metric: str) -> list[str]:
     for site in sites:
         for split, queries in site.data.queries.items():
             asked.setdefault(split, []).extend(_asked(site.id, queries))
-    if METRICS[metric].scores == "options":
+    if find(metric).scores == "options":
         notes = _twice
-    elif METRICS[metric].scores == "texts":
+    elif find(metric).scores == "texts":
         notes = _of_texts
     else:
         return []

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from llm_fed.scoring.choices import form_of, listed, texts
-from llm_fed.scoring.scores import METRICS, score
+from llm_fed.scoring.scores import find, score
 from llm_fed.tasks.common import Example
 
 NAMES = (
@@ -51,9 +51,10 @@ class BestRule:
 def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRule | None:
     """The rule that is best on the training Examples, or for `accuracy` Pictures, scored on the test examples; None
     where there are none."""
-    if not train or not test or METRICS[metric].scores == "loss":  # of which a rule has none
+    read = find(metric, labelled=bool(train) and hasattr(train[0], "label")).scores
+    if not train or not test or read == "loss":  # of which a rule has none
         return None
-    if METRICS[metric].scores == "labels":
+    if read == "labels":
         frequent = _most_frequent(picture.label for picture in train)
         return BestRule("most frequent class", score(metric, [frequent] * len(test), [each.label for each in test]))
     train = _drawn(train)
@@ -89,7 +90,7 @@ def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
     """The rules for text that apply to a client's examples, by name, in the order in which ties are broken."""
     frequent = _most_frequent(example.answers[0] for example in train)
     rules: dict[str, Rule] = {"most frequent answer": lambda example: frequent}
-    if METRICS[metric].one_option:
+    if find(metric).one_option:
         rules |= _of_options(lambda example: example.options, train)
         return {name: rule for name, rule in rules.items() if name != "all options"}
     return {

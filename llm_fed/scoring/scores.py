@@ -11,7 +11,10 @@ from statistics import fmean
 from types import ModuleType
 from typing import Any, Literal
 
-from llm_fed.basics.errors import UserError, lookup
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.names import same_name
+from llm_fed.scoring import own_metric
+from llm_fed.settings import objects, plugins
 
 # Below a table in which "-" stands for the score of a client that has none.
 NOT_SCORED = "-: the client has no example to be scored on; means and worst halves are those of the others."
@@ -19,10 +22,11 @@ NOT_SCORED = "-: the client has no example to be scored on; means and worst halv
 
 @dataclass(frozen=True)
 class Metric:
-    module: str  # in metrics/, which computes it; empty: the loss says all
+    module: str  # in metrics/, which computes it; empty: the loss says all, or it is one from outside
     # what a model answers: labels are those of images, and of a loss it answers nothing
     scores: Literal["texts", "options", "labels", "loss"] = "texts"
     one_option: bool = False  # whether an answer counts only if it names exactly one of the example's options
+    outside: Any = None  # what computes one from outside, see `own_metric`
 
 
 METRICS = {
@@ -37,6 +41,28 @@ METRICS = {
     "accuracy": Metric("accuracy", "labels"),
     "token_likelihood": Metric("", "loss"),
 }
+
+
+def find(name: str, key: str = "eval.metric", *, labelled: bool = False) -> Metric:
+    """The metric that a name stands for: of the table, or from outside. It reads texts, or where data are `labelled`
+    labels.
+
+    Raises:
+        UserError: there is none, or it is no metric.
+    """
+    if (known := same_name(name, METRICS)) is not None:
+        return METRICS[known]
+    if objects.is_object(name):
+        thing = objects.find("eval.metric", name)
+    else:
+        thing = plugins.find(key, name, plugins.METRICS, METRICS)
+    own_metric.check(key, name, thing)
+    return Metric("", "labels" if labelled else "texts", outside=thing)
+
+
+def reads_texts(name: str) -> bool:
+    """Whether a metric is known to score what a language model says; it may be one from outside, which is not run."""
+    return name not in METRICS or METRICS[name].scores in ("texts", "options")
 
 
 @dataclass(frozen=True)
@@ -110,8 +136,12 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
     without a reference; ValueError for not as many references as predictions.
     """
     wanted: dict[str, list[str]] = {}
+    outside: dict[str, Any] = {}
     for metric in metrics:
-        wanted.setdefault(_module(metric), []).append(metric)
+        if (own := find(metric, "metric")).outside is not None:
+            outside[metric] = own.outside
+        else:
+            wanted.setdefault(own.module, []).append(metric)
     if not predictions:
         raise UserError("There are no predictions to score: the split holds no example for this client.")
     if len(references) != len(predictions):
@@ -126,7 +156,7 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
         settings = {"rouge_types": names} if module == "rouge" else {}
         computed = _load(module).compute(predictions, references, **settings)
         results |= {name: computed[name] for name in names}
-    return results
+    return results | {name: own_metric.compute(name, thing, predictions, references) for name, thing in outside.items()}
 
 
 def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int]:
@@ -142,11 +172,12 @@ def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int
 def form_of(metric: str) -> Callable[[str], Any] | None:
     """What a metric compares of a text: two texts of one form are the same to it, and one of an empty form is nothing.
     None for a metric that looks for an answer within the text."""
-    return getattr(_load(_module(metric)), "form", None)
+    module = _module(metric)
+    return getattr(_load(module), "form", None) if module else None
 
 
 def _module(metric: str) -> str:
-    return lookup("metric", metric, METRICS).module
+    return find(metric, "metric").module
 
 
 def _load(module: str) -> ModuleType:

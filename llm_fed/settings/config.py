@@ -254,7 +254,7 @@ class EvalConfig:
 
     every: NonNegativeInt = 10  # rounds between validation scores; the last round is always scored; 0: only the last
     # `rouge1`, `rouge2`, `rougeL`, `exact_match`, `option_accuracy`, `commonsense_accuracy`, `squad_f1`, `squad_em`,
-    # `token_likelihood` (100 / perplexity), or `accuracy` for images;
+    # `token_likelihood` (100 / perplexity), `accuracy` for images, or your own as package.module:function;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
     batch_size: PositiveInt = 32  # prompts per generation batch, of any clients
@@ -312,8 +312,9 @@ class CheckpointConfig:
 class TrackConfig:
     """Experiment trackers, through Accelerate."""
 
-    with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`
+    with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`, `mlflow`
     project: str = "llm_fed"  # project name in the tracker
+    artifacts: bool = True  # hand adapters, samples, summary and report of a finished run over to the trackers
 
 
 @dataclass(frozen=True)

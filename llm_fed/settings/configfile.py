@@ -44,6 +44,8 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
     else:
         given = read(path)
     given.pop("compare", None)  # of `llm-fed compare` alone
+    if isinstance(name := spelling.plain(given.get("method")), str):  # as on the command line
+        given["method"] = {"name": name}
     laid_over = _tree(words, "the configuration file", "local.lr=1e-4")
     before, now = (spelling.mapping_of(tree.get("method")) or {} for tree in (given, laid_over))
     if before and str(now.get("name", before.get("name"))) != str(before.get("name")):

@@ -15,6 +15,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
+from llm_fed.settings import object_contents, objects
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
 from llm_fed.settings.paths import cached
@@ -46,12 +47,17 @@ class Contents:
 
     def ahead(self, config: Config) -> None:
         """Begin to read what a configuration names; who asks for it later waits for what is left."""
+        values = flat(as_dict(config))
+        for key in objects.KEYS:  # a thread knows no objects, and would read while they compute
+            if objects.is_object(name := values.get(key)):
+                self.named(key, name)
         threading.Thread(target=self.of, args=[config], name="contents", daemon=True).start()
 
     def of(self, config: Config) -> dict[str, Files]:
         """By key of the configuration, what it names; without those that name no files of this machine."""
         values = flat(as_dict(config))
-        named = {key: self.named(key, values.get(key), values["base.revision"]) for key in KEYS}
+        keys = [*KEYS, *(key for key in objects.KEYS if objects.is_object(values.get(key)) and key not in KEYS)]
+        named = {key: self.named(key, values.get(key), values["base.revision"]) for key in keys}
         return {key: files for key, files in named.items() if files is not None}
 
     def named(self, key: str, name: Any, revision: str | None = None) -> Files | None:
@@ -61,6 +67,8 @@ class Contents:
         is_base = key == "base.name"
         asked = key, name, revision if is_base else None
         with self._reading:
+            if asked not in self._known and objects.is_object(name):
+                self._known[asked] = object_contents.of(key, name)
             if asked not in self._known:
                 place = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
                 if place is None or not os.path.exists(place):

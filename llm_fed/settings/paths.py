@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.settings.config import IMAGE_MODELS, Config
+from llm_fed.settings.objects import is_object
 
 # What may be a path; the first may also be a name.
 KEYS = ("base.name", "task.path", "task.server.path", "adapter.start")
@@ -85,7 +86,9 @@ def cached(name: str, revision: str | None) -> Path | None:
 
 
 def is_local(name: str) -> bool:
-    """Whether a name is a path, rather than a Hub id or any other word."""
+    """Whether a name is a path, or an object of this program, rather than a Hub id or any other word."""
+    if is_object(name):
+        return True
     path = os.path.expanduser(name)
     return os.path.isabs(path) or name.startswith(("./", "../")) or os.path.exists(path)
 

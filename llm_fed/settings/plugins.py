@@ -1,5 +1,5 @@
-"""Methods, tasks and kinds of model from outside llm_fed, by name: `package.module:Name`, or an entry point of an
-installed package.
+"""Methods, tasks, kinds of model and metrics from outside llm_fed, by name: `package.module:Name`, or an entry point of
+an installed package.
 
 To name one is to run the code of its module. A process that another party tells what to do says by `only` which names
 it may look up; nothing else is imported then. A run folder may be another party's as well: `check_folder` refuses what
@@ -23,8 +23,10 @@ from types import ModuleType
 from typing import Any
 
 from llm_fed.basics.errors import UserError, did_you_mean
+from llm_fed.settings import objects
 
-METHODS, TASKS, KINDS = "llm_fed.methods", "llm_fed.tasks", "llm_fed.kinds"  # groups of entry points
+# Groups of entry points.
+METHODS, TASKS, KINDS, METRICS = "llm_fed.methods", "llm_fed.tasks", "llm_fed.kinds", "llm_fed.metrics"
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 # Where a configuration names something from outside.
@@ -33,7 +35,9 @@ _KEYS = {
     ("task", "name"): TASKS,
     ("task", "server", "name"): TASKS,
     ("base", "kind"): KINDS,
+    ("eval", "metric"): METRICS,
 }
+_GROUPS = (METHODS, TASKS, KINDS, METRICS)
 _allowed: ContextVar[Collection[str] | None] = ContextVar("_allowed", default=None)  # None: every name
 _trusted: ContextVar[frozenset[str]] = ContextVar("_trusted", default=frozenset())  # also where a folder names them
 
@@ -43,9 +47,11 @@ class NotAllowed(UserError):
 
 
 def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
-    """What a name that is not built in stands for, as the value of `key` and in a `group`: METHODS, TASKS or KINDS.
+    """What a name that is not built in stands for, as the value of `key` and in a `group`, such as METHODS.
     Modules are looked for where Python looks, and last in the working directory. NotAllowed: see `only`; UserError
     where nothing has this name, and which are known, or where its module cannot be imported."""
+    if objects.is_object(name):
+        return objects.find(key, name)
     path = _path_of(name, group)
     if path is None:
         known = [*builtin, *by_name(group)]
@@ -105,7 +111,7 @@ def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
 def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
     """NotAllowed where the configuration of a folder, in this `file`, names code that neither an installed package
     publishes as an entry point nor the user allows, and how to allow it. Nothing is imported."""
-    known = {f"{point.module}:{point.attr}" for group in (METHODS, TASKS, KINDS) for point in _installed(group)}
+    known = {f"{point.module}:{point.attr}" for group in _GROUPS for point in _installed(group)}
     refused = {key: name for key, name in named_in(tree).items() if name not in known | _trusted.get()}
     if not refused:
         return
@@ -147,7 +153,7 @@ def describe(group: str, builtin: Collection[str], row: Callable[[str], dict[str
                 yield {"name": name, "package": package, "wrong": str(error)}
 
 
-def path_of(thing: type) -> str:
+def path_of(thing: Any) -> str:
     """`module:Class`, which does not depend on the name by which a class was found."""
     return f"{thing.__module__}:{thing.__qualname__}"
 

@@ -55,7 +55,8 @@ from llm_fed.kinds.language import load_base
 from llm_fed.models import lora
 from llm_fed.models.prompt import read_prompt
 from llm_fed.rows.formats import COMPRESSED, kind_of, opened
-from llm_fed.runs.tracking import Reporter, check_trackers
+from llm_fed.runs.trackers import check_trackers
+from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
 from llm_fed.settings.config import BaseConfig, Config, TaskConfig
 

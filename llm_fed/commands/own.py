@@ -1,0 +1,185 @@
+"""The objects that a Python program gives `llm_fed.run` in the place of names: base, data, method and metric."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from llm_fed.basics.errors import UserError
+from llm_fed.settings import objects, plugins
+from llm_fed.settings.config import Config
+from llm_fed.settings.paths import public
+
+_TASKS = ("files", "images")  # that `data=` may be said to be
+
+
+@dataclass(frozen=True)
+class OwnObjects:
+    """What stands in the place of names, and what of it only this program can look up.
+
+    Attributes:
+        words: settings that come before all others.
+        given: by key of the configuration its name there and the object.
+        settings: of a method that is an object itself; None: those of the configuration.
+        dtype: of a model that is an object; None: that of the configuration.
+    """
+
+    words: tuple[str, ...] = ()
+    given: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    settings: Mapping[str, Any] | None = None
+    dtype: str | None = None
+
+    @classmethod
+    def of(cls, *, base: Any = None, data: Any = None, method: Any = None, metric: Any = None) -> OwnObjects:
+        """The arguments of `llm_fed.run`.
+
+        Raises:
+            UserError: one of them is nothing that can stand there.
+        """
+        parts = [_base(base), _data(data), _method(method), _metric(metric)]
+        return cls(
+            tuple(word for part in parts for word in part.words),
+            {key: item for part in parts for key, item in part.given.items()},
+            parts[2].settings,
+            parts[0].dtype,
+        )
+
+    @contextmanager
+    def at_hand(self) -> Iterator[None]:
+        """Within it, the objects are found by their names."""
+        with objects.given(self.given):
+            yield
+
+    def check_words(self, words: Sequence[str]) -> None:
+        """Refuse settings beside an object that has them already.
+
+        Raises:
+            UserError: the first such word.
+        """
+        for word in words:
+            if self.settings is not None and word.partition("=")[0].partition(".")[0] == "method":
+                raise UserError(f"{word} stands beside method=, which is an object with its own settings; leave it out")
+
+    def laid_over(self, config: Config) -> Config:
+        """The configuration with the names of the objects.
+
+        Raises:
+            UserError: it names something else in the place of one.
+        """
+        if "task.name" in self.given:
+            task = config.task
+            if task.path is not None:
+                raise UserError(f"task.path={task.path!r} names files, but data= gives the data; leave one of them out")
+            config = replace(config, task=replace(task, name=self.given["task.name"][0]))
+        if "base.name" in self.given:
+            base = replace(config.base, name=self.given["base.name"][0])
+            if self.dtype and base.dtype == "auto":
+                base = replace(base, dtype=self.dtype)  # type: ignore[arg-type]  # checked where it is used
+            config = replace(config, base=base)
+        if self.settings is not None:
+            config = replace(config, method=dict(self.settings))
+        return config
+
+    @property
+    def in_words(self) -> str:
+        """What only this program has; empty where commands can go on with the run."""
+        words = [objects.WORD[key] for key in self.given]
+        if not words:
+            return ""
+        return (
+            f"{' and '.join(f'{word}=' for word in words)} gave objects of this program: the run folder can be read "
+            "without them, but only the same call continues it"
+        )
+
+
+def _base(base: Any) -> OwnObjects:
+    from torch import nn
+
+    if base is None or isinstance(base, str):
+        return OwnObjects(words=() if base is None else (f"base.name={base}",))
+    from llm_fed.kinds import Kind
+
+    if isinstance(base, list):
+        base = tuple(base)
+    model = base.model if isinstance(base, Kind) else base[0] if isinstance(base, tuple) and base else base
+    if not isinstance(model, nn.Module) or (isinstance(base, tuple) and len(base) != 2):
+        raise UserError(
+            f"base= is {base!r:.60}; give (model, tokenizer), a torch.nn.Module that classifies, a Kind, or a name"
+        )
+    if not isinstance(base, tuple | Kind) and callable(getattr(model, "get_input_embeddings", None)) and _writes(model):
+        raise UserError(f"base= is a {type(model).__name__} without its tokenizer; give base=(model, tokenizer)")
+    called = str(getattr(model, "name_or_path", "") or "")
+    name = objects.named(public(called) if called else type(model).__name__)
+    floating = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None)
+    dtype = str(getattr(model, "dtype", floating)).removeprefix("torch.")
+    return OwnObjects(given={"base.name": (name, base)}, dtype=dtype)
+
+
+def _writes(model: Any) -> bool:
+    return bool(callable(getattr(model, "can_generate", None)) and model.can_generate())
+
+
+def _data(data: Any) -> OwnObjects:
+    if data is None:
+        return OwnObjects()
+    from llm_fed import tasks
+    from llm_fed.tasks import given
+
+    if isinstance(data, str):
+        return OwnObjects(words=("task.name=files", f"task.path={data}"))
+    task = tasks.of_object(data)
+    return OwnObjects(given={"task.name": (given.NAMES[task.images], task)})
+
+
+def _method(method: Any) -> OwnObjects:
+    if method is None or isinstance(method, str):
+        return OwnObjects(words=() if method is None else (f"method.name={method}",))
+    from llm_fed import methods
+    from llm_fed.method import Method
+    from llm_fed.method.merge import kind_of
+    from llm_fed.methods.fields import fields_of
+
+    kind = type(method) if isinstance(method, Method) else kind_of(method)
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise UserError(f"method= is {method!r:.60}; give a Method, its class, a function under @Merger, or a name")
+    builtin = next((name for name, its in methods.BUILTIN.items() if its is kind), None)
+    name = builtin or _importable(kind) or objects.named(kind.__name__)
+    given = {"method.name": (name, method)} if objects.is_object(name) else {}
+    if not isinstance(method, Method):
+        return OwnObjects(words=(f"method.name={name}",), given=given)
+    values = {key: getattr(method, key) for key in fields_of(kind)}
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+    return OwnObjects(words=(f"method.name={name}",), given=given, settings={"name": name, **plain})
+
+
+def _metric(metric: Any) -> OwnObjects:
+    if metric is None or isinstance(metric, str):
+        return OwnObjects(words=() if metric is None else (f"eval.metric={metric}",))
+    from llm_fed.scoring import own_metric
+
+    own = getattr(metric, "name", None) or getattr(metric, "__name__", None) or type(metric).__name__
+    own_metric.check("metric", str(own), metric)
+    name = _importable(metric) or objects.named("metric" if own == "<lambda>" else str(own))
+    return OwnObjects(
+        words=(f"eval.metric={name}",), given={"eval.metric": (name, metric)} if objects.is_object(name) else {}
+    )
+
+
+def _importable(thing: Any) -> str | None:
+    """`module:Name`, where any process that starts here finds the same thing under it; None where none does."""
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    if not module or module == "__main__" or not name or "<" in name:
+        return None
+    place: Any = sys.modules.get(module)
+    for part in name.split("."):
+        place = getattr(place, part, None)
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    same = place is thing or getattr(place, "merge", None) is thing
+    return plugins.path_of(thing) if same and spec is not None and spec.origin else None

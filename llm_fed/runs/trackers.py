@@ -1,0 +1,244 @@
+"""Experiment trackers (TensorBoard, Weights & Biases, MLflow and Accelerate's others): the same names in each, rounds
+and optimizer steps, and at the end adapters and samples."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+from llm_fed.basics.errors import UserError, install, require
+from llm_fed.basics.files import write_file
+from llm_fed.runs.records import read_records
+from llm_fed.settings.config import Config, TrackConfig
+from llm_fed.settings.configfile import as_dict, flat
+from llm_fed.settings.paths import public
+
+FOLDER = "trackers"
+_IDS, _STEPS = "ids.json", "steps.json"  # of the runs in the trackers; by round, the steps up to its end
+_FORBIDDEN = re.compile(r"[^\w.\- :/]")  # in a name of MLflow, hence in all, so that names are the same everywhere
+_FILES = ("samples.jsonl", "summary.json", "report.html", "config.yaml")
+_SHOWN = 20  # samples in TensorBoard, which keeps no files
+
+
+def check_trackers(track: TrackConfig) -> None:
+    """Refuse a tracker that Accelerate does not know, or whose package is not installed.
+
+    Raises:
+        UserError: the name, and what to do.
+    """
+    for name in track.with_:
+        require("track.with", name, LOGGER_TYPE_TO_CLASS)
+        if importlib.util.find_spec(name) is None:
+            raise UserError(f"track.with names {name}, which is not installed; {install('track')}")
+
+
+class Trackers:
+    """Those that a configuration names; without any nothing happens. All that they write by themselves lies in
+    `folder`, and a run that continues goes on in the same entry of each.
+
+    Args:
+        run: the run folder.
+    """
+
+    def __init__(self, config: Config, run: Path):
+        run = run.absolute()
+        self._run, self.folder, self._artifacts = run, run / FOLDER, config.track.artifacts
+        self._steps = 0
+        self._kept: dict[str, int] = {}
+        self._restore: dict[str, str | None] = {}
+        self._own: list[Any] = []
+        if config.track.with_:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._kept = _read(self.folder / _STEPS)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                try:
+                    self._begin(config)
+                except BaseException:
+                    self.finish()
+                    raise
+
+    def __bool__(self) -> bool:
+        return bool(self._own)
+
+    def _begin(self, config: Config) -> None:
+        ids = before = _read(self.folder / _IDS)
+        makers = {"wandb": self._wandb, "mlflow": self._mlflow}
+        made = {name: makers[name](ids.get(name)) for name in config.track.with_ if name in makers}
+        accelerator = Accelerator(log_with=list(config.track.with_), project_dir=self.folder)
+        accelerator.init_trackers(config.track.project, init_kwargs=made)
+        self._own = list(accelerator.trackers)
+        plain = {
+            _FORBIDDEN.sub("_", key): value if isinstance(value, int | float | str) else str(value)
+            for key, value in flat(public(as_dict(config))).items()
+        }
+        for tracker in self._own:
+            if tracker.name == "mlflow":
+                ids = {**ids, "mlflow": tracker.tracker.info.run_id}
+                if "mlflow" in before:  # which refuses parameters that have changed
+                    continue
+            elif tracker.name == "wandb":
+                ids = {**ids, "wandb": tracker.tracker.id}
+                for name in ("round", "step"):
+                    tracker.tracker.define_metric(name)
+                tracker.tracker.define_metric("*", step_metric="round")
+                tracker.tracker.define_metric("step/*", step_metric="step")
+            tracker.store_init_configuration(plain)
+        self._write(_IDS, ids)
+
+    def _wandb(self, id: str | None) -> dict[str, Any]:
+        import wandb
+
+        for key in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR", "WANDB_CONFIG_DIR"):
+            self._set(key, str(self.folder / "wandb-files"))
+        logged_in = bool(os.environ.get("WANDB_API_KEY")) or (Path.home() / ".netrc").exists()
+        mode = {} if "WANDB_MODE" in os.environ or logged_in else {"mode": "offline"}
+        settings = wandb.Settings(symlink=False, silent=True, console="off")  # a run folder holds no links
+        return {
+            "dir": str(self.folder), "id": id or uuid.uuid4().hex[:8], "resume": "allow", "name": self._run.name,
+            "settings": settings, **mode,
+        }  # fmt: skip
+
+    def _mlflow(self, id: str | None) -> dict[str, Any]:
+        self._set("MLFLOW_DISABLE_TELEMETRY", "true")  # of which it keeps a file at home
+        import mlflow
+
+        place: dict[str, Any] = {}
+        if "MLFLOW_TRACKING_URI" not in os.environ and not mlflow.is_tracking_uri_set():
+            mlflow.set_tracking_uri(f"sqlite:///{self.folder / 'mlflow.db'}")
+            self._restore["MLFLOW_TRACKING_URI"] = None
+            place = {"logging_dir": (self.folder / "mlflow").as_uri()}
+        return {"run_id": id, "run_name": self._run.name, "nested_run": mlflow.active_run() is not None, **place}
+
+    def _set(self, key: str, value: str) -> None:
+        if key not in os.environ:
+            self._restore[key], os.environ[key] = None, value
+
+    def resumed(self, round: int) -> None:
+        """The run goes on after this round."""
+        self._steps = max((steps for key, steps in self._kept.items() if int(key) <= round), default=0)
+        self._kept = {key: steps for key, steps in self._kept.items() if int(key) <= round}
+
+    def log(self, values: Mapping[str, Any], round: int) -> None:
+        """Numbers of a round, by name."""
+        self._log(values, "round", round)
+
+    def step(self, loss: float | None) -> None:
+        """An optimizer step of a pass over clients, and the mean of their losses, where it is known."""
+        self._steps += 1
+        if loss is not None:
+            self._log({"step/loss": loss}, "step", self._steps)
+
+    def round_ended(self, round: int) -> None:
+        """Keep how many steps there were, for a run that continues here."""
+        if self._own:
+            self._kept[str(round)] = self._steps
+            self._write(_STEPS, self._kept)
+
+    def _log(self, values: Mapping[str, Any], axis: str, place: int) -> None:
+        named = {_FORBIDDEN.sub("_", name): value for name, value in values.items()}
+        for tracker in self._own if named else ():
+            if tracker.name == "wandb":  # whose steps must not go back, so each axis is a value of its own
+                tracker.tracker.log({**named, axis: place})
+            else:
+                tracker.log(named, step=place)
+
+    def keep(self) -> None:
+        """Hand over what a finished run has written: adapters, samples, summary, report and configuration."""
+        if self._artifacts:
+            for tracker in self._own:
+                if keep := _KEEPERS.get(tracker.name):
+                    keep(tracker.tracker, self._run)
+
+    def finish(self) -> None:
+        """Close all of them; not by Accelerate's end_training(), which would also part the ranks of a launch."""
+        for tracker in self._own:
+            tracker.finish()
+        self._own = []
+        if "MLFLOW_TRACKING_URI" in self._restore:
+            import mlflow
+
+            mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # back to its own default
+        for key in self._restore:
+            os.environ.pop(key, None)
+        self._restore = {}
+
+    def _write(self, name: str, values: Mapping[str, Any]) -> None:
+        write_file(self.folder / name, json.dumps(values).encode())
+
+
+@contextmanager
+def tracked(config: Config, run: Path) -> Iterator[Trackers]:
+    """Within, the trackers of a run are open; what it has written is handed over if it comes to its end."""
+    trackers = Trackers(config, run)
+    try:
+        yield trackers
+        trackers.keep()
+    finally:
+        trackers.finish()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _files(run: Path) -> list[Path]:
+    return [run / name for name in _FILES if (run / name).is_file()]
+
+
+def _keep_in_wandb(run: Any, folder: Path) -> None:
+    import wandb
+
+    results = wandb.Artifact(f"results-{run.id}", type="results")
+    for path in _files(folder):
+        results.add_file(str(path))
+    run.log_artifact(results)
+    if (folder / "adapters").is_dir():
+        adapters = wandb.Artifact(f"adapters-{run.id}", type="model")
+        adapters.add_dir(str(folder / "adapters"))
+        run.log_artifact(adapters)
+
+
+def _keep_in_mlflow(run: Any, folder: Path) -> None:
+    import mlflow
+
+    for path in _files(folder):
+        mlflow.log_artifact(str(path))
+    if (folder / "adapters").is_dir():
+        mlflow.log_artifacts(str(folder / "adapters"), "adapters")
+
+
+def _keep_in_tensorboard(writer: Any, folder: Path) -> None:
+    lines = read_records(folder / "samples.jsonl")[:_SHOWN]
+    keys = ("client", "prompt", "references", "base", "answer")
+    rows = [" | ".join(_cell(line.get(key)) for key in keys) for line in lines]
+    if rows:
+        head = f"| {' | '.join(keys)} |\n|{'---|' * len(keys)}\n"
+        writer.add_text("samples", head + "\n".join(f"| {row} |" for row in rows))
+    if (folder / "adapters").is_dir():
+        writer.add_text("adapters", "\n".join(f"- {path}" for path in sorted((folder / "adapters").iterdir())))
+
+
+def _cell(value: Any) -> str:
+    text = " / ".join(value) if isinstance(value, list) else str(value or "")
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+_KEEPERS: Mapping[str, Callable[[Any, Path], None]] = {
+    "wandb": _keep_in_wandb, "mlflow": _keep_in_mlflow, "tensorboard": _keep_in_tensorboard,
+}  # fmt: skip

@@ -1,0 +1,68 @@
+"""Metrics from outside llm_fed: a function, or an object of the library evaluate, that is called as evaluate's are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from llm_fed.basics.errors import UserError
+
+
+def check(key: str, name: str, thing: Any) -> None:
+    """Refuse what cannot be called as a metric.
+
+    Raises:
+        UserError: what it is, and what it must be.
+    """
+    if isinstance(thing, type) or not (callable(thing) or callable(getattr(thing, "compute", None))):
+        raise UserError(
+            f"{key}={name!r} is {thing!r:.60}; it must be a function metric(*, predictions, references), or an object "
+            "with such a method compute, as evaluate.load returns"
+        )
+
+
+def compute(name: str, thing: Any, predictions: Sequence[Any], references: Sequence[Any]) -> float:
+    """The score (0-100) of N predictions by a metric from outside.
+
+    Args:
+        thing: a function, or an object with a method `compute`. It is given two lists of N as `predictions=` and
+            `references=`: texts, and the right text of each, or lists of texts where an example has several; of
+            labels their indices. It returns 0 to 100 for all or for each, or a dict with one such value.
+
+    Raises:
+        UserError: it returns something else. What the metric itself raises is passed on.
+    """
+    wanted: list[Any] = [each if isinstance(each, int) else list(each) for each in references]
+    if all(isinstance(each, list) and len(each) == 1 for each in wanted):
+        wanted = [each[0] for each in wanted]
+    call = thing.compute if callable(getattr(thing, "compute", None)) else thing
+    result = call(predictions=list(predictions), references=wanted)
+    values = _values(name, result, len(wanted))
+    if wrong := [value for value in values if not 0 <= value <= 100]:  # NaN is neither
+        raise UserError(f"the metric {name} returned {wrong[0]:g}; it must return numbers from 0 to 100")
+    return fmean(values)
+
+
+def _values(name: str, result: Any, number: int) -> list[float]:
+    """The one number of a result, or the one of each of so many examples."""
+    if isinstance(result, Mapping):
+        own = name.rpartition(":")[2]
+        if len(result) != 1 and own not in result:
+            raise UserError(
+                f"the metric {name} returned a dict with {', '.join(map(str, result)) or 'nothing'}; it must return "
+                f"one number, or a dict in which one has the key {own!r}"
+            )
+        return _values(name, result[own] if own in result else next(iter(result.values())), number)
+    plain = result.tolist() if callable(getattr(result, "tolist", None)) else result
+    listed = isinstance(plain, Sequence) and not isinstance(plain, str)
+    values = list(plain) if listed else [plain]
+    if listed and len(values) != number:
+        raise UserError(f"the metric {name} returned {len(values)} numbers for {number} examples; return one for each")
+    try:
+        return [math.nan if value is None else float(value) for value in values]
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"the metric {name} returned {result!r:.60}; it must return a number from 0 to 100, or a list of them"
+        ) from error
