@@ -39,7 +39,7 @@ SPLITS = ("test", "validation")
 # those that say how an example becomes tokens.
 _SCORING = (
     "task.", "eval.metric", "eval.limit", "eval.batch_size", "eval.max_new_tokens", "base.name", "base.dtype",
-    "eval.base", "base.quantization", "base.device_map", "base.revision", "device",
+    "eval.base", "eval.cross", "base.quantization", "base.device_map", "base.revision", "device",
 )  # fmt: skip
 _DIVIDES = (
     "task.validation", "task.held_out", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from llm_fed.basics import checksum, signs
@@ -10,7 +10,8 @@ from llm_fed.basics.errors import RunError
 from llm_fed.basics.files import remove, write_folders
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
-from llm_fed.experiment import experts
+from llm_fed.eval.warning import sentences
+from llm_fed.experiment import experts, watching
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.samples import Samples
 from llm_fed.export import models
@@ -82,7 +83,8 @@ def deliver(
         seen: clients of which an answer had arrived by this round.
         baselines: of other runs on the same data.
     """
-    facts |= baselines.score(experiment, run)
+    beside, examples = baselines.score(experiment, run)
+    facts |= beside
     with signs.part("test"):
         server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, if it is scored
         exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
@@ -94,7 +96,8 @@ def deliver(
         if personal and all(state.equal(experiment.scored[id].initial()) for id, state in personal.items()):
             log_event(run, round, experiment.server.id, "nothing learned", UNMOVED)
         samples = Samples(experiment)
-        summary = experiment.score_states(personal, "test", listen=samples.listen)
+        summary = experiment.score_states(personal, "test", listen=samples.listen, each=True)
+    warned = watching.watch(experiment, run, personal, summary, beside, examples)
     with signs.part("the base's answers to the samples"):
         samples.write(run, baselines.answers(experiment))
     with signs.part("the weights of the experts"):
@@ -112,9 +115,9 @@ def deliver(
     scores = summary.clients if summary else {}
     with signs.part("writing the personal models"):
         sites = (experiment.scored[id] for id in exported)
-        found = contents(experiment, sites, personal, scores, config_text, spent)
+        found = contents(experiment, sites, personal, scores, config_text, spent, warned.get("warnings", ()))
         write_folders(((run.folder / "adapters" / id, files) for id, files in found), "a personal model")
-    return write_summary(experiment, run, record, round, **facts)
+    return write_summary(experiment, run, record, round, **facts, **warned)
 
 
 def personal_models(
@@ -145,11 +148,13 @@ def contents(
     scores: Mapping[str, float],
     config_text: str,
     spent: Mapping[str, Any] | None = None,
+    warnings: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Of each site's personal model its id, and its files with their card by name.
 
     Args:
         spent: what the run spent of its clients' privacy.
+        warnings: of the run.
     """
     config, method = experiment.config, experiment.method
     prompt = experiment.base.prompt_of(config)
@@ -163,7 +168,7 @@ def contents(
             metrics={experiment.metric: scores[id]} if id in scores else {}, config=config_text,
             recipe=method.recipe(site),
             privacy=privacy.statement(config.privacy, spent, site, own) if spent else "",
-            unscored="" if site.data.queries.get("test") else NO_SCORE,
+            unscored="" if site.data.queries.get("test") else NO_SCORE, warnings=sentences(warnings, id),
         )  # fmt: skip
         yield id, models.contents(personal[id], site.structure, experiment.base, card, prompt)
 

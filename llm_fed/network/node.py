@@ -42,7 +42,7 @@ from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.evaluation import Personal, measure
+from llm_fed.scoring.evaluation import Measured, Personal, measure
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config, Device, ServerConfig
 from llm_fed.settings.configfile import as_dict, from_dict
@@ -230,8 +230,8 @@ class Node:
         limit, private = built.config.eval.limit, built.config.privacy.clip is not None
         found = fused(built.runtime, asked, lambda site: measure(personal, site, split, built.metric, limit))
 
-        def told(client: str, outcome: tuple[float, float | None]) -> dict[str, Any]:
-            score, loss = outcome
+        def told(client: str, outcome: Measured) -> dict[str, Any]:
+            score, loss = outcome.score, outcome.loss
             if loss is None or private:
                 return {"score": score}
             return {"score": score, "loss": rounded(loss) if math.isfinite(loss) else None}

@@ -184,7 +184,8 @@ def _scored(value: Any, where: str) -> None:
 def _square(value: Any, where: str) -> None:
     """A row per client's model, and a column per client."""
     size = len(value["clients"])
-    if len(value["scores"]) != size or any(len(row) != size for row in value["scores"]):
+    rows = [*value["scores"], *([value["base"]] if "base" in value else [])]
+    if len(value["scores"]) != size or any(len(row) != size for row in rows):
         raise ShapeError(f"scores is no table of {size} rows and columns")
 
 
@@ -228,6 +229,7 @@ _MERGE = _keys(
     },
     client=_name, rounds=_by(_text, _maybe(count)),
 )  # fmt: skip
+_WARNING = _keys(kind=_text, clients=_names, text=_text, figures=_by(_name, _keys()))
 _METRICS: Mapping[str, Shape] = {
     "round": _keys(
         {
@@ -274,15 +276,21 @@ _FILES: Mapping[str, Shape] = {
     "experts.jsonl": _keys({"std": _maybe(_by(_text, finite))}, client=_name, examples=count, mean=_by(_text, finite)),
     "cross.json": _all(
         _keys(
-            {"unscored": _names, "limit": _maybe(count)},
-            metric=_text, split=_text, clients=_names, scores=_list(_list(_score)),
+            {
+                "unscored": _names, "limit": _maybe(count), "base": _list(_maybe(_score)), "of": count,
+                "warnings": _list(_WARNING), "missing": _text,
+            },
+            metric=_text, split=_text, clients=_names, scores=_list(_list(_maybe(_score))),
         ),
         _square,
     ),
+    "warnings.json": _keys({"unchecked": _list(_text)}, warnings=_list(_WARNING)),
+    "test_scores.jsonl": _keys(dict.fromkeys(("own", "base", "rule"), _list(_score)), client=_name),
     "summary.json": _keys(
         {
             "rounds": count, "base": _SCORE, "rule": _RULE, "notes": _list(_text), "needs": _by(_text, _maybe(count)),
             **dict.fromkeys(("only_tested", "left_out", "unscored"), _names),
+            "warnings": _list(_WARNING), "unchecked": _list(_text),
         },
         round=count, method=_text, scores=_scored,
     ),

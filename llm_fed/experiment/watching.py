@@ -1,0 +1,131 @@
+"""What a run says of itself at its end: warnings, with the scores that they rest on, and what could not be looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llm_fed.basics import signs
+from llm_fed.basics.figures import rounded
+from llm_fed.bench.build import Experiment
+from llm_fed.eval.report.reading import local_beside
+from llm_fed.eval.warning import LEAST_ROUNDS, Cross, Examples, Scores, Warned, warnings_of
+from llm_fed.experiment import cross
+from llm_fed.experiment.baselines import read_examples
+from llm_fed.runs.folder import CROSS, EXAMPLES, WARNINGS, Run
+from llm_fed.runs.reading import comparable, finished, scores_in_training
+from llm_fed.scoring.scores import Summary
+from llm_fed.state import State
+
+NO_LOCAL = (
+    "no run of local on the same data lies beside this one, so nobody knows who loses by sharing; it takes: llm-fed run "
+    "RUN/config.yaml method=local --out RUN-local, with this run's folder as RUN"
+)
+
+
+def watch(
+    experiment: Experiment,
+    run: Run,
+    personal: Mapping[str, State],
+    summary: Summary | None,
+    facts: Mapping[str, Any],
+    examples: Mapping[str, Examples],
+) -> dict[str, Any]:
+    """What summary.json says under `warnings` and `unchecked`; writes these files of the run, and cross.json and
+    test_scores.jsonl.
+
+    Args:
+        personal: the models that are tested, by client.
+        summary: their scores, with those of single examples.
+        facts, examples: of `Baselines.score`.
+
+    Raises:
+        RunError: the disk is full.
+    """
+    if summary is None:
+        for name in (CROSS, EXAMPLES, WARNINGS):
+            run.forget(name)
+        return {}
+    table, why = _table(experiment, run, personal, summary, examples.get("base", {}))
+    _keep(experiment, run, summary, examples)
+    local, how = local_scores(run)
+    references = {name: Scores(facts[name]["clients"], examples.get(name, {})) for name in ("base", "rule")
+                  if name in facts}  # fmt: skip
+    references |= {"local": local} if local else {}
+    warnings = warnings_of(
+        Scores(summary.clients, summary.examples), references, test_counts(experiment), table, losses_of(run)
+    )
+    return keep(run, warnings, [*why, *how])
+
+
+def keep(run: Run, warnings: list[Warned], unchecked: list[str]) -> dict[str, Any]:
+    """Say them, and write warnings.json, from which the report is made; the same for summary.json. Not in metrics.jsonl,
+    since they depend on which other runs lie beside this one."""
+    for warned in warnings:
+        run.say(f"warning: {warned['text']}")
+    for text in unchecked:
+        run.say(text)
+    found = {"warnings": warnings} | ({"unchecked": unchecked} if unchecked else {})
+    run.remember(WARNINGS, found)
+    return found
+
+
+def losses_of(run: Run) -> dict[str, dict[int, float]]:
+    """By client its loss by round: of the examples that are scored in training, where enough rounds were, and otherwise
+    of its own training."""
+    lines = comparable(run.records())
+    curve = scores_in_training(lines, run.config.eval.during)
+    scored: dict[str, dict[int, float]] = {}
+    for round, line in curve.items():
+        for client, loss in line.get("losses", {}).items() if round else ():
+            scored.setdefault(client, {})[round] = loss
+    if sum(bool(round) for round in curve) >= LEAST_ROUNDS and scored:
+        return scored
+    trained: dict[str, dict[int, float]] = {}
+    for line in lines:
+        if line["kind"] == "client" and line.get("loss") is not None:
+            trained.setdefault(line["client"], {})[line["round"]] = line["loss"]
+    return trained
+
+
+def local_scores(run: Run) -> tuple[Scores | None, list[str]]:
+    """The scores of a run of `local` on the same data beside this one; without any a line on how to get them."""
+    if run.config.method["name"] == "local":
+        return None, []
+    folder = local_beside(run.folder)
+    if folder is None:
+        return None, [NO_LOCAL]
+    return Scores(finished(folder)["scores"].get("clients", {}), read_examples(folder).get("own", {})), []
+
+
+def test_counts(experiment: Experiment) -> dict[str, int]:
+    limit = experiment.config.eval.limit
+    return {id: len(site.data.queries.get("test", ())[:limit]) for id, site in experiment.scored.items()}
+
+
+def _table(
+    experiment: Experiment, run: Run, personal: Mapping[str, State], summary: Summary, base: Examples
+) -> tuple[Cross | None, list[str]]:
+    """The cross table, which is written; without one why there is none, unless nobody wanted one."""
+    plan = cross.planned(experiment)
+    if not plan.clients:
+        run.forget(CROSS)
+        asked = experiment.config.eval.cross is not False and len(experiment.scored) > 1
+        return None, [f"no cross table: {plan.why}"] if asked else []
+    with signs.part(signs.CROSS):
+        table = cross.scored(experiment, plan, personal, summary.examples, base)
+    run.remember(CROSS, cross.as_json(experiment, plan, table))
+    return table, []
+
+
+def _keep(experiment: Experiment, run: Run, summary: Summary, examples: Mapping[str, Examples]) -> None:
+    """Write the scores of single examples, a line per client, on which the intervals of other runs may rest; with
+    `privacy.clip` nobody's are kept."""
+    if experiment.config.privacy.clip is not None or not summary.examples:
+        run.forget(EXAMPLES)
+        return
+    known = {"own": summary.examples, **examples}
+    run.write_lines(EXAMPLES, (
+        {"client": id, **{name: rounded(its[id]) for name, its in known.items() if id in its}}
+        for id in summary.examples
+    ))  # fmt: skip
