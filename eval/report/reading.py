@@ -107,10 +107,8 @@ def local_beside(run_dir: Path) -> Path | None:
         folder = file.parent
         try:
             config = yaml.safe_load(file.read_text(encoding="utf-8"))
-            seeds, evaluation = (
-                config.get("seeds"),
-                {**config["eval"], "base": None, "cross": None},
-            )  # earlier versions had no seeds
+            evaluation = {**config["eval"], "base": None, "cross": None}
+            seeds = config.get("seeds")  # earlier versions had none
             decisive = [seeds, evaluation, *(config[key] for key in _DECISIVE)]
             own = own or decisive
             known = folder != run_dir and (folder / "summary.json").exists()

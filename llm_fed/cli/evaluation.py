@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from llm_fed.basics.errors import UserError
-from llm_fed.cli.printing import TEMPLATE, Allow, Json, beside_baselines, print_cross, print_scores
+from llm_fed.cli.printing import TEMPLATE, Allow, Json, beside_baselines, print_cross, print_scores, print_warnings
 from llm_fed.cli.program import app
 
 
@@ -78,9 +78,11 @@ def evaluate(
             return
         found = evaluate_beside(run_dir, split=split, metric=metric, limit=limit, settings=words)
         if as_json:
-            print(json.dumps(found["scores"] | {kind: found.get(kind) for kind in ("base", "rule")}))
+            known = {kind: found.get(kind) for kind in ("base", "rule")}
+            print(json.dumps(found["scores"] | known | {"warnings": found["warnings"]}))
         else:
             print_scores(beside_baselines({found["method"]: found}))
+            print_warnings(found)
         return
     summary = evaluate_adapter(
         str(base), adapter, Data(task, data, template, dtype), split=split, metric=metric, limit=limit, settings=words

@@ -6,7 +6,7 @@ They do the same as the commands, in the same run folders, so a command can cont
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,8 @@ class Result:
         rule: the test score of the best rule that trains nothing, by client; empty where it was not scored.
         rules: which rule that is, by client, such as "most frequent answer".
         adapters: the folder of each client's personal model.
+        warnings: what is wrong, as far as an interval shows it: dictionaries with `kind`, `clients`, `text` and
+            `figures` (by client).
         allow: code from outside llm_fed that the folder may name, see `open_run`.
     """
 
@@ -58,6 +60,7 @@ class Result:
     rule: dict[str, float]
     rules: dict[str, str]
     adapters: dict[str, Path]
+    warnings: list[dict[str, Any]] = field(default_factory=list)
     allow: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -212,6 +215,7 @@ def open_run(folder: str | Path, *, allow: Sequence[str] = ()) -> Result:
         rule=dict(summary.get("rule", {}).get("clients", {})),
         rules=dict(summary.get("rule", {}).get("rules", {})),
         adapters=adapters,
+        warnings=list(summary.get("warnings", ())),
         allow=tuple(allow),
     )
 

@@ -214,7 +214,9 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         parameters=Counts.of(trained),
         sent=sent, steps=steps, epochs=config.local.epochs,
         batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
-        scored=_scored(built, bool(sites), bool(asked)), cross=cross.planned(built).in_words() if sites else "", data=built.reading.for_people() if built.reading else {},
+        scored=_scored(built, bool(sites), bool(asked)),
+        cross=cross.planned(built).in_words() if sites else "",
+        data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
         work=method.in_words(config.rounds), asked=len(asked),
     )  # fmt: skip

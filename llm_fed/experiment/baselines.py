@@ -102,8 +102,8 @@ def rule_line(experiment: Experiment, split: str = "test") -> dict[str, Any] | N
 
 
 def best_rules(experiment: Experiment, split: str = "test") -> dict[str, BestRule]:
-    """By client its best rule, scored on a split. There are none with `privacy.clip`: a rule is made of training answers
-    without noise, so its name and its score say something of them."""
+    """By client its best rule, scored on a split. There are none with `privacy.clip`: a rule is made of training
+    answers without noise, so its name and its score say something of them."""
     if experiment.config.privacy.clip is not None:
         return {}
     return {id: rule for id, site in experiment.scored.items() if (rule := _best_rule(experiment, site, split))}

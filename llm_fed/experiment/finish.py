@@ -28,6 +28,7 @@ from llm_fed.scoring.notes import notes_on_length
 from llm_fed.state.wire import Message, WireError
 
 NO_SCORE = "It has none, as the client has no test example."
+OWN_STEPS = "own steps"
 UNMOVED = (
     "the tested models are those that the run began with, as no update has moved them; see whether updates were "
     "refused or late, and whether the method waits for more of them than come (such as method.buffer)"
@@ -47,7 +48,9 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, bas
         run.log({"kind": "privacy", "round": config.rounds, **spent})
     everybody = {**experiment.clients, **experiment.scored}
     messages = messages_for(experiment.method, progress.state, everybody, config.transport.down)
-    return deliver(experiment, run, messages, progress.round, models.seen(run.records(), progress.round), baselines)
+    after = OWN_STEPS if type(experiment.method).finish is not Method.finish else ""
+    seen = models.seen(run.records(), progress.round)
+    return deliver(experiment, run, messages, progress.round, seen, baselines, after)
 
 
 def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
@@ -75,12 +78,14 @@ def deliver(
     round: int,
     seen: Collection[str],
     baselines: Baselines,
+    after: str = "",
     **facts: Any,
 ) -> dict[str, Any]:
     """Test scores, sample predictions, exported adapters, the report, and last the summary, with further `facts`.
 
     Args:
         seen: clients of which an answer had arrived by this round.
+        after: what was done after the last round, in words; empty where nothing was.
         baselines: of other runs on the same data.
     """
     beside, examples = baselines.score(experiment, run)
@@ -89,12 +94,13 @@ def deliver(
         server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, if it is scored
         exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
         written = set(exported)
-        personal = personal_models(experiment, messages, written)
+        personal = personal_models(experiment, messages, written, run.config.eval.during if after else "test")
         for note in notes_on_length(experiment.scored.values(), experiment.config.eval.max_new_tokens).values():
             log_event(run, round, experiment.server.id, "answers cut", note)
             facts["notes"] = [*facts.get("notes", []), note]
         if personal and all(state.equal(experiment.scored[id].initial()) for id, state in personal.items()):
             log_event(run, round, experiment.server.id, "nothing learned", UNMOVED)
+        _score_after(experiment, run, personal, round, after)
         samples = Samples(experiment)
         summary = experiment.score_states(personal, "test", listen=samples.listen, each=True)
     warned = watching.watch(experiment, run, personal, summary, beside, examples)
@@ -120,12 +126,26 @@ def deliver(
     return write_summary(experiment, run, record, round, **facts, **warned)
 
 
+def _score_after(experiment: Experiment, run: Run, personal: Mapping[str, Message], round: int, after: str) -> None:
+    """Score what was done after the last round on the split that is scored in training, as its curve ends before. A
+    line of its own kind, since no round has this score."""
+    during = run.config.eval.during
+    if not after or during == "test":
+        return
+    summary = experiment.score_states(personal, during)
+    if summary:
+        run.log({"kind": "after", "round": round, "split": during, "what": after, **summary.as_json()})
+
+
 def personal_models(
-    experiment: Experiment, messages: Mapping[str, Message], exported: Collection[str]
+    experiment: Experiment, messages: Mapping[str, Message], exported: Collection[str], also: str = "test"
 ) -> dict[str, Message]:
-    """The personal model of everybody who is tested or exported, once for all that is done with it: some methods look
-    at every training example for it."""
-    wanted = [id for id, site in experiment.scored.items() if id in exported or site.data.queries.get("test")]
+    """The personal model of everybody who is tested or exported, or has examples of the split `also`, once for all that
+    is done with it: some methods look at every training example for it."""
+    wanted = [
+        id for id, site in experiment.scored.items()
+        if id in exported or site.data.queries.get("test") or site.data.queries.get(also)
+    ]  # fmt: skip
     found = experiment.runtime.run(
         {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in wanted}
     )

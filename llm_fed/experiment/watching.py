@@ -1,4 +1,4 @@
-"""What a run says of itself at its end: warnings, with the scores that they rest on, and what could not be looked at."""
+"""What a run says of itself at its end: warnings, with the scores that they rest on, and what was not looked at."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from llm_fed.scoring.scores import Summary
 from llm_fed.state import State
 
 NO_LOCAL = (
-    "no run of local on the same data lies beside this one, so nobody knows who loses by sharing; it takes: llm-fed run "
-    "RUN/config.yaml method=local --out RUN-local, with this run's folder as RUN"
+    "no run of local on the same data lies beside this one, so nobody knows who loses by sharing; it takes llm-fed run "
+    "RUN/config.yaml method=local --out RUN-local (RUN is this run's folder)"
 )
 
 
@@ -59,8 +59,8 @@ def watch(
 
 
 def keep(run: Run, warnings: list[Warned], unchecked: list[str]) -> dict[str, Any]:
-    """Say them, and write warnings.json, from which the report is made; the same for summary.json. Not in metrics.jsonl,
-    since they depend on which other runs lie beside this one."""
+    """Say them, and write warnings.json, from which the report is made; the same for summary.json. They are not in
+    metrics.jsonl, since they depend on which other runs lie beside this one."""
     for warned in warnings:
         run.say(f"warning: {warned['text']}")
     for text in unchecked:

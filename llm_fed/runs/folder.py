@@ -45,8 +45,8 @@ SPLITS = "splits.json"  # in which split each row has been, see `experiment/spli
 # What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
 _WRITTEN = (
     "summary.json", "report.html", SAMPLES, EXPERTS, CROSS, EXAMPLES, WARNINGS, "adapters", "trackers",
-    "environment.json", "start.json", BAD_ROWS, inputs.FILE, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", "config.yaml",
-    "checkpoints", "needs",
+    "environment.json", "start.json", BAD_ROWS, inputs.FILE, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS,
+    "network.json", "config.yaml", "checkpoints", "needs",
 )  # fmt: skip
 
 _PARTIAL = re.compile(r"\..*\.partial")  # what a kill may leave of a file that is written

@@ -41,6 +41,7 @@ class Ahead:
         forecast: what the parts will take, where it was estimated.
         elsewhere: whether the clients answer on other machines, so that nobody here knows how much.
         cross_answers: how many are answered for the cross table, beside the test.
+        scores_after: whether `during`'s split is scored once more after the final step.
     """
 
     rounds: int = 0
@@ -54,10 +55,11 @@ class Ahead:
     forecast: Forecast | None = None
     elsewhere: bool = False
     cross_answers: int = 0
+    scores_after: bool = False
 
     def answers_after(self, reached: int) -> int:
         """How many are scored under personal models after a round, in the final test and the cross table, too."""
-        rounds = sum(self.scored(round) for round in range(reached + 1, self.rounds + 1))
+        rounds = sum(self.scored(round) for round in range(reached + 1, self.rounds + 1)) + self.scores_after
         return rounds * self.answers.get(self.during, 0) + self.answers.get("test", 0) + self.cross_answers
 
     def amounts(self, reached: int = 0) -> tuple[float, int, int]:
@@ -291,7 +293,7 @@ class Pace:
         ahead = self.ahead
         first = self.number + (1 if not self._inside or self._scored else 0)
         rounds = sum(ahead.scored(round) for round in range(max(1, first), ahead.rounds + 1))
-        left = rounds * ahead.answers.get(ahead.during, 0)
+        left = (rounds + (ahead.scores_after and not self._tested)) * ahead.answers.get(ahead.during, 0)
         left += 0 if self._tested else ahead.answers.get("test", 0)
         left += 0 if self._crossed or self._ended else ahead.cross_answers
         return max(0.0, left - (self._answers if self._part in signs.SCORING else 0.0))

@@ -236,7 +236,7 @@ _METRICS: Mapping[str, Shape] = {
             **dict.fromkeys(
                 ("asked", "arrived", "refused", "failed", "dropped_out", "bytes_up", "bytes_down"), count
             ),
-            "loss": _maybe(number), "lr": _maybe(number),
+            "loss": _maybe(number), "lr": _maybe(number), "updates": _by(_name, _list(_maybe(finite))),
         },
         round=count, padding=finite,
     ),
@@ -245,6 +245,7 @@ _METRICS: Mapping[str, Shape] = {
         round=count, client=_name, examples=count, bytes_up=count, bytes_down=count,
     ),
     "score": _SCORE,
+    "after": _all(_keys(what=_text), _SCORE),
     "rule": _RULE,
     "event": _keys({"client": _text, "reason": _text}, round=count, event=_text),
     "drop-out": _keys(round=count, client=_name),
