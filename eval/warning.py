@@ -70,6 +70,7 @@ def warnings_of(
     counts: Mapping[str, int],
     cross: Cross | None = None,
     losses: Mapping[str, Mapping[int, float]] | None = None,
+    parts: int = 1,
 ) -> list[Warned]:
     """All warnings of a run, as JSON values.
 
@@ -78,13 +79,17 @@ def warnings_of(
         references: those of REFERENCES that are known.
         counts: the test examples of each client.
         losses: by client its loss by round.
+        parts: into how many such parts a run is divided, each of which looks at its own clients alone.
     """
     found: dict[str, dict[str, dict[str, Any]]] = {
-        f"below-{name}": dict(below(own, references[name], name, counts)) for name in REFERENCES if name in references
+        f"below-{name}": dict(below(own, references[name], name, counts, parts))
+        for name in REFERENCES
+        if name in references
     }
     found["loss-rises"] = dict(rising(losses or {}))
     if cross:
-        found |= {"another-model": dict(another_model(cross)), "gains-elsewhere": dict(gains_elsewhere(cross))}
+        found["another-model"] = dict(another_model(cross, parts))
+        found["gains-elsewhere"] = dict(gains_elsewhere(cross, parts))
     return [warning(kind, figures) for kind, figures in found.items() if figures]
 
 
@@ -104,10 +109,12 @@ def sentences(warnings: Sequence[Mapping[str, Any]], client: str) -> list[str]:
     return [f"{KINDS[kind].capitalize()}: {_detail(kind, figures)}." for kind, figures in its if figures]
 
 
-def below(own: Scores, reference: Scores, name: str, counts: Mapping[str, int]) -> Iterator[tuple[str, dict[str, Any]]]:
+def below(
+    own: Scores, reference: Scores, name: str, counts: Mapping[str, int], parts: int = 1
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """The clients whose personal model is worse than the reference, with figures."""
     both = [client for client in own.means if client in reference.means and counts.get(client, 0) >= LEAST_EXAMPLES]
-    level = level_of(len(both))
+    level = level_of(len(both) * parts)
     for client in both:
         first, second = own.examples.get(client, ()), reference.examples.get(client, ())
         if first and len(first) == len(second):
@@ -138,11 +145,11 @@ def rising(losses: Mapping[str, Mapping[int, float]]) -> Iterator[tuple[str, dic
             yield client, {**estimate.figures(level), "mean": rounded(trend.value), "rounds": len(half)}
 
 
-def another_model(cross: Cross) -> Iterator[tuple[str, dict[str, Any]]]:
+def another_model(cross: Cross, parts: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
     """The clients on whose examples another client's model is better than their own; with the best of these."""
     pairs = [(client, other) for client in _enough(cross) for other in cross.clients
              if other != client and (other, client) in cross.answers]  # fmt: skip
-    level, best = level_of(len(pairs)), dict[str, tuple[float, str, Estimate]]()
+    level, best = level_of(len(pairs) * parts), dict[str, tuple[float, str, Estimate]]()
     for client, other in pairs:
         estimate = paired(cross.answers[other, client], cross.answers[client, client])
         if estimate.interval(level)[0] > 0 and estimate.value > best.get(client, (0.0, "", None))[0]:
@@ -153,7 +160,7 @@ def another_model(cross: Cross) -> Iterator[tuple[str, dict[str, Any]]]:
         yield client, {"model": other, **figures}
 
 
-def gains_elsewhere(cross: Cross) -> Iterator[tuple[str, dict[str, Any]]]:
+def gains_elsewhere(cross: Cross, parts: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
     """The clients whose model gains more on another client's examples than on its own.
 
     A gain over the base differs with the examples: where the base knows nothing every model gains much. So the model
@@ -162,7 +169,7 @@ def gains_elsewhere(cross: Cross) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     pairs = [(client, other) for client in _enough(cross) for other in cross.others(client)
              if len(cross.answers[other, other]) >= LEAST_EXAMPLES]  # fmt: skip
-    level, best = level_of(len(pairs)), dict[str, tuple[float, str, Estimate]]()
+    level, best = level_of(len(pairs) * parts), dict[str, tuple[float, str, Estimate]]()
     for client, other in pairs:
         found = [between(_edge(cross, client, other), _edge(cross, client, client))]
         if {client, other} <= cross.base.keys():

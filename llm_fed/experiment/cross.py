@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -60,20 +60,24 @@ class CrossPlan:
         )
 
 
-def planned(built: Experiment, split: str = "test") -> CrossPlan:
+def planned(built: Experiment, split: str = "test", among: Collection[str] | None = None) -> CrossPlan:
     """The cross table that `eval.cross` asks for.
 
+    Args:
+        among: of these clients alone, which are those of one machine of a network; None: of all.
+
     Raises:
-        UserError: it is asked for (`true`), and cannot be made.
+        UserError: it is asked for (`true`) of all, and cannot be made.
     """
     config = built.config
     asked = config.eval.cross
-    sizes = {id: len(site.data.queries.get(split, ())[: config.eval.limit]) for id, site in built.scored.items()}
+    sizes = {id: len(site.data.queries.get(split, ())[: config.eval.limit]) for id, site in built.scored.items()
+             if among is None or id in among}  # fmt: skip
     clients = [id for id, size in sizes.items() if size]
     if asked is False:
         return CrossPlan(why="eval.cross is false")
     if len(clients) < 2:
-        if asked is True:
+        if asked is True and among is None:
             raise UserError(
                 f"eval.cross=true needs at least two clients with {split} examples, but there {_are(len(clients))}; "
                 "give them some, as task.validation does for validation, or set eval.cross=auto"

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 from llm_fed.basics import signs
 from llm_fed.basics.figures import rounded
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report.reading import local_beside
-from llm_fed.eval.warning import LEAST_ROUNDS, Cross, Examples, Scores, Warned, warnings_of
+from llm_fed.eval.warning import KINDS, LEAST_ROUNDS, Cross, Examples, Scores, Warned, warning, warnings_of
 from llm_fed.experiment import cross
 from llm_fed.experiment.baselines import read_examples
 from llm_fed.runs.folder import CROSS, EXAMPLES, WARNINGS, Run
-from llm_fed.runs.reading import comparable, finished, scores_in_training
+from llm_fed.runs.reading import comparable, scores_in_training
+from llm_fed.runs.records import read_object
 from llm_fed.scoring.scores import Summary
 from llm_fed.state import State
 
+_FIGURES = (
+    "score", "base", "rule", "own", "other", "elsewhere", "difference", "low", "high", "examples", "model",
+    "examples_of", "over",
+)  # fmt: skip
+_LARGEST = 1e6
 NO_LOCAL = (
     "no run of local on the same data lies beside this one, so nobody knows who loses by sharing; it takes llm-fed run "
     "RUN/config.yaml method=local --out RUN-local (RUN is this run's folder)"
@@ -70,6 +77,34 @@ def keep(run: Run, warnings: list[Warned], unchecked: list[str]) -> dict[str, An
     return found
 
 
+def believed(said: Mapping[str, Mapping[str, Any]], names: Collection[str]) -> list[Warned]:
+    """The warnings of clients on other machines; what could be none is left out.
+
+    Args:
+        said: by client the figures of each kind.
+        names: of all clients.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for client, kinds in said.items():
+        for kind, figures in kinds.items():
+            known = _figures(figures, names) if kind in KINDS and isinstance(figures, dict) else {}
+            with suppress(KeyError, TypeError, ValueError):
+                warning(kind, {client: known})  # which needs all of them
+                found.setdefault(kind, {})[client] = known
+    return [warning(kind, found[kind]) for kind in KINDS if kind in found]
+
+
+def _figures(figures: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    def good(key: str, value: Any) -> bool:
+        if key in ("model", "examples_of"):
+            return value in names
+        if key == "over":
+            return value in ("base", "other models")
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+
+    return {key: value for key, value in figures.items() if key in _FIGURES and good(key, value)}
+
+
 def losses_of(run: Run) -> dict[str, dict[int, float]]:
     """By client its loss by round: of the examples that are scored in training, where enough rounds were, and otherwise
     of its own training."""
@@ -95,7 +130,8 @@ def local_scores(run: Run) -> tuple[Scores | None, list[str]]:
     folder = local_beside(run.folder)
     if folder is None:
         return None, [NO_LOCAL]
-    return Scores(finished(folder)["scores"].get("clients", {}), read_examples(folder).get("own", {})), []
+    summary = read_object(folder / "summary.json")  # which `local_beside` has read
+    return Scores(summary["scores"].get("clients", {}), read_examples(folder).get("own", {})), []
 
 
 def test_counts(experiment: Experiment) -> dict[str, int]:

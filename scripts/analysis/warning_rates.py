@@ -113,7 +113,7 @@ def train(draw: int, rounds: int, bases: Bases) -> list[dict[str, Any]]:
 
 
 def rates(lines: list[dict[str, Any]]) -> Table:
-    """Of the runs of each row, how many warn of a kind; of `wrong` about the client that was moved, and about others."""
+    """How many runs of each row warn of a kind; in `wrong` about the client that was moved, and about others."""
     table = Table("warning", "local", "right (false)", "wrong: the moved client (hit)", "wrong: others")
     by_row = {row: [line["warnings"] for line in lines if line["row"] == row] for row in ROWS}
 
