@@ -74,8 +74,9 @@ class Reply:
     def warned(self) -> dict[str, Any]:
         """Figures by the kind of a warning, not checked any further."""
         given = self.content.get("warnings")
-        small = isinstance(given, dict) and not self.error and len(repr(given)) <= _LONGEST
-        return given if small else {}
+        if not isinstance(given, dict) or self.error or len(repr(given)) > _LONGEST:
+            return {}
+        return given
 
     @property
     def clients(self) -> dict[str, int]:

@@ -91,6 +91,7 @@ async def measure(
     """One client's score and loss, both of the same examples under the same model; with `each` the score of each
     example, too, and without `loss` no loss where it is work of its own."""
     theta, queries = await personal(client), client.data.queries[split][:limit]
+    predictions: Sequence[Any]
     if METRICS[metric].scores == "labels":  # the logits say both
         logits = await client.logits(theta, queries)
         predictions, references = logits.argmax(-1).tolist(), [picture.label for picture in queries]
