@@ -37,7 +37,7 @@ UNMOVED = (
 
 def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, baselines: Baselines) -> dict[str, Any]:
     """Local finishing, test scores, exported adapters and the report."""
-    config = experiment.config
+    config, before = experiment.config, _remembered(experiment)
     with signs.part(signs.FINISHING):
         finish(
             experiment.method, experiment.trainers, experiment.runtime, run, progress,
@@ -48,9 +48,14 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, bas
         run.log({"kind": "privacy", "round": config.rounds, **spent})
     everybody = {**experiment.clients, **experiment.scored}
     messages = messages_for(experiment.method, progress.state, everybody, config.transport.down)
-    after = OWN_STEPS if type(experiment.method).finish is not Method.finish else ""
+    after = OWN_STEPS if _remembered(experiment) != before else ""  # a method may have a final step that does nothing
     seen = models.seen(run.records(), progress.round)
     return deliver(experiment, run, messages, progress.round, seen, baselines, after)
+
+
+def _remembered(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """By client the rows that it remembers."""
+    return {id: dict(getattr(site.memory, "rows", {})) for id, site in experiment.trainers.items()}
 
 
 def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:

@@ -101,7 +101,7 @@ def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
         final / first if first else 0.0,
         elsewhere=not sites,
         cross_answers=cross.planned(built).answers if sites else 0,
-        scores_after=config.eval.during != "test" and type(built.method).finish is not Method.finish,
+        scores_after=config.eval.during != "test" and final > 0,
     )
 
 
