@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from llm_fed.basics.figures import rounded
 from llm_fed.eval.intervals import Estimate, between, mean_of, of_means, paired, slope
@@ -57,6 +60,15 @@ class Cross:
     @property
     def clients(self) -> list[str]:
         return [model for model, client in self.answers if model == client]
+
+    @cached_property
+    def columns(self) -> dict[str, tuple[int, np.ndarray]]:
+        """By client how many models answered its examples, and the sum of their scores of each example."""
+        found: dict[str, tuple[int, np.ndarray]] = {}
+        for (_, client), scores in self.answers.items():
+            count, total = found.get(client, (0, np.zeros(len(scores))))
+            found[client] = count + 1, total + np.asarray(scores)
+        return found
 
     def others(self, client: str) -> list[str]:
         """Those whose models answered this client's examples, and whose examples this one's model answered."""
@@ -200,9 +212,8 @@ def _gain(cross: Cross, model: str, client: str) -> Estimate:
 
 def _edge(cross: Cross, model: str, client: str) -> Estimate:
     """How far a model is above the mean of the other clients' models on a client's examples."""
-    others = [answers for (k, place), answers in cross.answers.items() if place == client and k != model]
-    means = [fmean(answers[example] for answers in others) for example in range(len(others[0]))]
-    return paired(cross.answers[model, client], means)
+    (count, total), own = cross.columns[client], np.asarray(cross.answers[model, client])
+    return mean_of((own - (total - own) / (count - 1)).tolist())
 
 
 def _second_half(losses: Mapping[int, float]) -> dict[int, float]:

@@ -36,6 +36,7 @@ class Baselines:
     def __init__(self) -> None:
         self._bases: dict[str, Line] = {}
         self._answers: dict[str, dict[str, Sequence[Any]]] = {}  # the base's first ones by client, of the same
+        self._first: dict[tuple[str, str], Summary | None] = {}  # of round 0, by split
         self._examples: dict[str, Examples] = {}  # the base's scores of single examples, likewise
 
     def remember(self, config: Config, summary: Line, folder: Path) -> None:
@@ -44,6 +45,13 @@ class Baselines:
             key = shared_by(config, summary["base"]["metric"])
             self._bases[key] = summary["base"]
             self._examples[key] = read_examples(folder).get("base", {})
+
+    def first(self, experiment: Experiment, split: str) -> Summary | None:
+        """The base's scores as round 0 of a run."""
+        key = shared_by(experiment.config, experiment.metric), split
+        if key not in self._first:
+            self._first[key] = experiment.score_base(split)
+        return self._first[key]
 
     def knows(self, experiment: Experiment) -> bool:
         """Whether the base need not be scored for a run."""

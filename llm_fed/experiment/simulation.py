@@ -110,7 +110,7 @@ class Simulation:
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
         clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
         first = experiment.config.eval.base is True and experiment.scores_base
-        base_scores = experiment.score_base if first else None
+        base_scores = partial(self.baselines.first, experiment) if first else None
         return (
             Federation(experiment.method, clients, experiment.server, experiment.runtime),
             Scoring(experiment.scored, experiment.evaluate, base_scores),

@@ -101,7 +101,7 @@ def test_nothing_else_of_the_run_changes(small, tmp_path):
 def test_the_base_is_never_the_best_round(small, tmp_path, monkeypatch):
     perfect = {"clients": {"ada": 100.0}, "metric": "rouge1", "mean": 100.0, "std": 0.0, "worst_half": 100.0}
     perfect |= {"loss": 0.0, "losses": {"ada": 0.0}}
-    monkeypatch.setattr(build.Experiment, "score_base", lambda self, split, listen=None: Summary(**perfect))
+    monkeypatch.setattr(build.Experiment, "score_base", lambda self, split, **options: Summary(**perfect))
     summary = experiment.train(from_dict(tree(small)), tmp_path / "run")
     assert summary["base"]["mean"] == 100.0 and summary["round"] in (1, 2)
 
