@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from llm_fed.eval import style
 
 RANGE = 8.0  # of norms, as a multiple and a fraction of the median, beyond which colours do not change
+ABSENT = {False: "#c4ccd4", True: "#3d444d"}  # unlike any colour of a number
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ def draw(path: Path, *, updates: Updates, dark: bool = False) -> Path:
     for place, (values, what, colours, most) in enumerate(panels, 1):
         axes = style.plain_axes(figure, (2, 1, place), dark)
         axes.grid(False)
-        axes.set_facecolor(style.PAGE[dark])
+        axes.set_facecolor(ABSENT[dark])
         edges = np.arange(len(updates.rounds) + 1) - 0.5
         image = axes.pcolormesh(edges, np.arange(rows + 1) - 0.5, np.ma.masked_invalid(values), cmap=colours,
                                 vmin=-most, vmax=most)  # fmt: skip

@@ -163,7 +163,7 @@ def _losses(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line]) -> Rep
 
 def _activity(updates: activity.Updates) -> ReportFigure:
     about = (
-        "A column is a round, a row a client; white: it was not in the round. Above, how its update points: the cosine "
+        "A column is a round, a row a client; grey: it was not in the round. Above, how its update points: the cosine "
         "with the mean of the others' updates. Below, how long it is: its norm over the round's median. A row that is "
         "unlike the others is a client that pulls elsewhere, or spoils the round."
     )
