@@ -42,15 +42,15 @@ EXAMPLES = "test_scores.jsonl"  # the score of each test example, see `experimen
 WARNINGS = "warnings.json"  # what is wrong, as in summary.json, see `eval/warning.py`
 SPLITS = "splits.json"  # in which split each row has been, see `experiment/splits.py`
 
-# What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
+# What a finished run has handed out, and all that a run writes, in the order in which `fresh` deletes it: a crash in
+# between leaves no folder that seems complete.
+_RESULTS = ("summary.json", "report.html", SAMPLES, EXPERTS, CROSS, EXAMPLES, WARNINGS, "adapters")
 _WRITTEN = (
-    "summary.json", "report.html", SAMPLES, EXPERTS, CROSS, EXAMPLES, WARNINGS, "adapters", "trackers",
-    "environment.json", "start.json", BAD_ROWS, inputs.FILE, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS,
-    "network.json", "config.yaml", "checkpoints", "needs",
+    *_RESULTS, "trackers", "environment.json", "start.json", BAD_ROWS, inputs.FILE, "timing.jsonl", digests.FILE,
+    "metrics.jsonl", SPLITS, "network.json", "config.yaml", "checkpoints", "needs",
 )  # fmt: skip
 
 _PARTIAL = re.compile(r"\..*\.partial")  # what a kill may leave of a file that is written
-_RESULTS = _WRITTEN[:8]  # what a finished run has handed out
 
 
 def _print(text: str) -> None:
