@@ -97,7 +97,7 @@ def believed(said: Mapping[str, Mapping[str, Any]], names: Collection[str]) -> l
 def _figures(figures: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     def good(key: str, value: Any) -> bool:
         if key in ("model", "examples_of"):
-            return value in names
+            return isinstance(value, str) and value in names
         if key == "over":
             return value in ("base", "other models")
         return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST

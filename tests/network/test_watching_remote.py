@@ -61,7 +61,9 @@ def test_what_a_client_says_is_believed_only_where_it_can_be():
         assert believed({"ada": {"below-base": bad}}, CLIENTS) == []
     assert believed({"ada": {"<script>": good}}, CLIENTS) == []
     other = {"own": 1.0, "other": 2.0, "difference": 1.0, "low": 0.5, "high": 2.0, "examples": 9, "model": "mallory"}
-    assert believed({"ada": {"another-model": other}}, CLIENTS) == []
+    for model in ("mallory", ["bob"], 5):
+        assert believed({"ada": {"another-model": {**other, "model": model}}}, CLIENTS.keys()) == []
+    assert believed({"ada": {"another-model": {**other, "model": "bob"}}}, CLIENTS.keys())
     assert Reply({"cross": {"bob": 40.0, "eve": 50.0, "cyd": 101.0}}).crossed(["bob", "cyd"]) == {"bob": 40.0}
     assert Reply({"cross": [1]}).crossed(["bob"]) == {} and Reply({"warnings": [1]}).warned == {}
     assert (Reply({"tested": 12}).tested, Reply({"tested": -1}).tested, Reply({"base_score": 101}).base) == (
