@@ -28,17 +28,25 @@ def plot_scores(
     *,
     metric: str,
     split: str = "validation",
-    test: tuple[int, float] | None = None,
+    test: tuple[float, float] | None = None,
     references: Mapping[str, float] | None = None,
+    after: tuple[str, float] | None = None,
     dark: bool = False,
 ) -> Path:
     """Mean over the clients and over their worst half (0-100) by round, or one curve where one party alone is scored;
-    the `test`, (round, mean), as a diamond, and further scores by label (`references`) as dotted lines."""
+    the `test`, (round, mean), as a diamond, and further scores by label (`references`) as dotted lines. What a method
+    does `after` its last round, (in words, mean on the same split), is a star apart, above which the test then stands.
+    """
     figure, axes = style.one_figure(4.8, 3.1, dark)
     alone = list(mean) == list(worst_half)
     axes.plot(rounds, mean, "-o", color=style.LINE[dark], markersize=3.5, label="score" if alone else "mean")
     if not alone:
         axes.plot(rounds, worst_half, "--s", color=style.ORANGE, markersize=3.5, label="worst half")
+    if after:
+        apart = rounds[-1] + max(1.0, 0.06 * (rounds[-1] - rounds[0]))
+        axes.axvline((rounds[-1] + apart) / 2, color=style.GREY, linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.plot(apart, after[1], "*", color=style.LINE[dark], markersize=11, label=f"mean after {after[0]}")
+        test = (apart, test[1]) if test else None
     if test:
         axes.plot(*test, "D", color=style.GREEN, markersize=7, label="test" if alone else "test mean", clip_on=False)
     for (label, score), colour in zip((references or {}).items(), style.REFERENCES, strict=False):

@@ -48,6 +48,7 @@ class RunResult:
     federation: int | None = None  # its seed; None: that of the cell
     training: int | None = None
     last: Mapping[str, Any] | None = None  # `verdict.last_round`
+    warnings: Sequence[Mapping[str, Any]] = ()  # what is wrong with the run, see `eval/warning.py`
     events: Mapping[str, int] = field(default_factory=dict)  # what went wrong how often, e.g. {"refused upload": 3}
     unscored: Sequence[str] = ()  # clients without test examples
     only_tested: Sequence[str] = ()  # clients without training examples, of a method that scores them all the same
@@ -336,6 +337,9 @@ class Table:
                 said = [f"{event} ({count} times)" if count > 1 else event for event, count in result.events.items()]
                 if said:
                     notes.append(f"{row.label}, seed {seed}: {', '.join(said)}; the report in its folder says more.")
+                if kinds := [warned["kind"] for warned in result.warnings]:
+                    several = "warnings" if len(kinds) > 1 else "warning"
+                    notes.append(f"{row.label}, seed {seed}: {several} {', '.join(kinds)}; see its report.")
         return notes + self.notes
 
     def _without_score(self) -> list[str]:

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llm_fed.eval import merges, plots
+from llm_fed.eval import activity, merges, plots
 from llm_fed.eval.report.clients import anything_sent
 from llm_fed.eval.report.page import embed
 from llm_fed.eval.report.reading import Line
@@ -38,9 +38,10 @@ def pictures_of(
     during training (`curve`), the `final` test score, and scores on that split by label (`references`), drawn as lines.
     """
     shown = final or (curve[-1] if curve else None)
-    figures = [_scores(curve, final, references)] if curve else []
+    figures = [_scores(curve, final, references, by_kind.get("after", ()))] if curve else []
     if by_kind["round"]:
         figures += [_losses(by_kind, curve)]
+        figures += [_activity(updates)] if (updates := activity.updates_of(by_kind["round"])) else []
         figures += [_traffic(by_kind["round"])] if anything_sent(by_kind["client"]) else []
     weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
     if weights:
@@ -73,7 +74,7 @@ def pictures_of(
 def curve_of(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line], final: Line | None) -> ReportFigure | None:
     """The scores by round, or where only the end was scored the losses; None of a merge."""
     if len(curve) > 1:
-        return _scores(curve, final, {})
+        return _scores(curve, final, {}, by_kind.get("after", ()))
     return _losses(by_kind, curve) if by_kind["round"] else None
 
 
@@ -107,7 +108,10 @@ def _padded(row: Sequence[float] | None, models: int) -> list[float] | None:
     return None if row is None else [round(value, 2) for value in row] + [0.0] * (models - len(row))
 
 
-def _scores(curve: Sequence[Line], final: Line | None, references: Mapping[str, float]) -> ReportFigure:
+def _scores(
+    curve: Sequence[Line], final: Line | None, references: Mapping[str, float], after: Sequence[Line] = ()
+) -> ReportFigure:
+    last = next((line for line in reversed(after) if line["split"] == curve[-1]["split"]), None)
     draw = partial(
         plots.plot_scores,
         rounds=[line["round"] for line in curve],
@@ -117,6 +121,7 @@ def _scores(curve: Sequence[Line], final: Line | None, references: Mapping[str, 
         split=curve[-1]["split"],
         test=(final["round"], final["mean"]) if final else None,
         references=references,
+        after=(last["what"], last["mean"]) if last else None,
     )
     split, lines = curve[-1]["split"], " and ".join(references)
     about = f"Scores of the clients' personal models on their {split} examples, 0 to 100."
@@ -124,6 +129,11 @@ def _scores(curve: Sequence[Line], final: Line | None, references: Mapping[str, 
         plain = {"the base alone": "the base without any adapter", "local": "clients that each train alone"}
         whom = " and ".join(plain[name] for name in references)
         about += f" The dotted line{'s are' if len(references) > 1 else ' is'} {whom}: a federation has to beat it."
+    if last:
+        about += (
+            f" What follows the last round ({last['what']}) has a mark of its own; the test is of the models after it, "
+            "so it is to be compared with that mark and not with the curve."
+        )
     alt = f"{split} score: mean and worst half of the clients" + (f"; for comparison {lines}" if lines else "")
     return ReportFigure("Score by round", alt, about, draw)
 
@@ -146,6 +156,18 @@ def _losses(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line]) -> Rep
         about += f" Where the {split} loss rises while the training loss falls, clients learn their examples by heart."
     draw = partial(plots.plot_losses, clients=losses, mean=mean, scored=scored, split=split)
     return ReportFigure(title, alt, about, draw)
+
+
+def _activity(updates: activity.Updates) -> ReportFigure:
+    about = (
+        "A column is a round, a row a client; grey: it was not in the round. Above, how its update points: the cosine "
+        "with the mean of the others' updates. Below, how long it is: its norm over the round's median. A row that is "
+        "unlike the others is a client that pulls elsewhere, or spoils the round."
+    )
+    if updates.left_out:
+        about += f" Of {updates.left_out + len(updates.clients)} clients those are shown that differ most."
+    alt = "direction and norm of each client's update by round"
+    return ReportFigure("Updates of the clients by round", alt, about, partial(activity.draw, updates=updates))
 
 
 def _traffic(rounds: Sequence[Line]) -> ReportFigure:

@@ -86,24 +86,36 @@ def usage(run_dir: Path) -> tuple[str, str] | None:
 
 
 def reference(run_dir: Path) -> Mapping[str, float]:
-    """By split, the mean scores of a run of `local` on the same data with the same settings, those of the round that
-    was tested; empty where none is known. It is looked for among the runs that this one needs, and beside it, where
-    `compare` and `quickstart` put it."""
+    """By split, the mean scores of a run of `local` on the same data (`local_beside`), those of the round that was
+    tested; empty where none is known."""
+    if (folder := local_beside(run_dir)) is None:
+        return {}
+    try:
+        summary, lines = read_object(folder / "summary.json"), read_records(folder / "metrics.jsonl")
+        tested = [x for x in lines if x["kind"] == "score" and x["round"] == summary["round"]]
+        return {x["split"]: x["mean"] for x in reversed(tested)}
+    except (OSError, KeyError, UserError):
+        return {}  # it is another's folder, which is no reason to have no report
+
+
+def local_beside(run_dir: Path) -> Path | None:
+    """The folder of a finished run of `local` on the same data with the same settings; None where none is known. It is
+    looked for among the runs that this one needs, and beside it, where `compare` and `quickstart` put it."""
     own: list[Any] = []
     files = [run_dir / "config.yaml", *sorted([*run_dir.glob(f"needs/*/{_NAME}"), *run_dir.parent.glob(f"*/{_NAME}")])]
     for file in files:
         folder = file.parent
         try:
             config = yaml.safe_load(file.read_text(encoding="utf-8"))
-            seeds, evaluation = config.get("seeds"), {**config["eval"], "base": None}  # earlier versions had no seeds
+            evaluation = {**config["eval"], "base": None, "cross": None}
+            seeds = config.get("seeds")  # earlier versions had none
             decisive = [seeds, evaluation, *(config[key] for key in _DECISIVE)]
             own = own or decisive
             known = folder != run_dir and (folder / "summary.json").exists()
             if known and config["method"]["name"] == "local" and decisive == own:
-                summary, lines = read_object(folder / "summary.json"), read_records(folder / "metrics.jsonl")
-                tested = [x for x in lines if x["kind"] == "score" and x["round"] == summary["round"]]
-                return {x["split"]: x["mean"] for x in reversed(tested)}
+                read_object(folder / "summary.json")
+                return folder
         except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError):
             if not own:
-                return {}  # else it is another's folder, which is no reason to have no report
-    return {}
+                return None  # else it is another's folder
+    return None

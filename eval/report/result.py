@@ -9,7 +9,7 @@ from llm_fed.eval.distribution import FEW
 from llm_fed.eval.report.page import rendered
 from llm_fed.eval.report.pictures import curve_of
 from llm_fed.eval.report.reading import Line, read_config
-from llm_fed.eval.report.run import KINDS, baseline, scores_of
+from llm_fed.eval.report.run import KINDS, baseline, scores_of, warned
 from llm_fed.eval.report.samples import samples_of
 from llm_fed.runs.folder import SAMPLES
 from llm_fed.runs.reading import comparable
@@ -38,6 +38,7 @@ def result_html(folder: Path) -> str:
         shown=shown,
         columns=columns,
         clients=list(shown["clients"]) if shown and len(shown["clients"]) <= FEW else [],
+        warnings=warned(folder)["warnings"],
         picture=picture and picture.embedded(),
         answers=_answers(read_records(folder / SAMPLES)),
     )

@@ -16,13 +16,13 @@ from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of, weights_by_round
 from llm_fed.eval.report.reading import Line, read_config, read_object, reference, usage, was_cut
 from llm_fed.eval.report.samples import samples_of
-from llm_fed.runs.folder import CROSS, ENDED, EXPERTS, SAMPLES
+from llm_fed.runs.folder import CROSS, ENDED, EXPERTS, SAMPLES, WARNINGS
 from llm_fed.runs.reading import comparable, scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.rules import in_words as rules_in_words
 from llm_fed.scoring.scores import NOT_SCORED, reads_texts
 
-KINDS = ("client", "round", "score", "rule", "event", "drop-out", "server", "merge", "privacy", "clients")
+KINDS = ("client", "round", "score", "after", "rule", "event", "drop-out", "server", "merge", "privacy", "clients")
 ALONE = "the base alone"
 REFRESH = 30  # seconds after which the page of a run that goes on loads itself again
 
@@ -97,7 +97,16 @@ def _values(run_dir: Path) -> dict[str, Any]:
         usage=usage(run_dir),
         experts=read_records(run_dir / EXPERTS),
         cross=read_object(run_dir / CROSS),
+        **warned(run_dir),
     )
+
+
+def warned(run_dir: Path) -> dict[str, Any]:
+    """The warnings of a finished run, those of a cross table that was made later, too, and what was not looked at."""
+    known, cross = read_object(run_dir / WARNINGS), read_object(run_dir / CROSS)
+    warnings = known.get("warnings", [])
+    later = [each for each in cross.get("warnings", ()) if each not in warnings]
+    return {"warnings": [*warnings, *later], "unchecked": known.get("unchecked", [])}
 
 
 def scores_of(lines: Sequence[Line], during: str) -> tuple[list[Line], Line | None]:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
-SCORING = ("evaluate", "test")  # the parts in which clients are scored
+CROSS = "the cross table"  # scores of personal models on the examples of other clients
+SCORING = ("evaluate", "test", CROSS)  # the parts in which clients are scored
 FINISHING = "final step at the clients"  # what a method trains there after the last round
 BASE = ("testing the base", "the base's answers to the samples")  # those in which the base answers
 

@@ -107,8 +107,7 @@ class Experiment:
     @property
     def scores_base(self) -> bool:
         """Whether the base without any adapter is scored on the test split."""
-        asked = self.config.eval.base
-        return asked is True or (asked == "auto" and self.base.knows)
+        return self.config.eval.base is not False and self.base.knows
 
     def score_base(self, split: str, **options: Any) -> Summary | None:
         """The scores without training; `options` as of `evaluate`."""
@@ -258,11 +257,6 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
         raise UserError(
             f"eval.metric={metric} compares answers to prompts, but the data are texts without prompts; set "
             f"eval.metric={LIKELIHOOD} or null"
-        )
-    if config.eval.base is True and not kind.knows:
-        raise UserError(
-            "eval.base=true scores the base before training, when the head of an image model is still untrained; set "
-            "eval.base=auto"
         )
     if task.server and task.server.test and not method.one_model:
         raise UserError(

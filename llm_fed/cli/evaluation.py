@@ -11,7 +11,17 @@ from typing import Annotated
 import typer
 
 from llm_fed.basics.errors import UserError
-from llm_fed.cli.printing import RUN, TEMPLATE, Allow, Json, beside_baselines, out, print_cross, print_scores
+from llm_fed.cli.printing import (
+    RUN,
+    TEMPLATE,
+    Allow,
+    Json,
+    beside_baselines,
+    out,
+    print_cross,
+    print_scores,
+    print_warnings,
+)
 from llm_fed.cli.program import app
 
 BaseName = Annotated[str | None, typer.Option(help="Instead of a run: a base model, Hub id or folder.")]
@@ -86,9 +96,11 @@ def evaluate(
                 return
             result = evaluate_beside(folder, **asked)
         if as_json:
-            print(json.dumps(result["scores"] | {kind: result.get(kind) for kind in ("base", "rule")}))
+            known = {kind: result.get(kind) for kind in ("base", "rule")}
+            print(json.dumps(result["scores"] | known | {"warnings": result["warnings"]}))
         else:
             print_scores(beside_baselines({result["method"]: result}))
+            print_warnings(result)
         return
     summary = evaluate_adapter(
         str(base),

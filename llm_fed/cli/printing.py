@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,6 +102,14 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
         out.print(line)
 
 
+def print_warnings(result: Mapping[str, Any]) -> None:
+    """What is wrong with a run, and what was not looked at, as its summary says."""
+    for warned in result.get("warnings", ()):
+        out.print(f"warning: {warned['text']}", style="yellow")
+    for text in result.get("unchecked", ()):
+        out.print(text)
+
+
 def _print_distribution(name: str, scores: dict[str, float]) -> None:
     """How many clients have which score, in place of a row for each of them."""
     blocks = ("=", "#") if out.options.ascii_only else ("▒", "█")
@@ -146,8 +155,12 @@ def print_cross(folder: Path | None, cross: dict[str, Any], as_json: bool) -> No
         for name in ("model of", *cross["clients"]):
             table.add_column(name, justify="left" if name == "model of" else "right")
         for client, row in zip(cross["clients"], cross["scores"], strict=True):
-            table.add_row(client, *(f"{score:.1f}" for score in row))
+            table.add_row(client, *map(_number, row))
+        if "base" in cross:
+            table.add_section()
+            table.add_row("the base alone", *map(_number, cross["base"]))
         out.print(table)
+    print_warnings(cross)
     if left := cross.get("unscored"):
         out.print(f"without examples, so not in the table: {listed(left)}")
     if folder:

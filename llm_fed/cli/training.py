@@ -18,6 +18,7 @@ from llm_fed.cli.printing import (
     out,
     print_examples,
     print_scores,
+    print_warnings,
     program_name,
 )
 from llm_fed.cli.program import app
@@ -90,6 +91,7 @@ def run(
         print(json.dumps(result))
         return
     print_scores(beside_baselines({str(result["method"]): result}))
+    print_warnings(result)
     if ended := result.get("ended"):
         out.print(f"ended after round {ended['round']} of {result['rounds']}: {ended['why']}; --continue goes on")
     out.print(f"adapters, metrics and report.html are in {folder}")
@@ -105,6 +107,8 @@ def quickstart(
 
     results = demo.run(out_dir, seed)
     print_scores(beside_baselines(results))
+    for result in results.values():
+        print_warnings({"warnings": result.get("warnings", ())})
     finished = out_dir / "fedmerge"
     program, run_dir = program_name(), shlex.quote(str(finished))
     out.print(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,6 +49,8 @@ class Result:
         rule: the test score of the best rule that trains nothing, by client; empty where it was not scored.
         rules: which rule that is, by client, such as "most frequent answer".
         adapters: the folder of each client's personal model.
+        warnings: what is wrong, as far as an interval shows it: dictionaries with `kind`, `clients`, `text` and
+            `figures` (by client).
         allow: code from outside llm_fed that the folder may name, see `open_run`.
         own: objects that the run was given in the place of names.
     """
@@ -65,6 +67,7 @@ class Result:
     rule: dict[str, float]
     rules: dict[str, str]
     adapters: dict[str, Path]
+    warnings: list[dict[str, Any]] = field(default_factory=list)
     allow: tuple[str, ...] = ()
     own: OwnObjects | None = None
 
@@ -296,6 +299,7 @@ def open_run(folder: str | Path, *, allow: Sequence[str] = (), base: Any = None)
         rule=dict(summary.get("rule", {}).get("clients", {})),
         rules=dict(summary.get("rule", {}).get("rules", {})),
         adapters=adapters,
+        warnings=list(summary.get("warnings", ())),
         allow=tuple(allow),
         own=None if base is None else OwnObjects.of(base=base),
     )

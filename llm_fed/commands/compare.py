@@ -88,7 +88,7 @@ def _trained(plan: ComparisonPlan, table: Table, bases: Bases, reporter: Reporte
     baselines = Baselines()
     for job in plan.jobs():
         if isinstance(job.outcome, dict):
-            baselines.remember(job.config, job.outcome)
+            baselines.remember(job.config, job.outcome, job.folder)
     open_jobs, began = [job for job in plan.jobs() if not job.outcome], time.monotonic()
     for done, job in enumerate(open_jobs):
         left = (len(open_jobs) - done) * (time.monotonic() - began) / done if done else 0.0

@@ -99,6 +99,7 @@ class Job:
             federation=self.config.federation_seed,
             training=self.config.training_seed,
             last=last_round(self.folder, self.config, uncounted),
+            warnings=self.outcome.get("warnings", ()),
             events=dict(self._events()),
             unscored=scores.get("unscored", []),
             only_tested=self.outcome.get("only_tested", []),

@@ -11,10 +11,12 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
 from llm_fed.commands.evaluate import reopen, scoring_config
 from llm_fed.eval.report import write_report
-from llm_fed.method.site import Site
+from llm_fed.eval.warning import Scores, warnings_of
+from llm_fed.experiment import cross
+from llm_fed.experiment.baselines import read_examples
 from llm_fed.runs.folder import CROSS
+from llm_fed.runs.reading import finished
 from llm_fed.runs.tracking import Reporter
-from llm_fed.state import State
 
 
 def cross_scores(
@@ -35,7 +37,8 @@ def cross_scores(
 
     Returns:
         `clients`, and `scores` (0-100): a row per client's model, a column per client whose examples it answers; and
-        `metric`, `split` and `limit`. Clients without such examples are in none of these, but are named as `unscored`.
+        `metric`, `split`, `limit` and `warnings`. Clients without such examples are in none of these, but are named as
+        `unscored`.
 
     Raises:
         UserError: as `evaluate_run`; or there are fewer than two clients, or their models differ in structure.
@@ -61,21 +64,12 @@ def cross_scores(
         f"{len(clients)} models on the examples of {len(clients)} clients are {len(clients) ** 2} evaluations with "
         f"{examples} answers; --limit N takes at most N examples of each client"
     )
-
-    def under(owner: str) -> Any:
-        async def personal(site: Site) -> State:
-            return states[owner]
-
-        return personal
-
-    rows = []
-    for id in clients:
-        summary = experiment.score(under(id), split)
-        assert summary is not None  # there are examples
-        rows.append([summary.clients[other] for other in clients])
-    table = {
-        "metric": experiment.metric, "split": split, "limit": config.eval.limit, "clients": clients, "scores": rows,
-    }  # fmt: skip
+    plan = cross.CrossPlan(tuple(clients), sizes, len(clients), config.eval.limit)
+    alike = split == "test" and not settings and experiment.metric == _metric(folder)
+    base = read_examples(folder).get("base", {}) if alike else {}
+    found = cross.scored(experiment, plan, states, {}, base, split)
+    table = cross.as_json(experiment, plan, found, split)
+    table["warnings"] = warnings_of(Scores({}), {}, {}, found)
     if unscored := [id for id, size in sizes.items() if not size]:
         table["unscored"] = unscored
     if not keep:
@@ -86,3 +80,8 @@ def cross_scores(
         raise RunError(f"cannot write {folder / CROSS}: {error.strerror or error}") from error
     write_report(folder)
     return table
+
+
+def _metric(folder: Path) -> str | None:
+    """Of the run's own test."""
+    return finished(folder)["scores"].get("metric")

@@ -39,7 +39,7 @@ SPLITS = ("test", "validation")
 # those that say how an example becomes tokens.
 _SCORING = (
     "task.", "eval.metric", "eval.limit", "eval.batch_size", "eval.max_new_tokens", "base.name", "base.dtype",
-    "eval.base", "base.quantization", "base.device_map", "base.revision", "device",
+    "eval.base", "eval.cross", "base.quantization", "base.device_map", "base.revision", "device",
 )  # fmt: skip
 _DIVIDES = (
     "task.validation", "task.held_out", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise",
@@ -74,7 +74,7 @@ def evaluate_beside(
     folder: Path, *, split: str = "test", reporter: Reporter | None = None, **options: Any
 ) -> dict[str, Any]:
     """The same, as `scores`, beside those of the base (`base`) and of the best rule that trains nothing (`rule`), where
-    these are known; `eval.base=false` leaves out the base.
+    these are known; `eval.base=false` leaves out the base. `warnings` are those of the run.
 
     Args:
         options: those of `evaluate_run`.
@@ -87,7 +87,9 @@ def evaluate_beside(
     experiment, states = reopen(folder, config, options.get("settings", ()), reporter)
     found = {"base": _base(folder, experiment, split), "rule": rule_line(experiment, split)}
     known = {kind: line for kind, line in found.items() if line}
-    return {"method": config.method["name"], "scores": _score(experiment, states, split).as_json(), **known}
+    warnings = finished(folder).get("warnings", [])  # of the run's own test
+    scores = _score(experiment, states, split).as_json()
+    return {"method": config.method["name"], "scores": scores, **known, "warnings": warnings}
 
 
 def _base(folder: Path, experiment: Experiment, split: str) -> dict[str, Any] | None:

@@ -20,8 +20,8 @@ from llm_fed.tasks import natural
 
 # What is no difference between methods: seeds, what is kept of a run, and where it was computed.
 _APART = (
-    "seed", "seeds.federation", "seeds.training", "checkpoint.", "export.", "track.", "network.", "eval.base", "device",
-    "clients_per_pass", "eval.batch_size",
+    "seed", "seeds.federation", "seeds.training", "checkpoint.", "export.", "track.", "network.", "eval.base",
+    "eval.cross", "device", "clients_per_pass", "eval.batch_size",
 )  # fmt: skip
 # What must agree for scores to be comparable, beside the metric.
 _ALIKE = ("task.", "eval.limit", "eval.select", "eval.during", "seeds.evaluation")

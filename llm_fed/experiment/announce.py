@@ -16,6 +16,7 @@ from torch import Tensor
 from llm_fed.bench.costs import after_a_step
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
 from llm_fed.engine.memory import free_memory, memory_limit
+from llm_fed.experiment import cross
 from llm_fed.experiment.costs import Costs, CountSummary
 from llm_fed.federation.clients import broadcast
 from llm_fed.kinds import Kind
@@ -49,6 +50,7 @@ class RunPlan:
         structure: what clients train, in words.
         steps: of the optimizer, per client and round; zero where they depend on data that are not here.
         scored: on which split, after which rounds, by which metric, in words.
+        cross: the cross table after the rounds, in words; empty where the clients' data are not here.
         notes: what the scores do not say: that right answers are longer than an answer may be.
         data: what became of the user's files, in lines by their label; empty where all was used as it is.
         time: how long it will take, in words; empty where that was not estimated.
@@ -78,6 +80,7 @@ class RunPlan:
     batch_size: int
     lr: tuple[float, float]
     scored: str
+    cross: str = ""
     notes: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     work: str = ""
@@ -107,6 +110,7 @@ class RunPlan:
         if self.asked:
             rows["each round"] = self._work()
         rows["scores"] = self.scored
+        rows["cross"] = self.cross
         return {label: text for label, text in rows.items() if text}
 
     def for_terminal(self, folder: Path) -> list[str]:
@@ -210,7 +214,9 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         parameters=CountSummary.of(trained),
         sent=sent, steps=steps, epochs=config.local.epochs,
         batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
-        scored=_scored(built, bool(sites), bool(asked)), data=built.reading.for_people() if built.reading else {},
+        scored=_scored(built, bool(sites), bool(asked)),
+        cross=cross.planned(built).in_words() if sites else "",
+        data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
         work=method.in_words(config.rounds), asked=len(asked),
     )  # fmt: skip

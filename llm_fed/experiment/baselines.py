@@ -8,14 +8,18 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_fed.basics.errors import UserError
+from llm_fed.eval.warning import Examples
 from llm_fed.experiment import samples
 from llm_fed.federation.loop import log_base
-from llm_fed.runs.folder import Run
+from llm_fed.runs.folder import EXAMPLES, Run
 from llm_fed.runs.reading import comparable
+from llm_fed.runs.records import read_records
 from llm_fed.scoring.rules import BestRule, best_rule
-from llm_fed.scoring.scores import summarize
+from llm_fed.scoring.scores import Summary, summarize
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict
 
@@ -32,11 +36,22 @@ class Baselines:
     def __init__(self) -> None:
         self._bases: dict[str, Line] = {}
         self._answers: dict[str, dict[str, Sequence[Any]]] = {}  # the base's first ones by client, of the same
+        self._first: dict[tuple[str, str], Summary | None] = {}  # of round 0, by split
+        self._examples: dict[str, Examples] = {}  # the base's scores of single examples, likewise
 
-    def remember(self, config: Config, summary: Line) -> None:
-        """Take over what a finished run's summary.json says of the base."""
+    def remember(self, config: Config, summary: Line, folder: Path) -> None:
+        """Take over what a finished run says of the base."""
         if "base" in summary:
-            self._bases[shared_by(config, summary["base"]["metric"])] = summary["base"]
+            key = shared_by(config, summary["base"]["metric"])
+            self._bases[key] = summary["base"]
+            self._examples[key] = read_examples(folder).get("base", {})
+
+    def first(self, experiment: Experiment, split: str) -> Summary | None:
+        """The base's scores as round 0 of a run."""
+        key = shared_by(experiment.config, experiment.metric), split
+        if key not in self._first:
+            self._first[key] = experiment.score_base(split)
+        return self._first[key]
 
     def knows(self, experiment: Experiment) -> bool:
         """Whether the base need not be scored for a run."""
@@ -46,21 +61,31 @@ class Baselines:
         """By client the base's predictions on its first test examples, as far as this command has seen any."""
         return self._answers.get(shared_by(experiment.config, experiment.metric), {})
 
-    def score(self, experiment: Experiment, run: Run) -> dict[str, Any]:
-        """The lines `base` and `rule` of a run, as far as it has them, logged unless they are there already."""
-        found = {}
+    def score(self, experiment: Experiment, run: Run) -> tuple[dict[str, Any], dict[str, Examples]]:
+        """The lines `base` and `rule` of a run, as far as it has them, logged unless they are there already; and
+        likewise the scores of single examples, where they are known."""
+        found, examples = {}, {}
         if experiment.scores_base and (line := self._base(experiment, run)):
             found["base"] = line
-        if line := rule_line(experiment):
-            found["rule"] = _logged(run, line)
-        return found
+            examples["base"] = self._examples.get(shared_by(experiment.config, experiment.metric), {})
+        if rules := best_rules(experiment):
+            found["rule"] = _logged(run, _line_of_rules(experiment, rules))
+            examples["rule"] = {id: rule.examples for id, rule in rules.items()}
+        return found, examples
 
     def _base(self, experiment: Experiment, run: Run) -> dict[str, Any] | None:
         key = shared_by(experiment.config, experiment.metric)
         if key in self._bases:
             return _logged(run, self._bases[key])
         listen = partial(_take, self._answers.setdefault(key, {}), samples.wanted(experiment))
-        line = log_base(run, "test", partial(experiment.score_base, listen=listen))
+
+        def score(split: str) -> Summary | None:
+            summary = experiment.score_base(split, listen=listen, each=True)
+            if summary:
+                self._examples[key] = summary.examples
+            return summary
+
+        line = log_base(run, "test", score)
         if line is not None:
             self._bases[key] = line
         return line
@@ -79,13 +104,31 @@ def shared_by(config: Config, metric: str) -> str:
 def rule_line(experiment: Experiment, split: str = "test") -> dict[str, Any] | None:
     """The scores of the best rules on a split, and under `rules` which rule each client has.
 
-    None where nobody has examples of it, and with `privacy.clip`: a rule is made of training answers without noise, so
-    its name and its score say something of them.
+    None where nobody has examples of it, and with `privacy.clip`.
     """
+    return _line_of_rules(experiment, best_rules(experiment, split), split) or None
+
+
+def best_rules(experiment: Experiment, split: str = "test") -> dict[str, BestRule]:
+    """By client its best rule, scored on a split. There are none with `privacy.clip`: a rule is made of training
+    answers without noise, so its name and its score say something of them."""
     if experiment.config.privacy.clip is not None:
-        return None
-    found = {id: rule for id, site in experiment.scored.items() if (rule := _best_rule(experiment, site, split))}
-    return line_of(experiment.metric, {id: (rule.name, rule.score) for id, rule in found.items()}, split)
+        return {}
+    return {id: rule for id, site in experiment.scored.items() if (rule := _best_rule(experiment, site, split))}
+
+
+def _line_of_rules(experiment: Experiment, rules: Mapping[str, BestRule], split: str = "test") -> dict[str, Any]:
+    return line_of(experiment.metric, {id: (rule.name, rule.score) for id, rule in rules.items()}, split) or {}
+
+
+def read_examples(folder: Path) -> dict[str, Examples]:
+    """The scores of single examples that a finished run has kept: by `own`, `base` and `rule`, and by client; empty
+    where there are none that can be read, as of earlier versions."""
+    try:
+        lines = read_records(folder / EXAMPLES)
+    except UserError:
+        return {}
+    return {name: {line["client"]: line[name] for line in lines if name in line} for name in ("own", "base", "rule")}
 
 
 def line_of(metric: str, rules: Mapping[str, tuple[str, float]], split: str = "test") -> dict[str, Any] | None:

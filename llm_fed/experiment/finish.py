@@ -11,7 +11,8 @@ from llm_fed.basics.errors import RunError
 from llm_fed.basics.files import remove, write_folders
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
-from llm_fed.experiment import experts
+from llm_fed.eval.warning import sentences
+from llm_fed.experiment import experts, watching
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.samples import Samples
 from llm_fed.export import models
@@ -28,6 +29,7 @@ from llm_fed.scoring.notes import notes_on_length
 from llm_fed.state.wire import Message, WireError
 
 NO_SCORE = "It has none, as the client has no test example."
+OWN_STEPS = "own steps"
 UNMOVED = (
     "the tested models are those that the run began with, as no update has moved them; see whether updates were "
     "refused or late, and whether the method waits for more of them than come (such as method.buffer)"
@@ -36,7 +38,7 @@ UNMOVED = (
 
 def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, baselines: Baselines) -> dict[str, Any]:
     """Local finishing, test scores, exported adapters and the report."""
-    config = experiment.config
+    config, before = experiment.config, _remembered(experiment)
     last = progress.ended.round if progress.ended else config.rounds
     with signs.part(signs.FINISHING):
         finish(
@@ -48,13 +50,19 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, bas
         run.log({"kind": "privacy", "round": last, **spent})
     everybody = {**experiment.clients, **experiment.scored}
     messages = messages_for(experiment.method, progress.state, everybody, config.transport.down)
+    after = OWN_STEPS if _remembered(experiment) != before else ""  # a method may have a final step that does nothing
     seen = models.seen(run.records(), progress.round)
-    return deliver(experiment, run, messages, progress.round, seen, baselines, **facts_of(progress))
+    return deliver(experiment, run, messages, progress.round, seen, baselines, after, **facts_of(progress))
 
 
 def facts_of(progress: Progress) -> dict[str, Any]:
     """What summary.json says of a run that has ended before its last round."""
     return {"ended": asdict(progress.ended)} if progress.ended else {}
+
+
+def _remembered(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """By client the rows that it remembers."""
+    return {id: dict(getattr(site.memory, "rows", {})) for id, site in experiment.trainers.items()}
 
 
 def selected_round(experiment: Experiment, run: Run, progress: Progress, reporter: Reporter) -> Progress:
@@ -84,27 +92,32 @@ def deliver(
     round: int,
     seen: Collection[str],
     baselines: Baselines,
+    after: str = "",
     **facts: Any,
 ) -> dict[str, Any]:
     """Test scores, sample predictions, exported adapters, the report, and last the summary, with further `facts`.
 
     Args:
         seen: clients of which an answer had arrived by this round.
+        after: what was done after the last round, in words; empty where nothing was.
         baselines: of other runs on the same data.
     """
-    facts |= baselines.score(experiment, run)
+    beside, examples = baselines.score(experiment, run)
+    facts |= beside
     with signs.part("test"):
         server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, if it is scored
         exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
         written = set(exported)
-        personal = personal_models(experiment, messages, written)
+        personal = personal_models(experiment, messages, written, run.config.eval.during if after else "test")
         for note in notes_on_length(experiment.scored.values(), experiment.config.eval.max_new_tokens).values():
             log_event(run, round, experiment.server.id, "answers cut", note)
             facts["notes"] = [*facts.get("notes", []), note]
         if personal and all(state.equal(experiment.scored[id].initial()) for id, state in personal.items()):
             log_event(run, round, experiment.server.id, "nothing learned", UNMOVED)
+        _score_after(experiment, run, personal, round, after)
         samples = Samples(experiment)
-        summary = experiment.score_states(personal, "test", listen=samples.listen)
+        summary = experiment.score_states(personal, "test", listen=samples.listen, each=True)
+    warned = watching.watch(experiment, run, personal, summary, beside, examples)
     with signs.part("the base's answers to the samples"):
         samples.write(run, baselines.answers(experiment))
     with signs.part("the weights of the experts"):
@@ -122,17 +135,31 @@ def deliver(
     scores = summary.clients if summary else {}
     with signs.part("writing the personal models"):
         sites = (experiment.scored[id] for id in exported)
-        found = contents(experiment, sites, personal, scores, config_text, spent)
+        found = contents(experiment, sites, personal, scores, config_text, spent, warned.get("warnings", ()))
         write_folders(((run.folder / "adapters" / id, files) for id, files in found), "a personal model")
-    return write_summary(experiment, run, record, round, **facts)
+    return write_summary(experiment, run, record, round, **facts, **warned)
+
+
+def _score_after(experiment: Experiment, run: Run, personal: Mapping[str, Message], round: int, after: str) -> None:
+    """Score what was done after the last round on the split that is scored in training, as its curve ends before. A
+    line of its own kind, since no round has this score."""
+    during = run.config.eval.during
+    if not after or during == "test":
+        return
+    summary = experiment.score_states(personal, during)
+    if summary:
+        run.log({"kind": "after", "round": round, "split": during, "what": after, **summary.as_json()})
 
 
 def personal_models(
-    experiment: Experiment, messages: Mapping[str, Message], exported: Collection[str]
+    experiment: Experiment, messages: Mapping[str, Message], exported: Collection[str], also: str = "test"
 ) -> dict[str, Message]:
-    """The personal model of everybody who is tested or exported, once for all that is done with it: some methods look
-    at every training example for it."""
-    wanted = [id for id, site in experiment.scored.items() if id in exported or site.data.queries.get("test")]
+    """The personal model of everybody who is tested or exported, or has examples of the split `also`, once for all that
+    is done with it: some methods look at every training example for it."""
+    wanted = [
+        id for id, site in experiment.scored.items()
+        if id in exported or site.data.queries.get("test") or site.data.queries.get(also)
+    ]  # fmt: skip
     found = experiment.runtime.run(
         {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in wanted}
     )
@@ -160,11 +187,13 @@ def contents(
     scores: Mapping[str, float],
     config_text: str,
     spent: Mapping[str, Any] | None = None,
+    warnings: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Of each site's personal model its id, and its files with their card by name.
 
     Args:
         spent: what the run spent of its clients' privacy.
+        warnings: of the run.
     """
     config, method = experiment.config, experiment.method
     prompt = experiment.base.prompt_of(config)
@@ -178,7 +207,7 @@ def contents(
             metrics={experiment.metric: scores[id]} if id in scores else {}, config=config_text,
             recipe=method.recipe(site),
             privacy=privacy.statement(config.privacy, spent, site, own) if spent else "",
-            unscored="" if site.data.queries.get("test") else NO_SCORE,
+            unscored="" if site.data.queries.get("test") else NO_SCORE, warnings=sentences(warnings, id),
         )  # fmt: skip
         yield id, models.contents(personal[id], site.structure, experiment.base, card, prompt)
 

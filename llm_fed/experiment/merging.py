@@ -90,7 +90,8 @@ def merge_runs(
         run.log({"kind": "merge", "client": id, "rounds": rounds, **recipe})
         if "note" in recipe:
             reporter.note(f"{id}: {recipe['note']}")
-    return deliver(experiment, run, dict.fromkeys(experiment.clients), config.rounds, seen, baselines, **facts)
+    messages = dict.fromkeys(experiment.clients)
+    return deliver(experiment, run, messages, config.rounds, seen, baselines, "the merge", **facts)
 
 
 def log_recipe(run: Run, round: int, client: str, read: Callable[[], Any], rounds: Mapping[str, int]) -> None:

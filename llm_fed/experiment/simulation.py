@@ -109,7 +109,8 @@ class Simulation:
 
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
         clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
-        base_scores = experiment.score_base if experiment.config.eval.base is True else None
+        first = experiment.config.eval.base is True and experiment.scores_base
+        base_scores = partial(self.baselines.first, experiment) if first else None
         return (
             Federation(experiment.method, clients, experiment.server, experiment.runtime),
             Scoring(experiment.scored, experiment.evaluate, base_scores),

@@ -20,6 +20,7 @@ from llm_fed.basics import signs
 from llm_fed.bench.build import Experiment
 from llm_fed.engine.drive import drive
 from llm_fed.engine.generation import seconds_of_tokens
+from llm_fed.experiment import cross
 from llm_fed.experiment.announce import local_steps
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.samples import Samples
@@ -99,6 +100,8 @@ def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
         final,
         final / first if first else 0.0,
         elsewhere=not sites,
+        cross_answers=cross.planned(built).answers if sites else 0,
+        scores_after=config.eval.during != "test" and final > 0,
     )
 
 

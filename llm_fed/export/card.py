@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -37,6 +37,7 @@ def model_card(
     recipe: Mapping[str, Any] | None = None,
     privacy: str = "",
     unscored: str = "",
+    warnings: Sequence[str] = (),
 ) -> str:
     """The text of an adapter's README.md, with the front matter that the Hub reads, without a licence field.
 
@@ -49,6 +50,7 @@ def model_card(
         recipe: what a merge found out (`Method.recipe`).
         privacy: a paragraph on what is guaranteed, if anything is.
         unscored: why there are no `metrics`.
+        warnings: sentences on what is wrong with it.
     """
     shown = model.wording
     settings, settings_text = _public_settings(config)
@@ -87,7 +89,7 @@ trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}.
 
 ## Scores of this client
 
-{table}{_privacy(privacy)}{_recipe(recipe)}
+{table}{_warnings(warnings)}{_privacy(privacy)}{_recipe(recipe)}
 ## Configuration of the run
 
 ```yaml
@@ -145,6 +147,11 @@ def merged_card(card: str, model: Model) -> str:
     data.library_name = shown.library
     data.tags = [tag for tag in data.tags or [] if tag != "lora"]
     return str(adapter)
+
+
+def _warnings(sentences: Sequence[str]) -> str:
+    """A section of the card; nothing without a warning."""
+    return "\n## Warnings\n\n" + "".join(f"- {sentence}\n" for sentence in sentences) if sentences else ""
 
 
 def _privacy(text: str) -> str:

@@ -12,6 +12,7 @@ from llm_fed.basics.figures import rounded
 from llm_fed.federation import stopping
 from llm_fed.federation.clients import Clients, Messages, messages_for
 from llm_fed.federation.collector import collector_of
+from llm_fed.federation.directions import compared
 from llm_fed.federation.privacy import by_example, check_upload, spent
 from llm_fed.federation.progress import Progress, end_early, memories, prune, resume, save, scores
 from llm_fed.federation.uploads import arrivals
@@ -135,6 +136,8 @@ def federate(
         progress.asked.update(run.digests.asked)
         came = {item.client: item.content.digest for item in progress.in_flight[earlier:]}
         uploads = arrivals(run, method, progress, record)
+        if not private and uploads:
+            record["updates"] = compared(method, progress.state, uploads)
         uploads = collector.collect(method, progress.state, uploads, round)
         with watch("server"):
             step = method.server_update(server, progress.state, uploads)

@@ -21,11 +21,6 @@ def check(config: Config) -> None:
             "a list in adapter.rank goes by the clients' order, which over a network is that of network.clients; list "
             "their names there, or give {client: rank}"
         )
-    if config.eval.base is True:
-        raise UserError(
-            "eval.base=true is for runs in one process or under accelerate launch: over a network clients score only "
-            "what they are sent; set eval.base=auto"
-        )
     if config.adapter and config.adapter.start:
         raise UserError(
             "adapter.start: over a network every machine would need those adapters, which is not supported yet; set "

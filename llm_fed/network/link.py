@@ -54,6 +54,31 @@ class Reply:
         return None if score is None or name not in NAMES else (str(name), score)
 
     @property
+    def base(self) -> float | None:
+        """The score of the base on its examples; None where there is none that could be one."""
+        return self.number("base_score", 0, 100)
+
+    @property
+    def tested(self) -> int:
+        """How many test examples it has; 0 where it does not say so."""
+        return int(self.number("tested", 0, 2**31) or 0)
+
+    def crossed(self, names: Collection[str]) -> dict[str, float]:
+        """By other client of these names the score of that one's model on this one's examples."""
+        given = self.content.get("cross")
+        found = Reply(given if isinstance(given, dict) and not self.error else {})
+        scores = {name: found.number(name, 0, 100) for name in names if name in found.content}
+        return {name: score for name, score in scores.items() if score is not None}
+
+    @property
+    def warned(self) -> dict[str, Any]:
+        """Figures by the kind of a warning, not checked any further."""
+        given = self.content.get("warnings")
+        if not isinstance(given, dict) or self.error or len(repr(given)) > _LONGEST:
+            return {}
+        return given
+
+    @property
     def clients(self) -> dict[str, int]:
         """By the name of each client that it says it has, the number of its training examples."""
         given = self.content.get("clients")

@@ -7,7 +7,6 @@ checkpoint, a client that was killed at work, and an answer that got lost all co
 
 from __future__ import annotations
 
-import math
 import secrets
 import statistics
 import time
@@ -29,7 +28,6 @@ from llm_fed.bench import bases, build, taking_part
 from llm_fed.bench.build import Experiment
 from llm_fed.bench.parents import config_of
 from llm_fed.experiment import finish
-from llm_fed.experiment.baselines import rule_of
 from llm_fed.export import models
 from llm_fed.federation.clients import encoded_upload, reported_examples
 from llm_fed.federation.privacy import check_elsewhere
@@ -39,10 +37,11 @@ from llm_fed.network.bundle import PROTOCOL, RUN_NAME, content_of, joined
 from llm_fed.network.node_folders import personal_folder, plain
 from llm_fed.network.node_rows import RowsAtNode
 from llm_fed.network.side_by_side import each, fused
+from llm_fed.network.watching import Watched, measured, told_scores, watched
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.evaluation import Personal, measure
+from llm_fed.scoring.evaluation import Personal
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config, Device, ServerConfig
 from llm_fed.settings.configfile import as_dict, from_dict
@@ -159,7 +158,8 @@ class Node:
 
     def _evaluate(self, work: _OrderGroup) -> dict[str, Any]:
         built, sites, messages = self._prepared(work)
-        scores = self._scores(built, sites, _personal(built, messages), work.common["split"])
+        found = measured(built, sites, _personal(built, messages), work.common["split"])
+        scores = told_scores(built, sites, found)
         return each(scores, lambda client, score: (score, b""))
 
     def _finish(self, work: _OrderGroup) -> dict[str, Any]:
@@ -188,11 +188,13 @@ class Node:
         async def personal(site: Site) -> State:
             return states[site.id]
 
-        scores = self._scores(built, each(states, lambda client, state: sites[client]), personal, "test")
+        tested = each(states, lambda client, state: sites[client])
+        found = measured(built, tested, personal, "test", examples=True)
+        scores, more = told_scores(built, tested, found), watched(built, states, found)
 
         def reply(client: str, score: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-            self._export(built, work, sites[client], states[client], score)
-            outcome = {**score, **_rule(built, sites[client])}
+            self._export(built, work, sites[client], states[client], score, more[client])
+            outcome = {**score, **more[client].as_json()}
             return {**outcome, "recipe": built.method.recipe(sites[client]), **failed.get(client, {})}, b""
 
         return each(scores, reply)
@@ -213,7 +215,7 @@ class Node:
         return given
 
     def _export(
-        self, built: Experiment, work: _OrderGroup, site: Client, state: State, score: Mapping[str, Any]
+        self, built: Experiment, work: _OrderGroup, site: Client, state: State, score: Mapping[str, Any], more: Watched
     ) -> None:
         """Write a client's personal model to this machine's disk, where the configuration says so."""
         order = work.orders[site.id]
@@ -222,24 +224,8 @@ class Node:
             folder = personal_folder(work.place.home, order["name"], order["run"]) / site.id
             text = yaml.safe_dump(as_dict(work.config), sort_keys=False)
             scores = {} if score["score"] is None else {site.id: score["score"]}
-            own = finish.contents(built, [site], {site.id: state}, scores, text, order["spent"])
+            own = finish.contents(built, [site], {site.id: state}, scores, text, order["spent"], more.warnings)
             write_folders(((folder, files) for _, files in own), "a personal model")
-
-    def _scores(self, built: Experiment, sites: Mapping[str, Any], personal: Personal, split: str) -> dict[str, Any]:
-        """What the server is told of the scores; with privacy on no loss, as of training."""
-        asked = {
-            name: site for name, site in sites.items() if isinstance(site, Exception) or site.data.queries.get(split)
-        }
-        limit, private = built.config.eval.limit, built.config.privacy.clip is not None
-        outcomes = fused(built.runtime, asked, lambda site: measure(personal, site, split, built.metric, limit))
-
-        def reply(client: str, outcome: tuple[float, float | None]) -> dict[str, Any]:
-            score, loss = outcome
-            if loss is None or private:
-                return {"score": score}
-            return {"score": score, "loss": rounded(loss) if math.isfinite(loss) else None}
-
-        return {name: {"score": None} for name in sites} | each(outcomes, reply)
 
     def _prepared(self, work: _OrderGroup) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
         """What is built for these orders; by client its site with the memory that its order says, or why it cannot
@@ -366,12 +352,6 @@ def _alike(orders: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]
 def _personal(built: Experiment, sent: Mapping[str, Message]) -> Personal:
     """How each client's personal model is made of what it is sent."""
     return lambda site: built.method.personalize(site, sent[site.id])
-
-
-def _rule(built: Experiment, site: Client) -> dict[str, Any]:
-    """Of the client's best rule that trains nothing its name and its score; with privacy on nothing."""
-    rule = None if built.config.privacy.clip is not None else rule_of(site, built.metric, built.config.eval.limit)
-    return {"rule": rule.name, "rule_score": rule.score} if rule else {}
 
 
 def _working(sites: Mapping[str, Any]) -> list[Site]:

@@ -31,6 +31,7 @@ from llm_fed.network import limits
 from llm_fed.network.bundle import RUN_NAME
 from llm_fed.network.clients import RemoteClients
 from llm_fed.network.link import Link, Reply
+from llm_fed.network.watching import heard
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.pace import Ahead
 from llm_fed.runs.tracking import Reporter
@@ -231,6 +232,7 @@ class Deployment:
         if summary:
             if not experiment.scored:
                 facts |= _rules(experiment, run, replies)
+                facts |= heard(experiment, run, summary.clients, replies)
             record |= summary.as_json()
             run.log(record)
         return write_summary(

@@ -32,25 +32,27 @@ from llm_fed.settings.contents import Contents, translated
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
-_FREE_KEYS = ("checkpoint.", "export.", "report.", "track.", "network.", "eval.base")
+_FREE_KEYS = ("checkpoint.", "export.", "report.", "track.", "network.", "eval.base", "eval.cross")
 
 SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
 EXPERTS = "experts.jsonl"  # how much each expert counts, see `experiment/experts.py`
 BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `llm_fed/rows/reading.py`
-CROSS = "cross.json"  # every personal model on every client's examples, see `commands/cross.py`
+CROSS = "cross.json"  # every personal model on every client's examples, see `experiment/cross.py`
+EXAMPLES = "test_scores.jsonl"  # the score of each test example, see `experiment/watching.py`
+WARNINGS = "warnings.json"  # what is wrong, as in summary.json, see `eval/warning.py`
 ENDED = "ended.json"  # after which round a finished run has ended before its last one, and why
 CONTINUED = "continued.json"  # from which such round the user has let it go on, although its stop rule ended it
 SPLITS = "splits.json"  # in which split each row has been, see `experiment/splits.py`
 
-# What a run writes, in the order in which `fresh` deletes it: a crash in between leaves no folder that seems complete.
+# What a finished run has handed out, and all that a run writes, in the order in which `fresh` deletes it: a crash in
+# between leaves no folder that seems complete.
+_RESULTS = ("summary.json", "report.html", SAMPLES, EXPERTS, CROSS, EXAMPLES, WARNINGS, "adapters")
 _WRITTEN = (
-    "summary.json", "report.html", SAMPLES, EXPERTS, CROSS, "adapters", "trackers", "environment.json", "start.json",
-    ENDED, CONTINUED, BAD_ROWS, inputs.FILE, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json",
-    "config.yaml", "checkpoints", "needs",
+    *_RESULTS, "trackers", "environment.json", "start.json", ENDED, CONTINUED, BAD_ROWS, inputs.FILE, "timing.jsonl",
+    digests.FILE, "metrics.jsonl", SPLITS, "network.json", "config.yaml", "checkpoints", "needs",
 )  # fmt: skip
 
 _PARTIAL = re.compile(r"\..*\.partial")  # what a kill may leave of a file that is written
-_RESULTS = _WRITTEN[:6]  # what a finished run has handed out
 
 
 def _print(text: str) -> None:
@@ -284,6 +286,10 @@ class Run:
         """Append one line to metrics.jsonl. It holds nothing that differs between equal runs."""
         self._append(self.metrics_file, record)
         self._listen(record)
+
+    def say(self, text: str) -> None:
+        """One line for whoever watches the run; in no file."""
+        self._note(text)
 
     def lap(self, part: str | None = None) -> None:
         """Seconds since the run was opened, or since the last lap, go into timing.jsonl as this part of the run; None:

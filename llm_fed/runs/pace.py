@@ -20,6 +20,7 @@ _WORDS = {  # parts of a round, and what is said of them
     "evaluate": "scoring",
     "checkpoint": "writing the checkpoint",
     "test": "testing",
+    signs.CROSS: "answering for the cross table",
 }
 # What is done after the scores.
 _ENDING = ("the weights of the experts", "writing the personal models", "writing the report")
@@ -39,6 +40,8 @@ class Ahead:
         final_rounds: how many rounds' steps these are.
         forecast: what the parts will take, where it was estimated.
         elsewhere: whether the clients answer on other machines, so that nobody here knows how much.
+        cross_answers: how many are answered for the cross table, beside the test.
+        scores_after: whether `during`'s split is scored once more after the final step.
     """
 
     rounds: int = 0
@@ -51,11 +54,13 @@ class Ahead:
     final_rounds: float = 0.0
     forecast: Forecast | None = None
     elsewhere: bool = False
+    cross_answers: int = 0
+    scores_after: bool = False
 
     def answers_after(self, reached: int) -> int:
-        """How many are scored under personal models after a round, in the final test, too."""
-        rounds = sum(self.scored(round) for round in range(reached + 1, self.rounds + 1))
-        return rounds * self.answers.get(self.during, 0) + self.answers.get("test", 0)
+        """How many are scored under personal models after a round, in the final test and the cross table, too."""
+        rounds = sum(self.scored(round) for round in range(reached + 1, self.rounds + 1)) + self.scores_after
+        return rounds * self.answers.get(self.during, 0) + self.answers.get("test", 0) + self.cross_answers
 
     def amounts(self, reached: int = 0) -> tuple[float, int, int]:
         """Rounds after this one, the final step among them, answers of personal models, and answers of the base."""
@@ -110,6 +115,7 @@ class Pace:
         self._ended = False
         self._scored = False  # this round
         self._tested = False
+        self._crossed = False  # the cross table is made
         self._part_began = clock()
         self._answers = 0.0  # of the scores that are being made
 
@@ -136,6 +142,7 @@ class Pace:
                 self._scores.add(seconds, answers)
             self._scored = self._scored or part == "evaluate"
             self._tested = self._tested or part == "test"
+            self._crossed = self._crossed or part == signs.CROSS
         elif part in signs.BASE:
             self._base.add(seconds, self._answers)
         elif part == signs.FINISHING:
@@ -255,6 +262,8 @@ class Pace:
         return f" {min(self._answers, expected):.0f} of {expected} answers"
 
     def _expected_answers(self, part: str) -> int:
+        if part == signs.CROSS:
+            return self.ahead.cross_answers
         return self.ahead.answers.get("test" if part == "test" else self.ahead.during, 0)
 
     def _of_part(self) -> float:
@@ -296,6 +305,7 @@ class Pace:
         ahead = self.ahead
         first = self.number + (1 if not self._inside or self._scored else 0)
         rounds = sum(ahead.scored(round) for round in range(max(1, first), ahead.rounds + 1))
-        left = rounds * ahead.answers.get(ahead.during, 0)
+        left = (rounds + (ahead.scores_after and not self._tested)) * ahead.answers.get(ahead.during, 0)
         left += 0 if self._tested else ahead.answers.get("test", 0)
+        left += 0 if self._crossed or self._ended else ahead.cross_answers
         return max(0.0, left - (self._answers if self._part in signs.SCORING else 0.0))

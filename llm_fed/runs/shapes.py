@@ -184,7 +184,8 @@ def _scored(value: Any, where: str) -> None:
 def _square(value: Any, where: str) -> None:
     """A row per client's model, and a column per client."""
     size = len(value["clients"])
-    if len(value["scores"]) != size or any(len(row) != size for row in value["scores"]):
+    rows = [*value["scores"], *([value["base"]] if "base" in value else [])]
+    if len(value["scores"]) != size or any(len(row) != size for row in rows):
         raise ShapeError(f"scores is no table of {size} rows and columns")
 
 
@@ -228,13 +229,14 @@ _MERGE = _keys(
     },
     client=_name, rounds=_by(_text, _maybe(count)),
 )  # fmt: skip
+_WARNING = _keys(kind=_text, clients=_names, text=_text, figures=_by(_name, _keys()))
 _METRICS: Mapping[str, Shape] = {
     "round": _keys(
         {
             **dict.fromkeys(
                 ("asked", "arrived", "refused", "failed", "dropped_out", "bytes_up", "bytes_down"), count
             ),
-            "loss": _maybe(number), "lr": _maybe(number),
+            "loss": _maybe(number), "lr": _maybe(number), "updates": _by(_name, _list(_maybe(finite))),
         },
         round=count, padding=finite,
     ),
@@ -243,6 +245,7 @@ _METRICS: Mapping[str, Shape] = {
         round=count, client=_name, examples=count, bytes_up=count, bytes_down=count,
     ),
     "score": _SCORE,
+    "after": _all(_keys(what=_text), _SCORE),
     "rule": _RULE,
     "event": _keys({"client": _text, "reason": _text}, round=count, event=_text),
     "drop-out": _keys(round=count, client=_name),
@@ -275,16 +278,22 @@ _FILES: Mapping[str, Shape] = {
     "experts.jsonl": _keys({"std": _maybe(_by(_text, finite))}, client=_name, examples=count, mean=_by(_text, finite)),
     "cross.json": _all(
         _keys(
-            {"unscored": _names, "limit": _maybe(count)},
-            metric=_text, split=_text, clients=_names, scores=_list(_list(_score)),
+            {
+                "unscored": _names, "limit": _maybe(count), "base": _list(_maybe(_score)), "of": count,
+                "warnings": _list(_WARNING), "missing": _text,
+            },
+            metric=_text, split=_text, clients=_names, scores=_list(_list(_maybe(_score))),
         ),
         _square,
     ),
+    "warnings.json": _keys({"unchecked": _list(_text)}, warnings=_list(_WARNING)),
+    "test_scores.jsonl": _keys(dict.fromkeys(("own", "base", "rule"), _list(_score)), client=_name),
     "summary.json": _keys(
         {
             "rounds": count, "ended": _ENDED, "base": _SCORE, "rule": _RULE, "notes": _list(_text), "adapters": _text,
             "needs": _by(_text, _maybe(count)),
             **dict.fromkeys(("only_tested", "left_out", "unscored"), _names),
+            "warnings": _list(_WARNING), "unchecked": _list(_text),
         },
         round=count, method=_text, scores=_scored,
     ),

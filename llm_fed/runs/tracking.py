@@ -193,10 +193,11 @@ class Reporter:
         self.callbacks.record(record)
         if record["kind"] == "round":
             self._round(record)
-        elif record["kind"] == "score":
+        elif record["kind"] in ("score", "after"):
             spread = f" (std {record['std']:.2f} over clients, worst half {record['worst_half']:.2f})"
             loss = "" if record["loss"] is None else f", loss {record['loss']:.4f}"
             alone = "" if record["round"] else " (the base alone)"
+            alone += f" and {record['what']}" if "what" in record else ""
             self.note(
                 f"round {record['round']}{alone}: {record['split']} {record['metric']} {record['mean']:.2f}"
                 + (spread if len(record["clients"]) > 1 else "")
@@ -205,7 +206,8 @@ class Reporter:
             values = {key: record[key] for key in ("mean", "std", "worst_half", "loss")}
             values |= {f"clients/{id}": score for id, score in record["clients"].items()}
             values |= {f"client_losses/{id}": loss for id, loss in record["losses"].items()}
-            known = {f"{record['split']}/{key}": value for key, value in values.items() if value is not None}
+            place = record["split"] + (" after the last round" if "what" in record else "")
+            known = {f"{place}/{key}": value for key, value in values.items() if value is not None}
             self._track(known, record["round"])
         elif record["kind"] == "privacy":  # logged before its round's line
             self._spent = "" if record["epsilon"] is None else f", epsilon {record['epsilon']:.3g}"

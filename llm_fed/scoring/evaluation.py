@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -13,8 +14,24 @@ from llm_fed.basics.figures import rounded
 from llm_fed.method import State
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data, Site
-from llm_fed.scoring.scores import Summary, find, likelihood, score, summarize
+from llm_fed.scoring.scores import Summary, find, likelihood, score, score_each, summarize
 from llm_fed.tasks.common import Picture, labels_of
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a model is worth on a client's examples.
+
+    Attributes:
+        score: 0-100.
+        loss: mean per target token or picture; None where there is none.
+        examples: the score of each example, 0-100, where it was asked for.
+    """
+
+    score: float
+    loss: float | None = None
+    examples: tuple[float, ...] = ()
+
 
 Personal = Callable[[Site], Coroutine[Any, Any, State]]  # a client's personal model, e.g. `Method.personalize`
 
@@ -28,21 +45,24 @@ def evaluate(
     metric: str,
     limit: int | None = None,
     listen: Callable[[str, Sequence[Any]], None] = lambda client, predictions: None,
+    each: bool = False,
 ) -> Summary | None:
     """Each client's score (0-100) and loss on its own `split`, of `limit` examples at most; None where no client has
     that split. A client that has no example of it is named as unscored. `listen` is given each client's predictions as
-    `predict` returns them, in the order of its queries."""
+    `predict` returns them, in the order of its queries. With `each` the summary has the score of each example, too,
+    where the metric is a mean over examples."""
     asked = {name: client for name, client in clients.items() if client.data.queries.get(split)}
     if not asked:
         return None
-    work = {name: measure(personal, client, split, metric, limit, listen) for name, client in asked.items()}
+    work = {name: measure(personal, client, split, metric, limit, listen, each) for name, client in asked.items()}
     outcomes = runtime.run(work)
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
             raise outcome
-    losses = {name: rounded(loss) for name, (_, loss) in outcomes.items() if loss is not None}
-    scores = {name: score for name, (score, _) in outcomes.items()}
-    return summarize(metric, scores, losses, [name for name in clients if name not in asked])
+    losses = {name: rounded(its.loss) for name, its in outcomes.items() if its.loss is not None}
+    scores = {name: its.score for name, its in outcomes.items()}
+    summary = summarize(metric, scores, losses, [name for name in clients if name not in asked])
+    return replace(summary, examples={name: its.examples for name, its in outcomes.items() if its.examples})
 
 
 def check_options(client: str, data: Data) -> None:
@@ -65,18 +85,26 @@ async def measure(
     metric: str,
     limit: int | None,
     listen: Callable[[str, Sequence[Any]], None] = lambda client, predictions: None,
-) -> tuple[float, float | None]:
-    """One client's score (0-100) and loss (None where it has none), both of the same examples under the same model."""
+    each: bool = False,
+    loss: bool = True,
+) -> Measured:
+    """One client's score and loss, both of the same examples under the same model; with `each` the score of each
+    example, too, and without `loss` no loss where it is work of its own."""
     theta, queries = await personal(client), client.data.queries[split][:limit]
     read = _read_by(metric, client)
+    predictions: Sequence[Any]
     if read == "labels":  # the logits say both
         logits = await client.logits(theta, queries)
-        return _score_labels(metric, logits, queries), float(cross_entropy(logits, labels_of(queries)))
-    if read == "loss":
-        return await _likelihood(client, theta, queries)
-    predictions = await predict(client, theta, queries, metric)
-    listen(client.id, predictions)
-    return _score(metric, predictions, queries), await client.loss_of_answers(theta, queries)
+        predictions, references = logits.argmax(-1).tolist(), [picture.label for picture in queries]
+        measured = Measured(score(metric, predictions, references), float(cross_entropy(logits, labels_of(queries))))
+    elif read == "loss":
+        return Measured(*await _likelihood(client, theta, queries))
+    else:
+        predictions, references = await predict(client, theta, queries, metric), references_of(metric, queries)
+        listen(client.id, predictions)
+        value = await client.loss_of_answers(theta, queries) if loss else None
+        measured = Measured(score(metric, predictions, references), value)
+    return replace(measured, examples=tuple(score_each(metric, predictions, references))) if each else measured
 
 
 async def score_split(client: Site, theta: State, split: str) -> float:
@@ -108,9 +136,14 @@ async def _likelihood(client: Site, theta: State, queries: Sequence[Query]) -> t
     return likelihood(loss), loss
 
 
-def _score(metric: str, predictions: Sequence[Any], queries: Sequence[Query]) -> float:
+def references_of(metric: str, queries: Sequence[Query]) -> list[Any]:
+    """What is right for each query of text, as `score` takes it."""
     options = find(metric).scores == "options"
-    return score(metric, predictions, [query.correct if options else query.answers for query in queries])
+    return [query.correct if options else query.answers for query in queries]
+
+
+def _score(metric: str, predictions: Sequence[Any], queries: Sequence[Query]) -> float:
+    return score(metric, predictions, references_of(metric, queries))
 
 
 def _score_labels(metric: str, logits: Tensor, pictures: Sequence[Picture]) -> float:

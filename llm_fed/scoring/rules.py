@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from llm_fed.scoring.choices import form_of, listed, texts
-from llm_fed.scoring.scores import find, score
+from llm_fed.scoring.scores import find, score, score_each
 from llm_fed.tasks.common import Example
 
 NAMES = (
@@ -46,6 +46,7 @@ class BestRule:
 
     name: str
     score: float
+    examples: tuple[float, ...] = ()  # the score of each of them
 
 
 def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRule | None:
@@ -56,7 +57,8 @@ def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRul
         return None
     if read == "labels":
         frequent = _most_frequent(picture.label for picture in train)
-        return BestRule("most frequent class", score(metric, [frequent] * len(test), [each.label for each in test]))
+        said, labels = [frequent] * len(test), [each.label for each in test]
+        return BestRule("most frequent class", score(metric, said, labels), tuple(score_each(metric, said, labels)))
     train = _drawn(train)
     first, second = train[::2], train[1::2] or train
     by_name = dict.fromkeys(NAMES, 0.0)
@@ -66,7 +68,8 @@ def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRul
             by_name[name] += value * len(seen)
     rules = rules_of(train, metric)
     best = max(rules, key=lambda name: by_name[name])  # of equal ones the first
-    return BestRule(best, _scores({best: rules[best]}, test, metric)[best])
+    answered, answers = [rules[best](example) for example in test], [example.answers for example in test]
+    return BestRule(best, score(metric, answered, answers), tuple(score_each(metric, answered, answers)))
 
 
 def _drawn(train: Sequence[Example]) -> Sequence[Example]:

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from types import ModuleType
 from typing import Any, Literal
@@ -80,10 +80,12 @@ class Summary:
     # is not finite. A client without an example that fits into training's length is missing.
     losses: dict[str, float | None]
     unscored: tuple[str, ...] = ()  # clients without an example of the split; they are in no other field
+    # client id -> score of each example, 0-100, where they were asked for; not in the JSON
+    examples: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self)
-        unscored = fields.pop("unscored")
+        unscored, _ = fields.pop("unscored"), fields.pop("examples")
         return fields | ({"unscored": list(unscored)} if unscored else {})
 
 
@@ -125,6 +127,12 @@ def likelihood(loss: float) -> float:
 
 def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> float:
     return score_all([metric], predictions, references)[metric]
+
+
+def score_each(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> list[float]:
+    """The score of each example alone; their mean is `score`."""
+    pairs = zip(predictions, references, strict=True)
+    return [score(metric, [prediction], [reference]) for prediction, reference in pairs]
 
 
 def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:

@@ -264,9 +264,12 @@ class EvalConfig:
     select: Literal["best", "last"] = "best"
     during: Literal["validation", "test"] = "validation"  # the split that is scored during training
     of_last: PositiveInt | None = None  # number of last scores among which `best` chooses; null: all
-    # also score the base without any adapter: `auto` once, on the test split (language models, not over a network);
-    # `true` also as round 0 on the split of `during`
-    base: Literal["auto"] | bool = "auto"
+    # also score the base without any adapter (language models): `true` on the test split, and as round 0 on the split
+    # of `during`; `auto` on the test split alone, and not over a network
+    base: Literal["auto"] | bool = True
+    # also score each personal model on the test examples of the other clients: `auto` of all clients up to eight and
+    # otherwise of a sample, on at most 50 examples each; `true` all on all. Warnings rest on it, see docs/warnings.md
+    cross: Literal["auto"] | bool = "auto"
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,10 @@ import tiny_images
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.commands import compare
 from llm_fed.experiment import finish, simulation
 from llm_fed.experiment import run as experiment
-from llm_fed.network import server
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import Summary, score
@@ -103,7 +101,7 @@ def test_nothing_else_of_the_run_changes(small, tmp_path):
 def test_the_base_is_never_the_best_round(small, tmp_path, monkeypatch):
     perfect = {"clients": {"ada": 100.0}, "metric": "rouge1", "mean": 100.0, "std": 0.0, "worst_half": 100.0}
     perfect |= {"loss": 0.0, "losses": {"ada": 0.0}}
-    monkeypatch.setattr(build.Experiment, "score_base", lambda self, split, listen=None: Summary(**perfect))
+    monkeypatch.setattr(build.Experiment, "score_base", lambda self, split, **options: Summary(**perfect))
     summary = experiment.train(from_dict(tree(small)), tmp_path / "run")
     assert summary["base"]["mean"] == 100.0 and summary["round"] in (1, 2)
 
@@ -207,10 +205,9 @@ def test_a_comparison_from_before_is_taken_over(small, tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("out/*/metrics.jsonl"))) == 1
 
 
-def test_images_and_networks_are_refused(small, tmp_path):
+def test_the_head_of_an_image_model_knows_nothing_so_it_has_no_base(small, tmp_path):
     path = tiny_images.npz(tmp_path / "a.npz", train=24, test=12)
-    with pytest.raises(UserError, match="eval.base=true.*head of an image model.*eval.base=auto"):
-        experiment.train(from_dict(tiny_images.tree(path, eval={"base": True})), tmp_path / "run")
-    with pytest.raises(UserError, match="eval.base=true is for runs in one process"):
-        server.train(from_dict(tree(small)), tmp_path / "run", None)  # type: ignore[arg-type]
-    assert not (tmp_path / "run").exists()
+    summary = experiment.train(from_dict(tiny_images.tree(path, eval={"base": True})), tmp_path / "run")
+    assert "base" not in summary and all(
+        line.get("round") != 0 or line["kind"] == "rule" for line in lines(tmp_path / "run")
+    )

@@ -48,11 +48,11 @@ def kinds(run: Path) -> list[tuple[str, int, str]]:
     return [(line["kind"], line["round"], line["split"]) for line in lines if line["kind"] in ("score", "rule")]
 
 
-def test_a_run_scores_both_once_at_its_end(small, tmp_path, scored_bases):
+def test_a_run_scores_the_base_before_its_rounds_and_both_at_its_end(small, tmp_path, scored_bases):
     """A client's answers are always the same, so the most frequent one is always right."""
     summary = experiment.train(from_dict(small.tree(rounds=2)), tmp_path / "run")
-    assert scored_bases == ["test"]
-    assert kinds(tmp_path / "run")[2:] == [
+    assert scored_bases == ["validation", "test"]
+    assert kinds(tmp_path / "run")[3:] == [
         ("score", 0, "test"),
         ("rule", 0, "test"),
         ("score", summary["round"], "test"),
@@ -79,13 +79,13 @@ def test_the_samples_take_the_answers_that_the_base_has_given(small, tmp_path, m
 
 
 def test_runs_of_a_comparison_score_the_base_once_per_draw(small, tmp_path, scored_bases):
-    """Also a merge and the runs that it needs, and a comparison that is continued; not rows with another base or
-    template."""
+    """On each of two splits. Also a merge and the runs that it needs, and on the test split a comparison that is
+    continued; not rows with another base or template."""
     rows = {"one": ["method=local"], "two": ["method=fedit"], "merge": ["method=potara", "method.samples=2"]}
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump(small.tree(rounds=1, compare={"seeds": [0, 1], "rows": rows})))
     table = compare.compare(path, out=tmp_path / "out")
-    assert len(scored_bases) == 2 and len(table.rows) == 3
+    assert scored_bases.count("test") == scored_bases.count("validation") == 2 and len(table.rows) == 3
     found = json.loads((tmp_path / "out/table.json").read_text())
     assert len(found["base"]["seeds"]) == len(found["rule"]["seeds"]) == 2
     assert found["rows"][0]["seeds"]["1"]["rule"]["rules"]["ada"] == "most frequent answer"
@@ -93,7 +93,7 @@ def test_runs_of_a_comparison_score_the_base_once_per_draw(small, tmp_path, scor
     more = rows | {"three": ["method=ffa"], "long": ["method=fedit", "task.template=alpaca"]}
     path.write_text(yaml.safe_dump(small.tree(rounds=1, compare={"seeds": [0, 1], "rows": more})))
     table = compare.compare(path, out=tmp_path / "out")
-    assert len(scored_bases) == 4
+    assert (scored_bases.count("test"), scored_bases.count("validation")) == (4, 6)
     labels = [row.label for row in table.baselines["base"]]
     assert labels == ["base of one, two, merge, three", "base of long"] or labels == ["base"]  # both may be zero
     assert (tmp_path / "out/three-seed0/metrics.jsonl").read_text().count('"round": 0, "split": "test"') == 2

@@ -1,0 +1,95 @@
+"""A picture of which client was in which round, and how its update compares with the others' in direction and norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from llm_fed.eval import style
+
+RANGE = 8.0  # of norms, as a multiple and a fraction of the median, beyond which colours do not change
+ABSENT = {False: "#c4ccd4", True: "#3d444d"}  # unlike any colour of a number
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The updates of a run.
+
+    Attributes:
+        clients: the rows, in their order.
+        rounds: the columns.
+        cosines: (clients, rounds), with the mean of the other updates of the round; NaN where a client had none.
+        norms: (clients, rounds), over the median of the round; NaN likewise.
+        left_out: clients that are not shown.
+    """
+
+    clients: Sequence[str]
+    rounds: Sequence[int]
+    cosines: np.ndarray
+    norms: np.ndarray
+    left_out: int = 0
+
+
+def updates_of(lines: Sequence[dict[str, Any]]) -> Updates | None:
+    """Of the lines of rounds; None where they know of no updates of at least two clients. Of more than MAX_NAMES
+    clients those whose mean cosine is the lowest."""
+    known = {line["round"]: line["updates"] for line in lines if line.get("updates")}
+    clients = list(dict.fromkeys(client for updates in known.values() for client in updates))
+    if len(clients) < 2:
+        return None
+    cosines, norms = (np.full((len(clients), len(known)), np.nan) for _ in range(2))
+    for column, updates in enumerate(known.values()):
+        middle = median(value[0] for value in updates.values())
+        for client, (norm, cosine) in updates.items():
+            row = clients.index(client)
+            cosines[row, column] = math.nan if cosine is None else cosine
+            norms[row, column] = norm / middle if middle else math.nan
+    shown = list(range(len(clients)))
+    if len(clients) > style.MAX_NAMES:
+        usual = [_mean(cosines[row]) for row in shown]
+        shown = sorted(sorted(shown, key=lambda row: usual[row])[: style.MAX_NAMES])
+    return Updates([clients[row] for row in shown], [*known], cosines[shown], norms[shown], len(clients) - len(shown))
+
+
+def draw(path: Path, *, updates: Updates, dark: bool = False) -> Path:
+    """The cosines above, the norms below, a row per client and a column per round in both."""
+    rows = len(updates.clients)
+    figure = Figure(figsize=(5.6, 2 * (0.9 + max(0.2 * rows, 0.8))), layout="constrained", facecolor=style.PAGE[dark])
+    panels = (
+        (updates.cosines, "cosine with the others", "RdBu", 1.0),
+        (np.log2(np.maximum(updates.norms, 1e-12)), "norm over the median", "PuOr", math.log2(RANGE)),
+    )
+    for place, (values, what, colours, most) in enumerate(panels, 1):
+        axes = style.plain_axes(figure, (2, 1, place), dark)
+        axes.grid(False)
+        axes.set_facecolor(ABSENT[dark])
+        edges = np.arange(len(updates.rounds) + 1) - 0.5
+        image = axes.pcolormesh(edges, np.arange(rows + 1) - 0.5, np.ma.masked_invalid(values), cmap=colours,
+                                vmin=-most, vmax=most)  # fmt: skip
+        axes.invert_yaxis()
+        style.name_rows(axes, range(rows), updates.clients)
+        shown = np.linspace(0, len(updates.rounds) - 1, min(6, len(updates.rounds))).round().astype(int)
+        axes.set_xticks(shown, [str(updates.rounds[column]) for column in shown])
+        axes.tick_params(length=0)
+        if place == 2:
+            axes.set(xlabel="round")
+        bar = figure.colorbar(image, ax=axes, aspect=12, pad=0.02, fraction=0.05)
+        bar.set_label(what, color=style.INK[dark])
+        bar.ax.tick_params(colors=style.INK[dark])
+        if place == 2:
+            powers = (-3, -2, -1, 0, 1, 2, 3)
+            bar.set_ticks(powers, labels=[f"{2.0**power:g}×" for power in powers])
+        bar.outline.set_visible(False)
+    return style.save(figure, path)
+
+
+def _mean(values: np.ndarray) -> float:
+    known = [float(value) for value in values if not math.isnan(value)]
+    return fmean(known) if known else math.inf

@@ -1,0 +1,241 @@
+"""Warnings: what is wrong with a run, or with one of its personal models, as far as an interval shows it.
+
+Each kind of warning is one question about every client. All intervals of a run are so wide that at most one run in
+twenty warns where nothing is wrong: `ALARM` is shared by the kinds, and within a kind by its comparisons (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from llm_fed.basics.figures import rounded
+from llm_fed.eval.intervals import Estimate, between, mean_of, of_means, paired, slope
+
+ALARM = 0.05  # the probability of any warning where nothing is wrong, at most
+LEAST_EXAMPLES = 5  # of a client, below which nothing is claimed
+LEAST_ROUNDS = 8  # with a loss, below which no trend is claimed
+NAMED = 5  # clients of a warning that its text names
+
+KINDS = {
+    "below-base": "worse than the base without any adapter",
+    "below-rule": "worse than the best rule, which trains nothing",
+    "below-local": "worse than the model that the client trains alone (local)",
+    "loss-rises": "the loss rises while the mean over the clients falls",
+    "another-model": "another client's model answers better than its own",
+    "gains-elsewhere": "the model has learned more of another client's examples than of its own",
+}
+REFERENCES = ("base", "rule", "local")
+
+Examples = Mapping[str, Sequence[float]]  # by client the score of each of its examples, 0-100
+Warned = dict[str, Any]  # kind, clients, text, figures
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores (0-100) by client, each on the client's own test examples."""
+
+    means: Mapping[str, float]
+    examples: Examples = field(default_factory=dict)  # as far as they are known
+
+
+@dataclass(frozen=True)
+class Cross:
+    """The scores of models on the examples of other clients.
+
+    Attributes:
+        answers: by (whose model, whose examples) the score of each example, on the diagonal, too.
+        base: of the same examples without any adapter; empty where it is not known.
+    """
+
+    answers: Mapping[tuple[str, str], Sequence[float]]
+    base: Examples = field(default_factory=dict)
+
+    @property
+    def clients(self) -> list[str]:
+        return [model for model, client in self.answers if model == client]
+
+    @cached_property
+    def columns(self) -> dict[str, tuple[int, np.ndarray]]:
+        """By client how many models answered its examples, and the sum of their scores of each example."""
+        found: dict[str, tuple[int, np.ndarray]] = {}
+        for (_, client), scores in self.answers.items():
+            count, total = found.get(client, (0, np.zeros(len(scores))))
+            found[client] = count + 1, total + np.asarray(scores)
+        return found
+
+    def others(self, client: str) -> list[str]:
+        """Those whose models answered this client's examples, and whose examples this one's model answered."""
+        pairs = self.answers
+        return [k for k in self.clients if k != client and {(k, client), (client, k)} <= pairs.keys()]
+
+
+def warnings_of(
+    own: Scores,
+    references: Mapping[str, Scores],
+    counts: Mapping[str, int],
+    cross: Cross | None = None,
+    losses: Mapping[str, Mapping[int, float]] | None = None,
+    parts: int = 1,
+) -> list[Warned]:
+    """All warnings of a run, as JSON values.
+
+    Args:
+        own: of the personal models.
+        references: those of REFERENCES that are known.
+        counts: the test examples of each client.
+        losses: by client its loss by round.
+        parts: into how many such parts a run is divided, each of which looks at its own clients alone.
+    """
+    found: dict[str, dict[str, dict[str, Any]]] = {
+        f"below-{name}": dict(below(own, references[name], name, counts, parts))
+        for name in REFERENCES
+        if name in references
+    }
+    found["loss-rises"] = dict(rising(losses or {}))
+    if cross:
+        found["another-model"] = dict(another_model(cross, parts))
+        found["gains-elsewhere"] = dict(gains_elsewhere(cross, parts))
+    return [warning(kind, figures) for kind, figures in found.items() if figures]
+
+
+def warning(kind: str, figures: Mapping[str, Mapping[str, Any]]) -> Warned:
+    """One warning about the clients in `figures`."""
+    details = [f"{client} ({_detail(kind, its)})" for client, its in list(figures.items())[:NAMED]]
+    more = f"; and {len(figures) - NAMED} more clients" if len(figures) > NAMED else ""
+    return {
+        "kind": kind, "clients": [*figures], "text": f"{KINDS[kind]}: {'; '.join(details)}{more}",
+        "figures": {client: dict(its) for client, its in figures.items()},
+    }  # fmt: skip
+
+
+def sentences(warnings: Sequence[Mapping[str, Any]], client: str) -> list[str]:
+    """What the warnings say of one client, for the card of its model."""
+    its = [(warned["kind"], warned["figures"].get(client)) for warned in warnings]
+    return [f"{KINDS[kind].capitalize()}: {_detail(kind, figures)}." for kind, figures in its if figures]
+
+
+def below(
+    own: Scores, reference: Scores, name: str, counts: Mapping[str, int], parts: int = 1
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The clients whose personal model is worse than the reference, with figures."""
+    both = [client for client in own.means if client in reference.means and counts.get(client, 0) >= LEAST_EXAMPLES]
+    level = level_of(len(both) * parts)
+    for client in both:
+        first, second = own.examples.get(client, ()), reference.examples.get(client, ())
+        if first and len(first) == len(second):
+            estimate = paired(first, second)
+        else:
+            estimate = of_means(own.means[client], reference.means[client], counts[client])
+        if estimate.interval(level)[1] < 0:
+            scores = rounded({"score": own.means[client], name: reference.means[client]})
+            yield client, {**scores, **estimate.figures(level), "examples": counts[client]}
+
+
+def rising(losses: Mapping[str, Mapping[int, float]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The clients whose loss rises in the second half of its rounds, while the mean over the clients falls."""
+    halves = {client: half for client, its in losses.items() if (half := _second_half(its))}
+    if len(halves) < 2:
+        return
+    rounds = sorted({round for half in halves.values() for round in half})
+    means = {round: fmean(half[round] for half in halves.values() if round in half) for round in rounds}
+    everywhere = [round for round in rounds if all(round in half for half in halves.values())]
+    # Where each round asks others, a mean by round compares other clients with each other.
+    trend = slope(everywhere, [means[round] for round in everywhere]) if len(everywhere) > 2 else _mean_slope(halves)
+    if trend.value >= 0:
+        return
+    level = level_of(len(halves))
+    for client, half in halves.items():
+        estimate = slope([*half], [*half.values()])
+        if estimate.interval(level)[0] > 0:
+            yield client, {**estimate.figures(level), "mean": rounded(trend.value), "rounds": len(half)}
+
+
+def another_model(cross: Cross, parts: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The clients on whose examples another client's model is better than their own; with the best of these."""
+    pairs = [(client, other) for client in _enough(cross) for other in cross.clients
+             if other != client and (other, client) in cross.answers]  # fmt: skip
+    level, best = level_of(len(pairs) * parts), dict[str, tuple[float, str, Estimate]]()
+    for client, other in pairs:
+        estimate = paired(cross.answers[other, client], cross.answers[client, client])
+        if estimate.interval(level)[0] > 0 and estimate.value > best.get(client, (0.0, "", None))[0]:
+            best[client] = estimate.value, other, estimate
+    for client, (_, other, estimate) in best.items():
+        means = {"own": fmean(cross.answers[client, client]), "other": fmean(cross.answers[other, client])}
+        figures = {**rounded(means), **estimate.figures(level), "examples": len(cross.answers[client, client])}
+        yield client, {"model": other, **figures}
+
+
+def gains_elsewhere(cross: Cross, parts: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The clients whose model gains more on another client's examples than on its own.
+
+    A gain over the base differs with the examples: where the base knows nothing every model gains much. So the model
+    must also be further above the other clients' models there than it is on its own examples; that alone decides where
+    the base is not known.
+    """
+    pairs = [(client, other) for client in _enough(cross) for other in cross.others(client)
+             if len(cross.answers[other, other]) >= LEAST_EXAMPLES]  # fmt: skip
+    level, best = level_of(len(pairs) * parts), dict[str, tuple[float, str, Estimate]]()
+    for client, other in pairs:
+        found = [between(_edge(cross, client, other), _edge(cross, client, client))]
+        if {client, other} <= cross.base.keys():
+            found.append(between(_gain(cross, client, other), _gain(cross, client, client)))
+        shown = min(estimate.interval(level)[0] for estimate in found)
+        if shown > 0 and found[-1].value > best.get(client, (0.0, "", None))[0]:
+            best[client] = found[-1].value, other, found[-1]
+    for client, (_, other, estimate) in best.items():
+        of = _gain if {client, other} <= cross.base.keys() else _edge
+        gains = {"own": of(cross, client, client).value, "elsewhere": of(cross, client, other).value}
+        figures = {**rounded(gains), **estimate.figures(level), "over": "base" if of is _gain else "other models"}
+        yield client, {"examples_of": other, **figures}
+
+
+def level_of(comparisons: int) -> float:
+    """The level of each interval of a kind. A warning looks at one of its ends."""
+    return 1 - 2 * ALARM / len(KINDS) / max(1, comparisons)
+
+
+def _enough(cross: Cross) -> list[str]:
+    return [client for client in cross.clients if len(cross.answers[client, client]) >= LEAST_EXAMPLES]
+
+
+def _gain(cross: Cross, model: str, client: str) -> Estimate:
+    """Over the base."""
+    return paired(cross.answers[model, client], cross.base[client])
+
+
+def _edge(cross: Cross, model: str, client: str) -> Estimate:
+    """How far a model is above the mean of the other clients' models on a client's examples."""
+    (count, total), own = cross.columns[client], np.asarray(cross.answers[model, client])
+    return mean_of((own - (total - own) / (count - 1)).tolist())
+
+
+def _second_half(losses: Mapping[int, float]) -> dict[int, float]:
+    """The later rounds; empty where a trend could not be told from noise."""
+    known = {round: loss for round, loss in sorted(losses.items()) if loss is not None and math.isfinite(loss)}
+    later = dict([*known.items()][len(known) // 2 :])
+    return later if len(known) >= LEAST_ROUNDS else {}
+
+
+def _mean_slope(halves: Mapping[str, Mapping[int, float]]) -> Estimate:
+    return mean_of([slope([*half], [*half.values()]).value for half in halves.values()])
+
+
+def _detail(kind: str, its: Mapping[str, Any]) -> str:
+    interval = f"[{its['low']:.3g}, {its['high']:.3g}]"
+    if kind == "loss-rises":
+        return f"{its['difference']:+.2g} {interval} in each round, the mean {its['mean']:+.2g}"
+    interval = f"difference {its['difference']:.1f} [{its['low']:.1f}, {its['high']:.1f}]"
+    if kind == "another-model":
+        return f"{its['own']:.1f} with its own, {its['other']:.1f} with that of {its['model']}, {interval}"
+    if kind == "gains-elsewhere":
+        where = f"{its['own']:.1f} above the {its['over']} on its own examples"
+        return f"{where}, {its['elsewhere']:.1f} on those of {its['examples_of']}, {interval}"
+    name = kind.removeprefix("below-")
+    return f"{its['score']:.1f} against {its[name]:.1f}, {interval} over {its['examples']} examples"

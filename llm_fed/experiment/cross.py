@@ -1,0 +1,160 @@
+"""The cross table: the personal model of each client on the examples of each other one, in a run and after it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.figures import rounded
+from llm_fed.basics.rng import generator
+from llm_fed.eval.warning import Cross, Examples
+from llm_fed.federation.privacy import by_example
+from llm_fed.method.site import Site
+from llm_fed.scoring.evaluation import measure
+from llm_fed.state import State
+
+if TYPE_CHECKING:
+    from llm_fed.bench.build import Experiment
+
+MOST_CLIENTS = 8  # of more, `auto` takes a sample: the work grows with the square of their number
+MOST_EXAMPLES = 50  # of a client that `auto` asks; an interval hardly needs more
+
+
+@dataclass(frozen=True)
+class CrossPlan:
+    """Which cross table a run makes.
+
+    Attributes:
+        clients: in the table; empty where there is none.
+        sizes: how many examples each of them has there.
+        of: how many clients could have been in it.
+        limit: most examples of a client; None: all.
+        why: why there is none, in words; may be empty.
+    """
+
+    clients: tuple[str, ...] = ()
+    sizes: Mapping[str, int] = ()  # type: ignore[assignment]
+    of: int = 0
+    limit: int | None = None
+    why: str = ""
+
+    @property
+    def answers(self) -> int:
+        """How many, beside those of the test, which are the diagonal."""
+        return (len(self.clients) - 1) * sum(self.sizes[id] for id in self.clients) if self.clients else 0
+
+    def in_words(self) -> str:
+        if not self.clients:
+            return f"none: {self.why}" if self.why else ""
+        n = len(self.clients)
+        sample = f" (a sample of {self.of}; eval.cross=true takes all)" if n < self.of else ""
+        each = f" of at most {self.limit}" if self.limit else ""
+        return (
+            f"{n} models on the test examples{each} of {n} clients{sample}: {n * n - n} evaluations beside the test, "
+            f"with {self.answers:,} answers"
+        )
+
+
+def planned(built: Experiment, split: str = "test", among: Collection[str] | None = None) -> CrossPlan:
+    """The cross table that `eval.cross` asks for.
+
+    Args:
+        among: of these clients alone, which are those of one machine of a network; None: of all.
+
+    Raises:
+        UserError: it is asked for (`true`) of all, and cannot be made.
+    """
+    config = built.config
+    asked = config.eval.cross
+    sizes = {id: len(site.data.queries.get(split, ())[: config.eval.limit]) for id, site in built.scored.items()
+             if among is None or id in among}  # fmt: skip
+    clients = [id for id, size in sizes.items() if size]
+    if asked is False:
+        return CrossPlan(why="eval.cross is false")
+    if len(clients) < 2:
+        if asked is True and among is None:
+            raise UserError(
+                f"eval.cross=true needs at least two clients with {split} examples, but there {_are(len(clients))}; "
+                "give them some, as task.validation does for validation, or set eval.cross=auto"
+            )
+        return CrossPlan(why=f"it needs two clients with {split} examples")
+    if by_example(config.privacy):
+        return CrossPlan(why="with privacy.unit=example no model is tried on the examples of other clients")
+    if built.method.one_model:
+        return CrossPlan(why="all clients have the same model")
+    first = built.scored[clients[0]].structure
+    if any(built.scored[id].structure != first for id in clients):
+        return CrossPlan(why="the clients' models differ in their kind or rank")
+    if asked is True:
+        return CrossPlan(tuple(clients), sizes, len(clients))
+    sizes = {id: min(size, MOST_EXAMPLES) for id, size in sizes.items()}
+    limit = MOST_EXAMPLES if any(size == MOST_EXAMPLES for size in sizes.values()) else None
+    return CrossPlan(_sample(clients, config.evaluation_seed), sizes, len(clients), limit)
+
+
+def scored(
+    built: Experiment, plan: CrossPlan, states: Mapping[str, State], own: Examples, base: Examples, split: str = "test"
+) -> Cross:
+    """The table, as scores of single examples.
+
+    Args:
+        states: the personal model of each client of the plan.
+        own, base: by client the scores of its own model and of the base, on its first examples, as far as these are
+            known.
+    """
+    answers: dict[tuple[str, str], Sequence[float]] = {}
+    for owner in plan.clients:
+        known = {owner} if len(own.get(owner, ())) >= plan.sizes[owner] else set()
+
+        async def personal(site: Site, state: State = states[owner]) -> State:
+            return state
+
+        work = {
+            id: measure(personal, built.scored[id], split, built.metric, plan.sizes[id], each=True, loss=False)
+            for id in plan.clients
+            if id not in known
+        }
+        for id, outcome in built.runtime.run(work).items():
+            if isinstance(outcome, Exception):
+                raise outcome
+            answers[owner, id] = outcome.examples or (outcome.score,)
+        for id in known:
+            answers[owner, id] = own[id][: plan.sizes[id]]
+    known_base = {id: base[id][: plan.sizes[id]] for id in plan.clients if len(base.get(id, ())) >= plan.sizes[id]}
+    return Cross(answers, known_base)
+
+
+def as_json(built: Experiment, plan: CrossPlan, cross: Cross, split: str = "test") -> dict[str, Any]:
+    """What cross.json holds."""
+    return table_of(cross, built.metric, split, plan.clients) | {"limit": plan.limit or built.config.eval.limit} | (
+        {"of": plan.of} if len(plan.clients) < plan.of else {}
+    )  # fmt: skip
+
+
+def table_of(cross: Cross, metric: str, split: str, clients: Sequence[str]) -> dict[str, Any]:
+    """A row per client's model and a column per client whose examples it answers; None where it did not."""
+    rows = [[_mean(cross.answers.get((owner, id))) for id in clients] for owner in clients]
+    table = {"metric": metric, "split": split, "clients": [*clients], "scores": rows}
+    base = [_mean(cross.base.get(id)) for id in clients]
+    return table | ({"base": base} if any(score is not None for score in base) else {})
+
+
+def _mean(scores: Sequence[float] | None) -> float | None:
+    return rounded(fmean(scores)) if scores else None
+
+
+def _sample(clients: Sequence[str], seed: int) -> tuple[str, ...]:
+    """In their order."""
+    if len(clients) <= MOST_CLIENTS:
+        return tuple(clients)
+    drawn = torch.randperm(len(clients), generator=generator(seed, "cross table"))[:MOST_CLIENTS].tolist()
+    return tuple(clients[place] for place in sorted(drawn))
+
+
+def _are(count: int) -> str:
+    return "is none" if not count else f"{'is' if count == 1 else 'are'} {count}"

@@ -1,0 +1,73 @@
+"""Warnings over a network: a node tries only models of its own clients, and the server believes figures alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from network import NETWORK, federate, tree
+from small_run import CLIENTS, Small, write_data
+
+from llm_fed.experiment.watching import believed
+from llm_fed.network.link import Reply
+
+pytestmark = pytest.mark.usefixtures("quick")
+NODES = (("ada", "bob"), ("cyd",))
+
+
+@pytest.fixture
+def larger(small, tmp_path):
+    return Small(small.base, write_data(tmp_path / "data", {"train": 6, "validation": 2, "test": 8}))
+
+
+def settings(small, **changes: Any) -> dict[str, Any]:
+    network = {**NETWORK, "clients": sorted(CLIENTS), "deadline": 60.0, "patience": 60.0}
+    return tree(small, rounds=1, method={"name": "fedmerge"}, network=network, **changes)
+
+
+def test_only_models_of_the_same_machine_are_tried_and_the_table_says_so(larger, tmp_path):
+    network, done = federate(tmp_path / "there", larger, settings(larger), nodes=NODES)
+    table = json.loads((tmp_path / "there/run/cross.json").read_text())
+    known = {(a, b) for a, row in zip(table["clients"], table["scores"], strict=True)
+             for b, score in zip(table["clients"], row, strict=True) if score is not None}  # fmt: skip
+    assert known == {(a, b) for node in NODES for a in node for b in node}
+    assert table["missing"].startswith("Columns in which models are missing: ada, bob, cyd.")
+    assert done["base"]["clients"].keys() == CLIENTS.keys() and done["warnings"] == table.get("warnings", [])
+    page = (tmp_path / "there/run/report.html").read_text()
+    assert "no personal model travels" in page and "the base alone" in page
+
+
+def test_with_privacy_nothing_of_examples_is_said(larger, tmp_path):
+    private = settings(larger, privacy={"clip": 1.0, "noise": 1.0, "where": "client"})
+    private["method"] = {"name": "fedit"}
+    _, done = federate(tmp_path / "there", larger, private, nodes=NODES)
+    assert "base" not in done and any("privacy.clip" in text for text in done["unchecked"])
+    assert not (tmp_path / "there/run/cross.json").exists()
+
+
+def test_what_a_client_says_is_believed_only_where_it_can_be():
+    good = {"score": 10.0, "base": 50.0, "difference": -40.0, "low": -60.0, "high": -20.0, "examples": 20}
+    (warned,) = believed({"ada": {"below-base": good}}, CLIENTS)
+    assert warned["clients"] == ["ada"] and warned["figures"]["ada"] == good
+    for bad in (
+        {**good, "low": "x"},
+        {**good, "low": float("nan")},
+        {**good, "high": True},
+        {},
+        5,
+        {**good, "score": 1e9},
+    ):
+        assert believed({"ada": {"below-base": bad}}, CLIENTS) == []
+    assert believed({"ada": {"<script>": good}}, CLIENTS) == []
+    other = {"own": 1.0, "other": 2.0, "difference": 1.0, "low": 0.5, "high": 2.0, "examples": 9, "model": "mallory"}
+    for model in ("mallory", ["bob"], 5):
+        assert believed({"ada": {"another-model": {**other, "model": model}}}, CLIENTS.keys()) == []
+    assert believed({"ada": {"another-model": {**other, "model": "bob"}}}, CLIENTS.keys())
+    assert Reply({"cross": {"bob": 40.0, "eve": 50.0, "cyd": 101.0}}).crossed(["bob", "cyd"]) == {"bob": 40.0}
+    assert Reply({"cross": [1]}).crossed(["bob"]) == {} and Reply({"warnings": [1]}).warned == {}
+    assert (Reply({"tested": 12}).tested, Reply({"tested": -1}).tested, Reply({"base_score": 101}).base) == (
+        12,
+        0,
+        None,
+    )
