@@ -30,7 +30,7 @@ from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.scoring.evaluation import Personal, evaluate
 from llm_fed.scoring.scores import METRICS, Summary
-from llm_fed.settings.config import LIKELIHOOD, Config
+from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, Config
 from llm_fed.state import State
 from llm_fed.state.wire import Message
 from llm_fed.tasks.common import TaskData
@@ -171,7 +171,7 @@ def prepare(
         task = task or tasks.load(config.task, *seeds, known, absent=not everybody)
     if config.task.held_out == "auto":
         config = replace(config, task=replace(config.task, held_out="hash"))
-    metric = config.eval.metric or task.metric
+    metric = config.eval.metric or (PREFERENCE if config.objective.preferences else task.metric)
     require("eval.metric", metric, METRICS)
     kind = kinds.of(config.base, bool(task.labels))
     check_kinds(kind, config, task, method, metric)
@@ -220,6 +220,11 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
     if not kind.whole and config.adapter is None:
         raise UserError(
             "adapter is null, but only image models can be trained whole; set adapter.rank and adapter.target_modules"
+        )
+    if config.objective.preferences and "preferences" not in kind.reads:
+        raise UserError(
+            f"objective.name={config.objective.name} learns which answer is preferred, but a {kind.noun} writes no "
+            "answers; leave objective out, or choose another task"
         )
     if config.local.augment and not kind.augments:
         raise UserError(f"local.augment is for images, but {config.task.name} is text; leave it out")

@@ -129,6 +129,7 @@ class AdapterBank:
         mix: Tensor | None = None,
         listen: Callable[[Tensor], None] | None = None,
         each: Tensor | None = None,
+        into: Tensor | None = None,
         below: Mapping[str, Below] | None = None,
     ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
@@ -141,7 +142,8 @@ class AdapterBank:
             index: (N,), int64; on the CPU unless `below` is given.
             masks: (N, T, D) from `draw_masks`: the inputs x that are kept. None: no dropout.
             mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
-            each: (N, P): what takes the gradient of each row of the batch by itself, in the place of `grads`.
+            each: (M, P): what takes the gradients of rows of the batch by themselves, in the place of `grads`.
+            into: (N,), which row of `each` takes that of each row of the batch (default: each its own).
             below: as of `beneath`, where it was made already.
             listen: is given the weights (N, T, E) that a router finds, layer by layer.
 
@@ -165,8 +167,9 @@ class AdapterBank:
                 if each is None:
                     chosen[entry] = _Own.apply(values, grads, where, where)
                 else:
-                    apart = each[:, self.layout.slices[entry]].view(len(index), *values.shape[1:])
-                    chosen[entry] = _Own.apply(values, apart, where, torch.arange(len(index), device=where.device))
+                    apart = each[:, self.layout.slices[entry]].view(len(each), *values.shape[1:])
+                    own = torch.arange(len(index), device=where.device) if into is None else into
+                    chosen[entry] = _Own.apply(values, apart, where, own)
             below = self.beneath(index.tolist()) if below is None else below
             for name, module in self.targets.items():
                 if name in below:

@@ -42,7 +42,7 @@ from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.evaluation import Personal, measure
+from llm_fed.scoring.evaluation import Measured, Personal, measure
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config, Device, ServerConfig
 from llm_fed.settings.configfile import as_dict, from_dict
@@ -230,11 +230,12 @@ class Node:
         limit, private = built.config.eval.limit, built.config.privacy.clip is not None
         found = fused(built.runtime, asked, lambda site: measure(personal, site, split, built.metric, limit))
 
-        def told(client: str, outcome: tuple[float, float | None]) -> dict[str, Any]:
-            score, loss = outcome
-            if loss is None or private:
+        def told(client: str, outcome: Measured) -> dict[str, Any]:
+            score, loss, beside = outcome
+            if private:
                 return {"score": score}
-            return {"score": score, "loss": rounded(loss) if math.isfinite(loss) else None}
+            reply = {"score": score} | ({"beside": dict(beside)} if beside else {})
+            return reply if loss is None else {**reply, "loss": rounded(loss) if math.isfinite(loss) else None}
 
         return {name: {"score": None} for name in sites} | each(found, told)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -12,9 +13,19 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.figures import rounded
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data, Site
-from llm_fed.scoring.scores import METRICS, Summary, likelihood, score, summarize
+from llm_fed.scoring.preferences import Preferences, preferences
+from llm_fed.scoring.scores import METRICS, OF_ANSWERS, PREFERENCE, Summary, likelihood, score, summarize
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture, labels_of
+
+
+class Measured(NamedTuple):
+    """What a client's model is worth on some examples."""
+
+    score: float  # 0-100
+    loss: float | None  # None where it has none
+    beside: Mapping[str, float] = MappingProxyType({})  # what was measured beside, by name
+
 
 Personal = Callable[[Site], Coroutine[Any, Any, State]]  # a client's personal model, e.g. `Method.personalize`
 
@@ -40,9 +51,13 @@ def evaluate(
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
             raise outcome
-    losses = {name: rounded(loss) for name, (_, loss) in outcomes.items() if loss is not None}
-    scores = {name: score for name, (score, _) in outcomes.items()}
-    return summarize(metric, scores, losses, [name for name in clients if name not in asked])
+    losses = {name: rounded(found.loss) for name, found in outcomes.items() if found.loss is not None}
+    scores = {name: found.score for name, found in outcomes.items()}
+    beside: dict[str, dict[str, float]] = {}
+    for name, found in outcomes.items():
+        for key, value in found.beside.items():
+            beside.setdefault(key, {})[name] = value
+    return summarize(metric, scores, losses, [name for name in clients if name not in asked], beside)
 
 
 def check_options(client: str, data: Data) -> None:
@@ -65,17 +80,34 @@ async def measure(
     metric: str,
     limit: int | None,
     listen: Callable[[str, Sequence[Any]], None] = lambda client, predictions: None,
-) -> tuple[float, float | None]:
-    """One client's score (0-100) and loss (None where it has none), both of the same examples under the same model."""
+) -> Measured:
+    """One client's score and loss, both of the same examples under the same model. Of preferences also the accuracy and
+    the margin, beside any metric of texts, and how good the answers are beside preference_accuracy."""
     theta, queries = await personal(client), client.data.queries[split][:limit]
     if METRICS[metric].scores == "labels":  # the logits say both
         logits = await client.logits(theta, queries)
-        return _score_labels(metric, logits, queries), float(cross_entropy(logits, labels_of(queries)))
+        return Measured(_score_labels(metric, logits, queries), float(cross_entropy(logits, labels_of(queries))))
     if METRICS[metric].scores == "loss":
-        return await _likelihood(client, theta, queries)
+        return Measured(*await _likelihood(client, theta, queries))
+    compared = await preferences(client, theta, queries)
+    if METRICS[metric].scores == "preferences":
+        found, beside = _known(client, compared), {}
+        if split == "test":
+            predictions = await predict(client, theta, queries, OF_ANSWERS)
+            listen(client.id, predictions)
+            beside = {OF_ANSWERS: _score(OF_ANSWERS, predictions, queries)}
+        return Measured(found.accuracy, found.loss, {"margin": found.margin, **beside})
     predictions = await predict(client, theta, queries, metric)
     listen(client.id, predictions)
-    return _score(metric, predictions, queries), await client.loss_of_answers(theta, queries)
+    beside = {PREFERENCE: compared.accuracy, "margin": compared.margin} if compared else {}
+    loss = compared.loss if compared and client.objective.preferences else await client.loss_of_answers(theta, queries)
+    return Measured(_score(metric, predictions, queries), loss, beside)
+
+
+def _known(client: Site, compared: Preferences | None) -> Preferences:
+    if compared is None:
+        raise UserError(f"client {client.id} has no pair that fits into task.max_length; raise it")
+    return compared
 
 
 async def score_split(client: Site, theta: State, split: str) -> float:
@@ -85,6 +117,8 @@ async def score_split(client: Site, theta: State, split: str) -> float:
         return _score_labels(metric, await client.logits(theta, queries), queries)
     if METRICS[metric].scores == "loss":
         return (await _likelihood(client, theta, queries))[0]
+    if METRICS[metric].scores == "preferences":
+        return _known(client, await preferences(client, theta, queries)).accuracy
     return _score(metric, await predict(client, theta, queries, metric), queries)
 
 

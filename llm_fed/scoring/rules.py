@@ -11,6 +11,7 @@ the order in which ties are broken:
     copy of the prompt              of a conversation the last text of the user
     last paragraph of the prompt    often the text that an instruction is about, such as alpaca's `input`
     most frequent class             of pictures, the only rule
+    longer or shorter answer        of pairs of answers, the only rules
 
 Where an answer has to name exactly one option (`Metric.one_option`) only the first three apply. Everything is
 deterministic: equal counts go to what comes first in a fixed order of the training examples.
@@ -27,12 +28,13 @@ from typing import Any
 import numpy as np
 
 from llm_fed.scoring.choices import form_of, listed, texts
+from llm_fed.scoring.preferences import by_length
 from llm_fed.scoring.scores import METRICS, score
 from llm_fed.tasks.common import Example
 
 NAMES = (
     "most frequent answer", "first option", "most frequent position", "all options", "copy of the prompt",
-    "last paragraph of the prompt", "most frequent class",
+    "last paragraph of the prompt", "most frequent class", "longer answer", "shorter answer",
 )  # fmt: skip
 FEW = 12  # clients whose rules are named one by one
 MOST = 50  # training examples of a client on which its rules are scored
@@ -53,6 +55,9 @@ def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRul
     where there are none."""
     if not train or not test or METRICS[metric].scores == "loss":  # of which a rule has none
         return None
+    if METRICS[metric].scores == "preferences":
+        found = by_length(train, test)
+        return BestRule(*found) if found else None
     if METRICS[metric].scores == "labels":
         frequent = _most_frequent(picture.label for picture in train)
         return BestRule("most frequent class", score(metric, [frequent] * len(test), [each.label for each in test]))

@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from types import ModuleType
 from typing import Any, Literal
@@ -21,10 +21,13 @@ NOT_SCORED = "-: the client has no example to be scored on; means and worst halv
 class Metric:
     module: str  # in metrics/, which computes it; empty: the loss says all
     # what a model answers: labels are those of images, and of a loss it answers nothing
-    scores: Literal["texts", "options", "labels", "loss"] = "texts"
+    scores: Literal["texts", "options", "labels", "loss", "preferences"] = "texts"
     one_option: bool = False  # whether an answer counts only if it names exactly one of the example's options
 
 
+PREFERENCE = "preference_accuracy"  # see `preferences`
+OF_ANSWERS = "rouge1"  # by which answers are scored beside a preference_accuracy, on the test split
+BESIDE = (PREFERENCE, "margin", OF_ANSWERS)  # what may be measured beside a score
 METRICS = {
     "rouge1": Metric("rouge"),
     "rouge2": Metric("rouge"),
@@ -36,6 +39,7 @@ METRICS = {
     "squad_em": Metric("squad"),
     "accuracy": Metric("accuracy", "labels"),
     "token_likelihood": Metric("", "loss"),
+    PREFERENCE: Metric("", "preferences"),
 }
 
 
@@ -54,11 +58,15 @@ class Summary:
     # is not finite. A client without an example that fits into training's length is missing.
     losses: dict[str, float | None]
     unscored: tuple[str, ...] = ()  # clients without an example of the split; they are in no other field
+    # what was measured beside: name -> client id -> number, such as the margin of preferences
+    beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self)
-        unscored = fields.pop("unscored")
-        return fields | ({"unscored": list(unscored)} if unscored else {})
+        unscored, beside = fields.pop("unscored"), fields.pop("beside")
+        fields |= {"unscored": list(unscored)} if unscored else {}
+        each = {name: {"mean": fmean(sorted(of.values())), "clients": of} for name, of in beside.items() if of}
+        return fields | ({"beside": each} if each else {})
 
 
 def summarize(
@@ -66,9 +74,10 @@ def summarize(
     clients: dict[str, float],
     losses: Mapping[str, float | None] | None = None,
     unscored: Iterable[str] = (),
+    beside: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Summary:
-    """The summary of one score per client, of their losses as far as they are known, and of the clients without a
-    score; the same bits in any order of clients. UserError without any score."""
+    """The summary of one score per client, of their losses as far as they are known, of the clients without a score,
+    and of what was measured beside; the same bits in any order of clients. UserError without any score."""
     if not clients:
         raise UserError(f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?")
     values = sorted(clients.values())
@@ -78,7 +87,7 @@ def summarize(
     finite = [loss for loss in found.values() if loss is not None]
     loss = fmean(finite) if finite and len(finite) == len(found) else None
     worst_half = fmean(values[: (len(values) + 1) // 2])
-    return Summary(metric, dict(clients), mean, std, worst_half, loss, found, tuple(unscored))
+    return Summary(metric, dict(clients), mean, std, worst_half, loss, found, tuple(unscored), beside or {})
 
 
 def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]:
@@ -89,7 +98,11 @@ def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]
     if not kept or len(kept) == len(line["clients"]):
         return dict(line)
     losses = {id: loss for id, loss in line.get("losses", {}).items() if id in kept}
-    return {**line, **summarize(line["metric"], kept, losses, line.get("unscored", ())).as_json()}
+    beside = {
+        name: {id: value for id, value in of["clients"].items() if id in kept}
+        for name, of in line.get("beside", {}).items()
+    }
+    return {**line, **summarize(line["metric"], kept, losses, line.get("unscored", ()), beside).as_json()}
 
 
 def likelihood(loss: float) -> float:
