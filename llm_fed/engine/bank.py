@@ -168,8 +168,8 @@ class AdapterBank:
                     chosen[entry] = _Own.apply(values, grads, where, where)
                 else:
                     apart = each[:, self.layout.slices[entry]].view(len(each), *values.shape[1:])
-                    own = torch.arange(len(index), device=where.device) if into is None else into
-                    chosen[entry] = _Own.apply(values, apart, where, own)
+                    taker = torch.arange(len(index), device=where.device) if into is None else into
+                    chosen[entry] = _Own.apply(values, apart, where, taker)
             below = self.beneath(index.tolist()) if below is None else below
             for name, module in self.targets.items():
                 if name in below:

@@ -19,7 +19,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import Example, MicroBatch, collate, num_targets
 from llm_fed.method.losses import divergence
-from llm_fed.models.joined import Answer, full
+from llm_fed.models.joined import Answer
 from llm_fed.models.rotary import regimes, row_positions
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
@@ -151,7 +151,11 @@ class Text(Examples):
         return Encoded([1] * length, [place >= length - targets for place in range(length)])
 
     def logits(self, model: Any, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
-        """(targets, vocabulary) in float32 at least, as transformers computes its loss.
+        """(targets, vocabulary) in float32, as transformers computes its loss."""
+        return self.predictions(model, batch, all_rows=all_rows).float()
+
+    def predictions(self, model: Any, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
+        """(targets, vocabulary) in the dtype of the model.
 
         Only the hidden states that predict a target token go through the language-model head, which saves most of
         its work where responses are short; with `all_rows` (an adapted head needs all N rows) all of them do.
@@ -171,7 +175,7 @@ class Text(Examples):
             logits = model(**inputs, use_cache=False).logits.flatten(0, 1)
         if all_rows:
             logits = logits.index_select(0, places)
-        return full(logits)
+        return logits
 
 
 TEXT = Text()

@@ -17,6 +17,7 @@ from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.packing import MicroBatch, collate
 from llm_fed.method.losses import divergence
 from llm_fed.method.objectives import Likelihoods, preference_losses
+from llm_fed.models.joined import full
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks.common import Encoded, Judged, Pair
 
@@ -74,7 +75,7 @@ class Pairs(Examples):
         )
 
     def logits(self, model: Any, batch: PreferenceBatch, *, all_rows: bool = False) -> Tensor:
-        return TEXT.logits(model, batch.texts, all_rows=all_rows)
+        return full(TEXT.predictions(model, batch.texts, all_rows=all_rows))
 
     def losses_of(self, logits: Tensor, batch: PreferenceBatch) -> Tensor:
         """(N,): see `objectives`."""

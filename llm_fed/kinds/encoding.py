@@ -10,7 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 from transformers import PreTrainedTokenizerBase
 
@@ -28,7 +28,7 @@ from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt
 
 BATCH = 2048  # examples whose lengths are found at once
 MOST = 2**24  # tokens that are kept, of the clients that worked last; they take some 0.7 GiB
-Trained = Encoded | Pair | Judged
+Trained: TypeAlias = Encoded | Pair | Judged
 Item = TypeVar("Item")
 
 

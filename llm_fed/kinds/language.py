@@ -238,12 +238,13 @@ class Language(Kind):
 
     def _mix_of(self, asked: LogLikelihoods, examples: Sequence[Any]) -> Tensor | None:
         """(texts of all examples, E): the weights of two experts, where there are such."""
-        if asked.state is None or asked.structure.gate != "mix":
+        structure: Any = asked.structure
+        if asked.state is None or structure.gate != "mix":
             return None
         count = [len(example.texts) for example in examples]
         if asked.mix is not None:
             return torch.tensor([asked.mix] * sum(count))
-        weights = self.mixing_weights(asked.structure, [(asked.state, example.prompt) for example in examples])
+        weights = self.mixing_weights(structure, [(asked.state, example.prompt) for example in examples])
         return None if weights is None else weights.repeat_interleave(torch.tensor(count), dim=0)
 
     @answers(OptionScores)

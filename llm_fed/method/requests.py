@@ -48,7 +48,7 @@ class Fitted:
 
 # A loss of a method's own. Of a whole image model: that of a batch, of its answer, labels (N,) and the places (N,)
 # of its pictures. Of adapters: that of each of n targets, from logits (n, C), targets (n,) and columns of n numbers.
-Loss = Callable[[Answer, Tensor, Tensor], Tensor] | Callable[[Tensor, Tensor, Mapping[str, Tensor]], Tensor]
+Loss = Callable[[Any, Tensor, Any], Tensor]
 
 
 @dataclass(frozen=True, eq=False)

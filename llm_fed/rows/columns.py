@@ -60,8 +60,8 @@ def resolve(
     the `sample` of rows does. A column may name the client if `whose`, and the split if `side`. UserError where a
     configured column is not there or would have no effect, or where there is none for the prompt or the answer."""
     given = {role: name for role, name in dataclasses.asdict(columns).items() if isinstance(name, str)}
-    for name in columns.extra:
-        configured("task.columns.extra", name, names, sample, where)
+    for extra in columns.extra:
+        configured("task.columns.extra", extra, names, sample, where)
     roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
     if not whose:
         roles.pop("client", None)
