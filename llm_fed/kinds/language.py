@@ -83,6 +83,17 @@ class Language(Kind):
                 f"texts are learned without task.template={template}, which only chats and exports would use; set "
                 "task.template='{prompt}'"
             )
+        roles = task.reading.roles if task.reading else {}
+        if config.objective.name == "sft" and "rejected" in roles:
+            found.append(
+                "objective.name=sft learns the chosen answers alone; to learn from the rejected ones, too, set "
+                "objective.name=dpo"
+            )
+        if config.objective.name == "sft" and "label" in roles:
+            found.append(
+                f"objective.name=sft learns all answers, whatever the column {roles['label']!r} says of them; to learn "
+                "from it, set objective.name=kto"
+            )
         if r"\n" in template:
             found.append(
                 r"task.template holds a backslash and an n, which models will read as these two letters; for a line "

@@ -11,6 +11,10 @@ from llm_fed.settings import AtLeast, Below, NonNegativeFloat, PositiveFloat
 REFERRING = ("dpo", "ipo", "kto")  # compare the model with a reference
 BETA = {"simpo": 2.0}  # the default of others is USUAL_BETA
 USUAL_BETA = 0.1
+PAPERS = {
+    "dpo": "DPO (Rafailov et al. 2023)", "ipo": "IPO (Azar et al. 2024)", "kto": "KTO (Ethayarajh et al. 2024)",
+    "orpo": "ORPO (Hong et al. 2024)", "simpo": "SimPO (Meng et al. 2024)",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,13 @@ class ObjectiveConfig:
     def refers(self) -> bool:
         """Whether it compares the model with a reference."""
         return self.name in REFERRING
+
+    def in_words(self) -> str:
+        """On a model card, after the method; empty for sft."""
+        if not self.preferences:
+            return ""
+        against = f", against the {self.reference}" if self.refers else ""
+        return f" and the loss {PAPERS[self.name]}, beta {self.strength:g}{against}"
 
 
 _ONLY = {"label_smoothing": ("dpo",), "reference": REFERRING, "gamma": ("simpo",),
