@@ -19,7 +19,7 @@ from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.deltas import Below
+from llm_fed.engine.deltas import DeltaHook
 from llm_fed.engine.examples import Batch, Examples
 from llm_fed.engine.inference import log_likelihoods
 from llm_fed.engine.laid import on_device
@@ -73,7 +73,7 @@ class Laid:
     columns: Tensor | None = None  # (examples, numbers): what a loss of one's own is given, see `own_losses`
     masks: Tensor | None = None  # of dropout
     wanted: Tensor | None = None  # (targets, C) the teachers' logits
-    below: Mapping[str, Below] = field(default_factory=dict)  # what lies beneath the adapters, by layer
+    below: Mapping[str, DeltaHook] = field(default_factory=dict)  # what lies beneath the adapters, by layer
 
 
 class FusedFit:
