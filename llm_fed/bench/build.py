@@ -248,6 +248,15 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
             raise UserError(
                 "adapter.start gives all clients the same adapter; set adapter.rank to its rank, one number"
             )
+    if config.adapter is not None and config.adapter.dora:
+        if method.adapters_only or method.parents or ranks.differ(config.adapter):
+            raise UserError(
+                f"adapter.dora=true trains magnitudes beside A and B, and {config.method['name']} computes with "
+                "products of A and B, or with ranks that differ, which have none; set adapter.dora=false, or choose a "
+                "method that averages entries, such as fedit"
+            )
+        if config.base.quantization:
+            raise UserError("adapter.dora needs the base's own weights; set base.quantization=null")
     if config.adapter is None and method.adapters_only:
         raise UserError(
             f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "

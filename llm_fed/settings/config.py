@@ -64,6 +64,8 @@ class AdapterConfig:
     rank: Annotated[PositiveInt, AtMost(2**16)] | tuple[int, ...] | dict[str, int] = 8
     alpha: PositiveFloat = 16  # an adapter's output is scaled by alpha / rank, with the client's own rank
     rslora: bool = False  # scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
+    # also train the length of each output's weights (DoRA, Liu et al. 2024), as PEFT does; see docs/dora.md
+    dora: bool = False
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # dropout probability of an adapter's inputs
     # last parts of module names, one regular expression, or all-linear
     target_modules: Annotated[tuple[str, ...] | str, NonEmpty("at least one module name")] = (
