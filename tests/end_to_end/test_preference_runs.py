@@ -129,6 +129,3 @@ def test_pairs_are_needed_for_their_loss_and_their_score(small, wards, tmp_path)
     with pytest.raises(UserError, match="so there is no preference_accuracy"):
         config = settings(small, wards, task=plain, objective={"name": "sft"}, eval={"metric": "preference_accuracy"})
         experiment.train(config, tmp_path / "two")
-    pictures = {"name": "images", "path": str(small.data)}
-    with pytest.raises(UserError):
-        experiment.train(settings(small, wards, task=pictures), tmp_path / "three")

@@ -10,11 +10,11 @@ import pytest
 from byte_tokenizer import MARKED, byte_tokenizer
 from jsonl import write
 
-from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
+from llm_fed.tasks import files
 from llm_fed.tasks.common import Judged, Pair
 
 ASKED, GOOD, BAD = "Which ward for a burn?", "Burns.", "No idea."
@@ -51,7 +51,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 def load(folder: Path, rows: list[dict[str, Any]], **columns: Any):
     write(folder / "ann.jsonl", rows)
-    return tasks.load(TaskConfig("files", path=str(folder), validation=0.0, columns=ColumnsConfig(**columns)), 0)
+    return files.load(TaskConfig("files", path=str(folder), columns=ColumnsConfig(**columns)), 0)
 
 
 def encoder(name: str = "dpo", template: str = "chat", **task: Any) -> Encoder:
@@ -64,8 +64,8 @@ def texts_of(pair: Pair) -> list[tuple[str, str]]:
     tokenizer, found = byte_tokenizer(), []
     for text in pair.texts:
         start = text.target.index(True)
-        assert all(text.target[start:])
-        found.append((tokenizer.decode(text.input_ids[:start]), tokenizer.decode(text.input_ids[start:])))
+        trained = [id for id, own in zip(text.input_ids, text.target, strict=True) if own]
+        found.append((tokenizer.decode(text.input_ids[:start]), tokenizer.decode(trained)))
     return found
 
 
@@ -97,9 +97,7 @@ def test_answers_of_several_messages_are_compared_from_where_they_differ(tmp_pat
     more = [user("And then?"), said("Rest.")]
     row = {"chosen": [user(), said(GOOD), *more], "rejected": [user(), said(BAD), *more]}
     (pair,) = encoder().training("ann", "training", [load(tmp_path, [row] * 2).clients["ann"].train[0]])
-    trained = ["".join(byte_tokenizer().decode([id]) for id, own in zip(t.input_ids, t.target, strict=True) if own)
-               for t in pair.texts]  # fmt: skip
-    assert trained == ["Burns.</s>Rest.</s>", "No idea.</s>Rest.</s>"]
+    assert [trained for _, trained in texts_of(pair)] == ["Burns.</s>Rest.</s>", "No idea.</s>Rest.</s>"]
 
 
 def test_labels_say_which_answers_are_desirable(tmp_path):
@@ -144,7 +142,7 @@ def test_a_pair_that_prefers_nothing_is_named(fault, tmp_path):
     good = {key: FORMS["texts" if "prompt" in row else "texts that begin alike"][key] for key in row}
     good = FORMS["an implicit prompt"] if isinstance(row["chosen"], list) and "prompt" not in row else good
     good = FORMS["messages"] if isinstance(row.get("prompt"), list) else good
-    with pytest.raises(UserError, match="ann.jsonl: row 3.*") as caught:
+    with pytest.raises(UserError, match="ann.jsonl, line 3: ") as caught:
         load(tmp_path, [good, good, row])
     assert said_of_it in str(caught.value) and "task.bad_rows=skip" in str(caught.value)
     assert (
@@ -155,7 +153,7 @@ def test_a_pair_that_prefers_nothing_is_named(fault, tmp_path):
 
 def test_a_label_that_says_nothing_is_named(tmp_path):
     rows = [{"prompt": ASKED, "completion": GOOD, "label": True}] * 3
-    with pytest.raises(UserError, match="row 4.*'label' holds 'maybe'.*true"):
+    with pytest.raises(UserError, match="line 4.*'label' holds 'maybe'.*true"):
         load(tmp_path, [*rows, {**rows[0], "label": "maybe"}], label="label")
 
 
@@ -176,7 +174,7 @@ def test_a_column_of_numbers_reaches_the_examples(tmp_path):
     train = load(tmp_path, rows, extra=("weight",)).clients["ann"].train
     items = encoder("sft", "plain").training("ann", "training", train)
     assert sorted(item.extra["weight"] for item in items) == sorted(dict(example.extra)["weight"] for example in train)
-    with pytest.raises(UserError, match="row 4.*'weight' holds no finite number, but 'much'"):
+    with pytest.raises(UserError, match="line 4.*'weight' holds no finite number, but 'much'"):
         load(tmp_path, [*rows, {**rows[0], "weight": "much"}], extra=("weight",))
     with pytest.raises(UserError, match="task.columns.extra='wait' is not a column"):
         load(tmp_path, rows, extra=("wait",))
