@@ -84,7 +84,8 @@ def model_card(
 # {"Adapter" if shown.library == "peft" else "Model"} of client {client}
 
 {shown.words} of {model.base_in_words}, \
-trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}{objective.in_words()}.
+trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}\
+{f" and the loss {loss}" if (loss := objective.in_words()) else ""}.
 
 ```python
 {wording.example(model)}

@@ -52,11 +52,12 @@ class ObjectiveConfig:
         return self.name in REFERRING
 
     def in_words(self) -> str:
-        """On a model card, after the method; empty for sft."""
+        """For plans and model cards; empty for sft."""
         if not self.preferences:
             return ""
-        against = f", against the {self.reference}" if self.refers else ""
-        return f" and the loss {PAPERS[self.name]}, beta {self.strength:g}{against}"
+        of = {"base": "the frozen base", "message": "the model received", "last": "the client's last model"}
+        against = f", against {of[self.reference]}" if self.refers else ""
+        return f"{PAPERS[self.name]}, beta {self.strength:g}{against}"
 
 
 _ONLY = {"label_smoothing": ("dpo",), "reference": REFERRING, "gamma": ("simpo",),

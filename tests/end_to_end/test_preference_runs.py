@@ -55,7 +55,7 @@ def test_a_run_learns_what_is_preferred_and_says_how_sure_it_is(small, wards, tm
     losses = [line["loss"] for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "round"]
     assert losses[-1] < losses[0]
     card = (tmp_path / "run/adapters/ada/README.md").read_text()
-    assert "the loss DPO (Rafailov et al. 2023), beta 0.5, against the base" in card
+    assert "the loss DPO (Rafailov et al. 2023), beta 0.5, against the frozen base" in card
     assert "| preference_accuracy | 100.00 |" in card and "| rouge1 |" in card and "- dpo" in card
     assert (tmp_path / "run/samples.jsonl").read_text().count("\n") == 9
 
