@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from jsonl import write
 
 from llm_fed.basics.errors import UserError
 from llm_fed.kinds.encoding import Encoder
+from llm_fed.rows import Row
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks import files
-from llm_fed.tasks.common import Judged, Pair
+from llm_fed.tasks.common import Example, Judged, Pair
+from llm_fed.tasks.examples import Scheme
 
 ASKED, GOOD, BAD = "Which ward for a burn?", "Burns.", "No idea."
 
@@ -178,3 +181,41 @@ def test_a_column_of_numbers_reaches_the_examples(tmp_path):
         load(tmp_path, [*rows, {**rows[0], "weight": "much"}], extra=("weight",))
     with pytest.raises(UserError, match="task.columns.extra='wait' is not a column"):
         load(tmp_path, rows, extra=("wait",))
+
+
+WORDS = (
+    "Burns.", "No", "  ", "\n", "né", "日本", "<think>", "</s>", "{x}", "[", "\t", "\ud800", "don't", "0", "Human:",
+    "\u2028",
+)  # fmt: skip
+
+
+def drawn(draws: random.Random) -> str:
+    return "".join(draws.choice(WORDS) + draws.choice((" ", "", "\n")) for _ in range(draws.randint(0, 5)))
+
+
+def turns_of(example: Example) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Role and text of both conversations."""
+    asked = [("user", example.prompt)] if isinstance(example.prompt, str) else [turn[:2] for turn in example.prompt]
+    return [*asked, ("assistant", example.answers[0])], [turn[:2] for turn in example.rejected]
+
+
+def test_texts_and_conversations_of_any_content_are_the_same_pair_or_refused_alike():
+    draws, read = random.Random(0), 0
+    for _ in range(300):
+        asked, good, bad = (drawn(draws) for _ in range(3))
+        forms = [
+            {"prompt": asked, "chosen": good, "rejected": bad},
+            {"prompt": [user(asked)], "chosen": [said(good)], "rejected": [said(bad)]},
+            {"chosen": [user(asked), said(good)], "rejected": [user(asked), said(bad)]},
+        ]
+        pairs = []
+        for form in forms:
+            scheme, row = Scheme(ColumnsConfig(), "file"), Row("file, line 1", form)
+            try:
+                scheme.learn([row])
+                pairs.append(turns_of(scheme.example(row, "")))
+            except UserError as error:
+                assert "file, line 1" in str(error)
+        assert len(pairs) in (0, 3) and all(pair == pairs[0] for pair in pairs)
+        read += bool(pairs)
+    assert read > 50
