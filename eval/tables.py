@@ -29,7 +29,12 @@ MAX_CLIENTS = 16  # more clients than this have no columns of their own in text;
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
 SUMMARIES = ("average", "worst_half")
 BASELINES = ("base", "rule")
-_ONLY_IF_ANY = ("unscored", "only_tested", "uncounted")  # lists of a run's clients that table.json has unless empty
+_ONLY_IF_ANY = (
+    "unscored",
+    "only_tested",
+    "uncounted",
+    "beside",
+)  # lists of a run's clients that table.json has unless empty
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class RunResult:
     unscored: Sequence[str] = ()  # clients without test examples
     only_tested: Sequence[str] = ()  # clients without training examples, of a method that scores them all the same
     uncounted: Sequence[str] = ()  # clients whose score is in no mean, as another row has none of theirs
+    beside: Mapping[str, float] = field(default_factory=dict)  # means of what was measured beside, by name
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,11 @@ class ComparisonRow:
     def summary(self, name: str) -> MeanAndStd | None:
         """`average` or `worst_half`, taken per seed and then over the seeds."""
         values = [value for result in self.results.values() if (value := getattr(result, name)) is not None]
+        return MeanAndStd.of(values) if values else None
+
+    def beside(self, name: str) -> MeanAndStd | None:
+        """The mean of what was measured beside the score, taken per seed and then over the seeds."""
+        values = [result.beside[name] for result in self.results.values() if name in result.beside]
         return MeanAndStd.of(values) if values else None
 
     @property
@@ -126,6 +137,11 @@ class Table:
     @property
     def clients(self) -> list[str]:
         return self._named("clients")
+
+    @property
+    def beside(self) -> list[str]:
+        """The names of what was measured beside the score, such as the margin of preferences."""
+        return self._named("beside")
 
     @property
     def unscored(self) -> list[str]:
@@ -211,6 +227,7 @@ class Table:
             "seeds": by_seed,
             "clients": {id: plain(row.client(id)) for id in self.clients},
             **{name: plain(row.summary(name)) for name in SUMMARIES},
+            **({"beside": {name: plain(row.beside(name)) for name in self.beside}} if self.beside else {}),
             "bytes": asdict(row.traffic) if row.traffic else None,
             "parameters": asdict(row.parameters),
         }
@@ -220,7 +237,7 @@ class Table:
         columns = {f"client {id}": id for id in [*self.clients, *self.unscored]}
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
-        scores = [*columns, *SUMMARIES]
+        scores = [*columns, *SUMMARIES, *self.beside]
         writer.writerow(
             ["label", "method", "seeds done", *(f"{name}{end}" for name in scores for end in (" mean", " std"))]
             + [f"bytes {name}" for name in Traffic.__dataclass_fields__]
@@ -228,6 +245,7 @@ class Table:
         )
         for row in self.shown:
             spreads = [row.client(id) for id in columns.values()] + [row.summary(name) for name in SUMMARIES]
+            spreads += [row.beside(name) for name in self.beside]
             cells = [value for spread in spreads for value in ((spread.mean, spread.std) if spread else (None, None))]
             moved = asdict(row.traffic).values() if row.traffic else [None] * len(Traffic.__dataclass_fields__)
             writer.writerow([row.label, row.method, len(row.results), *cells, *moved, *asdict(row.parameters).values()])
@@ -243,7 +261,7 @@ class Table:
 
     @property
     def heads(self) -> list[str]:
-        return ["method", *self._columns, "average", "worst half", "seeds", *_COSTS]
+        return ["method", *self._columns, "average", "worst half", *self.beside, "seeds", *_COSTS]
 
     def cells(self) -> list[tuple[str, list[tuple[str, bool]]]]:
         """Under `heads`, each row's label, and its other cells with whether they are the best of their column."""
@@ -264,7 +282,7 @@ class Table:
             tables.append(clients)
         adapter = f"1× is one adapter of {self.adapter:,} parameters"
         title = f"{self.metric} (0-100); bytes that a client sends over the run; {adapter}"
-        heads = ["average", "worst\nhalf", "seeds", "bytes\nsent"]
+        heads = ["average", "worst\nhalf", *self.beside, "seeds", "bytes\nsent"]
         heads += ["held by\nserver", "in a\nmessage", "held by\na client"]
         averages = table_of_numbers(title, "method", heads)
         for row, cells, rest in lines:
@@ -285,6 +303,7 @@ class Table:
         for row in self.shown:
             marked = [(row.client(id), False) for id in clients]
             marked += [(row.summary(name), row in self.rows and row.label in best[name]) for name in SUMMARIES]
+            marked += [(row.beside(name), False) for name in self.beside]
             done = f"{len(row.results)}" + ("" if len(row.results) == len(self.seeds) else f" of {len(self.seeds)}")
             costs = self._cost_cells(row, short)
             unknown = not row.results and row not in self.rows
@@ -361,6 +380,11 @@ class Table:
         return f"{whole} used: {said or 'nothing yet'}."
 
 
+def means(line: Mapping[str, Any]) -> dict[str, float]:
+    """By name the mean of what a line of scores has beside the score."""
+    return {name: of["mean"] for name, of in line.get("beside", {}).items()}
+
+
 def _known(rows: Sequence[ComparisonRow], kind: str) -> dict[str, Mapping[str, Any]]:
     """By `RunResult.shared` the line of a baseline."""
     results = [result for row in rows for result in row.results.values()]
@@ -376,7 +400,9 @@ def _baselines(rows: Sequence[ComparisonRow], kind: str) -> Iterator[ComparisonR
         for seed, line in ((seed, known.get(result.shared)) for seed, result in row.results.items()):
             if line is not None:
                 rule = line if kind == "rule" else None
-                own[seed] = RunResult("", 0, line["clients"], line["mean"], line["worst_half"], Traffic(), rule=rule)
+                own[seed] = RunResult(
+                    "", 0, line["clients"], line["mean"], line["worst_half"], Traffic(), rule=rule, beside=means(line)
+                )
         fits = (group for group in groups if all(group[1].get(seed, result) == result for seed, result in own.items()))
         labels, results = next(fits, ([], {}))
         if own and not labels:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -60,13 +60,24 @@ class Example:
     options: tuple[str, ...] = ()  # what may be answered, for option scoring; empty: free text
     group: str = ""  # the label that a partition by label divides by, e.g. the original task
     fields: str = ""  # of a conversation's last turn, which is the answer: see `Turn`
+    # The conversation, prompt and answer, to which this one is preferred; only the turns in which they differ are
+    # trained. Empty: nothing is compared.
+    rejected: tuple[Turn, ...] = ()
+    desirable: bool | None = None  # whether the answer is; None: nothing says so
+    extra: tuple[tuple[str, float], ...] = ()  # numbers for a loss of a method's own, by column
+
+    @property
+    def compared(self) -> list[str]:
+        """What it says beside prompt and answer; nothing where nothing is preferred."""
+        judged = [] if self.desirable is None else ["desirable" if self.desirable else "undesirable"]
+        return [text for turn in self.rejected for text in (turn.role, turn.content, turn.fields)] + judged
 
     @cached_property
     def digest(self) -> int:
         """Of what it says, whatever its group, see `content`."""
         turns = [] if isinstance(self.prompt, str) else self.prompt
         said = [[turn.role, turn.content, *([turn.fields] if turn.fields else [])] for turn in turns]
-        answers = [*self.answers, *([self.fields] if self.fields else [])]
+        answers = [*self.answers, *([self.fields] if self.fields else []), *self.compared]
         return content.of_texts([self.prompt] if isinstance(self.prompt, str) else sum(said, []), answers, self.options)
 
 
@@ -131,6 +142,7 @@ class Encoded:
 
     input_ids: list[int]
     target: list[bool]
+    extra: dict[str, float] = field(default_factory=dict)  # see `Example`
 
     @property
     def prompt(self) -> list[int]:
@@ -150,17 +162,60 @@ class Encoded:
         return self.input_ids[len(self.asked) : len(self.target) - self.target[::-1].index(True)]
 
 
+@dataclass(frozen=True)
+class Pair:
+    """Two answers to a prompt, of which the first is preferred. What a reference makes of both, the log-likelihoods of
+    all tokens that count, is 0 until it was asked."""
+
+    chosen: Encoded
+    rejected: Encoded
+    reference: tuple[float, ...] = (0.0, 0.0)
+
+    desirable: ClassVar[bool] = True
+
+    @property
+    def texts(self) -> tuple[Encoded, ...]:
+        """Of which the reference is asked."""
+        return self.chosen, self.rejected
+
+    @property
+    def prompt(self) -> list[int]:
+        """See `Encoded`."""
+        return self.chosen.prompt
+
+
+@dataclass(frozen=True)
+class Judged:
+    """An answer to a prompt that is desirable, or is not. `other` is the prompt with another example's answer, by which
+    KTO estimates how far the model is from the reference; `reference` as of a Pair, of both."""
+
+    text: Encoded
+    desirable: bool
+    other: Encoded
+    reference: tuple[float, ...] = (0.0, 0.0)
+
+    @property
+    def texts(self) -> tuple[Encoded, ...]:
+        """Of which the reference is asked."""
+        return self.text, self.other
+
+    @property
+    def prompt(self) -> list[int]:
+        """See `Encoded`."""
+        return self.text.prompt
+
+
 def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> Encoded | None:
     """Training tokens as the task's settings want them; None where they are skipped, or where no target is left.
     `loss_on` is "response" or "all", but for the first token, before which nothing comes. `too_long` says what becomes
     of more than `max_length` tokens: "skip", "cut-end" or "cut-start"."""
     if len(encoded.input_ids) > max_length:
         kept = {"skip": slice(0), "cut-end": slice(max_length), "cut-start": slice(-max_length, None)}[too_long]
-        encoded = Encoded(encoded.input_ids[kept], [False, *encoded.target[kept][1:]])
+        encoded = replace(encoded, input_ids=encoded.input_ids[kept], target=[False, *encoded.target[kept][1:]])
         if not any(encoded.target):
             return None
     if lookup("task.loss_on", loss_on, {"response": False, "all": True}):
-        return Encoded(encoded.input_ids, [False] + [True] * (len(encoded.input_ids) - 1))
+        return replace(encoded, target=[False] + [True] * (len(encoded.input_ids) - 1))
     return encoded
 
 

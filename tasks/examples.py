@@ -5,24 +5,28 @@
 {"messages": [{"role": "user", "content": "Which ward?"}, {"role": "assistant", "content": "Burns."}]}
 {"prompt": [{"role": "user", "content": "Which ward?"}], "completion": [{"role": "assistant", ...}]}
 {"question": "Which ward?", "choices": ["Surgery.", "Burns."], "answer": 1}
+{"prompt": "Which ward?", "chosen": "Burns.", "rejected": "No idea."} (see `preferences`)
+{"prompt": "Which ward?", "completion": "Burns.", "label": true}
 {"text": "A text that is learned as it stands."}
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from string import ascii_uppercase
 from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import Row, cells, columns
 from llm_fed.settings.config import ColumnsConfig
-from llm_fed.tasks import choices
+from llm_fed.tasks import choices, preferences
 from llm_fed.tasks.choices import Again, Choices
 from llm_fed.tasks.common import Example, Turn
 from llm_fed.tasks.conversations import turns_of
 
 SAMPLE = 200  # rows of a file that are looked at before the first becomes an Example
+_ANSWERS = ("chosen", "rejected")  # roles
 _PAIRS = (("question", "answer"), ("instruction", "output"), ("prompt", "response"), ("user", "assistant"))
 
 
@@ -55,11 +59,13 @@ class Scheme:
             self._resolve()
             if before != (self.roles, self._letters):
                 raise Again
-        return to_example(row, self.roles, group, self._letters, self._choices)
+        found = to_example(row, self.roles, group, self._letters, self._choices)
+        extra = tuple((name, cells.number_of(row, name)) for name in self._wanted.extra)
+        return replace(found, extra=extra) if extra else found
 
     @property
     def used(self) -> list[str]:
-        return [*self.roles.values(), *self._letters]
+        return [*self.roles.values(), *self._letters, *self._wanted.extra]
 
     def _is_new(self, values: Mapping[str, Any]) -> bool:
         keys = tuple(values)
@@ -94,6 +100,16 @@ def to_example(
         return _conversation(row, roles, turns_of(value, row.where, roles["messages"]), group)
     if "text" in roles:
         return Example("", (cells.text_of(row, roles["text"]),), (), group)
+    if "chosen" in roles:
+        return _preference(row, roles, group)
+    found = _answered(row, roles, group, letters, rule)
+    if "label" in roles:
+        label = roles["label"]
+        found = replace(found, desirable=preferences.desirable(cells.held(row, label), row.where, label))
+    return found
+
+
+def _answered(row: Row, roles: Mapping[str, str], group: str, letters: Sequence[str], rule: Choices | None) -> Example:
     prompt, answer = roles["prompt"], roles["answer"]
     asked, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
     if isinstance(asked, list) or _is_talk(right):
@@ -115,6 +131,42 @@ def to_example(
     )
     earlier = _earlier(row, roles)
     return Example((*earlier, Turn("user", text)) if earlier else text, answers, options, group)
+
+
+def _preference(row: Row, roles: Mapping[str, str], group: str) -> Example:
+    """A row with two answers, of which the first is preferred."""
+    both = [_structured(cells.held(row, roles[role])) for role in _ANSWERS]
+    asked = _structured(cells.held(row, roles["prompt"])) if "prompt" in roles else None
+    if asked is None and all(isinstance(each, str) for each in both):
+        talks = [preferences.messages_of(each) for each in both]
+        if all(talks):
+            both = talks
+        else:
+            texts = [cells.as_text(each, row.where, roles[role]) for role, each in zip(_ANSWERS, both, strict=True)]
+            asked, *both = preferences.apart(*texts, row.where)
+    if asked is not None and not _is_talk(asked) and not any(map(_is_talk, both)):
+        text = cells.as_text(asked, row.where, roles.get("prompt", "chosen"))
+        if context := cells.optional(row, roles.get("input")):
+            text = f"{text}\n\n{context}"
+        chosen, rejected = (
+            cells.as_text(each, row.where, roles[role]) for role, each in zip(_ANSWERS, both, strict=True)
+        )
+        return preferences.of_texts(text, chosen, rejected, _earlier(row, roles), row.where, group)
+    if asked is not None and not _is_talk(asked):
+        asked = [{"role": "user", "content": cells.as_text(asked, row.where, roles["prompt"])}]
+    one, other = (_whole(row, roles, role, asked, each) for role, each in zip(_ANSWERS, both, strict=True))
+    return preferences.of_conversations(one, other, row.where, group)
+
+
+def _whole(row: Row, roles: Mapping[str, str], role: str, asked: Any, answer: Any) -> tuple[Turn, ...]:
+    """The conversation that ends with an answer, which is a text or messages, perhaps all of the conversation."""
+    column = roles[role]
+    if not _is_talk(answer):
+        answer = [{"role": "assistant", "content": cells.as_text(answer, row.where, column)}]
+    first = answer[0].get("role", answer[0].get("from"))
+    whole = answer if asked is None or first not in ("assistant", "gpt") else [*asked, *answer]
+    turns, system = turns_of(whole, row.where, column), cells.optional(row, roles.get("system"))
+    return (Turn("system", system), *turns) if system and turns[0].role != "system" else turns
 
 
 def _conversation(row: Row, roles: Mapping[str, str], turns: tuple[Turn, ...], group: str) -> Example:

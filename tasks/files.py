@@ -20,7 +20,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.rows import FileRows, HubRows, Listed, Row, formats, hub_data, layout
 from llm_fed.rows.layout import FolderLayout, Part, split_of
 from llm_fed.settings import datapath
-from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
+from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import ALL, Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
@@ -46,7 +46,8 @@ def load(config: TaskConfig, seed: int) -> TaskData:
         for part in plan.parts:
             collected.add(part.client, part.split, [FileRows(root / name) for name in part.files], named=part.named)
     clients, reading = collected.clients(), collected.reading.checked()
-    return TaskData("files", LIKELIHOOD if reading.texts else METRIC, clients, reading=reading)
+    metric = PREFERENCE if "rejected" in reading.roles else METRIC
+    return TaskData("files", LIKELIHOOD if reading.texts else metric, clients, reading=reading)
 
 
 def _is_client_without_files(name: str, plan: FolderLayout) -> bool:

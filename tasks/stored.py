@@ -24,8 +24,11 @@ BATCH = 4096  # examples that are written together
 # Bytes, as JSON may hold halves of characters, which are no UTF-8. A prompt is one text, or four fields of each turn.
 _TEXTS = pyarrow.list_(pyarrow.binary())
 _SCHEMA = pyarrow.schema(
-    {"prompt": _TEXTS, "answers": _TEXTS, "options": _TEXTS, "group": pyarrow.binary(), "fields": pyarrow.binary()}
-)
+    {
+        "prompt": _TEXTS, "answers": _TEXTS, "options": _TEXTS, "group": pyarrow.binary(), "fields": pyarrow.binary(),
+        "rejected": _TEXTS, "desirable": pyarrow.bool_(), "extra": _TEXTS,
+    }
+)  # fmt: skip
 
 
 class Store:
@@ -45,14 +48,20 @@ class Store:
         prompt = [example.prompt] if isinstance(example.prompt, str) else [*chain(*map(_flat, example.prompt))]
         texts = [_bytes(prompt), _bytes(example.answers), _bytes(example.options)]
         group, fields = _bytes([example.group, example.fields])
-        for column, value in zip(self._waiting, (*texts, group, fields), strict=True):
+        rejected = _bytes(chain(*map(_flat, example.rejected)))
+        extra = _bytes(chain(*((name, repr(value)) for name, value in example.extra)))
+        row = (*texts, group, fields, rejected, example.desirable, extra)
+        for column, value in zip(self._waiting, row, strict=True):
             column.append(value)
         if file not in self._places:
             self._places[file] = len(self.files)
             self.files.append(file)
         self.codes.append(self._places[file])
         self.digests.append(example.digest)
-        self.checksums.append(zlib.crc32(b"\0".join([*texts[0], b"", *texts[1], b"", *texts[2], fields])))
+        more = (
+            [b"", *_bytes([*example.compared, *map(str, example.extra)])] if example.compared or example.extra else []
+        )
+        self.checksums.append(zlib.crc32(b"\0".join([*texts[0], b"", *texts[1], b"", *texts[2], fields, *more])))
         self._count += 1
         if self._count % BATCH == 0:
             self._write()
@@ -60,11 +69,15 @@ class Store:
 
     def __getitem__(self, place: int) -> Example:
         columns = self._columns[place // BATCH]
-        prompt, answers, options, (group,), (fields,) = (
-            _texts(value if isinstance(value := column[place % BATCH].as_py(), list) else [value]) for column in columns
+        values = {field.name: column[place % BATCH].as_py() for field, column in zip(_SCHEMA, columns, strict=True)}
+        desirable = values.pop("desirable")
+        prompt, answers, options, (group,), (fields,), rejected, extra = (
+            _texts(value if isinstance(value, list) else [value]) for value in values.values()
         )
-        turns = tuple(map(_turn, prompt[::4], prompt[1::4], prompt[2::4], prompt[3::4]))
-        return Example(turns if len(prompt) > 1 else prompt[0], tuple(answers), tuple(options), group, fields)
+        return Example(
+            _turns(prompt) if len(prompt) > 1 else prompt[0], tuple(answers), tuple(options), group, fields,
+            _turns(rejected), desirable, tuple(zip(extra[::2], map(float, extra[1::2]), strict=True)),
+        )  # fmt: skip
 
     @cached_property
     def _columns(self) -> list[list[pyarrow.Array]]:
@@ -161,8 +174,9 @@ def _flat(turn: Turn) -> tuple[str, str, str, str]:
     return turn.role, turn.content, "trained" if turn.trained else "", turn.fields
 
 
-def _turn(role: str, content: str, trained: str, fields: str) -> Turn:
-    return Turn(role, content, bool(trained), fields)
+def _turns(flat: Sequence[str]) -> tuple[Turn, ...]:
+    parts = zip(flat[::4], flat[1::4], flat[2::4], flat[3::4], strict=True)
+    return tuple(Turn(role, content, bool(trained), fields) for role, content, trained, fields in parts)
 
 
 def _bytes(texts: Iterable[str]) -> list[bytes]:

@@ -14,6 +14,7 @@ the Hub. With `task.path` a local folder is drawn from instead, `es/{train,test}
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import hub_rows
@@ -28,7 +29,7 @@ HUB_SPLITS = {"train": "train[:10000]", "test": "test"}
 LANGUAGES = ("ar", "bg", "de", "el", "en", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 LABELS = ("entailment", "neutral", "contradiction")
 SIZES = {"train": 300, "test": 200}  # "300 samples for training and 200 samples for evaluation for each client"
-COLUMNS = {"prompt": "premise", "input": "hypothesis", "answer": "label"}
+COLUMNS: dict[str, Any] = {"prompt": "premise", "input": "hypothesis", "answer": "label"}
 QUESTION = (
     "Does the first sentence entail the second (entailment), contradict it (contradiction), or neither (neutral)?"
 )

@@ -14,6 +14,7 @@ are drawn, in every language at the same places. See metrics/squad for what F1 a
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +30,7 @@ METRIC = "squad_f1"
 HUB_ID = "google/xquad"
 LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
 TRAIN = 600  # "randomly select 600 samples for training, and use the remaining samples for evaluation"
-COLUMNS = {"prompt": "context", "input": "question", "answer": "answer"}
+COLUMNS: dict[str, Any] = {"prompt": "context", "input": "question", "answer": "answer"}
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:

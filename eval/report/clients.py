@@ -13,6 +13,7 @@ from llm_fed.bench.costs import EMPTY
 from llm_fed.eval.distribution import FEW, Bin, histogram
 from llm_fed.eval.report.page import cell
 from llm_fed.eval.report.reading import Line
+from llm_fed.scoring.scores import METRICS
 
 _TOTALS = {"mean": "mean", "std over clients": "std", "worst half": "worst_half"}
 MAX_BYTES = 2_000_000  # of curves in one report; clients beyond it have none
@@ -81,6 +82,8 @@ def client_table(
     columns = [Column(shown["metric"] if shown else "score", "bar")]
     columns += [Column(title, "score") for title in baselines]
     columns += [Column(f"{shown['split']} loss", "loss", True)] if shown and losses else []
+    beside = shown.get("beside", {}) if shown else {}  # what was measured beside the score
+    columns += [Column(name, "score" if name in METRICS else "loss") for name in beside]
     columns += [
         Column("training loss", "loss", True),
         *(Column(title, "count", True) for title in ("rounds", "examples")),
@@ -94,6 +97,7 @@ def client_table(
         values = [scores.get(client)]
         values += [line["clients"].get(client) for line in baselines.values()]
         values += [losses.get(client)] if losses else []
+        values += [of["clients"].get(client) for of in beside.values()]
         values += [next((line["loss"] for line in reversed(lines) if line.get("loss") is not None), None)]
         values += [len(lines), lines[-1]["examples"] if lines else None]
         values += [sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down")] if sent else []
@@ -145,6 +149,10 @@ def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[L
     rows = {name: [f"{line[key]:.1f}" for line in lines] for name, key in _TOTALS.items()}
     if shown["losses"]:
         rows["mean"].append("–" if shown["loss"] is None else f"{shown['loss']:.3f}")
+        rows["mean"] += [
+            f"{of['mean']:.1f}" if name in METRICS else f"{of['mean']:.3f}"
+            for name, of in shown.get("beside", {}).items()
+        ]
     return [(name, [*cells, *[""] * (len(columns) - len(cells))]) for name, cells in rows.items()]
 
 

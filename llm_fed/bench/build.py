@@ -32,7 +32,7 @@ from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.scoring.evaluation import Personal, evaluate
 from llm_fed.scoring.scores import Summary
 from llm_fed.scoring.scores import find as find_metric
-from llm_fed.settings.config import LIKELIHOOD, Config
+from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, Config
 from llm_fed.settings.objects import is_object
 from llm_fed.state import State
 from llm_fed.state.wire import Message
@@ -173,7 +173,7 @@ def prepare(
         task = task or tasks.load(config.task, *seeds, known, absent=not everybody)
     if config.task.held_out == "auto":
         config = replace(config, task=replace(config.task, held_out="hash"))
-    metric = config.eval.metric or task.metric
+    metric = config.eval.metric or (PREFERENCE if config.objective.preferences else task.metric)
     find_metric(metric)
     kind = kinds.of(config.base, bool(task.labels))
     check_kinds(kind, config, task, method, metric)
@@ -223,6 +223,11 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
         raise UserError(
             "adapter is null, but only image models can be trained whole; set adapter.rank and adapter.target_modules"
         )
+    if config.objective.preferences and "preferences" not in kind.reads:
+        raise UserError(
+            f"objective.name={config.objective.name} learns which answer is preferred, but a {kind.noun} writes no "
+            "answers; leave objective out, or choose another task"
+        )
     if config.local.augment and not kind.augments:
         raise UserError(f"local.augment is for images, but {config.task.name} is text; leave it out")
     if method.whole_models and not whole:
@@ -245,6 +250,15 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
             raise UserError(
                 "adapter.start gives all clients the same adapter; set adapter.rank to its rank, one number"
             )
+    if config.adapter is not None and config.adapter.dora:
+        if method.adapters_only or method.parents or ranks.differ(config.adapter):
+            raise UserError(
+                f"adapter.dora=true trains magnitudes beside A and B, and {config.method['name']} computes with "
+                "products of A and B, or with ranks that differ, which have none; set adapter.dora=false, or choose a "
+                "method that averages entries, such as fedit"
+            )
+        if config.base.quantization:
+            raise UserError("adapter.dora needs the base's own weights; set base.quantization=null")
     if config.adapter is None and method.adapters_only:
         raise UserError(
             f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "

@@ -20,6 +20,7 @@ from llm_fed.models.structure import Structure, structure_of
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.evaluation import check_options
 from llm_fed.scoring.notes import notes_on_length, notes_on_scores
+from llm_fed.scoring.preferences import check_pairs
 from llm_fed.scoring.scores import find
 from llm_fed.settings.config import Config
 from llm_fed.state import State
@@ -58,6 +59,8 @@ def build(
         data = encoding.data(id, given, data)
         if read == "options":
             check_options(id, data)
+        if read == "preferences":
+            check_pairs(id, data)
         return data
 
     @cache
@@ -76,7 +79,10 @@ def build(
         own = config.base.clients[places[id] % len(config.base.clients)] if config.base.clients else ""
         plain = own_structure(own, ranks.of(config.adapter, id, places[id]))
         data = data_of(id, given, len(task.labels))
-        client = Client(id, plain, *shared, partial(base.draw, plain), data, rounds=config.rounds, private=private)
+        client = Client(
+            id, plain, *shared, partial(base.draw, plain), data, rounds=config.rounds, private=private,
+            objective=config.objective,
+        )  # fmt: skip
         wrapped = method.wrap(plain, client)
         clients[id] = client = replace(client, structure=wrapped, draw=partial(base.draw, wrapped))
         if wrapped.fused:
@@ -87,6 +93,7 @@ def build(
     data = data_of("server", task.server, labels, foreign)
     server = Server(
         "server", at_server, *shared, partial(base.draw, at_server), data, rounds=config.rounds, step=config.server,
+        objective=config.objective,
         structures={id: client.structure for id, client in clients.items()} if ranks.differ(config.adapter) else {},
     )  # fmt: skip
     if not any(site.train for site in clients.values()):

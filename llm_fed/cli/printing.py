@@ -89,6 +89,11 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
     if len(scored) > 1:
         for key, label in (("mean", "mean"), ("std", "std over clients"), ("worst_half", "worst half")):
             table.add_row(label, *(_number(score.get(key)) for score in shown.values()))
+    if beside := dict.fromkeys(what for score in shown.values() for what in score.get("beside", {})):
+        table.add_section()
+        for what in beside:
+            means = (score.get("beside", {}).get(what, {}).get("mean") for score in shown.values())
+            table.add_row(what, *("-" if mean is None else f"{mean:.4g}" for mean in means))
     out.print(table)
     if many:
         for name in known:

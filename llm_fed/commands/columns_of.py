@@ -35,7 +35,7 @@ class UserChoices:
     method: str | None = None
 
 
-def decide(path: Path, given: UserChoices, ask: Ask | None) -> tuple[dict[str, str], PartitionConfig, str]:
+def decide(path: Path, given: UserChoices, ask: Ask | None) -> tuple[dict[str, Any], PartitionConfig, str]:
     """The columns that the configuration has to name (the usual names need not be), how rows become clients, and how
     the column of the clients was chosen, if it was.
 

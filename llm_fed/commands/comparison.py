@@ -20,7 +20,7 @@ from llm_fed.basics.files import check_unlinked
 from llm_fed.bench.costs import Traffic, read_traffic
 from llm_fed.bench.parents import config_of
 from llm_fed.commands import section
-from llm_fed.eval.tables import RunResult
+from llm_fed.eval.tables import RunResult, means
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
@@ -104,6 +104,7 @@ class Job:
             unscored=scores.get("unscored", []),
             only_tested=self.outcome.get("only_tested", []),
             uncounted=sorted(uncounted & scores.get("clients", {}).keys()),
+            beside=means(counted),
         )
 
     def _events(self) -> Counter[str]:

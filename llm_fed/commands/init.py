@@ -133,6 +133,7 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
         template=template,
         why=_why(template, known.config is not None),
         max_length=limits.longest if limits else None,
+        **_objective(reading),
         about_eval=" `base: false` leaves out the score of the base without an adapter.",
     )
     return Draft(text, findings, warnings, method, tuple(settings["rows"]))
@@ -299,11 +300,24 @@ def _metric(examples: Sequence[Example], reading: Reading) -> tuple[str | None, 
     """The metric, where it is not the task's own, and what the answers are."""
     if reading.texts:
         return LIKELIHOOD, f"whole texts without prompts, scored by {LIKELIHOOD} (100 / perplexity)"
+    if "rejected" in reading.roles:
+        return None, "pairs of a chosen and a rejected answer, scored by preference_accuracy, margin and ROUGE-1"
+    if "label" in reading.roles:
+        return None, "answers that are desirable or not, scored by preference_accuracy, margin and ROUGE-1"
     if any(each.options for each in examples):
         return "option_accuracy", "one of several options, scored by option_accuracy"
     if survey.are_labels(examples):
         return "exact_match", "a few labels, scored by exact_match"
     return None, "free text, scored by ROUGE-1"
+
+
+def _objective(reading: Reading) -> dict[str, Any]:
+    """What the file says of the loss, where the data say what is preferred."""
+    if "rejected" in reading.roles:
+        return {"objective": {"name": "dpo"}, "about_objective": "Learns which of two answers is preferred (DPO)"}
+    if "label" in reading.roles:
+        return {"objective": {"name": "kto"}, "about_objective": "Learns which answers are desirable (KTO)"}
+    return {}
 
 
 def _about_work(work: Workload) -> str:

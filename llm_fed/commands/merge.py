@@ -333,6 +333,11 @@ def _common_structure(sources: Mapping[str, MergeParent], base: Kind) -> Lora:
     are alike if these are the same."""
     structures = {option: source.structure(base) for option, source in sources.items()}
     fed, local = structures.values()
+    if fed.dora or local.dora:
+        raise UserError(
+            "--fed and --local are DoRA adapters, whose magnitudes no merge can weigh; train with adapter.dora=false, "
+            "or use one of the two as it is"
+        )
     layers = {option: targets(base.model, structure) for option, structure in structures.items()}
     for option, other in (OPTIONS, OPTIONS[::-1]):
         if alone := [layer for layer in layers[option] if layer not in layers[other]]:

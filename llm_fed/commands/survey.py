@@ -15,6 +15,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.bench import taking_part
 from llm_fed.commands.lengths import Lengths
 from llm_fed.settings.config import TaskConfig
+from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData, text_of
 
 if TYPE_CHECKING:
@@ -90,7 +91,9 @@ def lengths(
     """
     from llm_fed.kinds.encoding import Encoder  # seconds
 
-    encoder = Encoder(tokenizer, TaskConfig(template=template), rows=rows)
+    pairs = all(each.rejected for examples in chosen.values() for each in examples)
+    objective = ObjectiveConfig("dpo" if pairs else "sft")
+    encoder = Encoder(tokenizer, TaskConfig(template=template), rows=rows, objective=objective)
     measured = zip(chosen, encoder.lengths(chosen.values()), strict=True)
     by_client = {
         client: [(each.whole, each.whole - each.prompt) for each in lengths_of_client]

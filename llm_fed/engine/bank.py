@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
 from llm_fed.models.frozen import device_of, freeze
-from llm_fed.models.lora import Lora, layout, sizes, targets
+from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
 from llm_fed.state import State
-from llm_fed.state.entries import pair, router
+from llm_fed.state.entries import magnitude, pair, router
 
 
 class AdapterBank:
@@ -113,6 +113,18 @@ class AdapterBank:
         """What lies beneath the adapters, by layer, for a batch whose row n goes through adapter owners[n]."""
         return self._deltas.on(owners)
 
+    def _lengths(self, name: str, module: nn.Module, chosen: Mapping[str, Tensor]) -> Tensor:
+        """m / ||W + s B A|| (N, 1, out) of DoRA, by which a layer's outputs are multiplied. The divisor is a constant
+        (Liu et al. 2024, Section 4.3). Its squares are those of W, twice the products of W and s B A, and those of
+        s B A, so that no (N, out, in) is ever held."""
+        s, (first, second) = self.structure.scaling, pair(name, "")
+        a, b = chosen[first].detach(), chosen[second].detach()
+        w = weight_of(module).to(a)
+        across = torch.einsum("nor,nro->no", b, a @ w.T)
+        own = torch.einsum("nor,nrq,noq->no", b, a @ a.mT, b)
+        norms = (w.square().sum(1) + 2 * s * across + s * s * own).clamp_min(0).sqrt()
+        return (chosen[magnitude(name)] / norms)[:, None]
+
     @property
     def adapts_head(self) -> bool:
         """Whether the layer that a language model's logits come from is adapted."""
@@ -129,6 +141,7 @@ class AdapterBank:
         mix: Tensor | None = None,
         listen: Callable[[Tensor], None] | None = None,
         each: Tensor | None = None,
+        into: Tensor | None = None,
         below: Mapping[str, DeltaHook] | None = None,
     ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
@@ -141,7 +154,8 @@ class AdapterBank:
             index: (N,), int64; on the CPU unless `below` is given.
             masks: (N, T, D) from `draw_masks`: the inputs x that are kept. None: no dropout.
             mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
-            each: (N, P): what takes the gradient of each row of the batch by itself, in the place of `grads`.
+            each: (M, P): what takes the gradients of rows of the batch by themselves, in the place of `grads`.
+            into: (N,), which row of `each` takes that of each row of the batch (default: each its own).
             below: as of `beneath`, where it was made already.
             listen: is given the weights (N, T, E) that a router finds, layer by layer.
 
@@ -165,8 +179,9 @@ class AdapterBank:
                 if each is None:
                     chosen[entry] = _Own.apply(values, grads, where, where)
                 else:
-                    apart = each[:, self.layout.slices[entry]].view(len(index), *values.shape[1:])
-                    chosen[entry] = _Own.apply(values, apart, where, torch.arange(len(index), device=where.device))
+                    apart = each[:, self.layout.slices[entry]].view(len(each), *values.shape[1:])
+                    taker = torch.arange(len(index), device=where.device) if into is None else into
+                    chosen[entry] = _Own.apply(values, apart, where, taker)
             below = self.beneath(index.tolist()) if below is None else below
             for name, module in self.targets.items():
                 if name in below:
@@ -182,6 +197,8 @@ class AdapterBank:
                     scaling=self.structure.scaling / (1 if masks is None else self._kept / 2**16),
                     mask=None if masks is None else masks[..., self._inputs[name]],
                     listen=listen,
+                    lengths=self._lengths(name, module, chosen) if self.structure.dora else None,
+                    kept=self._kept / 2**16,
                 )
                 handles.append(module.register_forward_hook(adapted))
             for name, module in self.whole.items():
@@ -221,6 +238,8 @@ class _Adapted:
     scaling: float
     mask: Tensor | None  # (N, T or more, in)
     listen: Callable[[Tensor], None] | None  # to what a router says
+    lengths: Tensor | None = None  # (N, 1, out) by which DoRA multiplies the layer's outputs
+    kept: float = 1.0  # the share of the inputs that the mask keeps
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         device = output.device  # the base's layers may lie on several
@@ -229,6 +248,8 @@ class _Adapted:
         weights = self._weights(x)
         if self.mask is not None:
             x = x * self.mask[:, : x.shape[1]].to(device)
+        if self.lengths is not None:
+            return self._with_lengths(module, x, y, autocast).view(output.shape).to(output.dtype)
         hidden = torch.bmm(x, self.a.to(device).mT)  # (N, T, E r)
         if weights is not None:
             experts = hidden.unflatten(-1, (weights.shape[-1], -1))
@@ -239,6 +260,19 @@ class _Adapted:
         else:
             y = y + self.scaling * torch.bmm(hidden, b.mT)
         return y.view(output.shape).to(output.dtype)
+
+    def _with_lengths(self, module: nn.Module, x: Tensor, y: Tensor, autocast: bool) -> Tensor:
+        """g (W x + s B A x) + bias, g the lengths; as in PEFT dropout takes inputs from all that the adapter adds."""
+        assert self.lengths is not None
+        lengths = self.lengths.to(y.device)
+        bias = getattr(module, "bias", None)
+        if self.mask is not None:
+            w = weight_of(module)
+            plain = nn.functional.linear(x / self.kept, w if autocast else w.to(x.dtype))
+        else:
+            plain = y if bias is None else y - bias
+        hidden = torch.bmm(torch.bmm(x, self.a.to(y.device).mT), self.b.to(y.device).mT)
+        return y + (lengths - 1) * plain + lengths * self.scaling * hidden
 
     def _weights(self, x: Tensor) -> Tensor | None:
         """g: (N, T, E), (N, 1, E), or None for a plain sum."""

@@ -140,11 +140,13 @@ def _training(model: AdaptedModel) -> Callable[[int], None]:
     example = model.examples.probe(LENGTH, LENGTH // 4)
 
     def run(tokens: int) -> None:
-        rows = tokens // LENGTH
-        batch = model.examples.collate([example] * rows)
-        masks = bank.draw_masks(range(rows), [LENGTH] * rows)
-        mix = torch.ones(rows, len(model.structure.experts)) if model.structure.gate == "mix" else None
-        with bank.attached(torch.zeros(rows, dtype=torch.int64), masks, mix), activation_checkpointing(model.model):
+        several = [example] * (tokens // LENGTH)
+        batch = model.examples.collate(several)
+        sizes = [size for each in several for size in model.examples.sizes(each)]
+        masks = bank.draw_masks(range(len(sizes)), sizes)
+        mix = torch.ones(len(sizes), len(model.structure.experts)) if model.structure.gate == "mix" else None
+        index = torch.zeros(len(sizes), dtype=torch.int64)
+        with bank.attached(index, masks, mix), activation_checkpointing(model.model):
             with model.computing():
                 losses = model.examples.losses(model.model, batch, all_rows=bank.adapts_head)
             losses.sum().backward()

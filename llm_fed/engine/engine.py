@@ -104,10 +104,13 @@ class Engine(Answering):
 
     @answers(Fit)
     def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:
-        if any(callable(request.loss) for request in requests):
+        if (
+            any(callable(request.loss) for request in requests)
+            and not self.adapted(requests[0].structure).examples.replaceable
+        ):
             raise UserError(
-                "client.fit(loss=FUNCTION) needs whole image models; adapters train with cross-entropy or "
-                "Distillation: leave it out, or set adapter=null"
+                "client.fit(loss=FUNCTION) takes the place of the loss of tokens, but objective.name has chosen one on "
+                "preferences; set objective.name=sft, or choose another method"
             )
         if len(requests) > 1 and any(request.teachers for request in requests):
             return [self.fit([request])[0] for request in requests]  # each has teachers of its own

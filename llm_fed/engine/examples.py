@@ -9,8 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
@@ -27,10 +29,10 @@ class Batch(Protocol):
     """Examples side by side: a dataclass whose fields are tensors on the CPU (`laid.on_device` moves them)."""
 
     @property
-    def labels(self) -> Tensor: ...  # (n,) what is to be predicted
+    def labels(self) -> Tensor: ...  # what is to be predicted
 
     @property
-    def rows(self) -> Tensor: ...  # (n,) the row of each
+    def rows(self) -> Tensor: ...  # (n,) the example of each loss
 
 
 class Examples(ABC):
@@ -38,17 +40,31 @@ class Examples(ABC):
 
     Attributes:
         single: whether an example is one target, so that logits of all examples can be kept.
+        each: how many rows of a batch an example is, one behind the other.
+        drifts: whether the losses of a client's batch depend on how far its model is from a reference.
+        replaceable: whether a method's own loss of logits can take the place of theirs.
     """
 
     single: ClassVar[bool]
+    each: ClassVar[int] = 1
+    drifts: ClassVar[bool] = False
+    replaceable: ClassVar[bool] = True
 
     @abstractmethod
     def length(self, example: Any) -> int:
-        """How many tokens of an example reach the adapted layers: what it costs, and the length of its dropout mask."""
+        """How many tokens of an example reach the adapted layers: what it costs beside others of this length."""
+
+    def sizes(self, example: Any) -> Sequence[int]:
+        """The tokens of each of its rows, which are the lengths of their dropout masks."""
+        return (self.length(example),)
+
+    def by_row(self, of_examples: Tensor) -> Tensor:
+        """Something of each example, for each row of its batch."""
+        return of_examples.repeat_interleave(self.each, dim=0) if self.each > 1 else of_examples
 
     @abstractmethod
     def num_targets(self, examples: Sequence[Any]) -> int:
-        """How many predictions of these examples count in the loss."""
+        """How many losses these examples have."""
 
     @abstractmethod
     def collate(self, examples: Sequence[Any]) -> Any:
@@ -56,7 +72,7 @@ class Examples(ABC):
 
     @abstractmethod
     def logits(self, model: Any, batch: Any, *, all_rows: bool = False) -> Tensor:
-        """What the model predicts in the place of each target, (n, C), in float32 at least.
+        """What the model predicts in the place of each target, (targets, C), in float32 at least.
 
         Args:
             batch: on the model's device.
@@ -64,12 +80,33 @@ class Examples(ABC):
         """
 
     def losses(self, model: Any, batch: Any, *, all_rows: bool = False, wanted: Tensor | None = None) -> Tensor:
-        """The loss of each target, (n,), in the dtype of the logits: its negative log-likelihood, or the divergence of
-        the predictions from `wanted` logits (n, C)."""
+        """The losses (n,) of a batch, in the dtype of the logits: see `losses_of`, or the divergence of the predictions
+        from `wanted` logits (targets, C)."""
         logits = self.logits(model, batch, all_rows=all_rows)
-        if wanted is not None:
-            return divergence(logits, wanted)
+        return self.losses_of(logits, batch) if wanted is None else self.divergences(logits, batch, wanted)
+
+    def losses_of(self, logits: Tensor, batch: Any) -> Tensor:
+        """(n,): of each target its negative log-likelihood."""
         return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
+
+    def divergences(self, logits: Tensor, batch: Any, wanted: Tensor) -> Tensor:
+        """(n,): of predictions from `wanted` logits (targets, C)."""
+        return divergence(logits, wanted)
+
+    def drawn(self, logits: Tensor, batch: Any, generators: Sequence[torch.Generator]) -> Any:
+        """The batch with labels drawn from softmax(logits), by inversion: so those of an example do not depend on its
+        neighbours.
+
+        Args:
+            generators: one for each example of the batch.
+        """
+        counts = torch.bincount(batch.rows.cpu(), minlength=len(generators)).tolist()
+        uniform = [
+            torch.rand(count, generator=own, dtype=torch.float64) for count, own in zip(counts, generators, strict=True)
+        ]
+        reached = logits.double().softmax(1).cumsum(1)
+        labels = torch.searchsorted(reached, torch.cat(uniform).to(logits.device)[:, None] * reached[:, -1:])
+        return replace(batch, labels=labels[:, 0].clamp_max(logits.shape[1] - 1))
 
     def answer(self, model: Any, batch: Any) -> Answer:
         """Of a classifier: the logits and what its head reads.
@@ -114,7 +151,11 @@ class Text(Examples):
         return Encoded([1] * length, [place >= length - targets for place in range(length)])
 
     def logits(self, model: Any, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
-        """(n, vocabulary) in float32, as transformers computes its loss.
+        """(targets, vocabulary) in float32, as transformers computes its loss."""
+        return self.predictions(model, batch, all_rows=all_rows).float()
+
+    def predictions(self, model: Any, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
+        """(targets, vocabulary) in the dtype of the model.
 
         Only the hidden states that predict a target token go through the language-model head, which saves most of
         its work where responses are short; with `all_rows` (an adapted head needs all N rows) all of them do.
@@ -134,7 +175,7 @@ class Text(Examples):
             logits = model(**inputs, use_cache=False).logits.flatten(0, 1)
         if all_rows:
             logits = logits.index_select(0, places)
-        return logits.float()
+        return logits
 
 
 TEXT = Text()

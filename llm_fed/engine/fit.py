@@ -21,8 +21,10 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.deltas import DeltaHook
 from llm_fed.engine.examples import Batch, Examples
+from llm_fed.engine.inference import log_likelihoods
 from llm_fed.engine.laid import on_device
 from llm_fed.engine.memory import activation_checkpointing
+from llm_fed.engine.own_losses import columns_of, names_of, own_losses
 from llm_fed.engine.packing import padded_tokens, plan
 from llm_fed.engine.steps import Steps, together
 from llm_fed.method.requests import Fit, Fitted, Work
@@ -59,16 +61,18 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
 
 @dataclass(frozen=True)
 class Laid:
-    """A micro-batch of N rows and n targets with all that the device is given for it."""
+    """A micro-batch of N rows and n losses with all that the device is given for it."""
 
     batch: Any  # `examples.Batch`
     index: Tensor  # (N,) the row of the bank that each goes through
-    owner: Tensor  # (n,) the same of each target
+    owner: Tensor  # (n,) the same of each loss
     weights: Tensor  # (n,) what each loss counts
-    owners: Sequence[int]  # as index, for the host
+    into: Tensor  # (N,) the example that each row belongs to
+    owners: Sequence[int]  # the row of the bank of each example, for the host
     mix: Tensor | None = None  # (N, E)
+    columns: Tensor | None = None  # (examples, numbers): what a loss of one's own is given, see `own_losses`
     masks: Tensor | None = None  # of dropout
-    wanted: Tensor | None = None  # (n, C) the teachers' logits
+    wanted: Tensor | None = None  # (targets, C) the teachers' logits
     below: Mapping[str, DeltaHook] = field(default_factory=dict)  # what lies beneath the adapters, by layer
 
 
@@ -99,6 +103,7 @@ class FusedFit:
             for k, state in enumerate(jobs[0].teachers):
                 self.teachers.load(k, state)
         self.taught: dict[int, Tensor] = {}  # by place of an example what the teachers answered, for all epochs
+        self.names = names_of(jobs)  # of the columns that losses of their own are given; empty: none has one
 
     def run(self) -> tuple[list[Fitted | ClientError], Work]:
         last, total = max(len(job.batches) for job in self.jobs), sum(len(job.batches) for job in self.jobs)
@@ -133,15 +138,15 @@ class FusedFit:
         batches = plan(lengths, self.work.budget, self.model.overhead)
         self.work = replace(
             self.work,
-            tokens=self.work.tokens + sum(lengths),
+            tokens=self.work.tokens + sum(sum(self.examples.sizes(example)) for _, _, example in examples),
             padded=self.work.padded + padded_tokens(lengths, batches),
             micro_batches=self.work.micro_batches + len(batches),
         )
-        weights, scales = self._weights(seen), self._scales()
+        weights, scales, drifts = self._weights(seen), self._scales(), self._drifts(seen)
         self.bank.grads.zero_()
         for chosen in batches:
             rows = [examples[i] for i in chosen]
-            laid = self._lay_out(step, rows, [lengths[i] for i in chosen], weights[chosen])
+            laid = self._lay_out(step, rows, weights[chosen], drifts)
             if (each := self._pass(laid, scales, losses)) is not None:
                 for steps in self.steps:
                     steps.add_clipped(each, laid.owners)
@@ -151,35 +156,65 @@ class FusedFit:
             sizes = [max(1, len(seen.get(k, ()))) for k in range(len(self.jobs))]
             losses /= torch.tensor(sizes).to(self.device)
 
-    def _lay_out(self, step: int, rows: Sequence[Any], lengths: Sequence[int], weights: Tensor) -> Laid:
-        """A micro-batch of rows (k, n, example), with one copy from the host to the device."""
-        batch, owners = self.examples.collate([example for _, _, example in rows]), [k for k, _, _ in rows]
-        index, mixed = torch.tensor(owners), self.bank.structure.gate == "mix"
-        mix = torch.tensor([self.jobs[k].mix for k in owners]) if mixed else None
-        laid = on_device(Laid(batch, index, index[batch.rows], weights[batch.rows], owners, mix), self.device)
-        seeds = [derive(self.jobs[k].seed, step, n) for k, n, _ in rows]
-        wanted = self._taught(laid.batch, [self.jobs[k].batches[step][n] for k, n, _ in rows])
-        return replace(laid, masks=self.bank.draw_masks(seeds, lengths), wanted=wanted, below=self.bank.beneath(owners))
+    def _lay_out(self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float]) -> Laid:
+        """A micro-batch of examples (k, n, example), with one copy from the host to the device."""
+        of, owners = self.examples, [k for k, _, _ in rows]
+        batch, owner, each = of.collate([example for _, _, example in rows]), torch.tensor(owners), range(of.each)
+        if drifts:
+            batch = replace(batch, drift=torch.tensor([drifts[k] for k in owners], dtype=torch.float64))
+        mixed = self.bank.structure.gate == "mix"
+        mix = of.by_row(torch.tensor([self.jobs[k].mix for k in owners])) if mixed else None
+        places = [self.jobs[k].batches[step][n] for k, n, _ in rows]
+        columns = columns_of([example for _, _, example in rows], places) if self.names else None
+        into = of.by_row(torch.arange(len(rows)))
+        laid = Laid(
+            batch, of.by_row(owner), owner[batch.rows], weights[batch.rows], into, owners, mix, columns
+        )  # fmt: skip
+        laid = on_device(laid, self.device)
+        seeds = [derive(self.jobs[k].seed, step, n, *([m] if m else [])) for k, n, _ in rows for m in each]
+        sizes = [size for _, _, example in rows for size in of.sizes(example)]
+        wanted = self._taught(laid.batch, places)
+        below = self.bank.beneath([k for k in owners for _ in each])
+        return replace(laid, masks=self.bank.draw_masks(seeds, sizes), wanted=wanted, below=below)
 
     def _pass(self, laid: Laid, scales: Tensor | None, losses: Tensor) -> Tensor | None:
         """Forward and backward pass. It reads nothing of the host's memory, so that a graph could hold it.
 
         Returns:
-            (N, P) the gradient of each row, where jobs are private; else the bank has the gradients.
+            (examples, P) the gradient of each example, where jobs are private; else the bank has the gradients.
         """
         each = self.bank.rows.new_zeros(len(laid.owners), self.bank.layout.size) if self.private else None
-        with self.bank.attached(laid.index, laid.masks, laid.mix, each=each, below=laid.below):
+        with self.bank.attached(laid.index, laid.masks, laid.mix, each=each, into=laid.into, below=laid.below):
             with self.model.computing():
-                loss = self.examples.losses(
-                    self.model.model, laid.batch, all_rows=self.bank.adapts_head, wanted=laid.wanted
-                )
+                if self.names:
+                    logits = self.examples.logits(self.model.model, laid.batch, all_rows=self.bank.adapts_head)
+                    loss = own_losses(self.jobs, self.names, logits, laid)
+                else:
+                    loss = self.examples.losses(
+                        self.model.model, laid.batch, all_rows=self.bank.adapts_head, wanted=laid.wanted
+                    )
                 loss = loss * laid.weights.to(loss.dtype)
             losses.index_add_(0, laid.owner, loss.detach().to(losses.dtype))
             (loss if scales is None else loss * scales[laid.owner]).sum().backward()
         return each
 
+    def _drifts(self, seen: Mapping[int, Sequence[Any]]) -> dict[int, float]:
+        """By client z of KTO: how far its model is from the reference, by the batch's answers to other prompts."""
+        if not self.examples.drifts:
+            return {}
+        asked = [(k, example) for k in seen for example in seen[k]]
+        mixed = self.bank.structure.gate == "mix"
+        logps = log_likelihoods(
+            replace(self.model, budget=self.work.budget), self.bank, [example.other for _, example in asked],
+            mix=torch.tensor([self.jobs[k].mix for k, _ in asked]) if mixed else None, rows=[k for k, _ in asked],
+        )  # fmt: skip
+        far: dict[int, list[float]] = {k: [] for k in seen}
+        for (k, example), logp in zip(asked, logps, strict=True):
+            far[k].append(logp - example.reference[1])
+        return {k: max(0.0, fmean(values)) if values else 0.0 for k, values in far.items()}
+
     def _taught(self, batch: Batch, places: Sequence[int]) -> Tensor | None:
-        """The mean of the teachers' logits, (n, C); None without teachers.
+        """The mean of the teachers' logits, (targets, C); None without teachers.
 
         Args:
             places: of the batch's examples among those of the one job.
@@ -187,7 +222,7 @@ class FusedFit:
         if self.teachers is None:
             return None
         if not self.examples.single:
-            return self._ask(self.teachers, batch, len(places))
+            return self._ask(self.teachers, batch, len(places) * self.examples.each)
         new = [place for place in places if place not in self.taught]
         if new:
             examples = [self.jobs[0].examples[place] for place in new]

@@ -116,11 +116,13 @@ def _adapters(base: Trainable, site: Client, examples: Sequence[Any]) -> int:
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         bank, batch = AdapterBank(model, structure, 1), on_device(batch, base.device)
         with _Alive(fake, model) as alive:
-            masks = bank.draw_masks([0] * count, [its.length(example) for example in examples])
-            mix = torch.ones(count, len(structure.experts)) if structure.gate == "mix" else None
+            sizes = [size for example in examples for size in its.sizes(example)]
+            masks = bank.draw_masks([0] * len(sizes), sizes)
+            mix = torch.ones(len(sizes), len(structure.experts)) if structure.gate == "mix" else None
             each = bank.rows.new_zeros(count, bank.layout.size) if site.private else None
-            index = torch.zeros(count, dtype=torch.int64, device=base.device)
-            with bank.attached(index, masks, mix, each=each, below={}), activation_checkpointing(model):
+            index = torch.zeros(len(sizes), dtype=torch.int64, device=base.device)
+            into = its.by_row(torch.arange(count, device=base.device))
+            with bank.attached(index, masks, mix, each=each, into=into, below={}), activation_checkpointing(model):
                 with base.computing():
                     loss = its.losses(model, batch, all_rows=bank.adapts_head).sum()
                 loss.backward()

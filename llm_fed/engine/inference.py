@@ -6,6 +6,7 @@ Shape letters: E experts, H hidden size, N rows, R prompts or pictures, S stored
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from torch import Tensor
 
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.examples import inputs_of
+from llm_fed.engine.examples import TEXT, inputs_of
 from llm_fed.engine.memory import budget_and_overhead
-from llm_fed.engine.packing import plan
+from llm_fed.engine.packing import collate, plan
 from llm_fed.models.base import Base
+from llm_fed.models.joined import full
 from llm_fed.models.lora import ANCHORS, SCALE
 from llm_fed.state import State
+from llm_fed.tasks.common import Encoded
 
 
 @torch.inference_mode()
@@ -40,10 +43,10 @@ def mean_losses(
     count = torch.zeros(len(asked), dtype=torch.float64)
     lengths = [model.examples.length(example) for _, _, example in work]
     for chosen in plan(lengths, model.most_tokens, model.overhead):
-        batch = model.examples.collate([work[i][2] for i in chosen])
-        index, weights = torch.tensor([work[i][1] for i in chosen]), None if mix is None else mix[chosen]
-        with bank.attached(index, mix=weights), model.computing():
-            losses = model.examples.losses(model.model, batch, all_rows=bank.adapts_head).double().cpu()
+        batch, of = model.examples.collate([work[i][2] for i in chosen]), model.examples
+        index, weights = torch.tensor([work[i][1] for i in chosen]), None if mix is None else of.by_row(mix[chosen])
+        with bank.attached(of.by_row(index), mix=weights), model.computing():
+            losses = of.losses(model.model, batch, all_rows=bank.adapts_head).double().cpu()
         owner = torch.tensor([work[i][0] for i in chosen])[batch.rows]
         total.index_add_(0, owner, losses)
         count.index_add_(0, owner, torch.ones_like(losses))
@@ -51,9 +54,39 @@ def mean_losses(
 
 
 @torch.inference_mode()
+def log_likelihoods(
+    model: AdaptedModel,
+    bank: AdapterBank | None,
+    texts: Sequence[Encoded],
+    *,
+    mix: Tensor | None = None,
+    rows: Sequence[int] | None = None,
+) -> list[float]:
+    """Of each text the log-likelihood of all its tokens that count, together.
+
+    Args:
+        bank: None: the base alone.
+        mix: (N, E) the weights of two experts for each text, where the gate is `mix`.
+        rows: the row of the bank of each text (default: the first).
+    """
+    found = [0.0] * len(texts)
+    for chosen in plan([len(text.input_ids) for text in texts], model.most_tokens, model.overhead):
+        batch, index = collate([texts[i] for i in chosen]), torch.tensor([rows[i] if rows else 0 for i in chosen])
+        weights = None if mix is None else mix[chosen]
+        with nullcontext() if bank is None else bank.attached(index, mix=weights), model.computing():
+            logits = TEXT.predictions(model.model, batch, all_rows=bank is not None and bank.adapts_head)
+            losses = TEXT.losses_of(full(logits), batch)
+        sums = torch.zeros(len(chosen), dtype=losses.dtype, device=losses.device)
+        sums.index_add_(0, batch.rows.to(losses.device), losses)
+        for place, value in zip(chosen, (-sums).tolist(), strict=True):
+            found[place] = value
+    return found
+
+
+@torch.inference_mode()
 def routed_weights(model: AdaptedModel, bank: AdapterBank, asked: Sequence[tuple[int, Any]]) -> Tensor:
     """What the routers of one row of the bank each make of an example: (len(asked), E), the mean over the example's
-    tokens and then over the layers, in float64 on the CPU.
+    tokens and then over the layers and its rows, in float64 on the CPU.
 
     Args:
         asked: (row of the bank, example).
@@ -61,15 +94,16 @@ def routed_weights(model: AdaptedModel, bank: AdapterBank, asked: Sequence[tuple
     found = torch.zeros(len(asked), len(bank.structure.experts), dtype=torch.float64)
     lengths = [model.examples.length(example) for _, example in asked]
     for chosen in plan(lengths, model.most_tokens, model.overhead):
-        batch = model.examples.collate([asked[i][1] for i in chosen])
+        batch, of = model.examples.collate([asked[i][1] for i in chosen]), model.examples
         heard: list[Tensor] = []
-        with bank.attached(torch.tensor([asked[i][0] for i in chosen]), listen=heard.append), model.computing():
-            model.examples.logits(model.model, batch, all_rows=bank.adapts_head)
-        ends = torch.tensor([lengths[i] for i in chosen])
+        index = of.by_row(torch.tensor([asked[i][0] for i in chosen]))
+        with bank.attached(index, listen=heard.append), model.computing():
+            of.logits(model.model, batch, all_rows=bank.adapts_head)
+        ends = torch.tensor([size for i in chosen for size in of.sizes(asked[i][1])])
         for weights in heard:
             real = torch.arange(weights.shape[1]) < ends[:, None]  # a layer may see fewer tokens of a picture
-            sums = (weights.double().cpu() * real[..., None]).sum(1)
-            found[torch.tensor(chosen)] += sums / real.sum(1, keepdim=True) / len(heard)
+            means = (weights.double().cpu() * real[..., None]).sum(1) / real.sum(1, keepdim=True)
+            found[torch.tensor(chosen)] += means.unflatten(0, (-1, of.each)).mean(1) / len(heard)
     return found
 
 

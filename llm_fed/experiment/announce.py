@@ -88,6 +88,7 @@ class RunPlan:
     complete: bool = False
     costs: Costs | None = None
     time: str = ""
+    loss: str = ""
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -106,7 +107,7 @@ class RunPlan:
             **self.data,
             "base": rows["base"],
         }
-        rows["training"] = self._training()
+        rows["training"], rows["loss"] = self._training(), self.loss
         if self.asked:
             rows["each round"] = self._work()
         rows["scores"] = self.scored
@@ -218,7 +219,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         cross=cross.planned(built).in_words() if sites else "",
         data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
-        work=method.in_words(config.rounds), asked=len(asked),
+        work=method.in_words(config.rounds), asked=len(asked), loss=config.objective.in_words(),
     )  # fmt: skip
 
 

@@ -98,6 +98,8 @@ def shared_by(config: Config, metric: str) -> str:
         tree["base"], tree["task"], config.federation_seed, config.seeds.evaluation, config.evaluation_seed, metric,
         config.eval.limit, config.eval.max_new_tokens,
     ]  # fmt: skip
+    if config.objective.preferences and not config.objective.refers:  # then rewards are no comparison with the base
+        decisive.append(tree["objective"])
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 

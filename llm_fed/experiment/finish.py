@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from llm_fed.basics import checksum, signs
@@ -26,6 +27,7 @@ from llm_fed.method.site import OPTIMIZER, Site
 from llm_fed.runs.folder import ENDED, Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.notes import notes_on_length
+from llm_fed.scoring.scores import METRICS
 from llm_fed.state.wire import Message, WireError
 
 NO_SCORE = "It has none, as the client has no test example."
@@ -135,7 +137,8 @@ def deliver(
     scores = summary.clients if summary else {}
     with signs.part("writing the personal models"):
         sites = (experiment.scored[id] for id in exported)
-        found = contents(experiment, sites, personal, scores, config_text, spent, warned.get("warnings", ()))
+        warnings, beside = warned.get("warnings", ()), summary.beside if summary else {}
+        found = contents(experiment, sites, personal, scores, config_text, spent, warnings, beside)
         write_folders(((run.folder / "adapters" / id, files) for id, files in found), "a personal model")
     return write_summary(experiment, run, record, round, **facts, **warned)
 
@@ -188,12 +191,14 @@ def contents(
     config_text: str,
     spent: Mapping[str, Any] | None = None,
     warnings: Sequence[Mapping[str, Any]] = (),
+    beside: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Of each site's personal model its id, and its files with their card by name.
 
     Args:
         spent: what the run spent of its clients' privacy.
         warnings: of the run.
+        beside: what was measured beside the scores, by name and client.
     """
     config, method = experiment.config, experiment.method
     prompt = experiment.base.prompt_of(config)
@@ -204,7 +209,9 @@ def contents(
         card = model_card(
             models.described(site.structure, experiment.base, site.data.num_labels, prompt),
             client=id, method=config.method["name"], paper=method.paper,
-            metrics={experiment.metric: scores[id]} if id in scores else {}, config=config_text,
+            metrics=({experiment.metric: scores[id]} if id in scores else {})
+            | {name: of[id] for name, of in beside.items() if name in METRICS and id in of},
+            config=config_text,
             recipe=method.recipe(site),
             privacy=privacy.statement(config.privacy, spent, site, own) if spent else "",
             unscored="" if site.data.queries.get("test") else NO_SCORE, warnings=sentences(warnings, id),

@@ -19,7 +19,7 @@ from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
 from llm_fed.models.loading import read_tokenizer
 from llm_fed.settings.config import Config
-from llm_fed.tasks.common import Encoded, Example
+from llm_fed.tasks.common import Encoded, Example, Judged, Pair
 from llm_fed.tasks.templates import filled, template_of
 
 BEGINS, ENDS = ">>>", "<<<"  # around what is trained, in a terminal
@@ -75,7 +75,7 @@ class ShownData:
     def for_terminal(self) -> Iterator[tuple[str, bool]]:
         """Pieces of text, and of each whether it is to be seen at once."""
         for example in self.examples:
-            what = "trained" if example.split == "training" else "asked for"
+            what = "trained" if example.split.startswith("training") else "asked for"
             numbers = f"{len(example.input_ids)} tokens, {sum(example.target)} of them {what}"
             yield f"{example.client}, {example.split}: {numbers}\n", False
             for text, target in example.marked(self.tokenizer):
@@ -99,7 +99,7 @@ def shown(config: Config, most: int) -> ShownData:
     tokenizer, stops, rows = read_tokenizer(config.base)
     template = template_of(config.task.template, tokenizer)
     ends = sorted({*stops, *filled(template, tokenizer).ends})
-    encoder = Encoder(tokenizer, config.task, template, rows)
+    encoder = Encoder(tokenizer, config.task, template, rows, objective=config.objective)
     parties = dict(data.clients) | ({"server": data.server} if data.server else {})
     texts = Texts(encoder, config, data)
     examples: list[ShownExample] = []
@@ -111,10 +111,20 @@ def shown(config: Config, most: int) -> ShownData:
             if client in data.clients:
                 counts[split].append(len(items))
             for item, example in zip(items.first(most), items.examples, strict=False):
-                ids, target = _parts(item, encoder, example)
-                examples.append(ShownExample(client, split, str(tokenizer.decode(ids)), ids, target, ends))
+                for name, each in _each(split, item):
+                    ids, target = _parts(each, encoder, example)
+                    examples.append(ShownExample(client, name, str(tokenizer.decode(ids)), ids, target, ends))
     numbers = {split: CountSummary.of(each) for split, each in counts.items()}
     return ShownData(examples, numbers, dict(encoder.skipped), encoder.note(), tokenizer)
+
+
+def _each(split: str, item: Any) -> list[tuple[str, Any]]:
+    """What is shown of an item, with the words for it: of a pair both answers."""
+    if isinstance(item, Pair):
+        return [(f"{split}, chosen", item.chosen), (f"{split}, rejected", item.rejected)]
+    if isinstance(item, Judged):
+        return [(f"{split}, {'desirable' if item.desirable else 'undesirable'}", item.text)]
+    return [(split, item)]
 
 
 def _parts(item: Encoded | Query, encoder: Encoder, example: Example) -> tuple[list[int], list[bool]]:

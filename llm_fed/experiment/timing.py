@@ -215,13 +215,14 @@ def _texts(built: Experiment, asked: Sequence[tuple[Site, Any]], most: int, batc
     # Between reading the weights once for the whole batch, and work that grows with it.
     token = Span(further / batch, max(further / batch, further / len(prompts)))
     longest = built.config.eval.max_new_tokens
-    lengths = [min(longest, sum(query.example.target)) for query in queries if query.example] or [longest]
+    answers = [getattr(query.example, "texts", (query.example,))[0] for query in queries if query.example]
+    lengths = [min(longest, sum(answer.target)) for answer in answers] or [longest]
     usual, begun = fmean(lengths), first / len(prompts) + loss
 
-    def answers(low: float, high: float) -> Span:
+    def answering(low: float, high: float) -> Span:
         return Span(begun + token.low * low, begun + token.high * high)
 
-    return answers(usual, min(longest, 1.5 * max(lengths))), answers(usual, longest)
+    return answering(usual, min(longest, 1.5 * max(lengths))), answering(usual, longest)
 
 
 def _per_item(

@@ -12,6 +12,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from llm_fed.kinds import wording
 from llm_fed.kinds.wording import Model
 from llm_fed.settings import datapath
+from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.settings.paths import is_local, public
 
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the first one where yaml was built with libyaml
@@ -57,11 +58,15 @@ def model_card(
     task = settings["task"]
     hub = datapath.hub_id("task.path", task["path"] or "")
     dataset = hub or task["name"]
+    objective = ObjectiveConfig(**settings.get("objective", {}))
     data = ModelCardData(
         base_model=model.base if shown.on_hub and not is_local(model.base) else None,
         library_name=shown.library,
         pipeline_tag=shown.task,
-        tags=["llm_fed", *(["lora"] if shown.library == "peft" else []), "federated-learning"],
+        tags=[
+            "llm_fed", *(["lora"] if shown.library == "peft" else []), "federated-learning",
+            *([objective.name] if objective.preferences else []),
+        ],  # fmt: skip
         model_name=f"{method}-{client}" if metrics else None,
         eval_results=[
             EvalResult(
@@ -81,7 +86,8 @@ def model_card(
 # {"Adapter" if shown.library == "peft" else "Model"} of client {client}
 
 {shown.words} of {model.base_in_words}, \
-trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}.
+trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}\
+{f" and the loss {loss}" if (loss := objective.in_words()) else ""}.
 
 ```python
 {wording.example(model)}

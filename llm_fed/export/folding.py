@@ -1,4 +1,4 @@
-"""Folds an adapter into the weights of its base: W becomes W + s B A."""
+"""Folds an adapter into the weights of its base: W becomes W + s B A, with DoRA m (W + s B A) / ||W + s B A||."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from llm_fed.basics.errors import UserError
 from llm_fed.models.lora import Lora, targets
 from llm_fed.state import State
-from llm_fed.state.entries import pair
+from llm_fed.state.entries import magnitude, pair
 
 
 def untied(model: PreTrainedModel, structure: Lora, adapter: Path) -> bool:
@@ -43,6 +43,11 @@ def untied(model: PreTrainedModel, structure: Lora, adapter: Path) -> bool:
     return parted
 
 
+def _inputs(layer: nn.Module) -> int:
+    """The dimension of a layer's weights that its inputs are."""
+    return 0 if isinstance(layer, Conv1D) else 1
+
+
 @torch.no_grad()
 def fold(model: PreTrainedModel, structure: Lora, state: State, adapter: Path) -> None:
     """Change the weights of a model, in their dtype, as a plain adapter does; a head that was tied has its own then.
@@ -56,7 +61,11 @@ def fold(model: PreTrainedModel, structure: Lora, state: State, adapter: Path) -
         weight = cast(Tensor, layer.weight)
         exact = torch.promote_types(weight.dtype, state.row.dtype)
         update = structure.scaling * (state[second].to(exact) @ state[first].to(exact))
-        changed = (weight.to(exact) + (update.T if isinstance(layer, Conv1D) else update)).to(weight.dtype)
+        whole = weight.to(exact) + (update.T if isinstance(layer, Conv1D) else update)
+        if structure.dora:
+            lengths = state[magnitude(name)].to(exact) / torch.linalg.vector_norm(whole, dim=_inputs(layer))
+            whole = whole * (lengths if isinstance(layer, Conv1D) else lengths[:, None])
+        changed = whole.to(weight.dtype)
         if not changed.isfinite().all():
             raise UserError(
                 f"the adapter {adapter} cannot be merged into {weight.dtype} weights: {name} becomes infinite or NaN"

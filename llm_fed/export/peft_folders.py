@@ -93,6 +93,12 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     if said.whole not in ((), (base.head,)):
         raise trained_whole(folder, said.whole, base.head)
     stored, other_base = said.structure(base.model), _other_base(folder, base)
+    if structure and structure.dora != stored.dora:
+        kinds = ("LoRA", "DoRA")
+        raise UserError(
+            f"the adapter {folder} is a {kinds[stored.dora]} adapter, where {kinds[structure.dora]} is expected; set "
+            f"adapter.dora={str(stored.dora).lower()}"
+        )
     if structure and not (stored.rank == structure.rank and math.isclose(stored.scaling, structure.scaling)):
         raise _other_scaling(said, stored, structure)
     try:
@@ -144,7 +150,8 @@ def _expert_files(state: State, structure: Lora, base: Base) -> dict[str, bytes]
 
 def _decisive(structure: Lora) -> dict[str, Any]:
     """What of an adapter's settings decides what it computes and is not seen in the shapes of its tensors."""
-    return {"lora_alpha": float(structure.alpha), "modules_to_save": list(structure.whole)}
+    dora = {"use_dora": True} if structure.dora else {}
+    return {"lora_alpha": float(structure.alpha), "modules_to_save": list(structure.whole)} | dora
 
 
 def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[State, Lora]:

@@ -27,7 +27,7 @@ CONFIG = "adapter_config.json"
 # too. Whatever else differs from PEFT's default is a feature that the bank does not have.
 _UNDERSTOOD = {
     "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "fan_in_fan_out", "modules_to_save",
-    "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
+    "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "use_dora",
 }  # fmt: skip
 _INERT = {
     "peft_version", "task_type", "inference_mode", "auto_mapping", "base_model_name_or_path", "revision",
@@ -76,6 +76,7 @@ class AdapterSettings:
     layer_lists: tuple[str, ...]
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
+    dora: bool = False
 
     def structure(self, model: nn.Module) -> Lora:
         """The structure of the adapter on a model. That of an rsLoRA adapter is the plain LoRA that computes the same.
@@ -98,7 +99,7 @@ class AdapterSettings:
         try:
             made = Lora.from_config(
                 AdapterConfig(
-                    rank=rank, alpha=alpha, rslora=self.rslora, dropout=self.dropout,
+                    rank=rank, alpha=alpha, rslora=self.rslora, dropout=self.dropout, dora=self.dora,
                     target_modules=chosen if names == matched else tuple(names),
                 ),
                 whole=self.whole,
@@ -155,7 +156,7 @@ def read(folder: Path) -> AdapterSettings:
             tuple(known["modules_to_save"] or ()), _names(known["exclude_modules"] or ()),
             None if layers in (None, []) else tuple([layers] if isinstance(layers, int) else layers),
             tuple(_listed(known["layers_pattern"])), dict(known["rank_pattern"] or {}),
-            dict(known["alpha_pattern"] or {}),
+            dict(known["alpha_pattern"] or {}), known["use_dora"] is True,
         )  # fmt: skip
         texts = (
             made.base,
@@ -197,6 +198,7 @@ def written(structure: Lora, base: Base) -> bytes:
             target_modules=_chosen(base.model, structure),
             fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules),
             modules_to_save=list(structure.whole) or None,
+            use_dora=structure.dora,
             inference_mode=True,
         )
         # Sets are sorted: their own order changes from process to process.

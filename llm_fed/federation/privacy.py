@@ -101,6 +101,11 @@ def check_elsewhere(settings: PrivacyConfig) -> None:
 
 def _check_examples(config: Config, method: Method) -> None:
     name = config.method["name"]
+    if config.objective.name == "kto":
+        raise UserError(
+            "privacy.unit=example clips the gradient of each example, but the loss of KTO compares each with others of "
+            "its batch; set privacy.unit=client, or objective.name=dpo with pairs"
+        )
     if config.adapter is None:
         raise UserError(
             "privacy.unit=example clips gradients of adapters, but adapter is null; set adapter.rank, or "

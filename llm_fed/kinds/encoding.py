@@ -8,24 +8,28 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.kinds import comparing
 from llm_fed.method.requests import Query
 from llm_fed.models.loading import check_rows
 from llm_fed.settings.config import TaskConfig
+from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks.chat import ChatTemplate
-from llm_fed.tasks.common import Encoded, Example, Template, fitting, select, text_of
+from llm_fed.tasks.common import Encoded, Example, Judged, Pair, Template, fitting, select, text_of
 from llm_fed.tasks.control import THINK, THOUGHT, answer_of, has_surrogates, reasoning, without_surrogates
 from llm_fed.tasks.conversations import encoded
 from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, filled, template_of
 
 BATCH = 2048  # examples whose lengths are found at once
 MOST = 2**24  # tokens that are kept, of the clients that worked last; they take some 0.7 GiB
-Item = TypeVar("Item", Encoded, Query)
+Trained: TypeAlias = Encoded | Pair | Judged
+Item = TypeVar("Item")
 
 
 class NoneFits(UserError):
@@ -47,6 +51,7 @@ class Encoder:
         template: instead of the one that `task.template` names.
         rows: of the base's embedding, if they are known.
         room: how many tokens may be answered to a prompt of so many, where answers are texts.
+        objective: which loss the examples are for.
 
     Attributes:
         skipped: how many examples of each split were longer than `task.max_length` tokens.
@@ -62,8 +67,10 @@ class Encoder:
         template: Template | None = None,
         rows: int | None = None,
         room: Callable[[int], int] | None = None,
+        objective: ObjectiveConfig = ObjectiveConfig(),  # noqa: B008  frozen
     ):
         self.tokenizer, self.task, self.rows, self._room = tokenizer, task, rows, room
+        self.objective = objective
         self.template = template or template_of(task.template, tokenizer)
         self.skipped: Counter[str] = Counter()
         self._filled = filled(self.template, tokenizer)
@@ -77,6 +84,8 @@ class Encoder:
         """Of each split, in turn, how long its examples are."""
         remaining = iter(splits)
         while group := list(_up_to(BATCH, remaining)):
+            for examples in group if self.objective.preferences else ():
+                comparing.check(self.objective.name, examples)
             found = iter(self._lengths([example for examples in group for example in examples]))
             yield from (list(islice(found, len(examples))) for examples in group)
 
@@ -87,7 +96,7 @@ class Encoder:
         examples: Sequence[Example],
         required: bool = True,
         lengths: Sequence[Length] | None = None,
-    ) -> Sequence[Encoded]:
+    ) -> Sequence[Trained]:
         """What training sees: prompt and response together.
 
         Args:
@@ -105,7 +114,8 @@ class Encoder:
         ]
         if required:
             self._count(client, split, len(examples), len(places))
-        return Encodings(select(examples, places), self._encode_fitting, self._kept)
+        chosen, joined = select(examples, places), self.objective.name == "kto"
+        return Encodings(chosen, self._encode_fitting, self._kept, finish=self._beside_others if joined else None)
 
     def queries(
         self,
@@ -182,7 +192,17 @@ class Encoder:
             )
 
     def _lengths(self, examples: Sequence[Example]) -> list[Length]:
-        """Plain texts in a template of text all at once, which is ten times as fast as others, one by one."""
+        """Plain texts in a template of text all at once, which is ten times as fast as others, one by one; of pairs the
+        longer answer counts."""
+        found = self._lengths_of_one(examples)
+        if self.objective.preferences:
+            pairs = [place for place, example in enumerate(examples) if example.rejected]
+            others = self._lengths_of_one([comparing.rejected(examples[place]) for place in pairs])
+            for place, other in zip(pairs, others, strict=True):
+                found[place] = found[place]._replace(whole=max(found[place].whole, other.whole))
+        return found
+
+    def _lengths_of_one(self, examples: Sequence[Example]) -> list[Length]:
         plain = [self._look(example) for example in examples]
         texts = [example for example, is_plain in zip(examples, plain, strict=True) if is_plain]
         together = iter(self._lengths_of_texts(texts) if texts else ())
@@ -196,7 +216,7 @@ class Encoder:
         safe, replies = self._filled.safe, [*example.answers[:1]]
         others = [*example.options]
         for turn in as_turns(example.prompt):
-            self._untrained += turn.role == "assistant" and not turn.trained
+            self._untrained += turn.role == "assistant" and not turn.trained and not example.rejected
             (replies if turn.role == "assistant" else others).append(turn.content)
         if all(map(safe.is_plain, [*others, *replies])):
             text = isinstance(example.prompt, str) and (self.template.date is None or not example.prompt)
@@ -268,23 +288,34 @@ class Encoder:
             for option in texts
         )
         right = tuple(index for index, option in enumerate(texts) if option in example.answers)
+        pair = comparing.example_of("dpo", example, self._encode_one) if example.rejected else None
+        if example.desirable is not None and self.objective.name == "kto":
+            pair = self._encode(example)
         answers = tuple(map(_reference, example.answers))
         if found is not None and (example.fields or (reasoning(first := example.answers[0]) and THINK not in first)):
             # What the template makes of it, as it is to be generated: calls of tools, and reasoning that lacks its tag.
             text = str(self.tokenizer.decode(found.answer, skip_special_tokens=True))
             answers = (answer_of(text).strip(), *answers[1:])
-        return Query(prompt, answers, options, right, found and self._fitting(found))
+        as_trained = pair if self.objective.preferences else found and self._fitting(found)
+        return Query(prompt, answers, options, right, as_trained, pair)
 
-    def _encode(self, example: Example) -> Encoded | None:
-        return self._fitting(self.encoded(example))
+    def _encode(self, example: Example) -> Trained | None:
+        return comparing.example_of(self.objective.name, example, self._encode_one)
+
+    def _encode_one(self, example: Example) -> Encoded | None:
+        found = self._fitting(self.encoded(example))
+        return replace(found, extra=dict(example.extra)) if found and example.extra else found
 
     def _fitting(self, found: Encoded) -> Encoded | None:
         return fitting(found, self.task.max_length, self.task.loss_on, self.task.too_long)
 
-    def _encode_fitting(self, example: Example) -> Encoded:
+    def _encode_fitting(self, example: Example) -> Trained:
         found = self._encode(example)
         assert found is not None  # see `training`
         return found
+
+    def _beside_others(self, items: list[Any]) -> list[Any]:
+        return comparing.beside_others(items, self.task.max_length)
 
 
 class Encodings(Sequence[Item], Generic[Item]):
@@ -293,6 +324,9 @@ class Encodings(Sequence[Item], Generic[Item]):
     Attributes:
         examples: of which it is made.
         lengths: theirs, where they are needed.
+
+    Args:
+        finish: what makes those of a site of all of them together, where they depend on each other.
     """
 
     def __init__(
@@ -301,8 +335,9 @@ class Encodings(Sequence[Item], Generic[Item]):
         encode: Callable[[Example], Item],
         kept: _Kept,
         lengths: Sequence[Length] = (),
+        finish: Callable[[list[Any]], list[Any]] | None = None,
     ):
-        self.examples, self.lengths, self._kept = examples, lengths, kept
+        self.examples, self.lengths, self._kept, self._finish = examples, lengths, kept, finish
         self._encode: Callable[[Example], Item] = encode
         self.items: list[Item] | None = None  # see `_Kept`
 
@@ -322,7 +357,8 @@ class Encodings(Sequence[Item], Generic[Item]):
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
         items = self.items
         if items is None:
-            self.items = items = [self._encode(example) for example in self.examples]
+            items = [self._encode(example) for example in self.examples]
+            self.items = items = self._finish(items) if self._finish else items
             self._kept.add(self, sum(map(_size, items)))
         return items[index]
 
@@ -366,10 +402,13 @@ def _reference(answer: str) -> str:
     return text[reasoning(text) :] or text
 
 
-def _size(item: Encoded | Query) -> int:
+def _size(item: Trained | Query) -> int:
     if isinstance(item, Encoded):
         return len(item.input_ids)
-    return len(item.prompt) + sum(map(len, item.options)) + (len(item.example.input_ids) if item.example else 0)
+    if not isinstance(item, Query):
+        return sum(map(_size, item.texts))
+    pair = item.pair if item.pair is not item.example else None
+    return len(item.prompt) + sum(map(len, item.options)) + sum(_size(each) for each in (item.example, pair) if each)
 
 
 def _up_to(most: int, splits: Iterator[Sequence[Example]]) -> Iterator[Sequence[Example]]:

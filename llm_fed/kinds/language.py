@@ -18,18 +18,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, lookup
 from llm_fed.engine import footprint, generation, inference
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import answers
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.generation import room_after
+from llm_fed.engine.preferences import examples_of
 from llm_fed.engine.sampling import Sampling
 from llm_fed.kinds import wording
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.kinds.kind import Encoding, Kind, Note
 from llm_fed.kinds.samples import Shown
 from llm_fed.kinds.texts import Texts
-from llm_fed.method.requests import AnswerLoss, Generate, OptionScores, Query
+from llm_fed.method.requests import AnswerLoss, Generate, LogLikelihoods, OptionScores, Query
 from llm_fed.models import prompt, speed
 from llm_fed.models.families import check_family
 from llm_fed.models.frozen import freeze
@@ -60,10 +62,15 @@ Item = TypeVar("Item")
 
 @dataclass(kw_only=True)
 class Language(Kind):
-    """A causal language model and its tokenizer."""
+    """A causal language model and its tokenizer.
 
+    Attributes:
+        trains: the examples that clients train on: texts, or preferences with the loss of `objective`.
+    """
+
+    trains: Examples = TEXT
     noun: ClassVar[str] = "language model"
-    reads: ClassVar[tuple[str, ...]] = ("texts", "options", "loss")
+    reads: ClassVar[tuple[str, ...]] = ("texts", "options", "loss", "preferences")
     knows: ClassVar[bool] = True
     before_data: ClassVar[bool] = True
 
@@ -81,6 +88,17 @@ class Language(Kind):
             found.append(
                 f"texts are learned without task.template={template}, which only chats and exports would use; set "
                 "task.template='{prompt}'"
+            )
+        roles = task.reading.roles if task.reading else {}
+        if config.objective.name == "sft" and "rejected" in roles:
+            found.append(
+                "objective.name=sft learns the chosen answers alone; to learn from the rejected ones, too, set "
+                "objective.name=dpo"
+            )
+        if config.objective.name == "sft" and "label" in roles:
+            found.append(
+                f"objective.name=sft learns all answers, whatever the column {roles['label']!r} says of them; to learn "
+                "from it, set objective.name=kto"
             )
         if r"\n" in template:
             found.append(
@@ -100,7 +118,7 @@ class Language(Kind):
         return [*again, *cls._halved(config), *quantised, "a smaller task.max_length"]
 
     def configured(self, config: Config) -> Language:
-        return replace(self, prompt=self.prompt_of(config))
+        return replace(self, prompt=self.prompt_of(config), trains=examples_of(config.objective))
 
     def as_said(
         self, config: Config, prompt_of_folder: Callable[[], Prompt | None], keys: Collection[str]
@@ -118,7 +136,7 @@ class Language(Kind):
         return replace(self, prompt=said), replace(config, task=task, eval=evaluation), folder
 
     def examples(self, structure: Structure) -> Examples:
-        return TEXT
+        return self.trains
 
     def features(self, structure: Structure, examples: Sequence[Encoded]) -> Tensor:
         """(N, H): the last hidden state at the last token of each prompt."""
@@ -127,7 +145,7 @@ class Language(Kind):
     def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> Encoding:
         room = partial(room_after, self, wanted=config.eval.max_new_tokens) if reads == "texts" else None
         template = self.prompt and self.prompt.template
-        return Texts(Encoder(self.tokenizer, config.task, template, self.rows, room), config, task)
+        return Texts(Encoder(self.tokenizer, config.task, template, self.rows, room, config.objective), config, task)
 
     def trained_form(self, query: Query) -> Encoded | None:
         return query.example
@@ -219,6 +237,33 @@ class Language(Kind):
             )
         )
 
+    @answers(LogLikelihoods, each=True)
+    def log_likelihoods(self, asked: LogLikelihoods, engine: Engine) -> list[tuple[float, ...]]:
+        """Of one client after another: its examples fill micro-batches by themselves."""
+        model, bank = engine.adapted(asked.structure), None
+        if asked.state is not None:
+            bank = engine.bank(asked.structure, [asked.state])
+        found: list[tuple[float, ...]] = []
+        size = asked.chunk or max(1, len(asked.examples))
+        for at in range(0, len(asked.examples), size):
+            examples = asked.examples[at : at + size]
+            texts = [text for example in examples for text in example.texts]
+            mix = self._mix_of(asked, examples)
+            each = model.within_memory(partial(_within, model, bank, texts, mix))
+            found += [tuple(own) for own in _shared_out(each, [len(example.texts) for example in examples])]
+        return found
+
+    def _mix_of(self, asked: LogLikelihoods, examples: Sequence[Any]) -> Tensor | None:
+        """(texts of all examples, E): the weights of two experts, where there are such."""
+        structure: Any = asked.structure
+        if asked.state is None or structure.gate != "mix":
+            return None
+        count = [len(example.texts) for example in examples]
+        if asked.mix is not None:
+            return torch.tensor([asked.mix] * sum(count))
+        weights = self.mixing_weights(structure, [(asked.state, example.prompt) for example in examples])
+        return None if weights is None else weights.repeat_interleave(torch.tensor(count), dim=0)
+
     @answers(OptionScores)
     def option_scores(self, requests: Sequence[OptionScores], engine: Engine) -> Sequence[list[list[float]]]:
         structure, states = requests[0].structure, [request.state for request in requests]
@@ -235,6 +280,12 @@ class Language(Kind):
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt, _ in queries]),
         )
         return list(_shared_out(scores, [len(request.queries) for request in requests]))
+
+
+def _within(
+    model: AdaptedModel, bank: AdapterBank | None, texts: Sequence[Encoded], mix: Tensor | None, budget: int
+) -> list[float]:
+    return inference.log_likelihoods(replace(model, budget=budget), bank, texts, mix=mix)
 
 
 def _shared_out(results: Iterable[Item], counts: Sequence[int]) -> Iterator[list[Item]]:

@@ -19,7 +19,7 @@ from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
 from llm_fed.state import State
 from llm_fed.tasks.augmentation import augmented
-from llm_fed.tasks.common import Encoded, Picture
+from llm_fed.tasks.common import Encoded, Judged, Pair, Picture
 
 Result = TypeVar("Result")
 
@@ -46,8 +46,9 @@ class Fitted:
     moments: Mapping[str, Tensor] = field(default_factory=dict)  # what the optimizer remembers, if it was asked for
 
 
-# Of a whole image model: the loss of a batch from its answer, its labels (N,), and the places (N,) of its pictures.
-Loss = Callable[[Answer, Tensor, Tensor], Tensor]
+# A loss of a method's own. Of a whole image model: that of a batch, of its answer, labels (N,) and the places (N,)
+# of its pictures. Of adapters: that of each of n targets, from logits (n, C), targets (n,) and columns of n numbers.
+Loss = Callable[[Any, Tensor, Any], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ class Fit(Request[Fitted]):
     seed: int = 0  # of dropout and of augmentation
     augment: str | None = None  # of pictures, see `LocalConfig`
     mix: tuple[float, ...] | None = None  # the weight of each expert while it trains, where the gate is `mix`
-    loss: Loss | Distillation | None = None  # None: cross-entropy; a function only of whole image models
+    loss: Loss | Distillation | None = None  # None: the run's objective
     private: PerExample | None = None  # only of adapters
     # What the optimizer remembers of an earlier fit of the same entries, by torch's names: (P,), or one number for all.
     # Empty: nothing yet; None: nothing, and it need not be returned.
@@ -178,6 +179,16 @@ class Answers(Request[Answer]):
 
 
 @dataclass(frozen=True, eq=False)
+class LogLikelihoods(Request[list[tuple[float, ...]]]):
+    """Of each example and each of its texts, with a Pair's two, the log-likelihood of all tokens that count."""
+
+    state: State | None  # None: the base alone
+    examples: Sequence[Any]  # Pair or Judged
+    mix: tuple[float, ...] | None = None  # the weight of each expert, where the gate is `mix`; None: by the prompts
+    chunk: int | None = None  # of so many examples each, packed without regard to the others: the same bits in any list
+
+
+@dataclass(frozen=True, eq=False)
 class ExpertWeights(Request[Tensor]):
     """(N, E): how much each of a structure's experts counts for each example, the mean over its tokens and over the
     adapted layers; each row sums to 1."""
@@ -194,7 +205,8 @@ class Query:
     answers: tuple[str, ...]  # references
     options: tuple[list[int], ...] = ()  # token ids of each option, for scoring without generation
     correct: tuple[int, ...] = ()  # which options are right
-    example: Encoded | None = None  # with its first answer, as training would see it; None where it is too long
+    example: Encoded | Pair | Judged | None = None  # as training would see it; None where it is too long
+    pair: Pair | Judged | None = None  # what is preferred to what, whatever training sees; None where nothing is
 
 
 @dataclass(frozen=True, eq=False)

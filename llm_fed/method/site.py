@@ -4,7 +4,7 @@ common."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.basics.rng import derive, generator
 from llm_fed.merge.moments import Evidence
+from llm_fed.method import references
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import (
     AnswerLoss,
@@ -25,6 +26,7 @@ from llm_fed.method.requests import (
     Gradient,
     GradientMoments,
     Logits,
+    LogLikelihoods,
     Loss,
     MeanLosses,
     OptionScores,
@@ -34,6 +36,7 @@ from llm_fed.method.requests import (
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
 from llm_fed.settings.config import LocalConfig
+from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.state import Layout, State
 from llm_fed.state.wire import Message
 from llm_fed.tasks.common import Picture
@@ -45,7 +48,7 @@ OPTIMIZER = "optimizer"  # key of `memory`: what is kept of it, with `local.keep
 class Data:
     """One site's examples, which never leave it."""
 
-    train: Sequence[Any] = ()  # Encoded or Picture
+    train: Sequence[Any] = ()  # Encoded, Pair, Judged or Picture
     held_out: Sequence[Any] = ()  # the validation examples, as training would see them
     queries: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # Query or Picture, by split: validation, test
     metric: str = ""  # by which queries are scored, see `scoring.evaluation.score_split`
@@ -73,12 +76,15 @@ class Site:
     data: Data = Data()
     rounds: int = 1  # of the whole run
     start: State | None = None  # where the run starts, in the place of a fresh draw (`start.give`)
+    objective: ObjectiveConfig = ObjectiveConfig()  # the loss
     memory: MutableMapping[str, Message] = field(default_factory=dict)
     round: int = 0
     lr: float = 0.0  # of this round
     losses: list[float] = field(default_factory=list)  # of this round's local steps, for the metrics
     fits: int = 0  # in this round: each draws its own batches and dropout
     _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
+    # By place of a training example what the base makes of it, see `references`.
+    of_base: dict[int, tuple[float, ...]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def train(self) -> Sequence[Any]:
@@ -152,8 +158,11 @@ class Site:
             steps: the number of optimizer steps (default: `local.steps`, else `local.epochs` passes).
             epochs: passes over the examples, instead of steps.
             optimizer: the optimizer (default: `self.optimizer`); make a variant with `dataclasses.replace`.
-            loss: a loss instead of cross-entropy: `Distillation` from teachers, or, for whole image models, a function
-                of the `Answer` to a batch, its labels (N,) and the places (N,) of its pictures in the examples.
+            loss: a loss instead of the run's objective: `Distillation` from teachers, or a function. For adapters it
+                takes logits (n, C), targets (n,) and columns, each of n numbers, and returns a loss (n,) for each
+                target; `columns["example"]` is the place of a target's example, and the others are those of
+                `task.columns.extra`. For whole image models it takes the `Answer` to a batch, its labels (N,) and the
+                places (N,) of its pictures in the examples, and returns the batch's loss.
             structure: the structure of `state` (default: the site's own).
             mix: the weight of each expert, if the structure's gate is `mix`.
 
@@ -163,9 +172,16 @@ class Site:
         nth, self.fits = self.fits, self.fits + 1
         examples = self.train if examples is None else examples
         batches = self.places(len(examples), steps, nth, epochs)
+        private = self._noise(len(examples), len(batches), nth)
+        its = structure or self.structure
+        if self.objective.refers and loss is None:
+            used = sorted({place for places in batches for place in places})
+            examples = await references.against(self, examples, used, state, its, mix, nth)
+            new = {place: number for number, place in enumerate(used)}
+            batches = [[new[place] for place in places] for places in batches]
         fitted = await Fit(
             self.id,
-            structure or self.structure,
+            its,
             start=state,
             examples=examples,
             batches=batches,
@@ -175,11 +191,13 @@ class Site:
             augment=self.local.augment,
             mix=mix,
             loss=loss,
-            private=self._noise(len(examples), len(batches), nth),
+            private=private,
             moments=self._moments(state, train, nth),
         )
         if self._keeps_optimizer:
             self.memory[OPTIMIZER] = {"train": train, "moments": dict(fitted.moments)}
+        if self.objective.reference == "last" and loss is None and not self._finishes:
+            self.memory[f"{references.LAST} {nth}"] = fitted.state
         self.losses.extend(fitted.losses)
         return fitted.state
 
@@ -250,17 +268,26 @@ class Site:
         """Called before training examples are used for anything but the steps of a fit."""
 
     async def losses_of(self, states: Sequence[State], examples: Sequence[Any] | None = None) -> list[float]:
-        """The mean loss of the examples (default: all training examples) under each state, per target token or per
-        picture."""
+        """The mean loss of the examples (default: all training examples) under each state, per target token, picture or
+        preference. Preferences are compared with the base, whatever `objective.reference`: so are they everywhere but
+        in `fit`."""
         self._look("losses_of")
-        chosen = self.train if examples is None else examples
+        chosen = await references.against_base(self, self.train if examples is None else examples)
         return await MeanLosses(self.id, self.structure, states, chosen)
 
     async def loss_of_answers(self, state: State, queries: Sequence[Query]) -> float | None:
         """The mean loss per target token of the queries' right answers under `state`, as training measures it. None if
         training would skip all of them."""
         known = [query for query in queries if query.example is not None]
+        if self.objective.refers:
+            examples = await references.against_base(self, [query.example for query in known])
+            known = [replace(query, example=own) for query, own in zip(known, examples, strict=True)]
         return await AnswerLoss(self.id, self.structure, state, known) if known else None
+
+    async def log_likelihoods(self, state: State | None, examples: Sequence[Any]) -> list[tuple[float, ...]]:
+        """Of each pair, and of each of its two answers, the log-likelihood of all its tokens under `state`, or (None)
+        under the base alone."""
+        return await LogLikelihoods(self.id, self.structure, state, list(examples))
 
     def sample(self, count: int, *, held_out: bool = False) -> list[Any]:
         """Up to `count` of the training or held-out examples at random, depending only on (seed, site).
@@ -295,7 +322,7 @@ class Site:
             ClientError: there is no target token, or a gradient is not finite.
         """
         self._look("gradient_moments")
-        seed = derive(self.seed, "labels", self.id)
+        seed, examples = derive(self.seed, "labels", self.id), await references.against_base(self, examples)
         return await GradientMoments(self.id, structure or self.structure, first, second, examples, sampled, seed)
 
     async def features(self, examples: Sequence[Any]) -> torch.Tensor:
@@ -313,6 +340,7 @@ class Site:
             head: for an image model, a linear head (weight, bias) that replaces its own, whose gradient is then zero.
         """
         self._look("gradient")
+        examples = await references.against_base(self, examples)
         return await Gradient(self.id, self.structure, state, examples, head)
 
     async def logits(self, state: State, pictures: Sequence[Picture]) -> torch.Tensor:

@@ -22,7 +22,7 @@ from llm_fed.models.trained import Structure
 from llm_fed.settings import check_fields
 from llm_fed.settings.config import AdapterConfig
 from llm_fed.state import Layout, State
-from llm_fed.state.entries import FACTORS, factor_of, pair, router
+from llm_fed.state.entries import FACTORS, factor_of, magnitude, pair, router
 
 _LONGEST = 2.0  # seconds for a regular expression; an honest one takes milliseconds on thousands of names
 ANCHORS, SCALE = "mix.anchors", "mix.scale"  # extras of a state whose gate is `mix`: (S, H) and ()
@@ -45,6 +45,7 @@ class Lora(Structure):
     experts: tuple[str, ...] = ("",)  # adapters side by side on each layer; one alone needs no name
     gate: str = "sum"  # sum | router | mix
     whole: tuple[str, ...] = ()  # modules trained whole beside the adapters: an image model's head
+    dora: bool = False  # whether each output has a magnitude beside the factors (DoRA, Liu et al. 2024)
     delta: bool = False  # whether something frozen lies beneath the adapters, in a state's extras (`merge.delta`)
 
     @classmethod
@@ -56,7 +57,7 @@ class Lora(Structure):
         chosen = config.target_modules
         chosen = chosen if isinstance(chosen, str) else tuple(chosen)
         alpha = config.alpha * (math.sqrt(config.rank) if config.rslora else 1)
-        return cls(config.rank, alpha, config.dropout, chosen, whole=whole)
+        return cls(config.rank, alpha, config.dropout, chosen, whole=whole, dora=config.dora)
 
     @property
     def scaling(self) -> float:
@@ -74,6 +75,11 @@ class Lora(Structure):
         return () if self.gate == "sum" else self.experts
 
     def with_experts(self, *names: str, gate: str) -> Lora:
+        if self.dora:
+            raise UserError(
+                "this method adds up several adapters on a layer, and the magnitudes of DoRA belong to one; set "
+                "adapter.dora=false, or choose another method"
+            )
         return replace(self, experts=names, gate=gate)
 
     def only(self, expert: str) -> Lora:
@@ -97,7 +103,8 @@ class Lora(Structure):
     def in_words(self, ranks: Sequence[int] = ()) -> str:
         chosen = self.target_modules
         layers = chosen if isinstance(chosen, str) else ", ".join(chosen)
-        several = f"{len(self.experts)} LoRA adapters" if len(self.experts) > 1 else "a LoRA adapter"
+        one = "DoRA" if self.dora else "LoRA"
+        several = f"{len(self.experts)} {one} adapters" if len(self.experts) > 1 else f"a {one} adapter"
         head = f" and the head {', '.join(self.whole)}" if self.whole else ""
         low, high = min(ranks, default=self.rank), max(ranks, default=self.rank)
         rank = f"rank {low}" if low == high else f"ranks {low} to {high}"
@@ -267,7 +274,8 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
     """The entries of one client's state, in module order.
 
     Per layer and expert `{module}.{expert}.lora_A` (r, in) and `.lora_B` (out, r), an unnamed expert without its
-    part of the name; then, with a router, `{module}.router` (E, in). Last the parameters of modules trained whole.
+    part of the name; with DoRA `{module}.lora_magnitude_vector` (out,); then, with a router, `{module}.router` (E, in).
+    Last the parameters of modules trained whole.
     """
     names: list[str] = []
     shapes: list[tuple[int, ...]] = []
@@ -276,6 +284,9 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
         for expert in structure.experts:
             names += pair(name, expert)
             shapes += [(structure.rank, inputs), (outputs, structure.rank)]
+        if structure.dora:
+            names.append(magnitude(name))
+            shapes.append((outputs,))
         if structure.gate == "router":
             names.append(router(name))
             shapes.append((len(structure.experts), inputs))
@@ -304,10 +315,26 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
     state = State(places, torch.zeros(places.size, dtype=dtype))
     for name, parameter in whole_parameters(model, structure).items():
         state[name].copy_(parameter.detach())
+    for name, module in targets(model, structure).items() if structure.dora else ():
+        state[magnitude(name)].copy_(torch.linalg.vector_norm(weight_of(module).to(dtype), dim=1))
     for name in state:
         if factor_of(name) == FACTORS[0]:
             nn.init.kaiming_uniform_(state[name], a=math.sqrt(5), generator=generator)
     return state
+
+
+def weight_of(module: nn.Module) -> Tensor:
+    """(out, in): the weights of a linear layer.
+
+    Raises:
+        UserError: they are quantised.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    weight = module.weight
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.dim() != 2:
+        raise UserError("adapter.dora needs the base's weights, but they are quantised; set base.quantization=null")
+    return weight.detach().T if isinstance(module, Conv1D) else weight.detach()
 
 
 def sizes(module: nn.Module) -> tuple[int, int]:

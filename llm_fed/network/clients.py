@@ -326,7 +326,11 @@ class RemoteClients:
         assert metric is not None  # the server's driver fills the task's own in
         losses = {name: replies[name].loss for name in scores if "loss" in replies[name].content}
         unscored = [name for name, reply in replies.items() if reply.unscored]
-        return summarize(metric, scores, losses, unscored) if scores else None
+        beside: dict[str, dict[str, float]] = {}
+        for name in scores:
+            for key, value in replies[name].beside.items():
+                beside.setdefault(key, {})[name] = value
+        return summarize(metric, scores, losses, unscored, beside) if scores else None
 
     def _wait(self, sent: _Sent) -> list[tuple[PendingOrder, Reply]]:
         """What comes before the round ends, of this round's answers and of earlier ones.

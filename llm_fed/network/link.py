@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from llm_fed.basics.errors import one_line
 from llm_fed.scoring.rules import NAMES
+from llm_fed.scoring.scores import BESIDE
 from llm_fed.state.outline import Skeleton
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import WireError, unpack
@@ -46,6 +47,17 @@ class Reply:
     def loss(self) -> float | None:
         """None where there is none that could be one."""
         return self.number("loss", 0, _LARGEST)
+
+    @property
+    def beside(self) -> dict[str, float]:
+        """What was measured beside the score, by name, as far as it can be that."""
+        given = self.content.get("beside")
+        if self.error or not isinstance(given, dict):
+            return {}
+        return {
+            name: float(value) for name, value in given.items()
+            if name in BESIDE and type(value) in (int, float) and abs(value) <= _LARGEST
+        }  # fmt: skip
 
     @property
     def rule(self) -> tuple[str, float] | None:

@@ -69,10 +69,12 @@ def told_scores(built: Experiment, sites: Mapping[str, Any], found: Mapping[str,
     private = built.config.privacy.clip is not None
 
     def told(client: str, outcome: Measured) -> dict[str, Any]:
-        score, loss = outcome.score, outcome.loss
-        if loss is None or private:
-            return {"score": score}
-        return {"score": score, "loss": rounded(loss) if math.isfinite(loss) else None}
+        if private:
+            return {"score": outcome.score}
+        scored: dict[str, Any] = {"score": outcome.score}
+        scored |= {"beside": dict(outcome.beside)} if outcome.beside else {}
+        loss = outcome.loss
+        return scored if loss is None else {**scored, "loss": rounded(loss) if math.isfinite(loss) else None}
 
     return {name: {"score": None} for name in sites} | each(found, told)
 

@@ -37,6 +37,20 @@ def text_of(row: Row, column: str) -> str:
     return as_text(held(row, column), row.where, column)
 
 
+def number_of(row: Row, column: str) -> float:
+    """The number in one column; UserError where there is none, or it is not finite."""
+    value = held(row, column)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(
+            f"{row.where}: column {column!r} holds no finite number, but {value!r:.40}; correct it, or drop the row"
+        )
+    return number
+
+
 def optional(row: Row, column: str | None) -> str:
     """The text in a column that may be absent or empty; then ""."""
     value = value_of(row, column)

@@ -23,6 +23,9 @@ USUAL_NAMES = {
     "history": ("history",),
     "messages": ("messages", "conversations", "conversation"),
     "text": ("text",),
+    "chosen": ("chosen", "chosen_response", "response_chosen", "preferred"),
+    "rejected": ("rejected", "rejected_response", "response_rejected", "dispreferred"),
+    "label": ("label",),
     "client": ("client", "client_id"),
     "split": ("split",),
 }  # fmt: skip
@@ -30,7 +33,8 @@ REQUIRED = ("prompt", "answer")
 LABELS = ("label", "labels", "summary", "reply", "target_text")  # what an answer is called beside a text
 # Forms of a row, and which roles it has.
 FORMS = {
-    "pairs": ("prompt", "input", "answer", "options", "system", "history"),
+    "pairs": ("prompt", "input", "answer", "options", "system", "history", "label"),
+    "preferences": ("chosen", "rejected", "prompt", "input", "system", "history"),
     "conversation": ("messages", "system"),
     "text": ("text",),
 }
@@ -39,6 +43,7 @@ _BOOKKEEPING = re.compile(
     r"|_?id|idx|index|uid|uuid|guid|row|(?:row|example|question|prompt|sample)_?(?:id|idx|index)|qid|no"
     r"|unnamed: \d+(?:\.\d+)*|__index_level_\d+__|level_\d+"
 )
+_JUDGED = ("true", "false", "1", "0", "1.0", "0.0")  # what a label says of an answer
 _MOST = 30  # columns that an error lists
 
 
@@ -54,17 +59,25 @@ def resolve(
     """Role (a key of USUAL_NAMES) -> column, of all `names` of columns. Where a name alone does not say what it holds,
     the `sample` of rows does. A column may name the client if `whose`, and the split if `side`. UserError where a
     configured column is not there or would have no effect, or where there is none for the prompt or the answer."""
-    given = {role: name for role, name in dataclasses.asdict(columns).items() if name is not None}
+    given = {role: name for role, name in dataclasses.asdict(columns).items() if isinstance(name, str)}
+    for extra in columns.extra:
+        configured("task.columns.extra", extra, names, sample, where)
     roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
     if not whose:
         roles.pop("client", None)
-    form = next((form for form in ("conversation", "text") if FORMS[form][0] in given), None)
+    form = next((form for form in ("preferences", "conversation", "text") if FORMS[form][0] in given), None)
     form = form or form_of(roles, names, sample)
     _check_form(form, given, where)
     for role in [*FORMS[form], *_OF_ALL]:
         name = usual(role, names, roles.values())
         if role not in roles and name and _fits(role, name, sample, whose, side):
             roles[role] = name
+    if "label" in roles and "label" not in given and _form_of(roles.get("answer", "")) != "completion":
+        del roles["label"]  # of rows whose answers are not TRL's completions it may say anything
+    if form == "preferences" and "rejected" not in roles:
+        raise UserError(
+            f"{where}: no column for the rejected answer among {_few(names)}; set task.columns.rejected=COLUMN"
+        )
     if form == "pairs":
         if "answer" not in roles and "options" in roles and (label := _pick(("label",), names)):
             roles["answer"] = label
@@ -81,6 +94,8 @@ def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Map
     prompt, answer = (known.get(role) or usual(role, names, ()) for role in REQUIRED)
     if prompt and answer and prompt != answer:
         return "pairs"
+    if all(known.get(role) or usual(role, names, ()) for role in ("chosen", "rejected")):
+        return "preferences"
     if (name := usual("messages", names, ())) and _fits("messages", name, sample, True, True):
         return "conversation"
     is_text = not (prompt or answer or _pick(LABELS, names)) and usual("text", names, ())
@@ -94,7 +109,11 @@ def _check_form(form: str, given: Mapping[str, str], where: str) -> None:
             raise UserError(f"{where}: task.columns names {first} and a prompt or an answer; give one of the two kinds")
         raise UserError(
             f"{where}: task.columns.{inert[0]}={given[inert[0]]} would have no effect, since "
-            + ("prompts and answers are read here" if form == "pairs" else f"the column for {first} is read alone")
+            + (
+                "prompts and answers are read here"
+                if form in ("pairs", "preferences")
+                else f"the column for {first} is read alone"
+            )
             + f"; leave it out, or set the column for {inert[0] if form == 'pairs' else 'prompt and answer'}"
         )
 
@@ -121,6 +140,8 @@ def _fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool
     values = [value for row in sample if (value := row.get(name)) is not None]
     if role == "split":
         return side and bool(values) and all(isinstance(value, str) and split_of(value.strip()) for value in values)
+    if role == "label":
+        return bool(values) and all(str(value).strip().casefold() in _JUDGED for value in values)
     if role == "messages":
         return not values or any(isinstance(value, list) or str(value).lstrip().startswith("[") for value in values)
     return True

@@ -178,7 +178,12 @@ def _scored(value: Any, where: str) -> None:
         _keys({"std": _score}, **needed)(value, where)  # earlier versions had no deviation
         if not value["clients"]:
             raise ShapeError(f"{_below(where, 'clients')} is empty, and there is a mean")
-    _keys({"loss": _maybe(number), "losses": _by(_name, _maybe(number)), "unscored": _names})(value, where)
+    _keys(
+        {
+            "loss": _maybe(number), "losses": _by(_name, _maybe(number)), "unscored": _names,
+            "beside": _by(_name, _keys(mean=finite, clients=_by(_name, finite))),
+        }
+    )(value, where)  # fmt: skip
 
 
 def _square(value: Any, where: str) -> None:

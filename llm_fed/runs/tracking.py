@@ -202,8 +202,10 @@ class Reporter:
                 f"round {record['round']}{alone}: {record['split']} {record['metric']} {record['mean']:.2f}"
                 + (spread if len(record["clients"]) > 1 else "")
                 + loss
+                + "".join(f", {name} {of['mean']:.4g}" for name, of in record.get("beside", {}).items())
             )
             values = {key: record[key] for key in ("mean", "std", "worst_half", "loss")}
+            values |= {name: of["mean"] for name, of in record.get("beside", {}).items()}
             values |= {f"clients/{id}": score for id, score in record["clients"].items()}
             values |= {f"client_losses/{id}": loss for id, loss in record["losses"].items()}
             place = record["split"] + (" after the last round" if "what" in record else "")

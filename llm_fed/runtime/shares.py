@@ -39,6 +39,8 @@ def _units(item: Any) -> int:
         return len(item.prompt) + sum(map(len, item.options))
     if isinstance(item, list | tuple):
         return sum(map(_units, item))
+    if texts := getattr(item, "texts", ()):
+        return _units(texts)
     ids = getattr(item, "input_ids", None)
     return len(ids) if ids is not None else int(hasattr(item, "label"))
 

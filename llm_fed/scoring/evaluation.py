@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +14,8 @@ from llm_fed.basics.figures import rounded
 from llm_fed.method import State
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data, Site
-from llm_fed.scoring.scores import Summary, find, likelihood, score, score_each, summarize
+from llm_fed.scoring.preferences import Preferences, preferences
+from llm_fed.scoring.scores import OF_ANSWERS, PREFERENCE, Summary, find, likelihood, score, score_each, summarize
 from llm_fed.tasks.common import Picture, labels_of
 
 
@@ -26,11 +27,13 @@ class Measured:
         score: 0-100.
         loss: mean per target token or picture; None where there is none.
         examples: the score of each example, 0-100, where it was asked for.
+        beside: what was measured beside, by name.
     """
 
     score: float
     loss: float | None = None
     examples: tuple[float, ...] = ()
+    beside: Mapping[str, float] = field(default_factory=dict)
 
 
 Personal = Callable[[Site], Coroutine[Any, Any, State]]  # a client's personal model, e.g. `Method.personalize`
@@ -61,7 +64,11 @@ def evaluate(
             raise outcome
     losses = {name: rounded(its.loss) for name, its in outcomes.items() if its.loss is not None}
     scores = {name: its.score for name, its in outcomes.items()}
-    summary = summarize(metric, scores, losses, [name for name in clients if name not in asked])
+    beside: dict[str, dict[str, float]] = {}
+    for name, its in outcomes.items():
+        for key, value in its.beside.items():
+            beside.setdefault(key, {})[name] = value
+    summary = summarize(metric, scores, losses, [name for name in clients if name not in asked], beside)
     return replace(summary, examples={name: its.examples for name, its in outcomes.items() if its.examples})
 
 
@@ -89,7 +96,8 @@ async def measure(
     loss: bool = True,
 ) -> Measured:
     """One client's score and loss, both of the same examples under the same model; with `each` the score of each
-    example, too, and without `loss` no loss where it is work of its own."""
+    example, too, and without `loss` no loss where it is work of its own. Of preferences also the accuracy and the
+    margin, beside any metric of texts, and how good the answers are beside preference_accuracy."""
     theta, queries = await personal(client), client.data.queries[split][:limit]
     read = _read_by(metric, client)
     predictions: Sequence[Any]
@@ -99,12 +107,36 @@ async def measure(
         measured = Measured(score(metric, predictions, references), float(cross_entropy(logits, labels_of(queries))))
     elif read == "loss":
         return Measured(*await _likelihood(client, theta, queries))
+    elif read == "preferences":
+        return await _preferred(client, theta, queries, split, listen)
     else:
+        compared = await preferences(client, theta, queries)
         predictions, references = await predict(client, theta, queries, metric), references_of(metric, queries)
         listen(client.id, predictions)
-        value = await client.loss_of_answers(theta, queries) if loss else None
-        measured = Measured(score(metric, predictions, references), value)
+        value = compared.loss if compared and client.objective.preferences else None
+        if value is None and loss:
+            value = await client.loss_of_answers(theta, queries)
+        beside = {PREFERENCE: compared.accuracy, "margin": compared.margin} if compared else {}
+        measured = Measured(score(metric, predictions, references), value, beside=beside)
     return replace(measured, examples=tuple(score_each(metric, predictions, references))) if each else measured
+
+
+async def _preferred(
+    client: Site, theta: State, queries: Sequence[Query], split: str, listen: Callable[[str, Sequence[Any]], None]
+) -> Measured:
+    """By preference_accuracy; on the test split also how good the answers are."""
+    known, beside = _known(client, await preferences(client, theta, queries)), {}
+    if split == "test":
+        predictions = await predict(client, theta, queries, OF_ANSWERS)
+        listen(client.id, predictions)
+        beside = {OF_ANSWERS: _score(OF_ANSWERS, predictions, queries)}
+    return Measured(known.accuracy, known.loss, known.examples, {"margin": known.margin, **beside})
+
+
+def _known(client: Site, compared: Preferences | None) -> Preferences:
+    if compared is None:
+        raise UserError(f"client {client.id} has no pair that fits into task.max_length; raise it")
+    return compared
 
 
 async def score_split(client: Site, theta: State, split: str) -> float:
@@ -115,6 +147,8 @@ async def score_split(client: Site, theta: State, split: str) -> float:
         return _score_labels(metric, await client.logits(theta, queries), queries)
     if read == "loss":
         return (await _likelihood(client, theta, queries))[0]
+    if read == "preferences":
+        return _known(client, await preferences(client, theta, queries)).accuracy
     return _score(metric, await predict(client, theta, queries, metric), queries)
 
 

@@ -11,6 +11,7 @@ the order in which ties are broken:
     copy of the prompt              of a conversation the last text of the user
     last paragraph of the prompt    often the text that an instruction is about, such as alpaca's `input`
     most frequent class             of pictures, the only rule
+    longer or shorter answer        of pairs of answers, the only rules
 
 Where an answer has to name exactly one option (`Metric.one_option`) only the first three apply. Everything is
 deterministic: equal counts go to what comes first in a fixed order of the training examples.
@@ -27,12 +28,13 @@ from typing import Any
 import numpy as np
 
 from llm_fed.scoring.choices import form_of, listed, texts
+from llm_fed.scoring.preferences import by_length
 from llm_fed.scoring.scores import find, score, score_each
 from llm_fed.tasks.common import Example
 
 NAMES = (
     "most frequent answer", "first option", "most frequent position", "all options", "copy of the prompt",
-    "last paragraph of the prompt", "most frequent class",
+    "last paragraph of the prompt", "most frequent class", "longer answer", "shorter answer",
 )  # fmt: skip
 FEW = 12  # clients whose rules are named one by one
 MOST = 50  # training examples of a client on which its rules are scored
@@ -55,6 +57,9 @@ def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRul
     read = find(metric, labelled=bool(train) and hasattr(train[0], "label")).scores
     if not train or not test or read == "loss":  # of which a rule has none
         return None
+    if read == "preferences":
+        by_rule = by_length(train, test)
+        return BestRule(*by_rule) if by_rule else None
     if read == "labels":
         frequent = _most_frequent(picture.label for picture in train)
         said, labels = [frequent] * len(test), [each.label for each in test]

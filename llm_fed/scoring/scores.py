@@ -24,11 +24,14 @@ NOT_SCORED = "-: the client has no example to be scored on; means and worst halv
 class Metric:
     module: str  # in metrics/, which computes it; empty: the loss says all, or it is one from outside
     # what a model answers: labels are those of images, and of a loss it answers nothing
-    scores: Literal["texts", "options", "labels", "loss"] = "texts"
+    scores: Literal["texts", "options", "labels", "loss", "preferences"] = "texts"
     one_option: bool = False  # whether an answer counts only if it names exactly one of the example's options
     outside: Any = None  # what computes one from outside, see `own_metric`
 
 
+PREFERENCE = "preference_accuracy"  # see `preferences`
+OF_ANSWERS = "rouge1"  # by which answers are scored beside a preference_accuracy, on the test split
+BESIDE = (PREFERENCE, "margin", OF_ANSWERS)  # what may be measured beside a score
 METRICS = {
     "rouge1": Metric("rouge"),
     "rouge2": Metric("rouge"),
@@ -40,6 +43,7 @@ METRICS = {
     "squad_em": Metric("squad"),
     "accuracy": Metric("accuracy", "labels"),
     "token_likelihood": Metric("", "loss"),
+    PREFERENCE: Metric("", "preferences"),
 }
 
 
@@ -82,11 +86,15 @@ class Summary:
     unscored: tuple[str, ...] = ()  # clients without an example of the split; they are in no other field
     # client id -> score of each example, 0-100, where they were asked for; not in the JSON
     examples: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False, compare=False)
+    # what was measured beside: name -> client id -> number, such as the margin of preferences
+    beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self)
-        unscored, _ = fields.pop("unscored"), fields.pop("examples")
-        return fields | ({"unscored": list(unscored)} if unscored else {})
+        unscored, beside, _ = fields.pop("unscored"), fields.pop("beside"), fields.pop("examples")
+        fields |= {"unscored": list(unscored)} if unscored else {}
+        each = {name: {"mean": fmean(sorted(of.values())), "clients": of} for name, of in beside.items() if of}
+        return fields | ({"beside": each} if each else {})
 
 
 def summarize(
@@ -94,9 +102,10 @@ def summarize(
     clients: dict[str, float],
     losses: Mapping[str, float | None] | None = None,
     unscored: Iterable[str] = (),
+    beside: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Summary:
-    """The summary of one score per client, of their losses as far as they are known, and of the clients without a
-    score; the same bits in any order of clients. UserError without any score."""
+    """The summary of one score per client, of their losses as far as they are known, of the clients without a score,
+    and of what was measured beside; the same bits in any order of clients. UserError without any score."""
     if not clients:
         raise UserError(f"No client has a {metric} score: there is nothing to summarise. Does the split have examples?")
     values = sorted(clients.values())
@@ -106,7 +115,7 @@ def summarize(
     finite = [loss for loss in own_losses.values() if loss is not None]
     loss = fmean(finite) if finite and len(finite) == len(own_losses) else None
     worst_half = fmean(values[: (len(values) + 1) // 2])
-    return Summary(metric, dict(clients), mean, std, worst_half, loss, own_losses, tuple(unscored))
+    return Summary(metric, dict(clients), mean, std, worst_half, loss, own_losses, tuple(unscored), beside or {})
 
 
 def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]:
@@ -117,7 +126,11 @@ def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]
     if not kept or len(kept) == len(line["clients"]):
         return dict(line)
     losses = {id: loss for id, loss in line.get("losses", {}).items() if id in kept}
-    return {**line, **summarize(line["metric"], kept, losses, line.get("unscored", ())).as_json()}
+    beside = {
+        name: {id: value for id, value in of["clients"].items() if id in kept}
+        for name, of in line.get("beside", {}).items()
+    }
+    return {**line, **summarize(line["metric"], kept, losses, line.get("unscored", ()), beside).as_json()}
 
 
 def likelihood(loss: float) -> float:

@@ -19,12 +19,14 @@ from llm_fed.settings import (
     PositiveInt,
     check_fields,
 )
+from llm_fed.settings.objective import ObjectiveConfig, check_objective
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state when it is sent
 TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, see `tasks.common`
 LIKELIHOOD = "token_likelihood"  # the metric of texts without prompts
+PREFERENCE = "preference_accuracy"  # the metric of pairs of answers
 # Image models whose weights are drawn anew: a folder of such a name in the working directory is not meant.
 IMAGE_MODELS = (
     "cnn", "cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5",
@@ -62,6 +64,8 @@ class AdapterConfig:
     rank: Annotated[PositiveInt, AtMost(2**16)] | tuple[int, ...] | dict[str, int] = 8
     alpha: PositiveFloat = 16  # an adapter's output is scaled by alpha / rank, with the client's own rank
     rslora: bool = False  # scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
+    # also train the length of each output's weights (DoRA, Liu et al. 2024), as PEFT does; see docs/dora.md
+    dora: bool = False
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # dropout probability of an adapter's inputs
     # last parts of module names, one regular expression, or all-linear
     target_modules: Annotated[tuple[str, ...] | str, NonEmpty("at least one module name")] = (
@@ -86,6 +90,11 @@ class ColumnsConfig:
     system: str | None = None  # a system text before the prompt (usual names: system, system_prompt)
     history: str | None = None  # earlier questions and answers, a list of pairs (usual name: history)
     text: str | None = None  # whole texts, instead of prompt and answer (usual name: text)
+    # the preferred one of two answers, which may begin with the prompt (usual name: chosen); see docs/preferences.md
+    chosen: str | None = None
+    rejected: str | None = None  # the other one (usual name: rejected)
+    label: str | None = None  # whether an answer is desirable, for objective.name=kto (usual name: label)
+    extra: tuple[str, ...] = ()  # columns of numbers that a method's own loss is given, see CONTRIBUTING.md
 
 
 @dataclass(frozen=True)
@@ -254,7 +263,8 @@ class EvalConfig:
 
     every: NonNegativeInt = 10  # rounds between validation scores; the last round is always scored; 0: only the last
     # `rouge1`, `rouge2`, `rougeL`, `exact_match`, `option_accuracy`, `commonsense_accuracy`, `squad_f1`, `squad_em`,
-    # `token_likelihood` (100 / perplexity), `accuracy` for images, or your own as package.module:function;
+    # `token_likelihood` (100 / perplexity), `preference_accuracy` (docs/preferences.md), `accuracy` for images, or your
+    # own as package.module:function;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
     batch_size: PositiveInt = 32  # prompts per generation batch, of any clients
@@ -353,6 +363,7 @@ class Config:
     adapter: AdapterConfig | None = field(default_factory=AdapterConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})  # name and settings of the method
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
     delay: DelayConfig = field(default_factory=DelayConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
@@ -429,6 +440,7 @@ def check(config: Config) -> None:
         require(config.eval.every > 0, "eval.every", "at least 1 with stop.patience, which counts scored rounds")
         require(config.eval.during == "validation", "eval.during",
                 "validation with stop.patience: a run that ends by its test score has seen it")  # fmt: skip
+    check_objective(config.objective, config.task.loss_on)
     network = config.network
     require(network.deadline <= network.patience, "network.patience",
             "at least network.deadline and finite, in seconds")  # fmt: skip

@@ -1,9 +1,10 @@
-"""What an entry of an adapter's state is, as its name says: the A or the B of a layer, a router, or a part of a module
-that is trained whole."""
+"""What an entry of an adapter's state is, as its name says: the A or the B of a layer, its magnitudes, a router, or a
+part of a module that is trained whole."""
 
 from __future__ import annotations
 
 FACTORS = ("lora_A", "lora_B")  # what the names of an adapter's entries end with
+MAGNITUDE = "lora_magnitude_vector"  # of DoRA, as PEFT calls it: the length of each output's weights
 HEAD = "head"  # beside them: the entries of modules that are trained whole
 
 
@@ -15,9 +16,14 @@ def pair(module: str, expert: str) -> tuple[str, str]:
 
 
 def factor_of(name: str) -> str:
-    """Which of FACTORS an entry is, or HEAD."""
+    """Which of FACTORS an entry is, MAGNITUDE, or HEAD."""
     last = name.rpartition(".")[2]
-    return last if last in FACTORS else HEAD
+    return last if last in (*FACTORS, MAGNITUDE) else HEAD
+
+
+def magnitude(module: str) -> str:
+    """The name of a layer's magnitudes."""
+    return f"{module}.{MAGNITUDE}"
 
 
 def router(module: str) -> str:

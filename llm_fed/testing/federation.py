@@ -34,6 +34,7 @@ from llm_fed.runs.records import read_records
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import Config, LocalConfig
 from llm_fed.settings.configfile import from_dict, overlay
+from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.state.wire import pack, unpack
 from llm_fed.tasks.common import TaskData
 from llm_fed.testing import tiny
@@ -63,6 +64,7 @@ class Setup:
     config: Mapping[str, Any]  # the sections of a configuration that ask for such models
     labels: tuple[str, ...] = ()
     ranks: Mapping[str, int] = field(default_factory=dict)  # of clients' adapters, where it is not the structure's
+    objective: ObjectiveConfig = ObjectiveConfig()  # the loss
 
     def training(self, words: Sequence[str]) -> Setup:
         """The same with `local.key=value` words laid over how clients train.
@@ -110,6 +112,14 @@ MODELS = Setup(
     lambda base, structure, dtype, generator: base.draw(structure, generator),
     lambda base: base.engine(), tiny.pictures_of, fused=False, falls=0.02, least=100,
     config={"adapter": None, "task": {"name": "images"}}, labels=tuple(map(str, range(tiny.CLASSES))),
+)  # fmt: skip
+
+
+OBJECTIVE = {"objective": {"name": "dpo", "beta": 0.3}}
+PAIRS = replace(
+    ADAPTERS, words="adapters of a LLaMA, on pairs of answers", objective=from_dict(OBJECTIVE).objective,
+    base=lambda dtype: language_base(dtype).configured(from_dict(OBJECTIVE)), examples=tiny.pairs, falls=0.02,
+    config=OBJECTIVE,
 )  # fmt: skip
 
 
@@ -229,7 +239,9 @@ def go(
     def client(id: str) -> Client:
         plain = setup.structure_of(id)
         examples = data(setup.examples(int(id[1:]), sizes[id]))
-        made = Client(id, **parts(plain), local=setup.local, seed=seed, data=examples, rounds=rounds)
+        made = Client(
+            id, **parts(plain), local=setup.local, seed=seed, data=examples, rounds=rounds, objective=setup.objective
+        )
         return replace(made, **parts(method.wrap(plain, made)))
 
     def listen(record: Mapping[str, Any]) -> None:
@@ -241,7 +253,7 @@ def go(
     server = Server(
         "server", **parts(method.wrap(setup.structure_of("server"), None)), local=setup.local, seed=seed,
         data=data([example for client in range(len(SIZES)) for example in setup.examples(client, 2)]), rounds=rounds,
-        clients=tuple(sorted(order)), cohort=len(order),
+        clients=tuple(sorted(order)), cohort=len(order), objective=setup.objective,
         structures={id: clients[id].structure for id in sorted(order)} if setup.ranks else {},
     )  # fmt: skip
     local = {"lr": setup.local.lr, "lr_end": setup.local.lr}

@@ -15,7 +15,7 @@ from llm_fed.kinds.images import Images
 from llm_fed.kinds.language import Language
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import ARCHITECTURES, head_of
-from llm_fed.tasks.common import Encoded, Picture
+from llm_fed.tasks.common import Encoded, Pair, Picture
 
 VOCABULARY = 61
 SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>"}
@@ -63,6 +63,16 @@ def answers(client: int, size: int) -> list[Encoded]:
     prompts = torch.randint(2, VOCABULARY, (size, 2 + client), generator=draws).tolist()
     answer = [10 + client, 20 + client, 1]
     return [Encoded([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)) for prompt in prompts]
+
+
+def pairs(client: int, size: int) -> list[Pair]:
+    """The answers of `answers`, and beside each another one, of one word to three, which is not preferred."""
+    found = []
+    for place, (one, other) in enumerate(zip(answers(client, size), answers(client + 5, size), strict=True)):
+        words = other.answer[-1 - place % 3 :]
+        ids, start = [*one.prompt, *words], len(one.prompt)
+        found.append(Pair(one, Encoded(ids, [place >= start for place in range(len(ids))])))
+    return found
 
 
 def image_base(make: Callable[[], nn.Module], size: int, dtype: torch.dtype) -> Images:

@@ -123,6 +123,7 @@ def test_dtypes(tmp_path, dtype):
         {"target_modules": "all-linear", "exclude_modules": r".*\.1\..*"},
         {"rank_pattern": {"q_proj": 2, "v_proj": 2}, "alpha_pattern": {".*_proj": 7}},
         {"target_modules": ["q_proj", "lm_head"]},
+        {"use_dora": True},
     ],
     ids=[
         "plain",
@@ -136,6 +137,7 @@ def test_dtypes(tmp_path, dtype):
         "exclude-regex",
         "uniform-patterns",
         "head",
+        "dora",
     ],
 )
 def test_what_stock_peft_saved_is_read(tmp_path, settings):
@@ -152,7 +154,6 @@ def test_what_stock_peft_saved_is_read(tmp_path, settings):
 @pytest.mark.parametrize(
     ("settings", "feature"),
     [
-        ({"use_dora": True}, "use_dora"),
         ({"bias": "lora_only"}, "bias"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from battery import FEDERATED, GOLDEN, OF_PICTURES, SLACK, WHOLE_MODELS, go, setup_of
+from battery import FEDERATED, GOLDEN, LOCAL, OF_PICTURES, SLACK, WHOLE_MODELS, go, settings_of, setup_of
 
 from llm_fed import methods
+from llm_fed.testing import federation
 from llm_fed.testing.battery import CHECKS, Slack
 from llm_fed.testing.federation import Outcome
 
@@ -34,6 +35,22 @@ def test_golden_curve(whole, request):
     """
     with whole.undone():
         assert whole.curve() == pytest.approx(GOLDEN[request.node.callspec.params["whole"]], abs=1e-5)
+
+
+QUICK = ("fedit", "ifca", "feddpa")  # whose checks on pairs every run of the tests makes
+SAYS = (
+    "every message survives the wire", "all clients at once is 1 at a time", "the loss falls",
+    "killed in every round but the first and continued is uninterrupted", "the order of clients does not matter",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FEDERATED]
+)
+def test_every_method_learns_from_pairs(name, tmp_path):
+    whole = federation.go(settings_of(name), federation.PAIRS.training(LOCAL.get(name, ())), tmp_path / "whole")
+    for number, says in enumerate(SAYS):
+        CHECKS[says](whole, tmp_path / str(number), SLACK.get(name, Slack()))
 
 
 @pytest.mark.parametrize("name", [*FEDERATED, *WHOLE_MODELS])

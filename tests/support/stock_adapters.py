@@ -49,7 +49,7 @@ NAMES = {  # of modules in which adapters usually are
 }  # fmt: skip
 # Settings that an adapter may have and that are refused here, by the name that the message must give.
 REFUSED: dict[str, dict[str, Any]] = {
-    "use_dora": {"use_dora": True}, "bias": {"bias": "lora_only"}, "modules_to_save": {"modules_to_save": ["embed"]},
+    "bias": {"bias": "lora_only"}, "modules_to_save": {"modules_to_save": ["embed"]},
     "rank_pattern": {"rank_pattern": {"0.*": 3}}, "alpha_pattern": {"alpha_pattern": {"0.*": 3}},
     "init_lora_weights": {"init_lora_weights": "pissa"}, "trainable_token_indices": {"trainable_token_indices": [3]},
 }  # fmt: skip

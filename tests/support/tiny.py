@@ -84,6 +84,7 @@ def stock_peft(model: PreTrainedModel, structure: Lora, state: State, **options)
         lora_dropout=structure.dropout,
         target_modules=names if isinstance(names, str) else list(names),
         fan_in_fan_out=model.config.model_type == "gpt2",
+        use_dora=structure.dora,
     )
     wrapped = peft.get_peft_model(copy.deepcopy(model), config, **options)
     with torch.no_grad():

@@ -1,0 +1,145 @@
+"""Preferences as the fused loops see them: pairs of answers, or answers that are desirable or not.
+
+Shape letters: N examples, S answers of each that train (2 of pairs, else 1), n target tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.basics.errors import UserError
+from llm_fed.engine.examples import TEXT, Examples
+from llm_fed.engine.packing import MicroBatch, collate
+from llm_fed.method.losses import divergence
+from llm_fed.method.objectives import Likelihoods, preference_losses
+from llm_fed.models.joined import full
+from llm_fed.settings.objective import ObjectiveConfig
+from llm_fed.tasks.common import Encoded, Judged, Pair
+
+
+@dataclass(frozen=True)
+class PreferenceBatch:
+    """Examples side by side: the S answers of each are rows of `texts`, one behind the other."""
+
+    texts: MicroBatch
+    reference: Tensor  # (N, S) float64
+    desirable: Tensor  # (N,) bool
+    drift: Tensor  # (N,) float64: z of KTO
+    rows: Tensor  # (N,) 0, 1, ...: an example has one loss
+    swapped: Tensor  # (N,) bool: whether the other answer is taken to be the preferred one
+
+    @property
+    def labels(self) -> Tensor:
+        """(n,) the target tokens."""
+        return self.texts.labels
+
+
+@dataclass(frozen=True)
+class Pairs(Examples):
+    """`Pair`s of answers; each is one loss, and two rows of a batch."""
+
+    objective: ObjectiveConfig
+
+    single: ClassVar[bool] = False
+    each: ClassVar[int] = 2
+    replaceable: ClassVar[bool] = False
+
+    def texts(self, example: Any) -> Sequence[Encoded]:
+        """The answers that train, each with the prompt."""
+        return (example.chosen, example.rejected)
+
+    def sizes(self, example: Any) -> Sequence[int]:
+        return [len(text.input_ids) for text in self.texts(example)]
+
+    def length(self, example: Any) -> int:
+        """All rows as long as the longest: what is padded to it costs as much."""
+        return self.each * max(self.sizes(example))
+
+    def num_targets(self, examples: Sequence[Any]) -> int:
+        return len(examples)
+
+    def collate(self, examples: Sequence[Any]) -> PreferenceBatch:
+        number = len(examples)
+        return PreferenceBatch(
+            texts=collate([text for example in examples for text in self.texts(example)]),
+            reference=torch.tensor([example.reference[: self.each] for example in examples], dtype=torch.float64),
+            desirable=torch.tensor([example.desirable for example in examples]),
+            drift=torch.zeros(number, dtype=torch.float64),
+            rows=torch.arange(number),
+            swapped=torch.zeros(number, dtype=torch.bool),
+        )
+
+    def logits(self, model: Any, batch: PreferenceBatch, *, all_rows: bool = False) -> Tensor:
+        return full(TEXT.predictions(model, batch.texts, all_rows=all_rows))
+
+    def losses_of(self, logits: Tensor, batch: PreferenceBatch) -> Tensor:
+        """(N,): see `objectives`."""
+        tokens = -nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
+        of = self._likelihoods(tokens, batch)
+        if self.each == 2:
+            logps, reference = of.logps, of.reference
+            swapped = batch.swapped.to(logps.device)[:, None]
+            of = replace(
+                of,
+                logps=torch.where(swapped, logps.flip(1), logps),
+                reference=torch.where(swapped, reference.flip(1), reference),
+                counts=torch.where(swapped, of.counts.flip(1), of.counts),
+            )
+        return preference_losses(self.objective, of, batch.drift.to(of.logps))
+
+    def divergences(self, logits: Tensor, batch: PreferenceBatch, wanted: Tensor) -> Tensor:
+        """(N,): the mean over the tokens of an example's answers."""
+        of = self._likelihoods(divergence(logits, wanted), batch)
+        return of.logps.sum(1) / of.counts.sum(1)
+
+    def drawn(self, logits: Tensor, batch: PreferenceBatch, generators: Sequence[torch.Generator]) -> PreferenceBatch:
+        """Which of two answers is preferred is drawn as the model thinks (Bradley and Terry)."""
+        if self.objective.name != "dpo" or self.objective.label_smoothing:
+            raise UserError(
+                f"fisher=sampled draws labels from the model's probabilities, and the loss of objective.name="
+                f"{self.objective.name} {'with label smoothing ' * bool(self.objective.label_smoothing)}is no "
+                "likelihood of labels; choose another setting of fisher, or objective.name=dpo without label_smoothing"
+            )
+        likely = torch.exp(-self.losses_of(logits, batch)).double().cpu()
+        uniform = torch.stack([torch.rand((), generator=own, dtype=torch.float64) for own in generators])
+        return replace(batch, swapped=(uniform >= likely).to(logits.device))
+
+    def probe(self, length: int, targets: int) -> Any:
+        half = TEXT.probe(length // 2, targets // 2)
+        return Pair(half, half)
+
+    def _likelihoods(self, tokens: Tensor, batch: PreferenceBatch) -> Likelihoods:
+        """Of the log-likelihoods (n,) of target tokens."""
+        rows, number = batch.texts.rows.to(tokens.device), len(batch.rows) * self.each
+        logps, counts = (
+            tokens.new_zeros(number).index_add(0, rows, values).view(-1, self.each)
+            for values in (tokens, torch.ones_like(tokens))
+        )
+        return Likelihoods(logps, counts, batch.reference.to(logps), batch.desirable.to(logps.device))
+
+
+@dataclass(frozen=True)
+class JudgedAnswers(Pairs):
+    """`Judged` answers; each is one loss, and one row of a batch."""
+
+    each: ClassVar[int] = 1
+    drifts: ClassVar[bool] = True
+
+    def texts(self, example: Any) -> Sequence[Encoded]:
+        return (example.text,)
+
+    def probe(self, length: int, targets: int) -> Any:
+        text = TEXT.probe(length, targets)
+        return Judged(text, True, text)
+
+
+def examples_of(objective: ObjectiveConfig) -> Examples:
+    """What language models train on with this loss."""
+    if not objective.preferences:
+        return TEXT
+    return JudgedAnswers(objective) if objective.name == "kto" else Pairs(objective)

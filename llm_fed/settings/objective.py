@@ -1,0 +1,86 @@
+"""What the loss of a run is: the tokens of right answers, or which of two answers is preferred."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from llm_fed.basics.errors import UserError
+from llm_fed.settings import AtLeast, Below, NonNegativeFloat, PositiveFloat
+
+REFERRING = ("dpo", "ipo", "kto")  # compare the model with a reference
+BETA = {"simpo": 2.0}  # the default of others is USUAL_BETA
+USUAL_BETA = 0.1
+PAPERS = {
+    "dpo": "DPO (Rafailov et al. 2023)", "ipo": "IPO (Azar et al. 2024)", "kto": "KTO (Ethayarajh et al. 2024)",
+    "orpo": "ORPO (Hong et al. 2024)", "simpo": "SimPO (Meng et al. 2024)",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ObjectiveConfig:
+    """The loss that language models are trained with; see docs/preferences.md."""
+
+    # `sft` learns the tokens of answers; `dpo`, `ipo`, `orpo` and `simpo` learn from pairs of a chosen and a rejected
+    # answer, and `kto` from single answers that are desirable or not
+    name: Literal["sft", "dpo", "ipo", "kto", "orpo", "simpo"] = "sft"
+    # how strongly preferences count against staying near the reference (tau of ipo, lambda of orpo); null: 0.1, and 2
+    # for simpo
+    beta: PositiveFloat | None = None
+    # share of the pairs that are taken to be the wrong way round (conservative DPO), for dpo
+    label_smoothing: Annotated[float, AtLeast(0), Below(0.5)] = 0.0
+    # with what dpo, ipo and kto compare the model: the frozen `base`, the `message` from which a client trains in this
+    # round, or the model with which it ended its `last` round
+    reference: Literal["base", "message", "last"] = "base"
+    gamma: NonNegativeFloat = 1.0  # by how much a chosen answer's reward is to be above the other's, for simpo
+    desirable: PositiveFloat = 1.0  # weight of desirable answers, for kto
+    undesirable: PositiveFloat = 1.0  # weight of undesirable answers, for kto
+
+    @property
+    def strength(self) -> float:
+        """beta, or its default."""
+        return BETA.get(self.name, USUAL_BETA) if self.beta is None else self.beta
+
+    @property
+    def preferences(self) -> bool:
+        """Whether it learns from preferences."""
+        return self.name != "sft"
+
+    @property
+    def refers(self) -> bool:
+        """Whether it compares the model with a reference."""
+        return self.name in REFERRING
+
+    def in_words(self) -> str:
+        """For plans and model cards; empty for sft."""
+        if not self.preferences:
+            return ""
+        of = {"base": "the frozen base", "message": "the model received", "last": "the client's last model"}
+        against = f", against {of[self.reference]}" if self.refers else ""
+        return f"{PAPERS[self.name]}, beta {self.strength:g}{against}"
+
+
+_ONLY = {"label_smoothing": ("dpo",), "reference": REFERRING, "gamma": ("simpo",),
+         "desirable": ("kto",), "undesirable": ("kto",)}  # fmt: skip
+
+
+def check_objective(objective: ObjectiveConfig, loss_on: str) -> None:
+    """UserError for a setting that the loss does not have, and for losses on prompts, which both answers share.
+
+    Args:
+        loss_on: `task.loss_on`.
+    """
+    usual = ObjectiveConfig(objective.name)
+    if objective.name == "sft" and objective.beta is not None:
+        raise UserError("objective.beta is for losses on preferences; set objective.name=dpo, or leave it out")
+    for key, names in _ONLY.items():
+        if objective.name not in names and getattr(objective, key) != getattr(usual, key):
+            raise UserError(
+                f"objective.{key}={getattr(objective, key)} is for {', '.join(names)}, but objective.name is "
+                f"{objective.name}; leave it out, or choose one of these"
+            )
+    if objective.preferences and loss_on != "response":
+        raise UserError(
+            f"task.loss_on={loss_on} would count the prompts, which chosen and rejected answers share, in "
+            f"objective.name={objective.name}; set task.loss_on=response"
+        )

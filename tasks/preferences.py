@@ -1,0 +1,105 @@
+"""Rows of preferences, in TRL's forms: a chosen and a rejected answer to a prompt, as texts or as messages; the prompt
+may stand in both answers, as the part with which they begin.
+
+{"prompt": "Which ward?", "chosen": "Burns.", "rejected": "No idea."}
+{"prompt": [{"role": "user", ...}], "chosen": [{"role": "assistant", ...}], "rejected": [{"role": "assistant", ...}]}
+{"chosen": "\\n\\nHuman: Which ward?\\n\\nAssistant: Burns.", "rejected": "\\n\\nHuman: Which ..."}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from os.path import commonprefix
+from typing import Any
+
+from llm_fed.basics.errors import UserError, one_line
+from llm_fed.tasks.common import Example, Turn
+
+_SPEAKERS = re.compile(r"(?:^|\n\n)(Human|Assistant):")  # of Anthropic's data
+_ROLES = {"Human": "user", "Assistant": "assistant"}
+_YES, _NO = ("true", "1", "1.0", "yes", "desirable"), ("false", "0", "0.0", "-1", "no", "undesirable")
+
+
+def of_texts(asked: str, chosen: str, rejected: str, earlier: Sequence[Turn], where: str, group: str) -> Example:
+    """Two answers to a prompt, perhaps after earlier turns; UserError where they are the same."""
+    _check(chosen, rejected, where)
+    if not earlier:
+        return Example(asked, (chosen,), (), group, rejected=(Turn("user", asked), Turn("assistant", rejected)))
+    before = (*(turn._replace(trained=False) for turn in earlier), Turn("user", asked))
+    return Example(before, (chosen,), (), group, rejected=(*before, Turn("assistant", rejected)))
+
+
+def of_conversations(chosen: Sequence[Turn], rejected: Sequence[Turn], where: str, group: str) -> Example:
+    """Two conversations that begin alike; only the answers behind the common turns are compared. UserError where they
+    are the same, or one is the beginning of the other."""
+    pairs = zip(chosen, rejected, strict=False)
+    shared = next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
+    behind = chosen[shared:], rejected[shared:]
+    for name, turns, other in (("chosen", *behind), ("rejected", *behind[::-1])):
+        if other and not any(turn.role == "assistant" for turn in turns):
+            raise UserError(f"{where}: the {name} answer is empty behind what both share; fill it, or drop the row")
+    if not any(behind):
+        _check(chosen[-1].content, rejected[-1].content, where)
+        raise _same(chosen[-1].content, where)
+    if len(behind[0]) == len(behind[1]) == 1 and not (behind[0][0].fields or behind[1][0].fields):
+        _check(behind[0][0].content, behind[1][0].content, where)
+    one, other = (
+        tuple(turn._replace(trained=turn.trained and place >= shared) for place, turn in enumerate(turns))
+        for turns in (chosen, rejected)
+    )
+    return Example(one[:-1], (one[-1].content,), (), group, one[-1].fields, rejected=other)
+
+
+def messages_of(text: str) -> list[dict[str, str]] | None:
+    """The messages of a text in Anthropic's form (Human: ... Assistant: ...); None of any other."""
+    parts = _SPEAKERS.split(text)
+    if len(parts) < 5 or parts[0].strip():
+        return None
+    return [{"role": _ROLES[who], "content": said.strip()} for who, said in zip(parts[1::2], parts[2::2], strict=True)]
+
+
+def apart(chosen: str, rejected: str, where: str) -> tuple[str, str, str]:
+    """(prompt, chosen, rejected) of two texts that begin with the prompt: with the words that they share.
+
+    Raises:
+        UserError: they share none, or there is no answer behind them.
+    """
+    shared = commonprefix([chosen, rejected])
+    if len(shared) < min(len(chosen), len(rejected)):
+        shared = shared[: len(shared) - len(re.split(r"\s", shared)[-1])]  # up to the last white space
+    if not shared.strip():
+        raise UserError(
+            f"{where}: the chosen and the rejected text share no beginning that could be their prompt; name its column "
+            "in task.columns.prompt"
+        )
+    answers = chosen[len(shared) :].strip(), rejected[len(shared) :].strip()
+    if not any(answers):
+        raise _same(chosen, where)
+    for name, answer in zip(("chosen", "rejected"), answers, strict=True):
+        if not answer:
+            raise UserError(f"{where}: the {name} answer is empty behind what both share; fill it, or drop the row")
+    return shared.strip(), *answers
+
+
+def desirable(value: Any, where: str, column: str) -> bool:
+    """What a label says of an answer; UserError where it is no yes or no."""
+    said = str(value).strip().casefold()
+    if said not in (*_YES, *_NO):
+        raise UserError(
+            f"{where}: column {column!r} holds {one_line(repr(value))[:40]}; of an answer it takes true (desirable) or "
+            "false; correct it, or drop the row"
+        )
+    return said in _YES
+
+
+def _check(chosen: str, rejected: str, where: str) -> None:
+    if chosen.strip() == rejected.strip():
+        raise _same(chosen, where)
+
+
+def _same(text: str, where: str) -> UserError:
+    return UserError(
+        f"{where}: the chosen and the rejected answer are the same, {one_line(text.strip())[-60:]!r}, so that nothing "
+        "is preferred; correct one, or drop the row"
+    )

@@ -1,0 +1,221 @@
+"""Rows of preferences in every form, as examples and as tokens; and those that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from byte_tokenizer import MARKED, byte_tokenizer
+from jsonl import write
+
+from llm_fed.basics.errors import UserError
+from llm_fed.kinds.encoding import Encoder
+from llm_fed.rows import Row
+from llm_fed.settings.config import ColumnsConfig, TaskConfig
+from llm_fed.settings.objective import ObjectiveConfig
+from llm_fed.tasks import files
+from llm_fed.tasks.common import Example, Judged, Pair
+from llm_fed.tasks.examples import Scheme
+
+ASKED, GOOD, BAD = "Which ward for a burn?", "Burns.", "No idea."
+
+
+def user(text: str = ASKED) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "texts": {"prompt": ASKED, "chosen": GOOD, "rejected": BAD},
+    "other names": {"instruction": ASKED, "Chosen": GOOD, "REJECTED": BAD},
+    "messages": {"prompt": [user()], "chosen": [said(GOOD)], "rejected": [said(BAD)]},
+    "messages as text": {"prompt": json.dumps([user()]), "chosen": json.dumps([said(GOOD)]), "rejected": [said(BAD)]},
+    "an implicit prompt": {"chosen": [user(), said(GOOD)], "rejected": [user(), said(BAD)]},
+    "a prompt beside conversations": {
+        "prompt": ASKED, "prompt_id": "7", "messages": [user(), said(GOOD)], "score_chosen": 8.0,
+        "chosen": [user(), said(GOOD)], "rejected": [user(), said(BAD)],
+    },
+    "Anthropic's": {
+        "chosen": f"\n\nHuman: {ASKED}\n\nAssistant: {GOOD}", "rejected": f"\n\nHuman: {ASKED}\n\nAssistant: {BAD}",
+    },
+    "texts that begin alike": {"chosen": f"{ASKED} {GOOD}", "rejected": f"{ASKED} {BAD}"},
+    "ShareGPT": {
+        "chosen": [{"from": "human", "value": ASKED}, {"from": "gpt", "value": GOOD}],
+        "rejected": [{"from": "human", "value": ASKED}, {"from": "gpt", "value": BAD}],
+    },
+}  # fmt: skip
+
+
+def load(folder: Path, rows: list[dict[str, Any]], **columns: Any):
+    write(folder / "ann.jsonl", rows)
+    return files.load(TaskConfig("files", path=str(folder), columns=ColumnsConfig(**columns)), 0)
+
+
+def encoder(name: str = "dpo", template: str = "chat", **task: Any) -> Encoder:
+    config = TaskConfig("files", template=template, **task)
+    return Encoder(byte_tokenizer(chat_template=MARKED), config, objective=ObjectiveConfig(name))
+
+
+def texts_of(pair: Pair) -> list[tuple[str, str]]:
+    """Of both answers: all that stands before what is trained, and that."""
+    tokenizer, found = byte_tokenizer(), []
+    for text in pair.texts:
+        start = text.target.index(True)
+        trained = [id for id, own in zip(text.input_ids, text.target, strict=True) if own]
+        found.append((tokenizer.decode(text.input_ids[:start]), tokenizer.decode(trained)))
+    return found
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_is_the_same_pair(form, tmp_path):
+    data = load(tmp_path, [FORMS[form]] * 2)
+    assert data.metric == "preference_accuracy" and data.reading.rows == 2
+    lengths = next(encoder().lengths([data.clients["ann"].train]))
+    (pair, *_) = encoder().training("ann", "training", data.clients["ann"].train)
+    (before, chosen), (_, rejected) = texts_of(pair)
+    assert before.endswith(f"{ASKED}</s>|[assistant]") and (chosen, rejected) == (f"{GOOD}</s>", f"{BAD}</s>")
+    assert texts_of(pair)[0][0] == texts_of(pair)[1][0]
+    assert lengths[0].whole == max(len(text.input_ids) for text in pair.texts)
+
+
+def test_of_a_conversation_only_what_differs_is_trained(tmp_path):
+    before = [{"role": "system", "content": "Be brief."}, user("Hello."), said("Hi."), user()]
+    row = {"prompt": before, "chosen": [said(GOOD)], "rejected": [said(BAD)]}
+    (example, *_) = load(tmp_path, [row] * 2).clients["ann"].train
+    (pair,) = encoder().training("ann", "training", [example])
+    (asked, chosen), (also, rejected) = texts_of(pair)
+    assert asked == also and "Hi." in asked and (chosen, rejected) == (f"{GOOD}</s>", f"{BAD}</s>")
+    found = encoder()
+    found.training("ann", "training", [example])
+    assert found.note() == ""  # the messages before are none that somebody left out
+
+
+def test_answers_of_several_messages_are_compared_from_where_they_differ(tmp_path):
+    more = [user("And then?"), said("Rest.")]
+    row = {"chosen": [user(), said(GOOD), *more], "rejected": [user(), said(BAD), *more]}
+    (pair,) = encoder().training("ann", "training", [load(tmp_path, [row] * 2).clients["ann"].train[0]])
+    assert [trained for _, trained in texts_of(pair)] == ["Burns.</s>Rest.</s>", "No idea.</s>Rest.</s>"]
+
+
+def test_labels_say_which_answers_are_desirable(tmp_path):
+    rows = [{"prompt": ASKED, "completion": text, "label": label} for text, label in ((GOOD, True), (BAD, False))]
+    train = load(tmp_path, rows * 2).clients["ann"].train
+    assert [example.desirable for example in train] == [True, False, True, False]
+    items = encoder("kto", "plain").training("ann", "training", train)
+    assert all(isinstance(item, Judged) for item in items) and [item.desirable for item in items][:2] == [True, False]
+    decode = byte_tokenizer().decode
+    assert decode(items[1].other.input_ids) == f"{ASKED}\n{GOOD}</s>"  # the answer of the example before it
+    assert decode(items[1].text.input_ids) == f"{ASKED}\n{BAD}</s>"
+
+
+def test_longer_answers_leave_the_pair_out_or_are_cut(tmp_path):
+    rows = [{"prompt": "a", "chosen": "b" * 5, "rejected": "c" * length} for length in (5, 50)]
+    train = load(tmp_path, rows).clients["ann"].train
+    skipping = encoder(template="plain", max_length=20)
+    assert len(skipping.training("ann", "training", train)) == 1 and skipping.skipped == {"training": 1}
+    cut = encoder(template="plain", max_length=20, too_long="cut-end").training("ann", "training", train)
+    assert [[len(text.input_ids) for text in pair.texts] for pair in cut] == [[8, 8], [8, 20]]
+
+
+BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    "equal texts": ({"prompt": ASKED, "chosen": GOOD, "rejected": f"{GOOD} "}, "are the same, 'Burns.'"),
+    "equal conversations": ({"chosen": [user(), said(GOOD)], "rejected": [user(), said(GOOD)]}, "are the same"),
+    "equal implicit": ({"chosen": f"{ASKED} {GOOD}", "rejected": f"{ASKED} {GOOD}"}, "are the same"),
+    "empty rejected": ({"prompt": ASKED, "chosen": GOOD, "rejected": " "}, "column 'rejected' is empty"),
+    "null chosen": ({"prompt": ASKED, "chosen": None, "rejected": BAD}, "column 'chosen' holds nothing"),
+    "empty message": ({"prompt": [user()], "chosen": [said(GOOD)], "rejected": [said("")]}, "needs a role"),
+    "no answer behind": ({"chosen": f"{ASKED} {GOOD}", "rejected": f"{ASKED} "}, "the rejected answer is empty"),
+    "no common beginning": ({"chosen": GOOD, "rejected": BAD}, "share no beginning"),
+    "a shorter conversation": (
+        {"chosen": [user(), said(GOOD), user("And?"), said("Rest.")], "rejected": [user(), said(GOOD)]},
+        "the rejected answer is empty",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", BAD_ROWS)
+def test_a_pair_that_prefers_nothing_is_named(fault, tmp_path):
+    row, said_of_it = BAD_ROWS[fault]
+    good = {key: FORMS["texts" if "prompt" in row else "texts that begin alike"][key] for key in row}
+    good = FORMS["an implicit prompt"] if isinstance(row["chosen"], list) and "prompt" not in row else good
+    good = FORMS["messages"] if isinstance(row.get("prompt"), list) else good
+    with pytest.raises(UserError, match="ann.jsonl, line 3: ") as caught:
+        load(tmp_path, [good, good, row])
+    assert said_of_it in str(caught.value) and "task.bad_rows=skip" in str(caught.value)
+    assert (
+        len(load(tmp_path, [good, good]).clients["ann"].train) + len(load(tmp_path, [good, good]).clients["ann"].test)
+        == 2
+    )
+
+
+def test_a_label_that_says_nothing_is_named(tmp_path):
+    rows = [{"prompt": ASKED, "completion": GOOD, "label": True}] * 3
+    with pytest.raises(UserError, match="line 4.*'label' holds 'maybe'.*true"):
+        load(tmp_path, [*rows, {**rows[0], "label": "maybe"}], label="label")
+
+
+def test_an_objective_that_the_data_do_not_fit_is_named_with_file_and_remedy(tmp_path):
+    plain = [{"prompt": f"{ASKED} {n}", "completion": GOOD} for n in range(3)]
+    train = load(tmp_path, plain).clients["ann"].train
+    with pytest.raises(UserError, match=r"ann.jsonl, example 1 .*objective.name=dpo.*has no rejected answer.*=sft"):
+        list(encoder("dpo").lengths([train]))
+    with pytest.raises(UserError, match="objective.name=kto learns from rows with prompt, completion and label"):
+        list(encoder("kto").lengths([train]))
+    pairs = load(tmp_path, [FORMS["texts"]] * 3).clients["ann"].train
+    with pytest.raises(UserError, match="has no label.*objective.name=dpo"):
+        list(encoder("kto").lengths([pairs]))
+
+
+def test_a_column_of_numbers_reaches_the_examples(tmp_path):
+    rows = [{"prompt": f"{ASKED} {n}", "completion": GOOD, "weight": n / 2} for n in range(3)]
+    train = load(tmp_path, rows, extra=("weight",)).clients["ann"].train
+    items = encoder("sft", "plain").training("ann", "training", train)
+    assert sorted(item.extra["weight"] for item in items) == sorted(dict(example.extra)["weight"] for example in train)
+    with pytest.raises(UserError, match="line 4.*'weight' holds no finite number, but 'much'"):
+        load(tmp_path, [*rows, {**rows[0], "weight": "much"}], extra=("weight",))
+    with pytest.raises(UserError, match="task.columns.extra='wait' is not a column"):
+        load(tmp_path, rows, extra=("wait",))
+
+
+WORDS = (
+    "Burns.", "No", "  ", "\n", "né", "日本", "<think>", "</s>", "{x}", "[", "\t", "\ud800", "don't", "0", "Human:",
+    "\u2028",
+)  # fmt: skip
+
+
+def drawn(draws: random.Random) -> str:
+    return "".join(draws.choice(WORDS) + draws.choice((" ", "", "\n")) for _ in range(draws.randint(0, 5)))
+
+
+def turns_of(example: Example) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Role and text of both conversations."""
+    asked = [("user", example.prompt)] if isinstance(example.prompt, str) else [turn[:2] for turn in example.prompt]
+    return [*asked, ("assistant", example.answers[0])], [turn[:2] for turn in example.rejected]
+
+
+def test_texts_and_conversations_of_any_content_are_the_same_pair_or_refused_alike():
+    draws, read = random.Random(0), 0
+    for _ in range(300):
+        asked, good, bad = (drawn(draws) for _ in range(3))
+        forms = [
+            {"prompt": asked, "chosen": good, "rejected": bad},
+            {"prompt": [user(asked)], "chosen": [said(good)], "rejected": [said(bad)]},
+            {"chosen": [user(asked), said(good)], "rejected": [user(asked), said(bad)]},
+        ]
+        pairs = []
+        for form in forms:
+            scheme, row = Scheme(ColumnsConfig(), "file"), Row("file, line 1", form)
+            try:
+                scheme.learn([row])
+                pairs.append(turns_of(scheme.example(row, "")))
+            except UserError as error:
+                assert "file, line 1" in str(error)
+        assert len(pairs) in (0, 3) and all(pair == pairs[0] for pair in pairs)
+        read += bool(pairs)
+    assert read > 50
