@@ -55,6 +55,9 @@ class Scheme:
             self._resolve()
             if before != (self.roles, self._letters):
                 raise Again
+        return self._example(row, group)
+
+    def _example(self, row: Row, group: str) -> Example:
         return to_example(row, self.roles, group, self._letters, self._choices)
 
     @property

@@ -21,7 +21,8 @@ from llm_fed.basics.errors import RunError
 from llm_fed.tasks.common import Example, Turn
 
 BATCH = 4096  # examples that are written together
-# Bytes, as JSON may hold halves of characters, which are no UTF-8. A prompt is one text, or four fields of each turn.
+# Bytes, as JSON may hold halves of characters, which are no UTF-8. A prompt is one text, two of a pair, or four fields
+# of each turn.
 _TEXTS = pyarrow.list_(pyarrow.binary())
 _SCHEMA = pyarrow.schema(
     {"prompt": _TEXTS, "answers": _TEXTS, "options": _TEXTS, "group": pyarrow.binary(), "fields": pyarrow.binary()}
@@ -42,7 +43,10 @@ class Store:
 
     def add(self, example: Example, file: str = "") -> int:
         """The place of the example from now on; `file` is the one in which it stands."""
-        prompt = [example.prompt] if isinstance(example.prompt, str) else [*chain(*map(_flat, example.prompt))]
+        if isinstance(example.prompt, str):
+            prompt = [example.prompt, *([example.pair] if example.pair else [])]
+        else:
+            prompt = [*chain(*map(_flat, example.prompt))]
         texts = [_bytes(prompt), _bytes(example.answers), _bytes(example.options)]
         group, fields = _bytes([example.group, example.fields])
         for column, value in zip(self._waiting, (*texts, group, fields), strict=True):
@@ -63,6 +67,8 @@ class Store:
         prompt, answers, options, (group,), (fields,) = (
             _texts(value if isinstance(value := column[place % BATCH].as_py(), list) else [value]) for column in columns
         )
+        if len(prompt) == 2:
+            return Example(prompt[0], tuple(answers), tuple(options), group, fields, prompt[1])
         turns = tuple(map(_turn, prompt[::4], prompt[1::4], prompt[2::4], prompt[3::4]))
         return Example(turns if len(prompt) > 1 else prompt[0], tuple(answers), tuple(options), group, fields)
 

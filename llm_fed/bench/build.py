@@ -22,7 +22,6 @@ from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.models import ranks, room
 from llm_fed.models.loading import settle_dtype
-from llm_fed.models.structure import structure_of
 from llm_fed.rows.reading import Reading
 from llm_fed.runs.tracking import Reporter, check_trackers
 from llm_fed.runtime.accelerate import Shared, Spread
@@ -119,7 +118,7 @@ class Experiment:
 
     def untrained(self) -> tuple[dict[str, Site], State]:
         """Everybody who is scored with a plain adapter, and the state of one whose B is zero, which adds nothing."""
-        structure = structure_of(self.config.adapter, self.base.head)
+        structure = self.base.structure(self.config.adapter)
         draw = partial(self.base.draw, structure)
         bare = {id: replace(site, structure=structure, draw=draw) for id, site in self.scored.items()}
         return bare, draw(generator(self.config.training_seed, "base"))
@@ -173,7 +172,7 @@ def prepare(
         config = replace(config, task=replace(config.task, held_out="hash"))
     metric = config.eval.metric or task.metric
     require("eval.metric", metric, METRICS)
-    kind = kinds.of(config.base, bool(task.labels))
+    kind = kinds.of(config.base, task.base_kind)
     check_kinds(kind, config, task, method, metric)
     if everybody:
         ranks.check(config.adapter, task.everybody or tuple(task.clients))
@@ -248,9 +247,13 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
             f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
             "adapter.rank"
         )
-    if METRICS[metric].scores not in kind.reads:
+    if METRICS[metric].scores not in kind.readable(task):
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
+    if METRICS[metric].two_labels and len(task.labels) > 2:
+        raise UserError(
+            f"eval.metric={metric} is of two labels, and the data have {len(task.labels)}; set eval.metric=f1_macro"
+        )
     if task.metric == LIKELIHOOD != metric:
         raise UserError(
             f"eval.metric={metric} compares answers to prompts, but the data are texts without prompts; set "
@@ -258,7 +261,7 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
         )
     if config.eval.base is True and not kind.knows:
         raise UserError(
-            "eval.base=true scores the base before training, when the head of an image model is still untrained; set "
+            "eval.base=true scores the base before training, when the head of a classifier is still untrained; set "
             "eval.base=auto"
         )
     if task.server and task.server.test and not method.one_model:

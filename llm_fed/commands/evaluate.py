@@ -258,7 +258,7 @@ def evaluate_adapter(
             (reporter or Reporter()).note(
                 f"{trained} of the examples that are scored were trained on by this adapter's run"
             )
-    if adapter is None and not kinds.of(config.base, bool(loaded.labels)).knows:
+    if adapter is None and not kinds.of(config.base, loaded.base_kind).knows:
         raise UserError(
             f"task.name={config.task.name}: an image model's head is trained with its adapter, so there is nothing to "
             "score without one; give --adapter DIR"

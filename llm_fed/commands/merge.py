@@ -27,7 +27,6 @@ from llm_fed.kinds import Kind
 from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt, read_prompt
-from llm_fed.models.structure import structure_of
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
@@ -77,7 +76,7 @@ class Source:
             read = peft_folders.read(self.folder, base)[1]
             peft_folders.check_head(self.folder, read, base)
             return read
-        found = structure_of(self.config.adapter, base.head)
+        found = base.structure(self.config.adapter)
         if not found.fused:
             raise UserError(f"{self.folder} trained whole models (adapter: null); only adapters can be merged")
         return found

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, ClassVar, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
@@ -67,9 +68,24 @@ class Examples(ABC):
         """The loss of each target, (n,), in the dtype of the logits: its negative log-likelihood, or the divergence of
         the predictions from `wanted` logits (n, C)."""
         logits = self.logits(model, batch, all_rows=all_rows)
+        return self.losses_of(logits, batch.labels.to(logits.device), wanted)
+
+    def losses_of(self, logits: Tensor, labels: Tensor, wanted: Tensor | None = None) -> Tensor:
+        """`losses` (n,) of predictions (n, C), where the labels are (n,)."""
         if wanted is not None:
             return divergence(logits, wanted)
-        return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
+        return nn.functional.cross_entropy(logits, labels, reduction="none")
+
+    def drawn(self, logits: Tensor, batch: Any, generators: Sequence[torch.Generator]) -> Tensor:
+        """One label per target (n,) as the model predicts it, from softmax(logits), with a generator per row, by
+        inversion: so the labels of an example do not depend on what lies beside it."""
+        counts = torch.bincount(batch.rows, minlength=len(generators)).tolist()
+        uniform = [
+            torch.rand(count, generator=g, dtype=torch.float64) for g, count in zip(generators, counts, strict=True)
+        ]
+        reached = logits.double().softmax(1).cumsum(1)
+        labels = torch.searchsorted(reached, torch.cat(uniform).to(logits.device)[:, None] * reached[:, -1:])
+        return labels[:, 0].clamp_max(logits.shape[1] - 1)
 
     def answer(self, model: Any, batch: Any) -> Answer:
         """Of a classifier: the logits and what its head reads.

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.examples import Batch
 from llm_fed.engine.memory import activation_checkpointing, free_memory
 from llm_fed.engine.packing import plan
 from llm_fed.merge.moments import Evidence, Moments
@@ -171,10 +170,11 @@ def _chunks(
         with bank.attached(torch.arange(rows)):
             with activation_checkpointing(model.model), model.computing():
                 logits = examples.logits(model.model, batch, all_rows=bank.adapts_head)
-            drawn = [_draw(logits.detach(), batch, [g for unit in chosen for g in draws[unit]])] if any(draws) else []
+            generators = [g for unit in chosen for g in draws[unit]] if any(draws) else []
+            drawn = [examples.drawn(logits.detach(), batch, generators)] if generators else []
             for number, labels in enumerate([batch.labels.to(device), *drawn]):
                 bank.grads.zero_()
-                losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+                losses = examples.losses_of(logits, labels)
                 with activation_checkpointing(model.model):
                     (-scale * losses.sum()).backward(retain_graph=number < len(drawn))
                 summed = torch.zeros(rows, dtype=losses.dtype, device=device).index_add_(0, owner, losses.detach())
@@ -182,16 +182,6 @@ def _chunks(
                 if scale != 1:
                     gradients = gradients / scale
                 yield _Chunk(chosen, gradients, summed.view(-1, size), number > 0)
-
-
-def _draw(logits: Tensor, batch: Batch, generators: Sequence[torch.Generator]) -> Tensor:
-    """One label per target (n,) from softmax(logits), a generator per row, by inversion: so the labels of an
-    example do not depend on its chunk."""
-    counts = torch.bincount(batch.rows, minlength=len(generators)).tolist()
-    uniform = [torch.rand(count, generator=g, dtype=torch.float64) for g, count in zip(generators, counts, strict=True)]
-    reached = logits.double().softmax(1).cumsum(1)
-    labels = torch.searchsorted(reached, torch.cat(uniform).to(logits.device)[:, None] * reached[:, -1:])
-    return labels[:, 0].clamp_max(logits.shape[1] - 1)
 
 
 def _most_rows(states: Tensor) -> int:

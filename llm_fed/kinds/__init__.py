@@ -13,16 +13,20 @@ from llm_fed.settings import plugins
 from llm_fed.settings.config import BaseConfig, Config
 from llm_fed.tasks.common import TaskData
 
-KINDS = {"language": "llm_fed.kinds.language:Language", "images": "llm_fed.kinds.images:Images"}
+KINDS = {
+    "language": "llm_fed.kinds.language:Language",
+    "images": "llm_fed.kinds.images:Images",
+    "sequence-classification": "llm_fed.kinds.sequences:Sequences",
+}
 
 
-def of(config: BaseConfig, labelled: bool) -> type[Kind]:
-    """The kind that `base.kind` names; where it names none, images for data with labels, else language models.
+def of(config: BaseConfig, usual: str) -> type[Kind]:
+    """The kind that `base.kind` names, else the `usual` one of the task (`base_kind`).
 
     Raises:
         UserError: there is no such kind.
     """
-    name = config.kind or ("images" if labelled else "language")
+    name = config.kind or usual
     if name in KINDS:
         module, _, last = KINDS[name].partition(":")
         found = getattr(importlib.import_module(module), last)
@@ -35,7 +39,7 @@ def of(config: BaseConfig, labelled: bool) -> type[Kind]:
 
 def chosen(config: Config) -> type[Kind]:
     """The kind of a configuration, as far as it is known before the data are read."""
-    return of(config.base, tasks.find(config.task.name).images)
+    return of(config.base, tasks.find(config.task.name).base_kind)
 
 
 def check_writes(config: Config, why: str) -> None:
@@ -64,4 +68,4 @@ def load(config: Config, task: TaskData, device: str) -> Kind:
     Raises:
         UserError: there is no such base, or a setting is not for its kind.
     """
-    return of(config.base, bool(task.labels)).load(config, task, device)
+    return of(config.base, task.base_kind).load(config, task, device)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.figures import rounded
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data, Site
-from llm_fed.scoring.scores import METRICS, Summary, likelihood, score, summarize
+from llm_fed.scoring.scores import CLASSIFIED, METRICS, Summary, likelihood, score, summarize
 from llm_fed.state import State
-from llm_fed.tasks.common import Picture, labels_of
+from llm_fed.tasks.common import labels_of
 
 Personal = Callable[[Site], Coroutine[Any, Any, State]]  # a client's personal model, e.g. `Method.personalize`
 
@@ -68,9 +68,9 @@ async def measure(
 ) -> tuple[float, float | None]:
     """One client's score (0-100) and loss (None where it has none), both of the same examples under the same model."""
     theta, queries = await personal(client), client.data.queries[split][:limit]
-    if METRICS[metric].scores == "labels":  # the logits say both
+    if METRICS[metric].scores in CLASSIFIED:  # the logits say both
         logits = await client.logits(theta, queries)
-        return _score_labels(metric, logits, queries), float(cross_entropy(logits, labels_of(queries)))
+        return _score_labels(metric, logits, queries), _loss(metric, logits, labels_of(queries))
     if METRICS[metric].scores == "loss":
         return await _likelihood(client, theta, queries)
     predictions = await predict(client, theta, queries, metric)
@@ -81,7 +81,7 @@ async def measure(
 async def score_split(client: Site, theta: State, split: str) -> float:
     """A client's score (0-100) on its own `split` under `theta`, by the run's metric."""
     metric, queries = client.data.metric, client.data.queries[split]
-    if METRICS[metric].scores == "labels":
+    if METRICS[metric].scores in CLASSIFIED:
         return _score_labels(metric, await client.logits(theta, queries), queries)
     if METRICS[metric].scores == "loss":
         return (await _likelihood(client, theta, queries))[0]
@@ -107,5 +107,13 @@ def _score(metric: str, predictions: Sequence[Any], queries: Sequence[Query]) ->
     return score(metric, predictions, [query.correct if options else query.answers for query in queries])
 
 
-def _score_labels(metric: str, logits: Tensor, pictures: Sequence[Picture]) -> float:
-    return score(metric, logits.argmax(-1).tolist(), [picture.label for picture in pictures])
+def _score_labels(metric: str, logits: Tensor, examples: Sequence[Any]) -> float:
+    said = logits.squeeze(-1) if METRICS[metric].scores == "values" else logits.argmax(-1)
+    return score(metric, said.tolist(), [example.label for example in examples])
+
+
+def _loss(metric: str, logits: Tensor, right: Tensor) -> float:
+    """The mean over the examples, as in training."""
+    if METRICS[metric].scores == "values":
+        return float(mse_loss(logits.squeeze(-1), right.to(logits)))
+    return float(cross_entropy(logits, right))

@@ -15,14 +15,16 @@ from llm_fed.basics.errors import UserError, lookup
 
 # Below a table in which "-" stands for the score of a client that has none.
 NOT_SCORED = "-: the client has no example to be scored on; means and worst halves are those of the others."
+CLASSIFIED = ("labels", "values")  # what metrics read of the logits of a classifier
 
 
 @dataclass(frozen=True)
 class Metric:
     module: str  # in metrics/, which computes it; empty: the loss says all
-    # what a model answers: labels are those of images, and of a loss it answers nothing
-    scores: Literal["texts", "options", "labels", "loss"] = "texts"
+    # what a model answers: labels are those of a classifier, values numbers, and of a loss it answers nothing
+    scores: Literal["texts", "options", "labels", "values", "loss"] = "texts"
     one_option: bool = False  # whether an answer counts only if it names exactly one of the example's options
+    two_labels: bool = False  # whether it is defined for two labels alone
 
 
 METRICS = {
@@ -35,6 +37,11 @@ METRICS = {
     "squad_f1": Metric("squad"),
     "squad_em": Metric("squad"),
     "accuracy": Metric("accuracy", "labels"),
+    "f1": Metric("f1", "labels", two_labels=True),
+    "f1_macro": Metric("f1", "labels"),
+    "matthews": Metric("matthews", "labels"),
+    "pearson": Metric("correlation", "values"),
+    "spearman": Metric("correlation", "values"),
     "token_likelihood": Metric("", "loss"),
 }
 
@@ -45,7 +52,7 @@ class Summary:
     client has std 0. `worst_half` is the mean of the ceil(n / 2) lowest clients."""
 
     metric: str
-    clients: dict[str, float]  # client id -> score, 0-100
+    clients: dict[str, float]  # client id -> score, 0-100; of correlations from -100 on
     mean: float  # every client counts once, whatever its number of examples
     std: float
     worst_half: float
@@ -104,10 +111,11 @@ def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) ->
 def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
     """Several metrics of the same predictions, 0-100 each; those of one module share one pass over the texts.
 
-    A prediction is a text per example; of option_accuracy also the log-likelihoods of the example's options, and of
-    accuracy the index of a label. A reference is a tuple of right texts per example, with log-likelihoods the index of
-    the right option, and with labels the right one's. UserError for an unknown metric, without an example, or for one
-    without a reference; ValueError for not as many references as predictions.
+    A prediction is a text per example; of option_accuracy also the log-likelihoods of the example's options, of labels
+    the index of one, and of values a number. A reference is a tuple of right texts per example, with log-likelihoods
+    the index of the right option, with labels the right one's, and with values the right number. UserError for an
+    unknown metric, without an example, or for one without a reference; ValueError for not as many references as
+    predictions.
     """
     wanted: dict[str, list[str]] = {}
     for metric in metrics:
@@ -117,7 +125,7 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
     if len(references) != len(predictions):
         raise ValueError(f"{len(predictions)} predictions but {len(references)} references")
     for number, texts in enumerate(references):
-        if not isinstance(texts, int) and not texts:
+        if not isinstance(texts, int | float) and not texts:
             raise UserError(
                 f"Example {number} has no reference answer, so it cannot be scored. Remove it from the split."
             )

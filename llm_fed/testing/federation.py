@@ -83,9 +83,10 @@ class Setup:
         """Why the method does not train such models, in its words; empty where it does."""
         config = from_dict({**self.config, "method": dict(settings)})
         metric = "accuracy" if self.labels else "rouge1"
-        kind = kinds.of(config.base, bool(self.labels))
+        task = TaskData(config.task.name, metric, {}, self.labels)
+        kind = kinds.of(config.base, task.base_kind)
         try:
-            check_kinds(kind, config, TaskData(config.task.name, metric, {}, self.labels), method, metric)
+            check_kinds(kind, config, task, method, metric)
         except UserError as error:
             return str(error)
         return ""
