@@ -7,7 +7,6 @@ What is trained are adapters, and whole all linear layers between the encoder an
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -32,6 +31,8 @@ from llm_fed.kinds.sentences import Encoding, Numbers, Sentence, Sentences, chec
 from llm_fed.models.architectures import heads_of, longest, usual_targets
 from llm_fed.models.deberta import with_own_positions
 from llm_fed.models.frozen import freeze
+from llm_fed.models.labels import FILE as LABELS
+from llm_fed.models.labels import as_json
 from llm_fed.models.loading import (
     DTYPES,
     attention,
@@ -48,7 +49,6 @@ from llm_fed.settings.config import NUMBER, AdapterConfig, BaseConfig, Config
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.labelled import place_of
 
-LABELS = "labels.json"  # beside an adapter: the names of its logits
 _NUMBERED = re.compile(r"LABEL_\d+|\d+")  # what transformers calls labels that nobody has named
 _USUAL = AdapterConfig().target_modules
 
@@ -204,7 +204,7 @@ class Sequences(Kind):
         return wording.SEQUENCES if structure.plain else wording.SEQUENCE_EXPERTS
 
     def beside_adapters(self, prompt: Prompt | None) -> Mapping[str, bytes]:
-        return {LABELS: json.dumps({"labels": list(self.labels)}, ensure_ascii=False, indent=2).encode()}
+        return {LABELS: as_json(self.labels)}
 
 
 def read_config(base: BaseConfig) -> PretrainedConfig:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.deberta_v2.modeling_deberta_v2 import DisentangledSelfAttention, build_relative_position
 
 from llm_fed.models.shared import for_all_rows
 
@@ -22,9 +21,9 @@ from llm_fed.models.shared import for_all_rows
 def with_own_positions(model: nn.Module) -> None:
     """Let each row have its own projection of positions, where they go through the layers that tokens go through."""
     for module in model.modules():
-        if isinstance(module, DisentangledSelfAttention) and module.share_att_key:
-            # A method of the instance, which transformers' forward pass calls.
-            module.disentangled_attention_bias = MethodType(_bias, module)  # type: ignore[method-assign]
+        # By its name, as transformers warns when the class is imported. DeBERTa's first version is another.
+        if type(module).__name__ == "DisentangledSelfAttention" and getattr(module, "share_att_key", False):
+            module.disentangled_attention_bias = MethodType(_bias, module)  # type: ignore[assignment]
 
 
 def _bias(
@@ -39,6 +38,8 @@ def _bias(
         table: (2 S or more, hidden size).
     """
     if relative is None:
+        from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
+
         relative = build_relative_position(
             query, key, bucket_size=layer.position_buckets, max_position=layer.max_relative_positions
         )

@@ -45,8 +45,8 @@ def resolve(
     if inert := [role for role in given if role not in ROLES]:
         raise UserError(
             f"{where}: task.columns.{inert[0]}={given[inert[0]]} would have no effect, since texts with labels are "
-            "read here: task.columns.prompt names the text, input the second one of a pair, and answer the label; leave "
-            "it out"
+            "read here: task.columns.prompt names the text, input the second one of a pair, and answer the label; "
+            "leave it out"
         )
     roles = {
         role: columns.configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()
