@@ -29,7 +29,7 @@ _TWO = ("sentence1", "sentence2")
 
 
 @dataclass(frozen=True)
-class Part:
+class GluePart:
     """One of GLUE's tasks."""
 
     texts: tuple[str, ...]  # their columns
@@ -40,16 +40,16 @@ class Part:
 
 
 PARTS = {
-    "cola": Part(("sentence",), ("unacceptable", "acceptable"), "matthews"),
-    "sst2": Part(("sentence",), ("negative", "positive")),
-    "mrpc": Part(_TWO, ("not_equivalent", "equivalent")),
-    "stsb": Part(_TWO, (NUMBER,), REGRESSION),
-    "qqp": Part(("question1", "question2"), ("not_duplicate", "duplicate")),
-    "mnli": Part(("premise", "hypothesis"), _MNLI, test="validation_matched"),
-    "mnli-mm": Part(("premise", "hypothesis"), _MNLI, test="validation_mismatched", folder="mnli"),
-    "qnli": Part(("question", "sentence"), _ENTAILED),
-    "rte": Part(_TWO, _ENTAILED),
-    "wnli": Part(_TWO, ("not_entailment", "entailment")),
+    "cola": GluePart(("sentence",), ("unacceptable", "acceptable"), "matthews"),
+    "sst2": GluePart(("sentence",), ("negative", "positive")),
+    "mrpc": GluePart(_TWO, ("not_equivalent", "equivalent")),
+    "stsb": GluePart(_TWO, (NUMBER,), REGRESSION),
+    "qqp": GluePart(("question1", "question2"), ("not_duplicate", "duplicate")),
+    "mnli": GluePart(("premise", "hypothesis"), _MNLI, test="validation_matched"),
+    "mnli-mm": GluePart(("premise", "hypothesis"), _MNLI, test="validation_mismatched", folder="mnli"),
+    "qnli": GluePart(("question", "sentence"), _ENTAILED),
+    "rte": GluePart(_TWO, _ENTAILED),
+    "wnli": GluePart(_TWO, ("not_entailment", "entailment")),
 }
 
 
@@ -67,7 +67,7 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     return TaskData(config.name, part.metric, clients, part.labels, reading=reading, kind=KIND)
 
 
-def _sources(config: TaskConfig, part: Part) -> Mapping[str, Source | list[Source]]:
+def _sources(config: TaskConfig, part: GluePart) -> Mapping[str, Source | list[Source]]:
     """By split the rows that are trained and tested on."""
     folder = part.folder or config.name
     wanted = {"train": "train", "test": part.test}

@@ -11,7 +11,7 @@ from typing import Any
 from llm_fed import tasks
 from llm_fed.commands import columns_of, init, survey
 from llm_fed.commands.budget import Budget
-from llm_fed.commands.columns_of import Ask, Given
+from llm_fed.commands.columns_of import Ask, UserChoices
 from llm_fed.commands.duplicates import near_duplicates
 from llm_fed.commands.known_base import Known
 from llm_fed.kinds.sequences import head_for, named_labels
@@ -26,7 +26,7 @@ MOST_LABELS = 100  # that are written into the file
 STEP = 8  # tokens to whose multiple the longest text is rounded up
 
 
-def draft(path: Path, given: Given, ask: Ask | None, base: str, known: Known) -> init.Draft:
+def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Known) -> init.Draft:
     """A configuration for labelled texts.
 
     Raises:
@@ -128,6 +128,6 @@ def _about_labels(examples: Sequence[Example], data: TaskData) -> str:
     )
 
 
-def with_columns(given: Given, columns: dict[str, str]) -> Given:
+def with_columns(given: UserChoices, columns: dict[str, str]) -> UserChoices:
     """What the user said, with columns that were found since."""
     return replace(given, columns={**columns, **given.columns})

@@ -30,7 +30,7 @@ from llm_fed.settings.config import BaseConfig, Config
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """What will be written, checked as far as can be without loading the base.
 
     Attributes:
@@ -107,7 +107,7 @@ class Plan:
         return Model(origin.name, wording.MERGED, prompt=base.prompt, dtype=self.base.dtype, revision=origin.revision)
 
 
-def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> Plan:
+def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> ExportPlan:
     """What `llm-fed export --merged` will do with the adapters of a finished run.
 
     Raises:
@@ -137,13 +137,13 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> Plan:
         )
     if needed := needed_version(base):
         notes.append(f"transformers 4.57 does not know {model.config.model_type}; to load it takes {needed} or newer")
-    found = Plan(base, adapters, out, sizes, free, notes)
+    planned = ExportPlan(base, adapters, out, sizes, free, notes)
     if sum(sizes.values()) > free:
         raise RunError(
             f"{len(adapters)} models of {_size(max(sizes.values()))} do not fit into {place}, where {_size(free)} are "
             "free; name fewer with --client, or give another folder"
         )
-    return found
+    return planned
 
 
 def needed_version(base: BaseConfig) -> str:

@@ -123,7 +123,7 @@ class Numbers(Sentences):
         return logits[:, 0].double() + (0.5**0.5) * noise.to(logits.device)
 
 
-class Encoding:
+class SentenceEncoding:
     """Examples of a task as `Sentence`s; those that are too long are left out and counted, or cut.
 
     Args:

@@ -25,9 +25,8 @@ from transformers import (
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, did_you_mean, listed, lookup
 from llm_fed.kinds import wording
-from llm_fed.kinds.kind import Encoding as EncodingOfKind
-from llm_fed.kinds.kind import Kind, Note
-from llm_fed.kinds.sentences import Encoding, Numbers, Sentence, Sentences, checked, label_of
+from llm_fed.kinds.kind import Encoding, Kind, Note
+from llm_fed.kinds.sentences import Numbers, Sentence, SentenceEncoding, Sentences, checked, label_of
 from llm_fed.models.architectures import heads_of, longest, usual_targets
 from llm_fed.models.deberta import with_own_positions
 from llm_fed.models.frozen import freeze
@@ -145,8 +144,8 @@ class Sequences(Kind):
 
     # Data
 
-    def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> EncodingOfKind:
-        return Encoding(self, config, task.server_labels)
+    def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> Encoding:
+        return SentenceEncoding(self, config, task.server_labels)
 
     def encode(self, examples: Sequence[Example]) -> list[Sentence]:
         return self.sentences(examples, self.labels, "an example")

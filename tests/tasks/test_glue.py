@@ -15,7 +15,7 @@ from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import glue
 
 
-def made(part: glue.Part, count: int, first: int = 0) -> list[dict[str, Any]]:
+def made(part: glue.GluePart, count: int, first: int = 0) -> list[dict[str, Any]]:
     """Rows of a task as the Hub has them."""
     numbers = part.labels == ("number",)
     return [
