@@ -13,7 +13,7 @@ from llm_fed.commands import columns_of, init, survey
 from llm_fed.commands.budget import Budget
 from llm_fed.commands.columns_of import Ask, UserChoices
 from llm_fed.commands.duplicates import near_duplicates
-from llm_fed.commands.known_base import Known
+from llm_fed.commands.known_base import KnownBase
 from llm_fed.kinds.sequences import head_for, named_labels
 from llm_fed.rows.reading import Reading
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
@@ -26,7 +26,7 @@ MOST_LABELS = 100  # that are written into the file
 STEP = 8  # tokens to whose multiple the longest text is rounded up
 
 
-def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Known) -> init.Draft:
+def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: KnownBase) -> init.Draft:
     """A configuration for labelled texts.
 
     Raises:
@@ -81,7 +81,7 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
     return init.Draft(text, findings, warnings, method, tuple(settings["rows"]), answers=False)
 
 
-def wanted(known: Known) -> bool:
+def wanted(known: KnownBase) -> bool:
     """Whether labels are what this base is for: it writes no texts, or it was saved with a classification head."""
     from llm_fed.models.families import writes
 
@@ -96,7 +96,7 @@ def are_numbers(labels: Sequence[str]) -> bool:
     return any(value != int(value) for value in numbers if value is not None) or len(set(numbers)) > CLASSES
 
 
-def _lengths(examples: Sequence[Example], known: Known) -> tuple[int | None, str, bool]:
+def _lengths(examples: Sequence[Example], known: KnownBase) -> tuple[int | None, str, bool]:
     """The largest length to set, what was seen in words, and whether texts have to be cut."""
     tokenizer: Any = known.tokenizer
     pairs = any(example.pair for example in examples)

@@ -113,6 +113,16 @@ MODELS = Setup(
     config={"adapter": None, "task": {"name": "images"}}, labels=tuple(map(str, range(tiny.CLASSES))),
 )  # fmt: skip
 
+CLASSIFIERS = Setup(
+    "adapters of a RoBERTa with a head", cache(tiny.sequence_base),
+    Lora(rank=2, alpha=8, dropout=0.0, target_modules=("query", "value"), whole=tiny.HEAD_OF_SEQUENCES),
+    LocalConfig(steps=3, batch_size=2, lr=0.03),
+    lambda base, structure, dtype, generator: base.draw(structure, generator),
+    lambda base: base.engine(), tiny.sentences_of, fused=True, falls=0.02, least=1000,
+    config={"task": {"name": "classification"}, "base": {"kind": "sequence-classification"}},
+    labels=tuple(map(str, range(tiny.CLASSES))),
+)  # fmt: skip
+
 
 @dataclass
 class Outcome:
