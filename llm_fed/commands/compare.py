@@ -26,7 +26,6 @@ from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
 from llm_fed.experiment import splits, unused
 from llm_fed.experiment.baselines import Baselines
-from llm_fed.models.lora import check_names
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.forecast import duration
 from llm_fed.runs.reading import scores_by_round
@@ -122,7 +121,7 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
             unused.check(job.config)
         built = prepare(job.config, Reporter(Console(quiet=True)), base=bases.of(job.config))
         if begins:
-            check_names(built.base.model, job.config.adapter)
+            built.base.check_names(job.config.adapter)
         metrics[label] = built.metric
         parents = [count(parent, label) for parent in job.parents.values()]
         return count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)

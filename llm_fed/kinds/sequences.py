@@ -27,7 +27,7 @@ from llm_fed.basics.errors import UserError, did_you_mean, listed, lookup
 from llm_fed.kinds import wording
 from llm_fed.kinds.kind import Encoding, Kind, Note
 from llm_fed.kinds.sentences import Numbers, Sentence, SentenceEncoding, Sentences, checked, label_of
-from llm_fed.models.architectures import heads_of, longest, usual_targets
+from llm_fed.models.architectures import FELT, heads_of, longest, usual_targets
 from llm_fed.models.deberta import with_own_positions
 from llm_fed.models.frozen import freeze
 from llm_fed.models.labels import FILE as LABELS
@@ -210,20 +210,29 @@ def read_config(base: BaseConfig) -> PretrainedConfig:
     """The configuration of a base, before any of its weights are read.
 
     Raises:
-        UserError: there is none, or transformers puts no classification head on such a model.
+        UserError: there is none, or such a model cannot have a classification head.
     """
     found = config_of(base.name, check_name(base.name), base.revision, family=False)
-    if getattr(found, "is_encoder_decoder", False):
-        raise UserError(
-            f"base.name={base.name!r} is an encoder-decoder ({found.model_type}), whose two halves read the text; "
-            "give an encoder such as FacebookAI/roberta-base, or a causal language model"
-        )
-    if type(found) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise UserError(
-            f"base.name={base.name!r} is a {found.model_type}, on which transformers puts no classification head; "
-            "give an encoder such as FacebookAI/roberta-base, or a causal language model"
-        )
+    check_classifier(found, base.name)
     return found
+
+
+def check_classifier(config: PretrainedConfig, name: str) -> None:
+    """Refuse a base that cannot have a classification head.
+
+    Raises:
+        UserError: why not, and what could be given instead.
+    """
+    why = "on which transformers puts no classification head"
+    if getattr(config, "is_encoder_decoder", False):
+        why = "an encoder-decoder, whose two halves read the text"
+    elif type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        why = FELT.get(config.model_type, "")
+    if why:
+        raise UserError(
+            f"base.name={name!r} is of the family {config.model_type}, {why}; give an encoder such as "
+            "FacebookAI/roberta-base, or a causal language model"
+        )
 
 
 def has_head(config: PretrainedConfig) -> bool:

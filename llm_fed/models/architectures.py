@@ -25,6 +25,9 @@ QUERY_AND_VALUE = (
     ("qkv_proj",),  # Phi-3
 )
 
+# Families whose texts depend on those beside them; `tests/support/classifiers_alone.py` finds them.
+FELT: dict[str, str] = {}
+
 
 def usual_targets(model: nn.Module) -> tuple[str, ...] | None:
     """The names of the layers of attention that LoRA adapts, query and value (Hu et al. 2022, Sec. 7.1); None where

@@ -24,6 +24,7 @@ class Metric:
     # what a model answers: labels are those of a classifier, values numbers, and of a loss it answers nothing
     scores: Literal["texts", "options", "labels", "values", "loss"] = "texts"
     one_option: bool = False  # whether an answer counts only if it names exactly one of the example's options
+    negative: bool = False  # whether it may be below 0, down to -100
     two_labels: bool = False  # whether it is defined for two labels alone
 
 
@@ -39,11 +40,16 @@ METRICS = {
     "accuracy": Metric("accuracy", "labels"),
     "f1": Metric("f1", "labels", two_labels=True),
     "f1_macro": Metric("f1", "labels"),
-    "matthews": Metric("matthews", "labels"),
-    "pearson": Metric("correlation", "values"),
-    "spearman": Metric("correlation", "values"),
+    "matthews": Metric("matthews", "labels", negative=True),
+    "pearson": Metric("correlation", "values", negative=True),
+    "spearman": Metric("correlation", "values", negative=True),
     "token_likelihood": Metric("", "loss"),
 }
+
+
+def with_range(metric: str) -> str:
+    """The name of a metric with the numbers that it may be, `accuracy (0-100)`."""
+    return f"{metric} ({'-100 to 100' if metric in METRICS and METRICS[metric].negative else '0-100'})"
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,8 @@ def test_heads_are_averaged(trained):
 
 
 def test_heads_are_each_clients_own(place, tmp_path):
-    settings = tree(place.base, place.data, method={"name": "fedit", "private_head": True})
-    experiment.train(from_dict(settings), tmp_path / "run")
+    own = {"name": "fedit", "private_head": True}
+    experiment.train(from_dict({**tree(place.base, place.data), "method": own}), tmp_path / "run")
     ada, bob, _ = heads(tmp_path / "run").values()
     assert not torch.equal(ada, bob)
 
@@ -159,7 +159,7 @@ def test_its_adapters_are_merged(place, tmp_path):
     [
         {"privacy": {"unit": "example", "clip": 1.0, "noise": 0.5}},
         {"privacy": {"clip": 1.0, "noise": 0.1}},
-        {"server": {"aggregation": "median"}},
+        {"server": {"aggregation": "median", "liars": 0.4}},
         {"delay": {"sigma": 1.0}},
         {"method": {"name": "feddpa"}},
         {"method": {"name": "fedbuff"}},

@@ -78,20 +78,18 @@ def written(folder: Path, name: str, change: Callable[[Any], None] = lambda mode
 
 
 def rows(client: int, size: int, *, pairs: bool = False, numbers: bool = False, seed: int = 0) -> list[dict[str, Any]]:
-    """Texts whose words say their label; each client has few of one. The number is the share of weather words."""
+    """Texts whose words say their label, or a number, most of which is the label; each client has few of one label."""
     draws, found = generator(seed, "texts", client, size), []
     for n in range(size):
         label = n % 3 if n % 9 else (client + 1) % 3
         length = 2 + int(torch.randint(5, (), generator=draws))
         words = torch.randint(10 * label, 10 * label + 10, (length,), generator=draws).tolist()
-        if numbers:
-            words = torch.randint(WORDS, (length,), generator=draws).tolist()
         text = " ".join(f"w{word}" for word in words)
         row: dict[str, Any] = {"text": text, "label": LABELS[label]}
         if pairs:
             row = {"sentence1": text, "sentence2": f"w{(7 * n) % WORDS} w{n % WORDS}", "label": LABELS[label]}
         if numbers:
-            row = {"text": text, "score": round(sum(word >= 20 for word in words) / length + 0.01, 3)}
+            row = {"text": text, "score": round(label / 2 + 0.01 * length, 2)}
         found.append(row)
     return found
 
