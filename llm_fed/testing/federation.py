@@ -116,7 +116,7 @@ MODELS = Setup(
 CLASSIFIERS = Setup(
     "adapters of a RoBERTa with a head", cache(tiny.sequence_base),
     Lora(rank=2, alpha=8, dropout=0.0, target_modules=("query", "value"), whole=tiny.HEAD_OF_SEQUENCES),
-    LocalConfig(steps=3, batch_size=2, lr=0.03),
+    LocalConfig(steps=4, batch_size=4, lr=0.01),
     lambda base, structure, dtype, generator: base.draw(structure, generator),
     lambda base: base.engine(), tiny.sentences_of, fused=True, falls=0.02, least=1000,
     config={"task": {"name": "classification"}, "base": {"kind": "sequence-classification"}},

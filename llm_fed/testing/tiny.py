@@ -88,11 +88,11 @@ def sequence_base(dtype: torch.dtype = torch.float64) -> Sequences:
 
 
 def sentences_of(client: int, size: int) -> list[Sentence]:
-    """Random words of two of four classes, of which the next client holds one, too."""
+    """Words of two of four classes, each of which has three of its own; the next client holds one of the two, too."""
     draws, found = torch.Generator().manual_seed(client), []
     for number in range(size):
         label, length = (client + number % 2) % CLASSES, 2 + int(torch.randint(4, (), generator=draws))
-        words = torch.randint(2 + 14 * label, 16 + 14 * label, (length,), generator=draws).tolist()
+        words = torch.randint(2 + 3 * label, 5 + 3 * label, (length,), generator=draws).tolist()
         found.append(Sentence(words, [], label))
     return found
 

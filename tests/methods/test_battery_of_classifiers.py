@@ -17,13 +17,16 @@ QUICK = (  # what depends most on the kind of model
     "the loss falls",
     "all clients at once is 1 at a time",
 )
+LOCAL = {"scaffold": ["local.optimizer=sgd", "local.lr=0.2", "local.lr_end=0.2"]}
 NAMES = [name for name in FEDERATED if not name.endswith(" of pictures")]
 
 
 @pytest.fixture(scope="module")
 def whole(request, tmp_path_factory) -> Outcome:
     settings = {"name": request.param, **SETTINGS.get(request.param, {})}
-    return federation.go(settings, CLASSIFIERS, tmp_path_factory.mktemp(request.param))
+    return federation.go(
+        settings, CLASSIFIERS.training(LOCAL.get(request.param, ())), tmp_path_factory.mktemp(request.param)
+    )
 
 
 def checked(whole: Outcome, says: str, name: str, folder: Path) -> None:
