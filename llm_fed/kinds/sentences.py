@@ -167,7 +167,8 @@ class SentenceEncoding:
     def _fitting(self, sentence: Sentence) -> Sentence | None:
         if len(sentence.input_ids) <= self.most:
             return sentence
-        return None if self._config.task.too_long == "skip" else self._base.cut(sentence, self.most, self._config)
+        too_long = self._config.task.too_long
+        return None if too_long == "skip" else self._base.cut(sentence, self.most, start=too_long == "cut-start")
 
     def note(self) -> str:
         counts = " and ".join(f"{count} {split}" for split, count in self._skipped.items() if count)

@@ -22,6 +22,7 @@ from transformers import (
     PretrainedConfig,
 )
 
+from llm_fed import tasks
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, did_you_mean, listed, lookup
 from llm_fed.kinds import wording
@@ -79,20 +80,14 @@ class Sequences(Kind):
 
     @classmethod
     def known_labels(cls, config: Config) -> tuple[str, ...]:
-        """Those of the configuration or the task, else those that the base's head has names for."""
-        from llm_fed import tasks
-
-        known = tasks.labels_of(config.task)
-        if known is None:
-            known = named_labels(read_config(config.base))
-        return known or ()
+        return tasks.labels_of(config.task) or ()
 
     @classmethod
     def check_network(cls, config: Config) -> None:
         if not cls.known_labels(config):
             raise UserError(
-                f"task.name={config.task.name}: over a network no machine sees all labels, and the head of "
-                f"{config.base.name} names none, so task.labels must, e.g. task.labels=[negative,positive]"
+                f"task.name={config.task.name}: over a network no machine sees all labels, so task.labels must name "
+                "them, e.g. task.labels=[negative,positive]"
             )
         if config.task.partition.kind != "natural":
             raise UserError(
@@ -171,14 +166,14 @@ class Sequences(Kind):
         types = made.token_type_ids if self.has_types else [[] for _ in labels]
         return [Sentence(*each) for each in zip(made.input_ids, types, labels, strict=True)]
 
-    def cut(self, sentence: Sentence, most: int, config: Config) -> Sentence:
-        """A sentence without the tokens in its middle that are too many: at the end of the texts, or at their start;
-        what the tokenizer puts around a text stays."""
+    def cut(self, sentence: Sentence, most: int, *, start: bool = False) -> Sentence:
+        """A sentence without the tokens of its texts that are too many, at their end or at their `start`; what the
+        tokenizer puts around texts stays."""
         ids, types = sentence.input_ids, sentence.types
         special = self.tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
         free = [place for place, is_special in enumerate(special) if not is_special]
         extra = len(ids) - most
-        gone = set(free[:extra] if config.task.too_long == "cut-start" else free[-extra:])
+        gone = set(free[:extra] if start else free[-extra:])
         kept = [place for place in range(len(ids)) if place not in gone]
         return replace(
             sentence, input_ids=[ids[place] for place in kept], types=[types[place] for place in kept] if types else []
@@ -187,14 +182,16 @@ class Sequences(Kind):
     # Use and export
 
     def classified(self, given: Any) -> list[Sentence]:
-        """Of texts, or of pairs (first, second)."""
+        """Of texts, or of pairs (first, second); the end of what is longer than the base reads is cut."""
         texts = [given] if isinstance(given, str) else list(given)
         pairs = any(not isinstance(text, str) for text in texts)
         if pairs and not all(isinstance(text, list | tuple) and len(text) == 2 for text in texts):
             raise UserError("give texts, or pairs (first, second), to classify")
         first = [text[0] for text in texts] if pairs else texts
         label = 0.0 if self.predicts_numbers else -1
-        return self._tokens(first, [text[1] for text in texts] if pairs else None, [label] * len(texts))
+        made = self._tokens(first, [text[1] for text in texts] if pairs else None, [label] * len(texts))
+        most = self.longest
+        return [each if most is None or len(each.input_ids) <= most else self.cut(each, most) for each in made]
 
     def read_off(self, logits: torch.Tensor) -> torch.Tensor:
         return logits[:, 0] if self.predicts_numbers else logits.argmax(-1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +16,12 @@ from peft import PeftModel
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import llm_fed
+from llm_fed import tasks
 from llm_fed.audit.audit import audit
 from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run as experiment
+from llm_fed.kinds.sequences import Sequences
+from llm_fed.method.site import Data
 from llm_fed.network import server
 from llm_fed.runs.records import read_records
 from llm_fed.settings.configfile import from_dict
@@ -187,6 +191,39 @@ def test_a_network_needs_the_names_of_the_labels(place, tmp_path):
         server.train(link.config, tmp_path / "run", link)
 
 
+def test_two_runs_are_merged_by_a_command(trained, tmp_path, llm_fed):
+    words = ["merge", "potara", "--fed", trained / "fedit", "--local", trained / "local", "--out", tmp_path / "merged"]
+    said = llm_fed(*words)
+    assert said.code == 0, said.err
+    assert sorted(weights(tmp_path / "merged")) == ["ada", "bob", "cyd"]
+
+
+# Texts that are too long
+
+
+@pytest.mark.parametrize("too_long", ["skip", "cut-end", "cut-start"])
+def test_long_texts_are_left_out_or_cut(place, tmp_path, too_long):
+    """The base reads 40 tokens, two of which are put around a text."""
+    shutil.copytree(place.data, tmp_path / "data")
+    long = {"text": " ".join(["w1"] * 20 + ["w2"] * 30), "label": "sport"}
+    with (tmp_path / "data/ada/train.jsonl").open("a") as file:
+        file.write(json.dumps(long) + "\n")
+    settings = tree(place.base, tmp_path / "data")
+    settings["task"]["too_long"] = too_long
+    config = from_dict(settings)
+    task = tasks.load(config.task, 0)
+    base = Sequences.load(config, task, "cpu")
+    client = task.clients["ada"]
+    data = base.encoding(config, task, "labels", print).data("ada", client, Data())
+    lengths = [len(sentence.input_ids) for sentence in data.train]
+    assert (max(lengths) == 40, sum(data.left_out.values())) == ((False, 1) if too_long == "skip" else (True, 0))
+    kept = next((each.input_ids for each in data.train if len(each.input_ids) == 40), [])
+    first, second = (base.tokenizer.convert_tokens_to_ids(word) for word in ("w1", "w2"))
+    counts = {"skip": (0, 0), "cut-end": (20, 18), "cut-start": (8, 30)}[too_long]
+    assert (kept.count(first), kept.count(second)) == counts
+    assert not kept or (kept[0], kept[-1]) == (0, 2)
+
+
 # Export
 
 
@@ -209,6 +246,7 @@ def test_an_export_loads_in_stock_peft_and_predicts_the_same(place, trained, tmp
             inputs.pop("token_type_ids")
         logits = stock(**inputs).logits
     assert client.classify(texts).tolist() == logits.argmax(-1).tolist()
+    assert client.classify([" ".join(["w1"] * 99)]).shape == (1,)  # longer than the base reads
     with pytest.raises(UserError, match="this is a sequence classifier; give it what it classifies with `classify`"):
         client.generate(["w1 w2"])
 
