@@ -80,7 +80,9 @@ class Sentences(Examples):
         return torch.tensor([example.label for example in examples])
 
     def answer(self, model: Any, batch: Sheet) -> Answer:
-        inputs = {"input_ids": batch.input_ids, "attention_mask": batch.mask}
+        inputs = {"input_ids": batch.input_ids}
+        if not self.base.is_causal:  # else a window of attention that holds nothing but padding would give NaN
+            inputs["attention_mask"] = batch.mask
         if batch.types.numel():
             inputs["token_type_ids"] = batch.types
         answer = heard(model, self.base.head, **inputs)

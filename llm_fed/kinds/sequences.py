@@ -30,6 +30,7 @@ from llm_fed.kinds.kind import Encoding, Kind, Note
 from llm_fed.kinds.sentences import Numbers, Sentence, SentenceEncoding, Sentences, checked, label_of
 from llm_fed.models.architectures import FELT, heads_of, longest, usual_targets
 from llm_fed.models.deberta import with_own_positions
+from llm_fed.models.families import is_causal
 from llm_fed.models.frozen import freeze
 from llm_fed.models.labels import FILE as LABELS
 from llm_fed.models.labels import as_json
@@ -113,6 +114,11 @@ class Sequences(Kind):
         """Whether the model is told which token belongs to the second text of a pair."""
         named = "token_type_ids" in self.tokenizer.model_input_names
         return named and "token_type_ids" in inspect.signature(self.model.forward).parameters
+
+    @cached_property
+    def is_causal(self) -> bool:
+        """Whether padding behind a text reaches none of its tokens."""
+        return is_causal(self.model.config)
 
     @cached_property
     def longest(self) -> int | None:

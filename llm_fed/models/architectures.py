@@ -25,8 +25,22 @@ QUERY_AND_VALUE = (
     ("qkv_proj",),  # Phi-3
 )
 
-# Families whose texts depend on those beside them; `tests/support/classifiers_alone.py` finds them.
-FELT: dict[str, str] = {}
+# Families whose texts feel the padding behind them, hence what lies beside them in a batch;
+# `tests/support/classifiers_alone.py` finds them.
+FELT = {
+    "canine": "whose convolutions read the padding behind a text",
+    "convbert": "whose convolutions read the padding behind a text",
+    "doge": "whose router mixes the tokens of all rows of a batch",
+    "fnet": "whose Fourier transform reads the padding behind a text",
+    "funnel": "which pools neighbouring tokens, the padding behind a text too",
+    "mobilebert": "in which a token reads the next one, also where that is padding",
+    "reformer": "whose attention draws random numbers and mixes chunks of tokens",
+    "yoso": "whose attention draws random hashes",
+    "tapas": "which reads tables, and needs to be told their rows",
+    "mra": "whose attention works on blocks of the padded length",
+    "perceiver": "whose decoder is built for one length of texts",
+    "nystromformer": "whose landmarks are means over the padded length",
+}
 
 
 def usual_targets(model: nn.Module) -> tuple[str, ...] | None:

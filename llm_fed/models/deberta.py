@@ -45,7 +45,8 @@ def _bias(
         )
     span, heads = layer.pos_ebd_size, layer.num_attention_heads
     delta = relative.reshape(relative.shape[-2:]).to(query.device)
-    positions, scale = for_all_rows(table[None, : 2 * span]), (query.shape[-1] * scale_factor) ** 0.5
+    positions = for_all_rows(table[None, : 2 * span])
+    scale = float(torch.tensor(query.shape[-1] * scale_factor, dtype=torch.float32).sqrt())  # as transformers rounds it
     bias: Tensor | float = 0.0
     if "c2p" in layer.pos_att_type:
         scores = query @ _by_head(layer.key_proj(positions), heads, len(query)).mT

@@ -89,10 +89,20 @@ def writes(config: Any) -> bool:
     head."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # takes seconds to import
 
-    if any(str(name).endswith("ForSequenceClassification") for name in config.architectures or ()):
-        return False
+    has_head = any(str(name).endswith("ForSequenceClassification") for name in config.architectures or ())
     encodes = config.model_type in _ENCODERS and not getattr(config, "is_decoder", False)
-    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not encodes
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not has_head and not encodes
+
+
+def is_causal(config: Any) -> bool:
+    """Whether no token sees a later one, so that padding behind a text reaches none of it."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # as in `writes`
+
+    text = config.get_text_config()
+    encodes = config.model_type in _ENCODERS and not getattr(config, "is_decoder", False)
+    sees_later = "tokens see later ones" in _REFUSED.get(config.model_type, "")
+    both_ways = getattr(text, "use_bidirectional_attention", False)
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (encodes or sees_later or both_ways)
 
 
 def family_of(config: Any) -> str:

@@ -209,7 +209,7 @@ def test_long_texts_are_left_out_or_cut(place, tmp_path, too_long):
     with (tmp_path / "data/ada/train.jsonl").open("a") as file:
         file.write(json.dumps(long) + "\n")
     settings = tree(place.base, tmp_path / "data")
-    settings["task"]["too_long"] = too_long
+    settings["task"] |= {"too_long": too_long, "validation": 0.0}
     config = from_dict(settings)
     task = tasks.load(config.task, 0)
     base = Sequences.load(config, task, "cpu")

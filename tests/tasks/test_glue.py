@@ -57,8 +57,8 @@ def test_parquet_and_the_folder_itself(tmp_path):
 def test_the_hub_is_asked_by_name(monkeypatch):
     asked: list[Any] = []
 
-    def load_dataset(name: str, **options: Any) -> datasets.DatasetDict:
-        asked.append((name, options))
+    def load_dataset(source: str, **options: Any) -> datasets.DatasetDict:
+        asked.append((source, options))
         part = glue.PARTS["mnli"]
         splits = {"train": 12, "validation_matched": 6, "validation_mismatched": 3, "test_matched": 2}
         return datasets.DatasetDict({split: datasets.Dataset.from_list(made(part, n)) for split, n in splits.items()})

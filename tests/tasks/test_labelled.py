@@ -143,7 +143,7 @@ def test_columns_without_an_effect_are_refused(tmp_path, columns):
 def test_columns_may_have_any_name(tmp_path):
     made = [{"zz": "one", "yy": "two", "xx": label} for label in ("a", "b")]
     config = write(tmp_path, train=made, test=made[:1])
-    with pytest.raises(UserError, match="no column for the label among zz, yy, xx; set task.columns.answer=COLUMN"):
+    with pytest.raises(UserError, match="no column for the text among zz, yy, xx; set task.columns.prompt=COLUMN"):
         tasks.load(config, 0)
     config = replace(config, columns=ColumnsConfig(prompt="zz", input="yy", answer="xx"))
     assert tasks.load(config, 0).clients["ada"].train[0].pair == "two"
