@@ -289,4 +289,5 @@ def test_compare_and_report(place, tmp_path, llm_fed):
     (tmp_path / "run.yaml").write_text(json.dumps(tree(place.base, place.data)))
     said = llm_fed("compare", tmp_path / "run.yaml", "--methods", "local,fedit,ffa", "--out", tmp_path / "out")
     assert said.code == 0, said.err
-    assert "accuracy" in (tmp_path / "out/table.md").read_text() and (tmp_path / "out/report.html").is_file()
+    assert "accuracy (0-100)" in (tmp_path / "out/table.md").read_text()
+    assert (tmp_path / "out/ffa-seed0/report.html").is_file()
