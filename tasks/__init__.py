@@ -51,6 +51,7 @@ class Task:
     source: str
     images: bool = False  # its examples are pictures, not text
     kind: str = ""  # of base that it is for, where that is neither images nor language
+    draws_clients: bool = False  # whether `load` makes other clients with each seed, under the same names
 
     @property
     def base_kind(self) -> str:
@@ -63,6 +64,21 @@ class Task:
         return self.load is images.load
 
 
+_LABELLED = {
+    "classification": Task(
+        labelled.load, labelled.CLASSIFICATION, "as in the data", "your own texts with labels", kind=labelled.KIND
+    ),
+    "regression": Task(
+        labelled.load_numbers, labelled.REGRESSION, "as in the data", "your own texts with numbers", kind=labelled.KIND
+    ),
+    **{
+        name: Task(
+            glue.load, part.metric, "1, for task.partition to divide", f"{glue.HUB_ID} on the Hub, or a folder",
+            kind=labelled.KIND,
+        )
+        for name, part in glue.PARTS.items()
+    },
+}  # fmt: skip
 TASKS = (
     {
         "flan": Task(flan.load, flan.METRIC, "8, one per task", f"{flan.HUB_ID} on the Hub, or a folder"),
@@ -70,34 +86,23 @@ TASKS = (
         "rolebench": Task(
             rolebench.load, rolebench.METRIC, "95, one per role", f"{rolebench.HUB_ID} on the Hub, or a folder"
         ),
+        "rolebench-100": Task(
+            rolebench.load,
+            rolebench.METRIC,
+            "100, five Chinese ones too",
+            f"{rolebench.HUB_ID} on the Hub, or a folder",
+        ),
         "commonsense": Task(
             commonsense.load, commonsense.METRIC, "8, one per data set", "eight data sets on the Hub, or a folder"
         ),
         "xquad": Task(xquad.load, xquad.METRIC, "12, one per language", f"{xquad.HUB_ID} on the Hub, or a folder"),
         "xnli": Task(xnli.load, xnli.METRIC, "15, one per language", f"{xnli.HUB_ID} on the Hub, or a folder"),
-        "planted": Task(synthetic.load, synthetic.METRIC, "12, in three planted groups", "synthetic"),
+        "planted": Task(
+            synthetic.load, synthetic.METRIC, "12, in three planted groups", "synthetic", draws_clients=True
+        ),
         "files": Task(files.load, files.METRIC, "as in the data", "your own files, or a Hub data set"),
-        "classification": Task(
-            labelled.load, labelled.CLASSIFICATION, "as in the data", "your own texts with labels", kind=labelled.KIND
-        ),
-        "regression": Task(
-            labelled.load_numbers,
-            labelled.REGRESSION,
-            "as in the data",
-            "your own texts with numbers",
-            kind=labelled.KIND,
-        ),
     }
-    | {
-        name: Task(
-            glue.load,
-            part.metric,
-            "1, for task.partition to divide",
-            f"{glue.HUB_ID} on the Hub, or a folder",
-            kind=labelled.KIND,
-        )
-        for name, part in glue.PARTS.items()
-    }
+    | _LABELLED
     | {
         name: Task(
             images.load,
@@ -200,6 +205,11 @@ def labels_of(config: TaskConfig) -> tuple[str, ...] | None:
     if config.name in glue.PARTS:
         return glue.PARTS[config.name].labels
     return (NUMBER,) if config.name == "regression" else config.labels
+
+
+def natural(config: TaskConfig) -> bool:
+    """Whether the clients come with the data, so that a seed divides their examples and does not draw the clients."""
+    return config.partition.kind == "natural" and not find(config.name).draws_clients
 
 
 def describe() -> list[dict[str, str]]:

@@ -33,6 +33,7 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import plugins
 from llm_fed.settings.configfile import as_dict
 from llm_fed.settings.paths import public_text
+from llm_fed.tasks import natural
 
 A_MINUTE = 60.0  # seconds; of a shorter comparison nobody needs to know the rest
 
@@ -141,7 +142,9 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
     base = bases.of(plan.file)
     structure: Any = base.structure(plan.file.adapter)
     layout = base.layout(structure)
-    table = Table(metrics[rows[0].label], plan.seeds, layout.size, rows, budget=plan.budget)
+    table = Table(
+        metrics[rows[0].label], plan.seeds, layout.size, rows, natural=natural(plan.file.task), budget=plan.budget
+    )
     if plan.file.adapter and base.head:
         head = layout.size - base.layout(replace(structure, whole=())).size
         table.notes.append(f"Of an adapter's parameters {head:,} are its head's, which is trained whole.")
