@@ -23,7 +23,7 @@ from llm_fed.basics.errors import listed
 from llm_fed.basics.terminal import table_of_numbers
 from llm_fed.bench.costs import Parameters, Traffic
 from llm_fed.eval.verdict import Scored, Verdict
-from llm_fed.scoring.scores import NOT_SCORED, reads_texts
+from llm_fed.scoring.scores import NOT_SCORED, reads_texts, with_range
 
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
@@ -276,12 +276,12 @@ class Table:
         lines = list(self._lines(self._columns, short=True))
         tables: list[RichTable | Text] = []
         if self._columns and len(self.rows) <= MAX_TERMINAL_ROWS:
-            clients = table_of_numbers(f"{self.metric} (0-100)", "client", [row.label for row in self.shown])
+            clients = table_of_numbers(with_range(self.metric), "client", [row.label for row in self.shown])
             for number, client in enumerate(self._columns):
                 clients.add_row(Text(client), *(_mean(row, *cells[number]) for row, cells, _ in lines))
             tables.append(clients)
         adapter = f"1× is one adapter of {self.adapter:,} parameters"
-        title = f"{self.metric} (0-100); bytes that a client sends over the run; {adapter}"
+        title = f"{with_range(self.metric)}; bytes that a client sends over the run; {adapter}"
         heads = ["average", "worst\nhalf", *self.beside, "seeds", "bytes\nsent"]
         heads += ["held by\nserver", "in a\nmessage", "held by\na client"]
         averages = table_of_numbers(title, "method", heads)
@@ -328,8 +328,8 @@ class Table:
         several = f"mean ± sample standard deviation (divided by n - 1) over seeds {seeds}"
         over = several if len(self.seeds) > 1 else f"seed {seeds}"
         notes = [
-            f"{self.metric} (0-100) on each client's test examples, {over}. Worst half: the mean over the half of the "
-            "clients that score lowest, per seed.",
+            f"{with_range(self.metric)} on each client's test examples, {over}. Worst half: the mean over the half "
+            "of the clients that score lowest, per seed.",
             "Bold in the columns average and worst half: the rows that no other is shown to beat, where the verdict "
             "below shows that some row is beaten. Scores of single clients are not judged.",
             "Bytes are those of the serialised messages, per client: per round in which it is asked, and over the run.",

@@ -26,6 +26,7 @@ PYTHONPATH=tests/support "$bin/python" tests/support/federations.py --cases 5000
 PYTHONPATH=tests/support "$bin/python" tests/support/talks.py --cases 20000 \
   ${LLM_FED_WILD:+--bases "$LLM_FED_WILD/bases"}
 PYTHONPATH=tests/support "$bin/python" tests/support/rows_alone.py
+PYTHONPATH=tests/support "$bin/python" tests/support/classifiers_alone.py
 PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py kills
 PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py full
 PYTHONPATH=tests/support "$bin/python" tests/support/flips.py --cases 2000

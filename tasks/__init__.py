@@ -16,8 +16,22 @@ from typing import Any
 from llm_fed.basics.errors import UserError, listed, lookup
 from llm_fed.rows.reading import few
 from llm_fed.settings import datapath, plugins
-from llm_fed.settings.config import TaskConfig
-from llm_fed.tasks import commonsense, files, flan, given, images, rolebench, server, splits, synthetic, xnli, xquad
+from llm_fed.settings.config import NUMBER, TaskConfig
+from llm_fed.tasks import (
+    commonsense,
+    files,
+    flan,
+    given,
+    glue,
+    images,
+    labelled,
+    rolebench,
+    server,
+    splits,
+    synthetic,
+    xnli,
+    xquad,
+)
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.partition import KINDS as KINDS
 from llm_fed.tasks.partition import kept, partition
@@ -39,9 +53,15 @@ class Task:
     clients: str
     source: str
     images: bool = False  # its examples are pictures, not text
+    kind: str = ""  # of base that it is for, where that is neither images nor language
     draws_clients: bool = False  # whether `load` makes other clients with each seed, under the same names
     # of one that is an object: by whose rows they are, a SHA-256
     checksums: Callable[[], dict[str, str]] = dict
+
+    @property
+    def base_kind(self) -> str:
+        """The kind of base that it is for, where `base.kind` names none."""
+        return self.kind or ("images" if self.images else "language")
 
     @property
     def selects(self) -> bool:
@@ -49,32 +69,58 @@ class Task:
         return self.load is images.load
 
 
-TASKS = {
-    "flan": Task(flan.load, flan.METRIC, "8, one per task", f"{flan.HUB_ID} on the Hub, or a folder"),
-    "flan-2000": Task(flan.load, flan.METRIC, "8 others, one per task", f"{flan.HUB_ID} on the Hub, or a folder"),
-    "rolebench": Task(
-        rolebench.load, rolebench.METRIC, "95, one per role", f"{rolebench.HUB_ID} on the Hub, or a folder"
+_LABELLED = {
+    "classification": Task(
+        labelled.load, labelled.CLASSIFICATION, "as in the data", "your own texts with labels", kind=labelled.KIND
     ),
-    "rolebench-100": Task(
-        rolebench.load, rolebench.METRIC, "100, five Chinese ones too", f"{rolebench.HUB_ID} on the Hub, or a folder"
+    "regression": Task(
+        labelled.load_numbers, labelled.REGRESSION, "as in the data", "your own texts with numbers", kind=labelled.KIND
     ),
-    "commonsense": Task(
-        commonsense.load, commonsense.METRIC, "8, one per data set", "eight data sets on the Hub, or a folder"
-    ),
-    "xquad": Task(xquad.load, xquad.METRIC, "12, one per language", f"{xquad.HUB_ID} on the Hub, or a folder"),
-    "xnli": Task(xnli.load, xnli.METRIC, "15, one per language", f"{xnli.HUB_ID} on the Hub, or a folder"),
-    "planted": Task(synthetic.load, synthetic.METRIC, "12, in three planted groups", "synthetic", draws_clients=True),
-    "files": Task(files.load, files.METRIC, "as in the data", "your own files, or a Hub data set"),
-} | {
-    name: Task(
-        images.load,
-        images.METRIC,
-        source.clients,
-        f"{source.hub} on the Hub, an npz file, or a folder" if source.hub else "your own npz file or folder of images",
-        images=True,
-    )
-    for name, source in images.SOURCES.items()
-}
+    **{
+        name: Task(
+            glue.load, part.metric, "1, for task.partition to divide", f"{glue.HUB_ID} on the Hub, or a folder",
+            kind=labelled.KIND,
+        )
+        for name, part in glue.PARTS.items()
+    },
+}  # fmt: skip
+TASKS = (
+    {
+        "flan": Task(flan.load, flan.METRIC, "8, one per task", f"{flan.HUB_ID} on the Hub, or a folder"),
+        "flan-2000": Task(flan.load, flan.METRIC, "8 others, one per task", f"{flan.HUB_ID} on the Hub, or a folder"),
+        "rolebench": Task(
+            rolebench.load, rolebench.METRIC, "95, one per role", f"{rolebench.HUB_ID} on the Hub, or a folder"
+        ),
+        "rolebench-100": Task(
+            rolebench.load,
+            rolebench.METRIC,
+            "100, five Chinese ones too",
+            f"{rolebench.HUB_ID} on the Hub, or a folder",
+        ),
+        "commonsense": Task(
+            commonsense.load, commonsense.METRIC, "8, one per data set", "eight data sets on the Hub, or a folder"
+        ),
+        "xquad": Task(xquad.load, xquad.METRIC, "12, one per language", f"{xquad.HUB_ID} on the Hub, or a folder"),
+        "xnli": Task(xnli.load, xnli.METRIC, "15, one per language", f"{xnli.HUB_ID} on the Hub, or a folder"),
+        "planted": Task(
+            synthetic.load, synthetic.METRIC, "12, in three planted groups", "synthetic", draws_clients=True
+        ),
+        "files": Task(files.load, files.METRIC, "as in the data", "your own files, or a Hub data set"),
+    }
+    | _LABELLED
+    | {
+        name: Task(
+            images.load,
+            images.METRIC,
+            source.clients,
+            f"{source.hub} on the Hub, an npz file, or a folder"
+            if source.hub
+            else "your own npz file or folder of images",
+            images=True,
+        )
+        for name, source in images.SOURCES.items()
+    }
+)
 
 
 def find(name: str, key: str = "task.name") -> Task:
@@ -116,9 +162,11 @@ def load(
     if config.groups == ():
         raise UserError("task.groups is empty, so there is no client; name some, or set null for all")
     row = find(config.name)
-    if not row.images and (config.noise or config.image_size is not None or config.labels is not None):
+    if not row.images and (config.noise or config.image_size is not None):
+        raise UserError(f"task.noise and task.image_size are for images, but {config.name} is text; leave them out")
+    if row.base_kind == "language" and config.labels is not None and row is TASKS.get(config.name):
         raise UserError(
-            f"task.noise, task.image_size and task.labels are for images, but {config.name} is text; leave them out"
+            f"task.labels names classes, but {config.name} has none; leave it out, or set task.name=classification"
         )
     datapath.check("task.path", config.path, config.name)
     datapath.check("task.server.path", config.server.path, config.server.name)
@@ -165,6 +213,13 @@ def load(
     )
 
 
+def labels_of(config: TaskConfig) -> tuple[str, ...] | None:
+    """The labels of a task of labelled texts, as far as they are known without its data."""
+    if config.name in glue.PARTS:
+        return glue.PARTS[config.name].labels
+    return (NUMBER,) if config.name == "regression" else config.labels
+
+
 def natural(config: TaskConfig) -> bool:
     """Whether the clients come with the data, so that a seed divides their examples and does not draw the clients."""
     return config.partition.kind == "natural" and not find(config.name).draws_clients
@@ -190,8 +245,10 @@ def _with_server(
     if asked.name is None:
         return natural, dataclasses.replace(data, server=own)
     row = find(asked.name, "task.server.name")
-    if row.images != find(config.name).images:
-        raise UserError(f"task.server.name={asked.name}: text and images do not mix; name a task like {config.name}")
+    if row.base_kind != find(config.name).base_kind:
+        raise UserError(
+            f"task.server.name={asked.name}: text, images and labelled texts do not mix; name a task like {config.name}"
+        )
     other = TaskConfig(asked.name, asked.path, image_size=config.image_size)
     others = images.load(other, seed, only=asked.examples) if row.selects else row.load(other, seed)
     own = server.out_of_domain(own, others.clients, asked.examples, seed, rule)

@@ -7,6 +7,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
+from typing import ClassVar
 
 from llm_fed.basics import names
 from llm_fed.basics.errors import UserError
@@ -16,7 +17,7 @@ from llm_fed.rows.layout import SPLIT_NAMES, natural_order, split_of
 from llm_fed.rows.reading import Reading, Skipped, few
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.choices import Again
-from llm_fed.tasks.common import ClientData
+from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.examples import SAMPLE, Scheme
 from llm_fed.tasks.stored import Store, Stored
 
@@ -28,6 +29,8 @@ _WHOLE = re.compile(r"(-?\d+)\.0+")
 class Collected:
     """The rows of sources, whose names all begin with `folder`, as Examples of clients; `reading` says what became of
     them."""
+
+    scheme: ClassVar[type[Scheme]] = Scheme  # how rows become Examples
 
     def __init__(self, config: TaskConfig, where: str, folder: str = ""):
         self.config, self.where = config, where
@@ -66,6 +69,10 @@ class Collected:
         order = sorted(with_rows, key=natural_order)
         return {id: ClientData(id, **{s: Stored(self.store, at) for s, at in with_rows[id].items()}) for id in order}
 
+    def taken(self, example: Example, where: str, split: str) -> Example:
+        """What is kept of a row's Example; `where` it stands."""
+        return example
+
     def _of(self, id: str) -> dict[str, array[int]]:
         if id not in self._places:
             self._places[id] = {split: array("q") for split in SPLIT_NAMES}
@@ -87,7 +94,7 @@ class Collected:
         self, source: Source, client: str | None, split: str, named: bool
     ) -> Mapping[tuple[str, str], array[int]]:
         """(client, split) -> places of the rows of one source."""
-        scheme = Scheme(self.config.columns, source.where, whose=client is None, side=not named)
+        scheme = self.scheme(self.config.columns, source.where, whose=client is None, side=not named)
         while True:
             taken = _Taken(self, source, scheme, client, split)
             try:
@@ -157,6 +164,7 @@ class _Taken:
         id = self._of.id(client)
         example = self._scheme.example(row, text_of(row, label) if label else id)
         split = self._side(row, roles["split"]) if "split" in roles else self._split
+        example = self._of.taken(example, row.where, split)
         self.places[id, split].append(self._of.store.add(example, self._source.where))
 
     def _learn(self, sample: Sequence[Row | BadRow]) -> None:

@@ -72,12 +72,15 @@ class Example:
         judged = [] if self.desirable is None else ["desirable" if self.desirable else "undesirable"]
         return [text for turn in self.rejected for text in (turn.role, turn.content, turn.fields)] + judged
 
+    pair: str = ""  # the second text, where pairs of texts have labels; the first is the prompt
+
     @cached_property
     def digest(self) -> int:
         """Of what it says, whatever its group, see `content`."""
         turns = [] if isinstance(self.prompt, str) else self.prompt
         said = [[turn.role, turn.content, *([turn.fields] if turn.fields else [])] for turn in turns]
-        answers = [*self.answers, *([self.fields] if self.fields else []), *self.compared]
+        said_beside = [text for text in (self.fields, self.pair) if text]
+        answers = [*self.answers, *said_beside, *self.compared]
         return content.of_texts([self.prompt] if isinstance(self.prompt, str) else sum(said, []), answers, self.options)
 
 
@@ -126,14 +129,22 @@ class TaskData:
     name: str
     metric: str
     clients: dict[str, ClientData]
-    labels: tuple[str, ...] = ()  # names of the classes of pictures, by label; empty: text
+    # Names of the classes, by label, of pictures or of texts that are classified; one name alone is that of a number
+    # that is predicted. Empty: answers are texts.
+    labels: tuple[str, ...] = ()
     server: ClientData | None = None  # the server's own data: what it trains on, and the test set of one model for all
     server_labels: tuple[str, ...] = ()  # names of the classes of server.train, where it is another task's
     # All clients of the data in their order, those too that `clients` lacks, as they have no example.
     everybody: tuple[str, ...] = ()
     reading: Reading | None = None  # what became of the user's own files
+    kind: str = ""  # of base, see `base_kind`
     # which split each row is in; None: not made by `llm_fed.tasks.load`
     record: Record | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def base_kind(self) -> str:
+        """The kind of base that it is for, where `base.kind` names none."""
+        return self.kind or ("images" if self.labels else "language")
 
 
 @dataclass(frozen=True)

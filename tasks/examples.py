@@ -59,9 +59,12 @@ class Scheme:
             self._resolve()
             if before != (self.roles, self._letters):
                 raise Again
-        found = to_example(row, self.roles, group, self._letters, self._choices)
+        example = self._example(row, group)
         extra = tuple((name, cells.number_of(row, name)) for name in self._wanted.extra)
-        return replace(found, extra=extra) if extra else found
+        return replace(example, extra=extra) if extra else example
+
+    def _example(self, row: Row, group: str) -> Example:
+        return to_example(row, self.roles, group, self._letters, self._choices)
 
     @property
     def used(self) -> list[str]:

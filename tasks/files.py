@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import FileRows, HubRows, Listed, Row, formats, hub_data, layout
@@ -25,29 +26,36 @@ from llm_fed.tasks.collected import ALL, Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
 METRIC = "rouge1"
+Kind = TypeVar("Kind", bound=Collected)
 log = logging.getLogger(__name__)
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
     """The natural clients: one per file, folder or client id, or one "all" that a partition will divide."""
+    collected = collect(config, Collected)
+    clients, reading = collected.clients(), collected.reading.checked()
+    metric = PREFERENCE if "rejected" in reading.roles else METRIC
+    return TaskData("files", LIKELIHOOD if reading.texts else metric, clients, reading=reading)
+
+
+def collect(config: TaskConfig, kind: type[Kind]) -> Kind:
+    """The rows that `task.path` has, as Examples of that `kind`."""
     if config.path is None:
-        raise UserError("task.path is not set; the task `files` needs a folder, a file, or hf://owner/name")
+        raise UserError(f"task.path is not set; the task `{config.name}` needs a folder, a file, or hf://owner/name")
     if hub := datapath.hub_id("task.path", config.path):
-        collected = Collected(config, config.path)
+        collected = kind(config, config.path)
         _add_hub(collected, hub)
     else:
         path = datapath.local("task.path", config.path)
         root, plan = plan_of(path, config.columns)
-        collected = Collected(config, str(path), f"{root}/")
+        collected = kind(config, str(path), f"{root}/")
         without = [name for name in plan.unused if _is_client_without_files(name, plan)]
         collected.reading.files += [name for name in plan.unused if name not in without]
         for name in without:
             collected.name(name.removesuffix("/"))
         for part in plan.parts:
             collected.add(part.client, part.split, [FileRows(root / name) for name in part.files], named=part.named)
-    clients, reading = collected.clients(), collected.reading.checked()
-    metric = PREFERENCE if "rejected" in reading.roles else METRIC
-    return TaskData("files", LIKELIHOOD if reading.texts else metric, clients, reading=reading)
+    return collected
 
 
 def _is_client_without_files(name: str, plan: FolderLayout) -> bool:

@@ -21,7 +21,8 @@ from llm_fed.basics.errors import RunError
 from llm_fed.tasks.common import Example, Turn
 
 BATCH = 4096  # examples that are written together
-# Bytes, as JSON may hold halves of characters, which are no UTF-8. A prompt is one text, or four fields of each turn.
+# Bytes, as JSON may hold halves of characters, which are no UTF-8. A prompt is one text, two of a pair, or four fields
+# of each turn.
 _TEXTS = pyarrow.list_(pyarrow.binary())
 _SCHEMA = pyarrow.schema(
     {
@@ -45,7 +46,10 @@ class Store:
 
     def add(self, example: Example, file: str = "") -> int:
         """The place of the example from now on; `file` is the one in which it stands."""
-        prompt = [example.prompt] if isinstance(example.prompt, str) else [*chain(*map(_flat, example.prompt))]
+        if isinstance(example.prompt, str):
+            prompt = [example.prompt, *([example.pair] if example.pair else [])]
+        else:
+            prompt = [*chain(*map(_flat, example.prompt))]
         texts = [_bytes(prompt), _bytes(example.answers), _bytes(example.options)]
         group, fields = _bytes([example.group, example.fields])
         rejected = _bytes(chain(*map(_flat, example.rejected)))
@@ -74,9 +78,11 @@ class Store:
         prompt, answers, options, (group,), (fields,), rejected, extra = (
             _texts(value if isinstance(value, list) else [value]) for value in values.values()
         )
+        paired = len(prompt) == 2
         return Example(
-            _turns(prompt) if len(prompt) > 1 else prompt[0], tuple(answers), tuple(options), group, fields,
+            prompt[0] if len(prompt) < 3 else _turns(prompt), tuple(answers), tuple(options), group, fields,
             _turns(rejected), desirable, tuple(zip(extra[::2], map(float, extra[1::2]), strict=True)),
+            prompt[1] if paired else "",
         )  # fmt: skip
 
     @cached_property

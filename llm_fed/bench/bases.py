@@ -25,7 +25,7 @@ class Bases:
         self._base: Any = None
 
     def of(self, config: Config) -> Kind:
-        task = config.task  # of images, their labels are the head's, and their size may be the model's
+        task = config.task  # labels are the head's, and the size of images may be the model's
         key = config.base, config.device, task.name, task.path, task.image_size, task.labels
         if key != self._key:
             self._key = self._base = None

@@ -22,7 +22,6 @@ from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.models import ranks, room
 from llm_fed.models.loading import settle_dtype
-from llm_fed.models.structure import structure_of
 from llm_fed.rows.reading import Reading
 from llm_fed.runs.trackers import check_trackers
 from llm_fed.runs.tracking import Reporter
@@ -121,7 +120,7 @@ class Experiment:
 
     def untrained(self) -> tuple[dict[str, Site], State]:
         """Everybody who is scored with a plain adapter, and the state of one whose B is zero, which adds nothing."""
-        structure = structure_of(self.config.adapter, self.base.head)
+        structure = self.base.structure(self.config.adapter)
         draw = partial(self.base.draw, structure)
         bare = {id: replace(site, structure=structure, draw=draw) for id, site in self.scored.items()}
         return bare, draw(generator(self.config.training_seed, "base"))
@@ -175,7 +174,7 @@ def prepare(
         config = replace(config, task=replace(config.task, held_out="hash"))
     metric = config.eval.metric or (PREFERENCE if config.objective.preferences else task.metric)
     find_metric(metric)
-    kind = kinds.of(config.base, bool(task.labels))
+    kind = kinds.of(config.base, task.base_kind)
     check_kinds(kind, config, task, method, metric)
     if everybody:
         ranks.check(config.adapter, task.everybody or tuple(task.clients))
@@ -264,9 +263,14 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
             f"{config.method['name']} trains, sends or merges parts of LoRA adapters, but adapter is null; set "
             "adapter.rank"
         )
-    if find_metric(metric, labelled=bool(task.labels)).scores not in kind.reads:
+    scored = find_metric(metric, labelled=bool(task.labels))
+    if scored.scores not in kind.readable(task):
         given = f"eval.metric={metric}" + ("" if config.eval.metric else ", the default,")
         raise UserError(f"{given} does not fit task.name={config.task.name}; set eval.metric={task.metric} or null")
+    if scored.two_labels and len(task.labels) > 2:
+        raise UserError(
+            f"eval.metric={metric} is of two labels, and the data have {len(task.labels)}; set eval.metric=f1_macro"
+        )
     if task.metric == LIKELIHOOD != metric:
         raise UserError(
             f"eval.metric={metric} compares answers to prompts, but the data are texts without prompts; set "

@@ -16,7 +16,6 @@ from llm_fed.federation.progress import restore
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.method.client import Client
-from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.place import check_kept
 from llm_fed.runtime.local import LocalRuntime
@@ -79,7 +78,7 @@ def states_of_run(
         UserError: the run has no such round or client, or its adapters are none of this base.
         RunError: the checkpoint is damaged.
     """
-    structure = structure_of(config.adapter, base.head)
+    structure = base.structure(config.adapter)
     if round is None:
         missing = [id for id in clients if not (folder / "adapters" / id).is_dir()]
         if missing:

@@ -16,7 +16,7 @@ from llm_fed.method.client import Client
 from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.models import ranks
-from llm_fed.models.structure import Structure, structure_of
+from llm_fed.models.structure import Structure
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.evaluation import check_options
 from llm_fed.scoring.notes import notes_on_length, notes_on_scores
@@ -48,7 +48,7 @@ def build(
     Raises:
         UserError: data that a metric cannot score, or none of which anything fits.
     """
-    structure = structure_of(config.adapter, base.head)
+    structure = base.structure(config.adapter)
     read = find(metric, labelled=bool(task.labels)).scores
     encoding = base.encoding(config, task, read, reporter.note)
 
@@ -65,7 +65,7 @@ def build(
 
     @cache
     def own_structure(architecture: str, rank: int | None) -> Structure:
-        return structure_of(config.adapter, base.head, architecture, rank)
+        return base.structure(config.adapter, architecture, rank)
 
     private = privacy.of_examples(config.privacy, config.training_seed)
     shared = config.local, config.training_seed
@@ -78,7 +78,7 @@ def build(
     for id, given in task.clients.items():
         own = config.base.clients[places[id] % len(config.base.clients)] if config.base.clients else ""
         plain = own_structure(own, ranks.of(config.adapter, id, places[id]))
-        data = data_of(id, given, len(task.labels))
+        data = data_of(id, given, len(base.labels))
         client = Client(
             id, plain, *shared, partial(base.draw, plain), data, rounds=config.rounds, private=private,
             objective=config.objective,
@@ -89,7 +89,7 @@ def build(
             if wrapped not in drawn:
                 drawn[wrapped] = client.initial()
             client.expect(drawn[wrapped])
-    labels, foreign = len(task.server_labels or task.labels), config.task.server.name is not None
+    labels, foreign = len(task.server_labels or base.labels), config.task.server.name is not None
     data = data_of("server", task.server, labels, foreign)
     server = Server(
         "server", at_server, *shared, partial(base.draw, at_server), data, rounds=config.rounds, step=config.server,
@@ -120,7 +120,7 @@ def structures(config: Config, method: Method, base: Kind, clients: Sequence[str
     if not ranks.differ(config.adapter):
         return {}
     each = {id: ranks.of(config.adapter, id, place) for place, id in enumerate(clients)}
-    return {id: method.wrap(structure_of(config.adapter, base.head, rank=rank), None) for id, rank in each.items()}
+    return {id: method.wrap(base.structure(config.adapter, rank=rank), None) for id, rank in each.items()}
 
 
 def scored(clients: Mapping[str, Client], server: Server) -> Mapping[str, Site]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from llm_fed.basics.errors import listed
 from llm_fed.basics.terminal import Terminal
 from llm_fed.eval.distribution import FEW, histogram
-from llm_fed.scoring.scores import NOT_SCORED, reads_texts
+from llm_fed.scoring.scores import NOT_SCORED, reads_texts, with_range
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config
 
@@ -72,7 +72,7 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
         out.print("There are no scores, because no client has test examples.")
         return
     last = next(reversed(known.values()))
-    table = Table(title=f"{last['metric']} (0-100)", title_justify="left")
+    table = Table(title=with_range(last["metric"]), title_justify="left")
     table.add_column("client")
     shown = {name: score for name, score in scores.items() if name in known or not score}
     for name in shown:
@@ -156,7 +156,7 @@ def print_cross(folder: Path | None, cross: dict[str, Any], as_json: bool) -> No
         print(json.dumps(cross))
         return
     if len(cross["clients"]) <= 8:  # more are too wide for a terminal
-        table = Table(title=f"{cross['metric']} (0-100)", title_justify="left")
+        table = Table(title=with_range(cross["metric"]), title_justify="left")
         for name in ("model of", *cross["clients"]):
             table.add_column(name, justify="left" if name == "model of" else "right")
         for client, row in zip(cross["clients"], cross["scores"], strict=True):

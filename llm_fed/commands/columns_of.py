@@ -3,6 +3,7 @@ asking."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,7 +12,7 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import owners, survey
-from llm_fed.rows import FileRows, Row
+from llm_fed.rows import FileRows, Row, label_columns
 from llm_fed.rows import columns as usual_columns
 from llm_fed.rows.columns import REQUIRED
 from llm_fed.rows.layout import FolderLayout
@@ -63,6 +64,39 @@ def decide(path: Path, given: UserChoices, ask: Ask | None) -> tuple[dict[str, A
         return chosen, PartitionConfig("iid", clients=clients), ""
     by = next((each.words() for each in candidates if each.name == client), client)
     return {**chosen, "client": client}, PartitionConfig(), f"by the column {by}; --client chooses another"
+
+
+def decide_labelled(
+    path: Path, given: UserChoices, ask: Ask | None
+) -> tuple[dict[str, str], PartitionConfig, str, list[str]]:
+    """The same of texts with labels, and labels of the first rows.
+
+    Raises:
+        UserError: it is not plain, and nobody can be asked.
+    """
+    chosen = dict(given.columns)
+    root, layout = plan_of(path, ColumnsConfig(client=chosen.get("client")))
+    files = [root / name for part in layout.parts if part.split == "train" for name in part.files]
+    file, sample = _first_rows(files)
+    if file is None:
+        return chosen, PartitionConfig(), "", []
+    names = list(dict.fromkeys(name for values in sample for name in values))
+    try:
+        roles = label_columns.resolve(ColumnsConfig(**chosen), names, sample, str(file), whose=True, side=True)
+    except UserError as error:
+        said = re.sub(r"set task\.columns\.(\w+)=COLUMN", r"give --\1 COLUMN", str(error))
+        raise UserError(said) from error
+    labels = [str(value).strip() for row in sample if (value := row.get(roles["answer"])) is not None]
+    if not _has_to_be_found(path, layout, names, given, chosen):
+        return chosen, PartitionConfig(), "", labels
+    if given.clients is not None:
+        return chosen, PartitionConfig("iid", clients=given.clients), "", labels
+    found = owners.candidates(map(FileRows, files), roles.values(), roles["answer"])
+    client, clients = _whose(file, names, found, ask)
+    if client is None:
+        return chosen, PartitionConfig("iid", clients=clients), "", labels
+    by = next((each.words() for each in found if each.name == client), client)
+    return {**chosen, "client": client}, PartitionConfig(), f"by the column {by}; --client chooses another", labels
 
 
 def choice(ask: Ask, question: str, usual: str, names: Collection[str], *, number: bool = False) -> str:

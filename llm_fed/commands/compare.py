@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich.console import Console
 
@@ -25,8 +27,6 @@ from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
 from llm_fed.experiment import splits, unused
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.ending import check_scored
-from llm_fed.models.lora import check_names
-from llm_fed.models.structure import structure_of
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.forecast import duration
 from llm_fed.runs.reading import scores_by_round
@@ -124,7 +124,7 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
         built = prepare(job.config, Reporter(Console(quiet=True)), base=bases.of(job.config))
         check_scored(built)
         if begins:
-            check_names(built.base.model, job.config.adapter)
+            built.base.check_names(job.config.adapter)
         metrics[label] = built.metric
         parents = [count(parent, label) for parent in job.parents.values()]
         return count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)
@@ -142,12 +142,13 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
         scored = ", ".join(f"{label} by {metric}" for label, metric in metrics.items())
         raise UserError(f"all rows need the same metric, but it differs ({scored}); set eval.metric")
     base = bases.of(plan.file)
-    layout = base.layout(structure_of(plan.file.adapter, base.head))
+    structure: Any = base.structure(plan.file.adapter)
+    layout = base.layout(structure)
     table = Table(
         metrics[rows[0].label], plan.seeds, layout.size, rows, natural=natural(plan.file.task), budget=plan.budget
     )
     if plan.file.adapter and base.head:
-        head = layout.size - base.layout(structure_of(plan.file.adapter)).size
+        head = layout.size - base.layout(replace(structure, whole=())).size
         table.notes.append(f"Of an adapter's parameters {head:,} are its head's, which is trained whole.")
     if any(job.parents for job in plan.cells.values()):
         table.notes.append(

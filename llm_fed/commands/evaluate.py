@@ -21,6 +21,7 @@ from llm_fed.export.models import read as read_personal
 from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.personal import alone
 from llm_fed.method.site import Site
+from llm_fed.models.labels import read_labels
 from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.rows.formats import stem_of
 from llm_fed.runs.reading import adapter_folders, exported, finished, read_config
@@ -251,6 +252,9 @@ def evaluate_adapter(
         raise UserError("--base needs examples to score; give --task NAME or --data FILE")
     if adapter and not named:
         check_text(adapter, config.base)
+    labels = read_labels(adapter) if adapter and config.task.name == "classification" else None
+    if labels and config.task.labels is None:
+        config = replace(config, task=replace(config.task, labels=labels))
     known = splits.recall(adapter.resolve().parents[1]) if adapter else None  # where it lies in the folder of its run
     if named:
         loaded = tasks.load(config.task, config.federation_seed, config.evaluation_seed, known)
@@ -260,9 +264,9 @@ def evaluate_adapter(
             (reporter or Reporter()).note(
                 f"{trained} of the examples that are scored were trained on by this adapter's run"
             )
-    if adapter is None and not kinds.of(config.base, bool(loaded.labels)).knows:
+    if adapter is None and not kinds.of(config.base, loaded.base_kind).knows:
         raise UserError(
-            f"task.name={config.task.name}: an image model's head is trained with its adapter, so there is nothing to "
+            f"task.name={config.task.name}: a classifier's head is trained with its adapter, so there is nothing to "
             "score without one; give --adapter DIR"
         )
     base = kinds.load(config, loaded, choose_device(config.device))

@@ -70,20 +70,24 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
         UserError: the data cannot be read, it does not say what is what and nobody can be asked, or there is no such
             method.
     """
-    from llm_fed.commands import pictured
+    from llm_fed.commands import labelled, pictured
 
     path = datapath.local("DATA", given.data)
     if given.method:
         methods.build({"name": given.method})
     if pictured.holds_pictures(path):
         return pictured.draft(path, given, ask)
+    if given.base and labelled.wanted(known := known_base.look_up(given.base, tell)):
+        return labelled.draft(path, given, ask, given.base, known)
     columns, partition, chosen = columns_of.decide(path, given, ask)
     base = given.base or (ask("Base model, a Hub id or a folder", BASE) if ask else BASE)
+    known = known_base.look_up(base, tell)
+    if labelled.wanted(known):
+        return labelled.draft(path, labelled.with_columns(given, columns), ask, base, known)
     config = TaskConfig("files", str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
     data = tasks.load(config, 0)
     sample, reading = survey.samples(data), data.reading or Reading()
     examples = [example for its in sample.values() for example in its]
-    known = known_base.look_up(base, tell)
     template = _template(base, known, reading)
     remarks = reading.for_people()
     left_out = remarks.pop("left out", None)
@@ -122,7 +126,7 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     settings = settings_of(method, work, FAST if small else SLOW, evaluation)
     text = rendered(
         **settings,
-        pictures=False,
+        task="files",
         base=base,
         known=known.config is None or known.config.model_type in WITH_THEM,
         path=given.data,
@@ -134,6 +138,7 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
         why=_why(template, known.config is not None),
         max_length=limits.longest if limits else None,
         **_objective(reading),
+        too_long=False,
         about_eval=" `base: false` leaves out the score of the base without an adapter.",
     )
     return Draft(text, findings, warnings, method, tuple(settings["rows"]))
@@ -307,7 +312,10 @@ def _metric(examples: Sequence[Example], reading: Reading) -> tuple[str | None, 
     if any(each.options for each in examples):
         return "option_accuracy", "one of several options, scored by option_accuracy"
     if survey.are_labels(examples):
-        return "exact_match", "a few labels, scored by exact_match"
+        return "exact_match", (
+            "a few labels, scored by exact_match; with an encoder as --base, such as FacebookAI/roberta-base, a head "
+            "is trained for them"
+        )
     return None, "free text, scored by ROUGE-1"
 
 

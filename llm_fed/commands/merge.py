@@ -29,7 +29,6 @@ from llm_fed.kinds import Kind
 from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt, read_prompt
-from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import rounds_in
 from llm_fed.runs.place import BEST, Place
 from llm_fed.runs.reading import read_config, saved_summary
@@ -81,7 +80,7 @@ class MergeParent:
             read = peft_folders.read(self.folder, base)[1]
             peft_folders.check_head(self.folder, read, base)
             return read
-        found = structure_of(self.config.adapter, base.head)
+        found = base.structure(self.config.adapter)
         if not found.fused:
             raise UserError(f"{self.folder} trained whole models (adapter: null); only adapters can be merged")
         return found

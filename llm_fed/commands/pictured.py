@@ -79,7 +79,7 @@ def draft(path: Path, given: UserChoices, ask: Ask | None) -> init.Draft:
     settings = init.settings_of(method, work, RATES if drawn else RATES_OF_ADAPTERS, {})
     text = init.rendered(
         **settings,
-        pictures=True,
+        task="images",
         base=base,
         about_base="cnn and resnet-9 to resnet-152 are drawn and trained whole. A checkpoint (a ViT) gets adapters.",
         adapter=adapter,

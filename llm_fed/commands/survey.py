@@ -119,7 +119,8 @@ def repeated(data: TaskData) -> dict[str, int]:
 
     def key(example: Example) -> bytes:
         # A text without a prompt is told by itself.
-        return digest(" ".join((text_of(example.prompt) or example.answers[0]).split()).casefold())
+        said = f"{text_of(example.prompt)} {example.pair}".strip() or example.answers[0]
+        return digest(" ".join(said.split()).casefold())
 
     counts: Counter[str] = Counter()
     trained: dict[str, set[bytes]] = {}

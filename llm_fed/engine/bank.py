@@ -17,6 +17,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
 from llm_fed.models.frozen import device_of, freeze
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
+from llm_fed.models.shared import is_for_all_rows
 from llm_fed.state import State
 from llm_fed.state.entries import magnitude, pair, router
 
@@ -147,8 +148,9 @@ class AdapterBank:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 
         Each adapted layer's output y becomes y + s sum_e g_e B_e A_e x, in the dtype of y (g: see `Lora`). A router
-        reads x before dropout. A layer that is trained whole gives the row's own W x + b, without dropout. Forward and
-        backward both belong inside; backward through `Tensor.backward`, which adds to `grads`, or to `each`.
+        reads x before dropout; inputs that all rows share (`models.shared`) have no dropout. A layer that is trained
+        whole gives the row's own W x + b, without dropout. Forward and backward both belong inside; backward through
+        `Tensor.backward`, which adds to `grads`, or to `each`.
 
         Args:
             index: (N,), int64; on the CPU unless `below` is given.
@@ -194,11 +196,11 @@ class AdapterBank:
                     b=_joined([chosen[b] for _, b in pairs], dim=2),
                     router=chosen.get(router(name)),
                     mix=None if mix is None else mix.to(self.rows)[:, None],
-                    scaling=self.structure.scaling / (1 if masks is None else self._kept / 2**16),
+                    scaling=self.structure.scaling,
+                    kept=1 if masks is None else self._kept / 2**16,
                     mask=None if masks is None else masks[..., self._inputs[name]],
                     listen=listen,
                     lengths=self._lengths(name, module, chosen) if self.structure.dora else None,
-                    kept=self._kept / 2**16,
                 )
                 handles.append(module.register_forward_hook(adapted))
             for name, module in self.whole.items():
@@ -236,43 +238,50 @@ class _Adapted:
     router: Tensor | None  # (N, E, in)
     mix: Tensor | None  # (N, 1, E)
     scaling: float
+    kept: float  # the share of the inputs that masks keep
     mask: Tensor | None  # (N, T or more, in)
     listen: Callable[[Tensor], None] | None  # to what a router says
     lengths: Tensor | None = None  # (N, 1, out) by which DoRA multiplies the layer's outputs
-    kept: float = 1.0  # the share of the inputs that the mask keeps
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         device = output.device  # the base's layers may lie on several
-        x, autocast = _by_row(self.name, inputs[0].to(device), self.num_rows, self.a.dtype)
-        y = output.reshape(self.num_rows, -1, output.shape[-1])
-        weights = self._weights(x)
-        if self.mask is not None:
-            x = x * self.mask[:, : x.shape[1]].to(device)
+        shared = is_for_all_rows(inputs[0])
+        given = inputs[0].expand(self.num_rows, -1, -1) if shared else inputs[0]
+        x, autocast = _by_row(self.name, given.to(device), self.num_rows, self.a.dtype)
+        y = output.reshape(len(output), -1, output.shape[-1])
+        weights, scaling = self._weights(x), self.scaling
+        masked = self.mask is not None and not shared
+        if masked:
+            assert self.mask is not None
+            x, scaling = x * self.mask[:, : x.shape[1]].to(device), scaling / self.kept
         if self.lengths is not None:
-            return self._with_lengths(module, x, y, autocast).view(output.shape).to(output.dtype)
+            y = self._with_lengths(module, x, y, scaling, masked, autocast)
+            return y.view(len(y), *output.shape[1:]).to(output.dtype)
         hidden = torch.bmm(x, self.a.to(device).mT)  # (N, T, E r)
         if weights is not None:
             experts = hidden.unflatten(-1, (weights.shape[-1], -1))
             hidden = (experts * weights.to(hidden.dtype)[..., None]).flatten(-2)
         b = self.b.to(device)
         if autocast or y.dtype == hidden.dtype:
-            y = torch.baddbmm(y, hidden, b.mT, alpha=self.scaling)
+            y = torch.baddbmm(y, hidden, b.mT, alpha=scaling)
         else:
-            y = y + self.scaling * torch.bmm(hidden, b.mT)
-        return y.view(output.shape).to(output.dtype)
+            y = y + scaling * torch.bmm(hidden, b.mT)
+        return y.view(len(y), *output.shape[1:]).to(output.dtype)
 
-    def _with_lengths(self, module: nn.Module, x: Tensor, y: Tensor, autocast: bool) -> Tensor:
+    def _with_lengths(
+        self, module: nn.Module, x: Tensor, y: Tensor, scaling: float, masked: bool, autocast: bool
+    ) -> Tensor:
         """g (W x + s B A x) + bias, g the lengths; as in PEFT dropout takes inputs from all that the adapter adds."""
         assert self.lengths is not None
         lengths = self.lengths.to(y.device)
         bias = getattr(module, "bias", None)
-        if self.mask is not None:
+        if masked:
             w = weight_of(module)
             plain = nn.functional.linear(x / self.kept, w if autocast else w.to(x.dtype))
         else:
             plain = y if bias is None else y - bias
         hidden = torch.bmm(torch.bmm(x, self.a.to(y.device).mT), self.b.to(y.device).mT)
-        return y + (lengths - 1) * plain + lengths * self.scaling * hidden
+        return y + (lengths - 1) * plain + lengths * scaling * hidden
 
     def _weights(self, x: Tensor) -> Tensor | None:
         """g: (N, T, E), (N, 1, E), or None for a plain sum."""

@@ -14,7 +14,6 @@ from llm_fed.export import peft_folders
 from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.models.base import Base
-from llm_fed.models.structure import structure_of
 from llm_fed.models.trained import Structure
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.reading import exported, finished
@@ -71,7 +70,7 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
     folder, config, asked = _federation(folder, config)
     method, name, round = methods.build(config.method), config.method["name"], finished(folder)["round"]
     if _at_server(method):
-        structure = method.wrap(structure_of(config.adapter, base.head), None)
+        structure = method.wrap(base.structure(config.adapter), None)
         assert structure.plain  # they are merged as they are
         models = method.pool(_server_state(folder, round))
         members = {f"model {j}": model for j, model in enumerate(models)}
@@ -80,7 +79,7 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
             members, structure, f"the model of {of}" if len(models) == 1 else f"the {len(models)} models of {of}"
         )
     if asked is not None:
-        structure = structure_of(config.adapter, base.head)
+        structure = base.structure(config.adapter)
         model = method.broadcast(_server_state(folder, asked), "")
         return Pool({name: model}, structure, f"the adapter of {name} after round {asked}")
     paths = exported(folder)

@@ -32,7 +32,7 @@ from llm_fed.method.site import Site
 from llm_fed.runs.forecast import Forecast, Span
 from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.scoring.scores import find
+from llm_fed.scoring.scores import CLASSIFIED, find
 from llm_fed.state.wire import unpack
 
 clock = time.perf_counter
@@ -185,7 +185,7 @@ def _answers(built: Experiment, ahead: Ahead) -> tuple[Span, Span]:
     total = ahead.answers_after(0) + ahead.base_answers
     most = max(1, min(built.config.eval.batch_size, int(SHARE * total), ahead.answers[splits[0]]))
     site, queries = asked[0]
-    if find(built.metric, labelled=bool(built.base.labels)).scores == "labels":
+    if find(built.metric, labelled=bool(built.base.labels)).scores in CLASSIFIED:
         seconds = _per_item(built, lambda items: site.logits(site.initial(), items), queries[:most])
         return Span(seconds, seconds), Span()
     return _texts(built, asked, most, min(built.config.eval.batch_size, max(ahead.answers.values())))

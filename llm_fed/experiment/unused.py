@@ -12,7 +12,8 @@ from llm_fed.basics.errors import UserError, inert
 from llm_fed.settings.config import ColumnsConfig, Config
 
 BY_LABEL = ("dirichlet", "pathological", "cluster")
-WITH_COLUMNS = ("files", "flan", "flan-2000", "commonsense")  # tasks whose columns can be named
+OWN_FILES = ("files", "classification", "regression")  # tasks of a user's own files
+WITH_COLUMNS = (*OWN_FILES, "flan", "flan-2000", "commonsense")  # tasks whose columns can be named
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ RULES = (
     ),
     Rule(
         "task.columns.client",
-        lambda config: config.task.name not in tasks.TASKS or config.task.name == "files",
-        "the task files",
+        lambda config: config.task.name not in tasks.TASKS or config.task.name in OWN_FILES,
+        f"the tasks {', '.join(OWN_FILES)}",
     ),
     Rule("eval.max_new_tokens", _read("template"), "a task of text"),
     Rule("eval.of_last", lambda config: config.eval.select == "best", "eval.select=best"),

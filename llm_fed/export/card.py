@@ -78,7 +78,7 @@ def model_card(
         or None,
     )  # fmt: skip
     scores = "".join(f"| {name} | {value:.2f} |\n" for name, value in metrics.items())
-    table = f"| metric | score (0-100) |\n|---|---|\n{scores}" if metrics or not unscored else f"{unscored}\n"
+    table = f"| metric | score (at most 100) |\n|---|---|\n{scores}" if metrics or not unscored else f"{unscored}\n"
     return f"""---
 {_front_matter(data)}
 ---

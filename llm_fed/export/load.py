@@ -23,12 +23,14 @@ from llm_fed.kinds.modules import FILE as MODULE
 from llm_fed.kinds.modules import Modules
 from llm_fed.models.images import ARCHITECTURES, head_of
 from llm_fed.models.joined import respond
+from llm_fed.models.labels import read_labels
 from llm_fed.models.prompt import read_prompt
 from llm_fed.models.structure import Full, GateShape
 from llm_fed.settings import check_fields
-from llm_fed.settings.config import BaseConfig, Config, Dtype
+from llm_fed.settings.config import BaseConfig, Config, Dtype, TaskConfig
 from llm_fed.state import State
 from llm_fed.tasks.common import TaskData
+from llm_fed.tasks.labelled import KIND as SEQUENCES
 
 # What torch, transformers and Python raise where a file says something else than a model's settings.
 _DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RuntimeError, ArithmeticError, MemoryError)
@@ -48,7 +50,8 @@ def load_client(
     Args:
         base: the base model, or its Hub id or folder, which is then loaded on `device`, quantised as in training.
         dtype: of a base that is loaded (default: that of training, or float32 where the folder does not say it).
-        labels: the number of labels of an image model; 0: a language model.
+        labels: the number of labels of an image model; 0: a language model, or a sequence classifier, whose folder
+            names its labels.
         kind: another kind of base, as `base.kind` names it.
 
     Raises:
@@ -61,7 +64,11 @@ def load_client(
         config = as_trained(config, read_origin(Path(folder)), ["base.dtype"] if dtype else [], notes.append)
         if notes and not config.quantization:  # it could not be what it was
             warnings.warn(notes[0], peft_folders.AdapterWarning, stacklevel=2)
-        base = kinds.load(Config(base=config), TaskData("", "", {}, tuple(map(str, range(labels)))), device)
+        named = read_labels(Path(folder))  # of a sequence classifier
+        task = TaskConfig(labels=named)
+        known = named or tuple(map(str, range(labels)))
+        data = TaskData("", "", {}, known, kind=SEQUENCES if named else "")
+        base = kinds.load(Config(base=config, task=task), data, device)
     state, structure = peft_folders.read(Path(folder), base)
     return Personal(replace(base, prompt=read_prompt(Path(folder))), state, structure)
 

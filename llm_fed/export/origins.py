@@ -13,6 +13,7 @@ import yaml
 
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.export.peft_settings import CONFIG, setting, trained_whole
+from llm_fed.models import labels
 from llm_fed.models.images import ARCHITECTURES
 from llm_fed.models.loading import is_language
 from llm_fed.models.origin import Origin
@@ -79,8 +80,8 @@ def as_trained(
 
 
 def check_text(folder: Path, base: BaseConfig) -> None:
-    """Refuse a PEFT folder with modules that are trained whole, where no task says that it is an image model's, and
-    with which labels.
+    """Refuse a PEFT folder with modules that are trained whole, where no task says that it is a classifier's, and with
+    which labels.
 
     Raises:
         UserError: it has some; or the base cannot be found.
@@ -89,12 +90,14 @@ def check_text(folder: Path, base: BaseConfig) -> None:
     if not modules:
         return
     named = list(modules) if isinstance(modules, list) else [modules]
-    if base.name not in ARCHITECTURES and is_language(base):
-        raise trained_whole(folder, named, "")
+    classifies = (folder / labels.FILE).is_file()
+    if base.name not in ARCHITECTURES and not classifies and is_language(base):
+        raise trained_whole(folder, named, ())
     head = one_line(", ".join(map(str, named)))
     raise UserError(
-        f"the adapter {folder} has a classification head ({head}), so it is for an image model; give "
-        "--task NAME for its labels, and --data PATH if the pictures are not on the Hub"
+        f"the adapter {folder} has a classification head ({head}), so it is for "
+        f"{'a sequence classifier' if classifies else 'an image model, or a sequence classifier'}; give --task NAME "
+        "for its labels, and --data PATH if the data are not on the Hub"
     )
 
 

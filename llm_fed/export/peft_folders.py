@@ -90,8 +90,9 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     if (folder / GATE).is_file() or (structure and not structure.plain):
         return _read_experts(folder, base, structure)
     said = peft_settings.read(folder)
-    if said.whole not in ((), (base.head,)):
-        raise trained_whole(folder, said.whole, base.head)
+    said = replace(said, whole=_modules(base, said.whole))
+    if said.whole not in ((), base.heads):
+        raise trained_whole(folder, said.whole, base.heads)
     stored, other_base = said.structure(base.model), _other_base(folder, base)
     if structure and structure.dora != stored.dora:
         kinds = ("LoRA", "DoRA")
@@ -120,12 +121,31 @@ def check_head(folder: Path, structure: Lora, base: Base) -> None:
     """Refuse an adapter without the head that adapters of this base have.
 
     Raises:
-        UserError: an image model's adapter has none.
+        UserError: a classifier's adapter has none.
     """
-    if base.head not in ("", *structure.whole):
+    if base.heads and base.heads != structure.whole:
         raise UserError(
-            f"the adapter {folder} has no classification head ({base.head}), which an adapter of an image model needs"
+            f"the adapter {folder} has no classification head ({', '.join(base.heads)}), which an adapter of "
+            f"{a_classifier(base)} needs"
         )
+
+
+def a_classifier(base: Base) -> str:
+    """In words, of a base with a head."""
+    return "a sequence classifier" if base.tokenizer else "an image model"
+
+
+def _modules(base: Base, names: tuple[str, ...]) -> tuple[str, ...]:
+    """The layers that PEFT's `modules_to_save` names, as `base.heads` has them: PEFT takes the ends of names, also of
+    modules that hold several layers. Other names stay as they are."""
+    modules = dict(base.model.named_modules())
+    held = [f"{place}." for place in modules if place and names and place.endswith(names)]
+    layers = {
+        place
+        for place, module in modules.items()
+        if isinstance(module, nn.Linear) and f"{place}.".startswith(tuple(held))
+    }
+    return base.heads if layers and layers == {*base.heads} else names
 
 
 def _files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
@@ -169,7 +189,7 @@ def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[Sta
             f"{path} weighs the experts {', '.join(experts)} by {gate}, where {', '.join(structure.experts)} "
             f"and {structure.gate} are expected"
         )
-    head = structure.whole if structure else (base.head,) if base.head else ()
+    head = structure.whole if structure else base.heads
     if whole != head:
         raise UserError(
             f"{path} was trained with the head {', '.join(whole) or 'none'}, not {', '.join(head) or 'none'}"

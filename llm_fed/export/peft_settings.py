@@ -236,10 +236,12 @@ def public_config(path: Path) -> bytes:
         raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
 
 
-def trained_whole(folder: Path, modules: Sequence[str], head: str) -> UserError:
-    """The error of an adapter with modules that are trained whole, other than the `head` of an image model."""
+def trained_whole(folder: Path, modules: Sequence[str], heads: Sequence[str]) -> UserError:
+    """The error of an adapter with modules that are trained whole, other than the `heads` of a classifier."""
     given = one_line(", ".join(map(str, modules)))
-    why = f"only the head ({head}) of an image model can be" if head else "that is not supported for a language model"
+    why = "that is not supported for a language model"
+    if heads:
+        why = f"only the head ({', '.join(heads)}) of a classifier can be"
     return UserError(
         f"the adapter {folder} is not plain LoRA: it has modules_to_save=[{given}], but {why}; merge it into its base "
         "with PEFT, and give the merged model as the base"

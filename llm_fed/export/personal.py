@@ -1,4 +1,4 @@
-"""Use one client's personal model: it answers prompts, at once or as a stream, or classifies pictures."""
+"""Use one client's personal model: it answers prompts, at once or as a stream, or classifies."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ class Personal:
             yield text[len(shown) :]
 
     @turns.taken()
-    def classify(self, pixels: Any) -> Tensor:
-        """The numbers (N,) of the labels of images (N, 1 or 3, height, width) uint8, or of what else the base's kind
-        classifies.
+    def classify(self, given: Any) -> Tensor:
+        """The numbers (N,) of the labels of images (N, 1 or 3, height, width) uint8, or of texts or pairs of
+        texts, whose names are in `base.labels`; or the numbers that are predicted.
 
         Raises:
             UserError: it is a language model.
         """
-        return self.base.classify(self.structure, self.state, pixels)
+        return self.base.classify(self.structure, self.state, given)
 
     def _tokens(self, prompts: Sequence[str | Conversation], template: str | Template | None) -> list[list[int]]:
         tokens = self.base.tokens(prompts, template)

@@ -15,12 +15,16 @@ from llm_fed.settings.config import BaseConfig, Config
 from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.given import NAMES
 
-KINDS = {"language": "llm_fed.kinds.language:Language", "images": "llm_fed.kinds.images:Images"}
+KINDS = {
+    "language": "llm_fed.kinds.language:Language",
+    "images": "llm_fed.kinds.images:Images",
+    "sequence-classification": "llm_fed.kinds.sequences:Sequences",
+}
 _MODULES = "llm_fed.kinds.modules:Modules"  # of a user's own, which only an object can be
 
 
-def of(config: BaseConfig, labelled: bool) -> type[Kind]:
-    """The kind that `base.kind` names; where it names none, images for data with labels, else language models.
+def of(config: BaseConfig, usual: str) -> type[Kind]:
+    """The kind that `base.kind` names, else the `usual` one of the task (`base_kind`).
 
     Raises:
         UserError: there is no such kind.
@@ -30,7 +34,7 @@ def of(config: BaseConfig, labelled: bool) -> type[Kind]:
         if isinstance(given, Kind):
             return type(given)
         return _loaded(KINDS["language"] if isinstance(given, tuple) else _MODULES)
-    name = config.kind or ("images" if labelled else "language")
+    name = config.kind or usual
     if name in KINDS:
         found: Any = _loaded(KINDS[name])
     else:
@@ -48,7 +52,9 @@ def _loaded(path: str) -> Any:
 def chosen(config: Config) -> type[Kind]:
     """The kind of a configuration, as far as it is known before the data are read."""
     name = config.task.name
-    return of(config.base, name == NAMES[True] if objects.is_object(name) else tasks.find(name).images)
+    if objects.is_object(name):
+        return of(config.base, "images" if name == NAMES[True] else "language")
+    return of(config.base, tasks.find(name).base_kind)
 
 
 def check_writes(config: Config, why: str) -> None:
@@ -78,4 +84,4 @@ def load(config: Config, task: TaskData, device: str) -> Kind:
     """
     if objects.is_object(config.base.name) and isinstance(given := objects.find("base.name", config.base.name), Kind):
         return given
-    return of(config.base, bool(task.labels)).load(config, task, device)
+    return of(config.base, task.base_kind).load(config, task, device)

@@ -82,6 +82,11 @@ class Kind(Trainable):
         return []
 
     @classmethod
+    def readable(cls, task: TaskData) -> tuple[str, ...]:
+        """What metrics may read of predictions for a task; some of `reads`."""
+        return cls.reads
+
+    @classmethod
     def known_labels(cls, config: Config) -> tuple[str, ...]:
         """The labels as far as they are known without the clients' data, as at the server of a network."""
         return config.task.labels or ()
@@ -175,11 +180,15 @@ class Kind(Trainable):
         Raises:
             UserError: it takes none.
         """
-        self._cannot("give it pictures with `classify`" if self.labels else "it writes no texts")
+        self._cannot("give it what it classifies with `classify`" if self.labels else "it writes no texts")
 
     def classify(self, structure: Structure, state: State, given: Any) -> Tensor:
-        """The numbers (N,) of the labels of what a user gives, see `classified`."""
+        """The numbers (N,) of the labels of what a user gives, see `classified`, or the numbers that are predicted."""
         (logits,) = self.engine().execute([Logits("", structure, state, self.classified(given))])
+        return self.read_off(logits)
+
+    def read_off(self, logits: Tensor) -> Tensor:
+        """(N,): the prediction that logits (N, C) stand for."""
         return logits.argmax(-1)
 
     def classified(self, given: Any) -> Sequence[Any]:

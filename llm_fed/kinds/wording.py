@@ -58,6 +58,21 @@ model = PeftModel.from_pretrained(model, "path/to/this/folder")"""
 _LOAD_IMAGE_MODEL = """from transformers import AutoModelForImageClassification
 
 model = AutoModelForImageClassification.from_pretrained("path/to/this/folder")"""
+_LOAD_SEQUENCES = """from peft import PeftModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+base, folder = {base!r}, "path/to/this/folder"  # labels.json there names the {labels} labels in order
+tokenizer = AutoTokenizer.from_pretrained(base)
+tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+model = AutoModelForSequenceClassification.from_pretrained(
+    base, num_labels={labels}, pad_token_id=tokenizer.pad_token_id, ignore_mismatched_sizes=True
+)
+model = PeftModel.from_pretrained(model, folder).eval()
+print(model(**tokenizer(["a text"], return_tensors="pt")).logits)"""
+_LOAD_SEQUENCE_EXPERTS = """from llm_fed import load_client
+
+client = load_client("path/to/this/folder", {base!r})
+print(client.classify(["a text"]))  # the labels' numbers, whose names labels.json has"""
 _LOAD_BUILT = """from llm_fed import load_image_model
 
 model = load_image_model("path/to/this/folder")  # logits (N, {labels}) = model(images), (N, 1 or 3, H, W) uint8"""
@@ -90,6 +105,11 @@ EXPERTS = Wording(
 MERGED = Wording(
     "A personal model, with a LoRA adapter folded into the weights,", _LOAD_MERGED, "transformers", "text-generation",
     says_dtype=True,
+)  # fmt: skip
+SEQUENCES = Wording("A personal LoRA adapter and head", _LOAD_SEQUENCES, "peft", "text-classification")
+SEQUENCE_EXPERTS = Wording(
+    "Personal LoRA experts, a folder each, with their gate and head,", _LOAD_SEQUENCE_EXPERTS, "peft",
+    "text-classification",
 )  # fmt: skip
 IMAGE_ADAPTER = Wording("A personal LoRA adapter", _LOAD_IMAGE_ADAPTER, "peft", "image-classification")
 IMAGE_EXPERTS = Wording(

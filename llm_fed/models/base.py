@@ -14,6 +14,7 @@ from llm_fed.models import lora
 from llm_fed.models.flat import FlatModel
 from llm_fed.models.frozen import device_of
 from llm_fed.models.origin import Origin
+from llm_fed.models.structure import structure_of
 from llm_fed.models.trained import Structure
 from llm_fed.settings.config import AdapterConfig
 from llm_fed.state import Layout, State
@@ -30,7 +31,8 @@ class Base:
         name: as configured, which is what exported adapters name as their base.
         dtype: of the weights; of the products, where the weights are quantised.
         autocast: the dtype of forward passes under autocast; None: they are computed in that of the weights.
-        head: the module that is trained whole beside adapters, such as a classifier's last layer; empty: none.
+        head: a classifier's last layer, which is trained whole beside adapters; empty: none.
+        before_head: the layers between an encoder and its head, which are trained whole like it.
         labels: of a classifier, by index of the logits.
         tokenizer: of a model that reads texts; it has a pad token.
         prompt: what an adapter's folder says of its prompts, in the place of `task.template` and of the base's own stop
@@ -43,10 +45,16 @@ class Base:
     dtype: torch.dtype = torch.float32
     autocast: torch.dtype | None = None
     head: str = ""
+    before_head: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     tokenizer: Any = None
     prompt: Prompt | None = None
     origin: Origin | None = None
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """What is trained whole beside adapters, the head last."""
+        return (*self.before_head, self.head) if self.head else ()
 
     @property
     def device(self) -> torch.device:
@@ -81,6 +89,10 @@ class Base:
         """
         lora.check_names(self.model, adapter)
 
+    def structure(self, adapter: AdapterConfig | None, architecture: str = "", rank: int | None = None) -> Structure:
+        """What clients train by a configuration; arguments and errors as of `structure_of`."""
+        return structure_of(adapter, self.heads, architecture, rank)
+
     def model_of(self, structure: Structure) -> nn.Module:
         """The model, or models side by side, that clients of this structure have. It is shared: do not change it."""
         return self.model
@@ -102,14 +114,17 @@ class Base:
 
     def draw(self, structure: Any, generator: torch.Generator) -> State:
         """A fresh state, from a CPU generator: adapters around the model as it is, and beside them a head that torch
-        initialises."""
+        initialises, unless it is the checkpoint's."""
         if not self.head:
             return lora.draw(self.model, structure, generator)
         seed = int(torch.randint(2**62, (), generator=generator))
         if not structure.fused:
             return self._draw_whole(structure, seed)
-        state = lora.draw(self.model, structure, generator, next(self.model.parameters()).dtype)
+        dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
+        state = lora.draw(self.model, structure, generator, dtype)
         for name in structure.whole:
+            if self._given(name, structure):
+                continue
             head = copy.deepcopy(self.model.get_submodule(name)).cpu()
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)

@@ -76,9 +76,33 @@ def check_family(config: Any, name: str) -> None:
     for kind in (config.model_type, family_of(config)):
         reason = _REFUSED.get(kind)
         if kind in _ENCODERS and not getattr(config, "is_decoder", False):
-            reason = "is_decoder is false in its configuration, so its tokens see later ones"
+            raise UserError(
+                f"base.name={name!r} is of the family {kind}, which writes no texts: is_decoder is false in its "
+                "configuration, so its tokens see later ones. Train it as a classifier with task.name=classification"
+            )
         if reason:
             raise UserError(f"base.name={name!r} is of the family {kind}, which cannot be a base: {reason}")
+
+
+def writes(config: Any) -> bool:
+    """Whether a base of this configuration answers with texts: not an encoder, nor a model with a classification
+    head."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # takes seconds to import
+
+    has_head = any(str(name).endswith("ForSequenceClassification") for name in config.architectures or ())
+    encodes = config.model_type in _ENCODERS and not getattr(config, "is_decoder", False)
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not has_head and not encodes
+
+
+def is_causal(config: Any) -> bool:
+    """Whether no token sees a later one, so that padding behind a text reaches none of it."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # as in `writes`
+
+    text = config.get_text_config()
+    encodes = config.model_type in _ENCODERS and not getattr(config, "is_decoder", False)
+    sees_later = "tokens see later ones" in _REFUSED.get(config.model_type, "")
+    both_ways = getattr(text, "use_bidirectional_attention", False)
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (encodes or sees_later or both_ways)
 
 
 def family_of(config: Any) -> str:

@@ -149,11 +149,12 @@ def check_name(name: str, also: Iterable[str] = (), weights: bool = True) -> str
     return name
 
 
-def config_of(name: str, folder_or_id: str, revision: str | None = None) -> PretrainedConfig:
+def config_of(name: str, folder_or_id: str, revision: str | None = None, *, family: bool = True) -> PretrainedConfig:
     """The configuration of a base, before any of its weights are read.
 
     Args:
         folder_or_id: what `check_name` says of the name.
+        family: whether it is to write texts.
 
     Raises:
         UserError: it cannot be read, or is that of an adapter, of weights that no adapter can be trained on, or of a
@@ -166,7 +167,8 @@ def config_of(name: str, folder_or_id: str, revision: str | None = None) -> Pret
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(name, error, "a causal LM")) from error
     forms.check_quantization(name, config)
-    check_family(config, name)
+    if family:
+        check_family(config, name)
     return config
 
 

@@ -71,12 +71,12 @@ class Full(Structure):
 
 
 def structure_of(
-    adapter: AdapterConfig | None, head: str = "", architecture: str = "", rank: int | None = None
+    adapter: AdapterConfig | None, heads: tuple[str, ...] = (), architecture: str = "", rank: int | None = None
 ) -> Structure:
     """The structure that a configuration describes.
 
     Args:
-        head: name of the module that is trained whole beside the adapters; empty: none.
+        heads: names of the modules that are trained whole beside the adapters.
         architecture: of a whole model that is not the run's base.
         rank: of the client's adapter (default: the largest that a client has).
 
@@ -86,4 +86,4 @@ def structure_of(
     if adapter is None:
         return Full((("", architecture),))
     one = replace(adapter, rank=ranks.largest(adapter) if rank is None else rank)
-    return Lora.from_config(one, whole=(head,) if head else ())
+    return Lora.from_config(one, whole=heads)

@@ -17,6 +17,7 @@ from llm_fed.state.wire import WireError, unpack
 
 _COUNTS = range(2**53)  # whole numbers that every float holds
 _LARGEST = 3.4e38  # that a loss can be: training computes in float32
+BOUNDS = -100, 100  # of a score: correlations may be negative
 _LONGEST = 65536  # characters of a recipe, written as JSON
 
 
@@ -40,8 +41,8 @@ class Reply:
 
     @property
     def score(self) -> float | None:
-        """From 0 to 100; None where there is none that could be one."""
-        return self.number("score", 0, 100)
+        """From -100 to 100; None where there is none that could be one."""
+        return self.number("score", *BOUNDS)
 
     @property
     def loss(self) -> float | None:
@@ -62,7 +63,7 @@ class Reply:
     @property
     def rule(self) -> tuple[str, float] | None:
         """The name and the score of its best rule that trains nothing; None where there is none that could be one."""
-        name, score = self.content.get("rule"), self.number("rule_score", 0, 100)
+        name, score = self.content.get("rule"), self.number("rule_score", *BOUNDS)
         return None if score is None or name not in NAMES else (str(name), score)
 
     @property

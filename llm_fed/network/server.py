@@ -267,6 +267,6 @@ def _own_data(config: Config, known: Record | None) -> TaskData:
         known: the rows that the run knows.
     """
     if config.task.server.examples == 0 and not config.task.server.test:
-        labels = kinds.chosen(config).known_labels(config)
-        return TaskData(config.task.name, tasks.find(config.task.name).metric, {}, labels)
+        row, labels = tasks.find(config.task.name), kinds.chosen(config).known_labels(config)
+        return TaskData(config.task.name, row.metric, {}, labels, kind=row.kind)
     return replace(tasks.load(config.task, config.federation_seed, config.evaluation_seed, known), clients={})

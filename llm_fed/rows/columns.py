@@ -70,22 +70,20 @@ def resolve(
     _check_form(form, given, where)
     for role in [*FORMS[form], *_OF_ALL]:
         name = usual(role, names, roles.values())
-        if role not in roles and name and _fits(role, name, sample, whose, side):
+        if role not in roles and name and fits(role, name, sample, whose, side):
             roles[role] = name
     if "label" in roles and "label" not in given and _form_of(roles.get("answer", "")) != "completion":
         del roles["label"]  # of rows whose answers are not TRL's completions it may say anything
     if form == "preferences" and "rejected" not in roles:
         raise UserError(
-            f"{where}: no column for the rejected answer among {_few(names)}; set task.columns.rejected=COLUMN"
+            f"{where}: no column for the rejected answer among {few(names)}; set task.columns.rejected=COLUMN"
         )
     if form == "pairs":
-        if "answer" not in roles and "options" in roles and (label := _pick(("label",), names)):
+        if "answer" not in roles and "options" in roles and (label := pick(("label",), names)):
             roles["answer"] = label
         for role in REQUIRED:
             if role not in roles:
-                raise UserError(
-                    f"{where}: no column for the {role} among {_few(names)}; set task.columns.{role}=COLUMN"
-                )
+                raise UserError(f"{where}: no column for the {role} among {few(names)}; set task.columns.{role}=COLUMN")
     return {role: roles[role] for role in [*FORMS[form], *_OF_ALL] if role in roles}
 
 
@@ -96,9 +94,9 @@ def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Map
         return "pairs"
     if all(known.get(role) or usual(role, names, ()) for role in ("chosen", "rejected")):
         return "preferences"
-    if (name := usual("messages", names, ())) and _fits("messages", name, sample, True, True):
+    if (name := usual("messages", names, ())) and fits("messages", name, sample, True, True):
         return "conversation"
-    is_text = not (prompt or answer or _pick(LABELS, names)) and usual("text", names, ())
+    is_text = not (prompt or answer or pick(LABELS, names)) and usual("text", names, ())
     return "text" if is_text else "pairs"
 
 
@@ -119,10 +117,10 @@ def _check_form(form: str, given: Mapping[str, str], where: str) -> None:
 
 
 def usual(role: str, names: Sequence[str], taken: Iterable[str]) -> str | None:
-    return _pick(USUAL_NAMES[role], [name for name in names if name not in taken])
+    return pick(USUAL_NAMES[role], [name for name in names if name not in taken])
 
 
-def _pick(wanted: Iterable[str], names: Sequence[str]) -> str | None:
+def pick(wanted: Iterable[str], names: Sequence[str]) -> str | None:
     """The column with the first of the wanted names that there is; an exact name wins over one in other letters."""
     forms: dict[str, str] = {}
     for name in names:
@@ -134,7 +132,7 @@ def _form_of(name: str) -> str:
     return composed(name).strip().casefold()
 
 
-def _fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool, side: bool) -> bool:
+def fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool, side: bool) -> bool:
     if role == "client":
         return whose
     values = [value for row in sample if (value := row.get(name)) is not None]
@@ -173,10 +171,10 @@ def check_column(key: str, name: str, names: Iterable[str], where: str) -> None:
     """UserError unless the column that the configuration names under `key` exists."""
     names = list(names)
     if name not in names:
-        raise UserError(f"{where}: {key}={name!r} is not a column{did_you_mean(name, names)}; known: {_few(names)}")
+        raise UserError(f"{where}: {key}={name!r} is not a column{did_you_mean(name, names)}; known: {few(names)}")
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
     return ", ".join(names[:_MOST]) + (", ..." if names[_MOST:] else "")
 
 

@@ -45,6 +45,7 @@ class Reading:
     skipped: list[Skipped] = field(default_factory=list)  # the rows that were left out
     roles: dict[str, str] = field(default_factory=dict)  # role -> column, of the first file
     texts: bool = False  # whether a file holds texts without prompts
+    labels: dict[str, str] = field(default_factory=dict)  # of texts with labels: where the first row of each stands
 
     def unused_columns(self, names: Iterable[str], by_files: bool) -> None:
         """Note unused columns of a file; `by_files`: whether the names of files say whose its rows are."""

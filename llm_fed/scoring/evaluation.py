@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.figures import rounded
@@ -15,8 +15,18 @@ from llm_fed.method import State
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data, Site
 from llm_fed.scoring.preferences import Preferences, preferences
-from llm_fed.scoring.scores import OF_ANSWERS, PREFERENCE, Summary, find, likelihood, score, score_each, summarize
-from llm_fed.tasks.common import Picture, labels_of
+from llm_fed.scoring.scores import (
+    CLASSIFIED,
+    OF_ANSWERS,
+    PREFERENCE,
+    Summary,
+    find,
+    likelihood,
+    score,
+    score_each,
+    summarize,
+)
+from llm_fed.tasks.common import labels_of
 
 
 @dataclass(frozen=True)
@@ -101,10 +111,10 @@ async def measure(
     theta, queries = await personal(client), client.data.queries[split][:limit]
     read = _read_by(metric, client)
     predictions: Sequence[Any]
-    if read == "labels":  # the logits say both
+    if read in CLASSIFIED:  # the logits say both
         logits = await client.logits(theta, queries)
-        predictions, references = logits.argmax(-1).tolist(), [picture.label for picture in queries]
-        measured = Measured(score(metric, predictions, references), float(cross_entropy(logits, labels_of(queries))))
+        predictions, references = _classified(read, logits), [example.label for example in queries]
+        measured = Measured(score(metric, predictions, references), _loss(read, logits, labels_of(queries)))
     elif read == "loss":
         return Measured(*await _likelihood(client, theta, queries))
     elif read == "preferences":
@@ -143,8 +153,8 @@ async def score_split(client: Site, theta: State, split: str) -> float:
     """A client's score (0-100) on its own `split` under `theta`, by the run's metric."""
     metric, queries = client.data.metric, client.data.queries[split]
     read = _read_by(metric, client)
-    if read == "labels":
-        return _score_labels(metric, await client.logits(theta, queries), queries)
+    if read in CLASSIFIED:
+        return _score_labels(read, metric, await client.logits(theta, queries), queries)
     if read == "loss":
         return (await _likelihood(client, theta, queries))[0]
     if read == "preferences":
@@ -180,5 +190,17 @@ def _score(metric: str, predictions: Sequence[Any], queries: Sequence[Query]) ->
     return score(metric, predictions, references_of(metric, queries))
 
 
-def _score_labels(metric: str, logits: Tensor, pictures: Sequence[Picture]) -> float:
-    return score(metric, logits.argmax(-1).tolist(), [picture.label for picture in pictures])
+def _score_labels(read: str, metric: str, logits: Tensor, examples: Sequence[Any]) -> float:
+    return score(metric, _classified(read, logits), [example.label for example in examples])
+
+
+def _classified(read: str, logits: Tensor) -> list[Any]:
+    """What a classifier says: labels, or numbers."""
+    return (logits.squeeze(-1) if read == "values" else logits.argmax(-1)).tolist()
+
+
+def _loss(read: str, logits: Tensor, right: Tensor) -> float:
+    """The mean over the examples, as in training."""
+    if read == "values":
+        return float(mse_loss(logits.squeeze(-1), right.to(logits)))
+    return float(cross_entropy(logits, right))

@@ -10,7 +10,9 @@ the order in which ties are broken:
     all options                     one after another
     copy of the prompt              of a conversation the last text of the user
     last paragraph of the prompt    often the text that an instruction is about, such as alpaca's `input`
-    most frequent class             of pictures, the only rule
+    most frequent class             where there are labels, the only rule
+    one class for all               in its place, where the metric scores it higher
+    mean of the numbers             where numbers are predicted; a correlation gives it 0
     longer or shorter answer        of pairs of answers, the only rules
 
 Where an answer has to name exactly one option (`Metric.one_option`) only the first three apply. Everything is
@@ -23,18 +25,20 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from llm_fed.scoring.choices import form_of, listed, texts
 from llm_fed.scoring.preferences import by_length
-from llm_fed.scoring.scores import find, score, score_each
+from llm_fed.scoring.scores import CLASSIFIED, find, score, score_each
 from llm_fed.tasks.common import Example
 
 NAMES = (
     "most frequent answer", "first option", "most frequent position", "all options", "copy of the prompt",
-    "last paragraph of the prompt", "most frequent class", "longer answer", "shorter answer",
+    "last paragraph of the prompt", "most frequent class", "one class for all", "mean of the numbers",
+    "longer answer", "shorter answer",
 )  # fmt: skip
 FEW = 12  # clients whose rules are named one by one
 MOST = 50  # training examples of a client on which its rules are scored
@@ -52,7 +56,7 @@ class BestRule:
 
 
 def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRule | None:
-    """The rule that is best on the training Examples, or for `accuracy` Pictures, scored on the test examples; None
+    """The rule that is best on the training Examples, or what else has labels, scored on the test examples; None
     where there are none."""
     read = find(metric, labelled=bool(train) and hasattr(train[0], "label")).scores
     if not train or not test or read == "loss":  # of which a rule has none
@@ -60,10 +64,10 @@ def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRul
     if read == "preferences":
         by_rule = by_length(train, test)
         return BestRule(*by_rule) if by_rule else None
-    if read == "labels":
-        frequent = _most_frequent(picture.label for picture in train)
-        said, labels = [frequent] * len(test), [each.label for each in test]
-        return BestRule("most frequent class", score(metric, said, labels), tuple(score_each(metric, said, labels)))
+    if read in CLASSIFIED:
+        name, constant = _constant([each.label for each in train], metric, read)
+        said, labels = [constant] * len(test), [each.label for each in test]
+        return BestRule(name, score(metric, said, labels), tuple(score_each(metric, said, labels)))
     train = _drawn(train)
     first, second = train[::2], train[1::2] or train
     by_name = dict.fromkeys(NAMES, 0.0)
@@ -75,6 +79,16 @@ def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRul
     best = max(rules, key=lambda name: by_name[name])  # of equal ones the first
     answered, answers = [rules[best](example) for example in test], [example.answers for example in test]
     return BestRule(best, score(metric, answered, answers), tuple(score_each(metric, answered, answers)))
+
+
+def _constant(labels: Sequence[Any], metric: str, read: str) -> tuple[str, Any]:
+    """The rule that says the same of all examples, and what it says."""
+    if read == "values":
+        return "mean of the numbers", fmean(labels)
+    by_frequency = [label for label, _ in Counter(labels).most_common()]
+    scored = {label: score(metric, [label] * len(labels), labels) for label in by_frequency}
+    best = max(by_frequency, key=lambda label: scored[label])  # of equal ones the most frequent
+    return "most frequent class" if best == by_frequency[0] else "one class for all", best
 
 
 def _drawn(train: Sequence[Example]) -> Sequence[Example]:

@@ -18,15 +18,19 @@ from llm_fed.settings import objects, plugins
 
 # Below a table in which "-" stands for the score of a client that has none.
 NOT_SCORED = "-: the client has no example to be scored on; means and worst halves are those of the others."
+CLASSIFIED = ("labels", "values")  # what metrics read of the logits of a classifier
 
 
 @dataclass(frozen=True)
 class Metric:
     module: str  # in metrics/, which computes it; empty: the loss says all, or it is one from outside
-    # what a model answers: labels are those of images, and of a loss it answers nothing
-    scores: Literal["texts", "options", "labels", "loss", "preferences"] = "texts"
+    # what a model answers: labels are those of a classifier, values numbers, and of a loss it answers nothing
+    scores: Literal["texts", "options", "labels", "values", "loss", "preferences"] = "texts"
     one_option: bool = False  # whether an answer counts only if it names exactly one of the example's options
     outside: Any = None  # what computes one from outside, see `own_metric`
+    negative: bool = False  # whether it may be below 0, down to -100
+    two_labels: bool = False  # whether it is defined for two labels alone
+    is_mean: bool = True  # whether it is the mean of the scores of single examples
 
 
 PREFERENCE = "preference_accuracy"  # see `preferences`
@@ -42,6 +46,11 @@ METRICS = {
     "squad_f1": Metric("squad"),
     "squad_em": Metric("squad"),
     "accuracy": Metric("accuracy", "labels"),
+    "f1": Metric("f1", "labels", two_labels=True, is_mean=False),
+    "f1_macro": Metric("f1", "labels", is_mean=False),
+    "matthews": Metric("matthews", "labels", negative=True, is_mean=False),
+    "pearson": Metric("correlation", "values", negative=True, is_mean=False),
+    "spearman": Metric("correlation", "values", negative=True, is_mean=False),
     "token_likelihood": Metric("", "loss"),
     PREFERENCE: Metric("", "preferences"),
 }
@@ -61,12 +70,17 @@ def find(name: str, key: str = "eval.metric", *, labelled: bool = False) -> Metr
     else:
         thing = plugins.find(key, name, plugins.METRICS, METRICS)
     own_metric.check(key, name, thing)
-    return Metric("", "labels" if labelled else "texts", outside=thing)
+    return Metric("", "labels" if labelled else "texts", outside=thing, is_mean=False)
 
 
 def reads_texts(name: str) -> bool:
     """Whether a metric is known to score what a language model says; it may be one from outside, which is not run."""
     return name not in METRICS or METRICS[name].scores in ("texts", "options")
+
+
+def with_range(metric: str) -> str:
+    """The name of a metric with the numbers that it may be, `accuracy (0-100)`."""
+    return f"{metric} ({'-100 to 100' if metric in METRICS and METRICS[metric].negative else '0-100'})"
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ class Summary:
     client has std 0. `worst_half` is the mean of the ceil(n / 2) lowest clients."""
 
     metric: str
-    clients: dict[str, float]  # client id -> score, 0-100
+    clients: dict[str, float]  # client id -> score, 0-100; of correlations from -100 on
     mean: float  # every client counts once, whatever its number of examples
     std: float
     worst_half: float
@@ -115,7 +129,7 @@ def summarize(
     finite = [loss for loss in own_losses.values() if loss is not None]
     loss = fmean(finite) if finite and len(finite) == len(own_losses) else None
     worst_half = fmean(values[: (len(values) + 1) // 2])
-    return Summary(metric, dict(clients), mean, std, worst_half, loss, own_losses, tuple(unscored), beside or {})
+    return Summary(metric, dict(clients), mean, std, worst_half, loss, own_losses, tuple(unscored), beside=beside or {})
 
 
 def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]:
@@ -143,7 +157,9 @@ def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) ->
 
 
 def score_each(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> list[float]:
-    """The score of each example alone; their mean is `score`."""
+    """The score of each example alone; their mean is `score`. Of a metric that is no such mean nothing."""
+    if not find(metric, "metric").is_mean:
+        return []
     pairs = zip(predictions, references, strict=True)
     return [score(metric, [prediction], [reference]) for prediction, reference in pairs]
 
@@ -151,10 +167,11 @@ def score_each(metric: str, predictions: Sequence[Any], references: Sequence[Any
 def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
     """Several metrics of the same predictions, 0-100 each; those of one module share one pass over the texts.
 
-    A prediction is a text per example; of option_accuracy also the log-likelihoods of the example's options, and of
-    accuracy the index of a label. A reference is a tuple of right texts per example, with log-likelihoods the index of
-    the right option, and with labels the right one's. UserError for an unknown metric, without an example, or for one
-    without a reference; ValueError for not as many references as predictions.
+    A prediction is a text per example; of option_accuracy also the log-likelihoods of the example's options, of labels
+    the index of one, and of values a number. A reference is a tuple of right texts per example, with log-likelihoods
+    the index of the right option, with labels the right one's, and with values the right number. UserError for an
+    unknown metric, without an example, or for one without a reference; ValueError for not as many references as
+    predictions.
     """
     wanted: dict[str, list[str]] = {}
     outside: dict[str, Any] = {}
@@ -168,7 +185,7 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
     if len(references) != len(predictions):
         raise ValueError(f"{len(predictions)} predictions but {len(references)} references")
     for number, texts in enumerate(references):
-        if not isinstance(texts, int) and not texts:
+        if not isinstance(texts, int | float) and not texts:
             raise UserError(
                 f"Example {number} has no reference answer, so it cannot be scored. Remove it from the split."
             )

@@ -27,6 +27,7 @@ Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state w
 TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, see `tasks.common`
 LIKELIHOOD = "token_likelihood"  # the metric of texts without prompts
 PREFERENCE = "preference_accuracy"  # the metric of pairs of answers
+NUMBER = "number"  # in the place of the names of labels, where a number is predicted
 # Image models whose weights are drawn anew: a folder of such a name in the working directory is not meant.
 IMAGE_MODELS = (
     "cnn", "cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5",
@@ -50,8 +51,8 @@ class BaseConfig:
     device_map: Literal["auto"] | None = None
     activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
     revision: str | None = None  # revision of the base on the Hub
-    # the kind of model and data: language, images, or a class of your own as package.module:Class; null: images where
-    # the task's examples are pictures, else language
+    # the kind of model and data: language, images, sequence-classification (an encoder or decoder with a head), or a
+    # class of your own as package.module:Class; null: what the task's examples need
     kind: str | None = None
 
 
@@ -67,7 +68,8 @@ class AdapterConfig:
     # also train the length of each output's weights (DoRA, Liu et al. 2024), as PEFT does; see docs/dora.md
     dora: bool = False
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # dropout probability of an adapter's inputs
-    # last parts of module names, one regular expression, or all-linear
+    # last parts of module names, one regular expression, or all-linear; where a head is trained for sequence
+    # classification, the default is what the architecture calls these layers, such as query and value
     target_modules: Annotated[tuple[str, ...] | str, NonEmpty("at least one module name")] = (
         "q_proj", "v_proj",
     )  # fmt: skip
@@ -152,7 +154,8 @@ class TaskConfig:
     held_out: Literal["auto", "hash", "position"] = "auto"
     # height and width of images in pixels; null: as in the data, if all are of one size
     image_size: PositiveInt | None = None
-    # names of all image classes in order, if the data of one machine may lack some; null: those in the data
+    # names of all classes of images or texts in order, if the data of one machine may lack some; null: those in the
+    # data
     labels: Annotated[tuple[str, ...] | None, NonEmpty("names")] = None
     # share of the clients' training labels that are replaced by a random class, for images
     noise: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
@@ -263,8 +266,9 @@ class EvalConfig:
 
     every: NonNegativeInt = 10  # rounds between validation scores; the last round is always scored; 0: only the last
     # `rouge1`, `rouge2`, `rougeL`, `exact_match`, `option_accuracy`, `commonsense_accuracy`, `squad_f1`, `squad_em`,
-    # `token_likelihood` (100 / perplexity), `preference_accuracy` (docs/preferences.md), `accuracy` for images, or your
-    # own as package.module:function;
+    # `token_likelihood` (100 / perplexity), `preference_accuracy` (docs/preferences.md); of labels `accuracy`, `f1` (of
+    # two labels, the second), `f1_macro` or `matthews`; of numbers `pearson` or `spearman`; or your own as
+    # package.module:function;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
     batch_size: PositiveInt = 32  # prompts per generation batch, of any clients

@@ -10,7 +10,7 @@ from typing import Any
 from llm_fed.basics.errors import UserError, closest
 
 SCHEME = "hf://"
-FROM_HUB = "files"  # the task that reads data sets from the Hub by their ids
+FROM_HUB = ("files", "classification", "regression")  # tasks that read data sets from the Hub by their ids
 _KEYS = ("task.path", "task.server.path")
 
 
@@ -21,9 +21,9 @@ def check(key: str, given: str | None, task: str | None) -> None:
         return
     if hub_id(key, given) is None:
         local(key, given)
-    elif task != FROM_HUB:
+    elif task not in FROM_HUB:
         raise UserError(
-            f"{key}={given!r}: only the task `{FROM_HUB}` reads a Hub data set by its id; "
+            f"{key}={given!r}: only the task `{FROM_HUB[0]}` and its like read a Hub data set by its id; "
             f"give {task} a local file or folder, or leave {key} out"
         )
 

@@ -85,9 +85,10 @@ class Setup:
         """Why the method does not train such models, in its words; empty where it does."""
         config = from_dict({**self.config, "method": dict(settings)})
         metric = "accuracy" if self.labels else "rouge1"
-        kind = kinds.of(config.base, bool(self.labels))
+        task = TaskData(config.task.name, metric, {}, self.labels)
+        kind = kinds.of(config.base, task.base_kind)
         try:
-            check_kinds(kind, config, TaskData(config.task.name, metric, {}, self.labels), method, metric)
+            check_kinds(kind, config, task, method, metric)
         except UserError as error:
             return str(error)
         return ""
@@ -112,6 +113,16 @@ MODELS = Setup(
     lambda base, structure, dtype, generator: base.draw(structure, generator),
     lambda base: base.engine(), tiny.pictures_of, fused=False, falls=0.02, least=100,
     config={"adapter": None, "task": {"name": "images"}}, labels=tuple(map(str, range(tiny.CLASSES))),
+)  # fmt: skip
+
+CLASSIFIERS = Setup(
+    "adapters of a RoBERTa with a head", cache(tiny.sequence_base),
+    Lora(rank=2, alpha=8, dropout=0.0, target_modules=("query", "value"), whole=tiny.HEAD_OF_SEQUENCES),
+    LocalConfig(steps=4, batch_size=4, lr=0.01),
+    lambda base, structure, dtype, generator: base.draw(structure, generator),
+    lambda base: base.engine(), tiny.sentences_of, fused=True, falls=0.02, least=1000,
+    config={"task": {"name": "classification"}, "base": {"kind": "sequence-classification"}},
+    labels=tuple(map(str, range(tiny.CLASSES))),
 )  # fmt: skip
 
 

@@ -9,10 +9,19 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from llm_fed.kinds.images import Images
 from llm_fed.kinds.language import Language
+from llm_fed.kinds.sentences import Sentence
+from llm_fed.kinds.sequences import Sequences
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import ARCHITECTURES, head_of
 from llm_fed.tasks.common import Encoded, Pair, Picture
@@ -29,7 +38,8 @@ HEADS: dict[str, Any] = {
     "max_position_embeddings": 64,
     "initializer_range": 0.2,  # far from linear, so that every part of the model matters
 }
-CLASSES = 4  # of pictures
+CLASSES = 4  # of pictures and sentences
+HEAD_OF_SEQUENCES = ("classifier.dense", "classifier.out_proj")
 
 
 def drawn(make: Callable[[], Any], seed: int) -> Any:
@@ -72,6 +82,28 @@ def pairs(client: int, size: int) -> list[Pair]:
         words = other.answer[-1 - place % 3 :]
         ids, start = [*one.prompt, *words], len(one.prompt)
         found.append(Pair(one, Encoded(ids, [place >= start for place in range(len(ids))])))
+    return found
+
+
+def sequence_base(dtype: torch.dtype = torch.float64) -> Sequences:
+    """A base of a RoBERTa with a head of CLASSES labels."""
+    shape = {name: value for name, value in HEADS.items() if name != "num_key_value_heads"}
+    config = RobertaConfig(**shape, num_labels=CLASSES, pad_token_id=0, bos_token_id=1, eos_token_id=1)
+    model = drawn(lambda: RobertaForSequenceClassification(config), 0).to(dtype).eval()
+    names = tuple(f"class {label}" for label in range(CLASSES))
+    return Sequences(
+        model=model, tokenizer=tokenizer(**SPECIAL), name="tiny", dtype=dtype, head=HEAD_OF_SEQUENCES[-1],
+        before_head=HEAD_OF_SEQUENCES[:-1], labels=names, fresh=HEAD_OF_SEQUENCES,
+    )  # fmt: skip
+
+
+def sentences_of(client: int, size: int) -> list[Sentence]:
+    """Words of two of four classes, each of which has three of its own; the next client holds one of the two, too."""
+    draws, found = torch.Generator().manual_seed(client), []
+    for number in range(size):
+        label, length = (client + number % 2) % CLASSES, 2 + int(torch.randint(4, (), generator=draws))
+        words = torch.randint(2 + 3 * label, 5 + 3 * label, (length,), generator=draws).tolist()
+        found.append(Sentence(words, [], label))
     return found
 
 

@@ -142,9 +142,9 @@ def test_adapters_are_drawn_as_everywhere():
 
 
 def test_structures_of_a_configuration():
-    assert structure_of(None, "head") == Full()
+    assert structure_of(None, ("head",)) == Full()
     assert structure_of(AdapterConfig(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj")),
-                        "classifier") == LORA  # fmt: skip
+                        ("classifier",)) == LORA  # fmt: skip
     with pytest.raises(UserError, match="several experts.*set adapter.rank"):
         Full().with_experts("a", "b", gate="sum")
     with pytest.raises(UserError, match="no expert 'a'; set adapter.rank"):

@@ -1,0 +1,218 @@
+"""The tasks `classification` and `regression`: your own texts, or pairs of texts, each with a label or with a number.
+
+Files lie as those of the task `files` do. Rows of `shop-a.jsonl`, of pairs, and of numbers:
+
+{"text": "It broke on the second day.", "label": "negative"}
+{"sentence1": "A man sleeps.", "sentence2": "A man is awake.", "label": "contradiction"}
+{"sentence1": "A dog runs.", "sentence2": "A dog is running.", "score": 4.8}
+
+`task.labels` names the classes in the order of the logits; without it they are those of the data, in natural order. A
+number in the data is then the place of a class, unless it is a class itself. The label is what `task.partition` divides
+by.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+from llm_fed.basics.errors import UserError, did_you_mean, listed
+from llm_fed.rows import Row, cells, label_columns
+from llm_fed.rows.layout import natural_order
+from llm_fed.settings.config import NUMBER, TaskConfig
+from llm_fed.tasks.collected import Collected
+from llm_fed.tasks.common import Example, TaskData
+from llm_fed.tasks.examples import Scheme
+from llm_fed.tasks.files import collect
+
+KIND = "sequence-classification"  # of base that these tasks are for
+CLASSIFICATION, REGRESSION = "accuracy", "pearson"  # the default metrics
+SHOWN = 8  # labels in a message
+_WHOLE = re.compile(r"(-?\d+)\.0+")
+
+
+class LabelScheme(Scheme):
+    """Rows of a text, or two, and a label."""
+
+    def _resolve(self) -> None:
+        self.roles = label_columns.resolve(
+            self._wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
+        )
+
+    def _example(self, row: Row, group: str) -> Example:
+        roles = self.roles
+        pair = cells.text_of(row, roles["input"]) if "input" in roles else ""
+        label = _plain(cells.text_of(row, roles["answer"]).strip())
+        return Example(cells.text_of(row, roles["prompt"]), (label,), group=group, pair=pair)
+
+
+class Labelled(Collected):
+    """Labelled rows of sources.
+
+    Attributes:
+        places: by label and split, where the first row stands that has it.
+    """
+
+    scheme: ClassVar[type[Scheme]] = LabelScheme
+
+    def __init__(self, config: TaskConfig, where: str, folder: str = ""):
+        super().__init__(config, where, folder)
+        self.places: dict[tuple[str, str], str] = {}
+
+    def taken(self, example: Example, where: str, split: str) -> Example:
+        (label,) = example.answers
+        self.places.setdefault((label, split), where)
+        return example if self.config.partition.label else replace(example, group=label)
+
+    @property
+    def seen(self) -> dict[str, str]:
+        """By label, where it stands first."""
+        found: dict[str, str] = {}
+        for (label, _), where in self.places.items():
+            found.setdefault(label, where)
+        return found
+
+
+class Numbered(Labelled):
+    """Rows whose labels are numbers."""
+
+    def taken(self, example: Example, where: str, split: str) -> Example:
+        (label,) = example.answers
+        if number(label) is None:
+            raise UserError(
+                f"{where}: the label {label[:60]!r} is no number, which the task regression needs; correct it, drop "
+                "the row, or set task.name=classification"
+            )
+        return super().taken(example, where, split)
+
+
+def load(config: TaskConfig, seed: int) -> TaskData:
+    """The natural clients of the task `classification`, with the names of its labels."""
+    collected = collect(config, Labelled)
+    clients, reading = collected.clients(), collected.reading.checked()
+    rows = sum(len(part) for client in clients.values() for part in (client.train, client.validation, client.test))
+    reading.labels = collected.seen
+    labels = labels_of(config.labels, collected.seen, rows)
+    if config.labels is None and config.partition.test is None:
+        check_trained(collected.places)
+    return TaskData("classification", CLASSIFICATION, clients, labels, reading=reading, kind=KIND)
+
+
+def load_numbers(config: TaskConfig, seed: int) -> TaskData:
+    """The natural clients of the task `regression`."""
+    if config.labels is not None:
+        raise UserError("task.labels names classes, but the task regression predicts a number; leave it out")
+    collected = collect(config, Numbered)
+    clients, reading = collected.clients(), collected.reading.checked()
+    if len(collected.seen) == 1:
+        ((label, where),) = collected.seen.items()
+        raise UserError(
+            f"{where}: every row has the number {label}, so there is nothing to predict; correct the column"
+        )
+    return TaskData("regression", REGRESSION, clients, (NUMBER,), reading=reading, kind=KIND)
+
+
+def number(text: str) -> float | None:
+    """The finite number that a text is, if it is one."""
+    try:
+        found = float(text)
+    except ValueError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def labels_of(named: tuple[str, ...] | None, seen: Mapping[str, str], rows: int) -> tuple[str, ...]:
+    """The classes, by logit.
+
+    Args:
+        named: those of the configuration.
+        seen: the labels of the data, with the place of the first row that has each.
+        rows: how many there are.
+
+    Raises:
+        UserError: a label is none of those that are named, or, where none are, labels cannot be classes.
+    """
+    if named is not None:
+        if len(named) < 2:
+            raise UserError(f"task.labels={[*named]}: a classifier needs at least two labels")
+        _check_case({label: "task.labels" for label in named})
+        for label, where in seen.items():
+            if place_of(label, named) is None:
+                raise UserError(
+                    f"{where}: the label {label!r} is none of task.labels={_few(named)}{did_you_mean(label, named)}; "
+                    "correct the row, or add the label there"
+                )
+        return named
+    for label, where in seen.items():
+        if (value := number(label)) is not None and value != int(value):
+            raise UserError(
+                f"{where}: the label {label} is a number with a fraction, not a class; set task.name=regression to "
+                "predict numbers, or name all classes in task.labels"
+            )
+    _check_case(seen)
+    if len(seen) == 1:
+        ((label, where),) = seen.items()
+        raise UserError(
+            f"{where}: every row has the label {label!r}, so there is nothing to tell apart; correct the column, or "
+            "name all classes in task.labels"
+        )
+    if len(seen) == rows > SHOWN:
+        label, where = next(iter(seen.items()))
+        raise UserError(
+            f"{where}: each of the {rows} rows has a label of its own, such as {label[:60]!r}; set "
+            "task.columns.answer=COLUMN to the column of the labels, or task.name=files to learn answers"
+        )
+    return tuple(sorted(seen, key=natural_order))
+
+
+def place_of(label: str, names: Sequence[str]) -> int | None:
+    """The logit of a label among classes: of the name itself, also in other letters; of a number, where no class is
+    one, the place. None: it is none of them."""
+    if label in names:
+        return names.index(label)
+    alike = [place for place, name in enumerate(names) if name.casefold() == label.casefold()]
+    if len(alike) == 1:
+        return alike[0]
+    by_place = label.isdecimal() and label.isascii() and not any(number(name) is not None for name in names)
+    return int(label) if by_place and int(label[:9]) < len(names) else None
+
+
+def check_trained(places: Mapping[tuple[str, str], str]) -> None:
+    """Refuse data whose files test labels that none of them trains.
+
+    Args:
+        places: by label and split, where the first row stands that has it.
+
+    Raises:
+        UserError: a test or validation row of such a label.
+    """
+    trained = {label.casefold() for label, split in places if split == "train"}
+    for (label, split), where in places.items():
+        if split != "train" and trained and label.casefold() not in trained:
+            raise UserError(
+                f"{where}: no client has a training row with the label {label!r} of this {split} row, so it cannot be "
+                "learned; add some, drop the row, or name all labels in task.labels to score it as wrong"
+            )
+
+
+def _plain(label: str) -> str:
+    """A label without the fraction that a column with gaps makes of whole numbers."""
+    return match[1] if (match := _WHOLE.fullmatch(label)) else label
+
+
+def _check_case(seen: Mapping[str, str]) -> None:
+    forms: dict[str, str] = {}
+    for label, where in seen.items():
+        other = forms.setdefault(label.casefold(), label)
+        if other != label:
+            raise UserError(
+                f"{where}: the label {label!r} differs from {other!r} ({seen[other]}) in case only; write both alike, "
+                "or give two classes names that differ"
+            )
+
+
+def _few(labels: Sequence[str]) -> str:
+    return f"[{listed([*labels], SHOWN)}]"

@@ -1,0 +1,293 @@
+"""Runs of sequence classification and regression: training, scores, heads, resume, merges, audit, network, export."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from classifiers import LABELS, federation, tree, written
+from network import NETWORK, NetworkInProcess
+from peft import PeftModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+import llm_fed
+from llm_fed import tasks
+from llm_fed.audit.audit import audit
+from llm_fed.basics.errors import UserError
+from llm_fed.experiment import run as experiment
+from llm_fed.kinds.sequences import Sequences
+from llm_fed.method.site import Data
+from llm_fed.network import server
+from llm_fed.runs.records import read_records
+from llm_fed.settings.configfile import from_dict
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> SimpleNamespace:
+    """Bases and data: labels, pairs with labels, and numbers."""
+    folder = tmp_path_factory.mktemp("sequences")
+    return SimpleNamespace(
+        base=written(folder / "roberta", "roberta"),
+        decoder=written(folder / "llama", "llama"),
+        data=federation(folder / "labels"),
+        pairs=federation(folder / "pairs", pairs=True),
+        numbers=federation(folder / "numbers", numbers=True),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(place, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("fedit", "local", "fedmerge"):
+        experiment.train(from_dict(tree(place.base, place.data, method)), folder / method)
+    return folder
+
+
+def summary(folder: Path) -> Any:
+    return json.loads((folder / "summary.json").read_text())
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in sorted(folder.rglob("adapter_model.safetensors"))}
+
+
+@pytest.mark.parametrize("method", ["fedit", "local", "fedmerge"])
+def test_it_trains_and_scores(trained, method):
+    losses = [line["loss"] for line in read_records(trained / method / "metrics.jsonl") if line["kind"] == "round"]
+    assert losses[-1] < 0.8 * losses[0]
+    scores = summary(trained / method)["scores"]
+    assert scores["metric"] == "accuracy" and scores["mean"] > 50
+    assert summary(trained / method)["rule"]["mean"] < scores["mean"]
+
+
+def test_a_decoder_with_a_head_trains(place, tmp_path):
+    found = experiment.train(from_dict(tree(place.decoder, place.data)), tmp_path / "run")
+    assert found["scores"]["mean"] > 50
+    (config,) = (tmp_path / "run/adapters/ada").glob("adapter_config.json")
+    assert json.loads(config.read_text())["modules_to_save"] == ["score"]
+
+
+def test_numbers_are_predicted(place, tmp_path):
+    settings = tree(place.base, place.numbers, rounds=8, task={"name": "regression", "path": str(place.numbers)})
+    found = experiment.train(from_dict(settings), tmp_path / "run")
+    assert found["scores"]["metric"] == "pearson" and found["scores"]["mean"] > 50
+    assert found["rule"]["mean"] == 0 and set(found["rule"]["rules"].values()) == {"mean of the numbers"}
+    client = llm_fed.load_client(tmp_path / "run/adapters/ada", str(place.base))
+    low, high = client.classify(["w1 w2 w3", "w21 w22 w23"]).tolist()
+    assert low < high
+
+
+@pytest.mark.parametrize("metric", ["f1_macro", "matthews"])
+def test_metrics_by_name(place, tmp_path, metric):
+    settings = tree(place.base, place.pairs, task={"name": "classification", "path": str(place.pairs)})
+    found = experiment.train(from_dict({**settings, "eval": {"metric": metric}}), tmp_path / "run")
+    assert found["scores"]["metric"] == metric and found["scores"]["mean"] > 20
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ({"eval": {"metric": "f1"}}, "f1 is of two labels, and the data have 3; set eval.metric=f1_macro"),
+        ({"eval": {"metric": "pearson"}}, "does not fit task.name=classification; set eval.metric=accuracy"),
+        ({"eval": {"metric": "rouge1"}}, "does not fit task.name=classification"),
+        ({"adapter": None}, "only image models can be trained whole"),
+        ({"method": {"name": "fml"}}, "whole image models"),
+    ],
+)
+def test_what_does_not_go_together(place, tmp_path, words, said):
+    with pytest.raises(UserError, match=said):
+        experiment.train(from_dict({**tree(place.base, place.data), **words}), tmp_path / "run")
+
+
+# The head: averaged, own, or frozen at one draw
+
+
+def heads(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    name = "base_model.model.classifier.out_proj.weight"
+    return {
+        path.parent.name: load_file(path)[name] for path in sorted(folder.rglob("adapters/*/adapter_model.safetensors"))
+    }
+
+
+def test_heads_are_averaged(trained):
+    first, *others = heads(trained / "fedit").values()
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_heads_are_each_clients_own(place, tmp_path):
+    own = {"name": "fedit", "private_head": True}
+    experiment.train(from_dict({**tree(place.base, place.data), "method": own}), tmp_path / "run")
+    ada, bob, _ = heads(tmp_path / "run").values()
+    assert not torch.equal(ada, bob)
+
+
+def test_heads_are_frozen_at_one_draw(place, tmp_path):
+    settings = tree(place.base, place.data, "ffa")
+    settings["local"]["freeze"] = "^classifier"
+    experiment.train(from_dict({**settings, "rounds": 1}), tmp_path / "one")
+    experiment.train(from_dict(settings), tmp_path / "four")
+    first, *others = [*heads(tmp_path / "one").values(), *heads(tmp_path / "four").values()]
+    assert all(torch.equal(first, other) for other in others)
+
+
+# What a run does beside training
+
+
+def test_it_resumes_to_the_bit(place, trained, tmp_path):
+    settings = tree(place.base, place.data, "fedmerge")
+    experiment.train(from_dict(settings | {"rounds": 2}), tmp_path / "run")
+    experiment.train(from_dict(settings), tmp_path / "run")
+    assert summary(tmp_path / "run")["scores"] == summary(trained / "fedmerge")["scores"]
+    assert weights(tmp_path / "run/adapters") == weights(trained / "fedmerge/adapters")
+
+
+def test_it_is_audited(trained):
+    found = audit(trained / "fedmerge", every=True)
+    assert found.checked and not found.findings
+
+
+def test_its_adapters_are_merged(place, tmp_path):
+    experiment.train(from_dict(tree(place.base, place.data, "potara")), tmp_path / "run")
+    assert summary(tmp_path / "run")["scores"]["mean"] > 50
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"privacy": {"unit": "example", "clip": 1.0, "noise": 0.5}},
+        {"privacy": {"clip": 1.0, "noise": 0.1}},
+        {"server": {"aggregation": "median", "liars": 0.4}},
+        {"delay": {"sigma": 1.0}},
+        {"method": {"name": "feddpa"}},
+        {"method": {"name": "fedbuff"}},
+    ],
+    ids=lambda sections: next(iter(sections.values())).get("name") or "-".join(sections),
+)
+def test_privacy_rules_and_late_clients(place, tmp_path, sections):
+    found = experiment.train(from_dict({**tree(place.base, place.data), **sections}), tmp_path / "run")
+    assert found["scores"]["mean"] > 20 and len(list((tmp_path / "run/adapters").iterdir())) == 3
+
+
+def test_a_network_gives_the_same_numbers(place, trained, tmp_path):
+    """Of the clients each node sees some alone; the labels are named in the configuration."""
+    settings = tree(place.base, place.data, network=NETWORK)
+    settings["task"]["labels"] = list(LABELS)
+    link = NetworkInProcess(tmp_path, place, settings)
+    there = server.train(link.config, tmp_path / "run", link)
+    assert there["scores"]["clients"] == summary(trained / "fedit")["scores"]["clients"]
+
+
+def test_a_network_needs_the_names_of_the_labels(place, tmp_path):
+    settings = tree(place.base, place.data, network=NETWORK)
+    with pytest.raises(UserError, match="no machine sees all labels.*task.labels=\\[negative,positive\\]"):
+        link = NetworkInProcess(tmp_path, place, settings)
+        server.train(link.config, tmp_path / "run", link)
+
+
+def test_two_runs_are_merged_by_a_command(trained, tmp_path, llm_fed):
+    words = ["merge", "potara", "--fed", trained / "fedit", "--local", trained / "local", "--out", tmp_path / "merged"]
+    said = llm_fed(*words)
+    assert said.code == 0, said.err
+    assert sorted(weights(tmp_path / "merged")) == ["ada", "bob", "cyd"]
+
+
+# Texts that are too long
+
+
+@pytest.mark.parametrize("too_long", ["skip", "cut-end", "cut-start"])
+def test_long_texts_are_left_out_or_cut(place, tmp_path, too_long):
+    """The base reads 40 tokens, two of which are put around a text."""
+    shutil.copytree(place.data, tmp_path / "data")
+    long = {"text": " ".join(["w1"] * 20 + ["w2"] * 30), "label": "sport"}
+    with (tmp_path / "data/ada/train.jsonl").open("a") as file:
+        file.write(json.dumps(long) + "\n")
+    settings = tree(place.base, tmp_path / "data")
+    settings["task"] |= {"too_long": too_long, "validation": 0.0}
+    config = from_dict(settings)
+    task = tasks.load(config.task, 0)
+    base = Sequences.load(config, task, "cpu")
+    client = task.clients["ada"]
+    data = base.encoding(config, task, "labels", print).data("ada", client, Data())
+    lengths = [len(sentence.input_ids) for sentence in data.train]
+    assert (max(lengths) == 40, sum(data.left_out.values())) == ((False, 1) if too_long == "skip" else (True, 0))
+    kept = next((each.input_ids for each in data.train if len(each.input_ids) == 40), [])
+    first, second = (base.tokenizer.convert_tokens_to_ids(word) for word in ("w1", "w2"))
+    counts = {"skip": (0, 0), "cut-end": (20, 18), "cut-start": (8, 30)}[too_long]
+    assert (kept.count(first), kept.count(second)) == counts
+    assert not kept or (kept[0], kept[-1]) == (0, 2)
+
+
+# Export
+
+
+@pytest.mark.parametrize("kind", ["roberta", "llama"])
+def test_an_export_loads_in_stock_peft_and_predicts_the_same(place, trained, tmp_path, kind):
+    run, base = trained / "local", place.base
+    if kind == "llama":
+        run, base = tmp_path / "run", place.decoder
+        experiment.train(from_dict(tree(base, place.data, "local")), run)
+    folder = run / "adapters/bob"
+    client = llm_fed.load_client(folder, str(base))
+    assert client.base.labels == LABELS
+    texts = [" ".join(f"w{10 * label + n}" for n in range(2 + label)) for label in range(3)]
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=3, pad_token_id=tokenizer.pad_token_id)
+    stock = PeftModel.from_pretrained(model, folder).eval()
+    with torch.no_grad():
+        inputs = tokenizer(texts, return_tensors="pt", padding=True)
+        if kind == "llama":
+            inputs.pop("token_type_ids")
+        logits = stock(**inputs).logits
+    assert client.classify(texts).tolist() == logits.argmax(-1).tolist()
+    assert client.classify([" ".join(["w1"] * 99)]).shape == (1,)  # longer than the base reads
+    with pytest.raises(UserError, match="this is a sequence classifier; give it what it classifies with `classify`"):
+        client.generate(["w1 w2"])
+
+
+def test_the_card_says_how_to_use_it(trained, place):
+    text = (trained / "local/adapters/bob/README.md").read_text()
+    assert "A personal LoRA adapter and head" in text and "pipeline_tag: text-classification" in text
+    code = text.partition("```python\n")[2].partition("```")[0]
+    code = code.replace("path/to/this/folder", str(trained / "local/adapters/bob"))
+    code = code.replace(f"path/to/{place.base.name}", str(place.base)).replace('"a text"', '"w21 w22"')
+    seen: list[Any] = []
+    exec(code.replace("print(", "seen.append("), {"seen": seen})
+    assert seen[0].shape == (1, 3) and int(seen[0].argmax()) == LABELS.index("weather")
+
+
+def test_an_adapter_that_peft_made_is_read(place, tmp_path):
+    """PEFT's own `SEQ_CLS` trains `classifier` whole, which holds two layers here."""
+    import peft
+
+    model = AutoModelForSequenceClassification.from_pretrained(place.base, num_labels=3)
+    config = peft.LoraConfig(task_type="SEQ_CLS", r=2, lora_alpha=4, target_modules=["query", "value"])
+    stock = peft.get_peft_model(model, config).eval()
+    stock.save_pretrained(tmp_path / "adapter")
+    client = llm_fed.load_client(tmp_path / "adapter", str(place.base), labels=3, kind="sequence-classification")
+    inputs = client.base.tokenizer(["w1 w2 w3", "w11 w12 w13"], return_tensors="pt")
+    with torch.no_grad():
+        assert client.classify(["w1 w2 w3", "w11 w12 w13"]).tolist() == stock(**inputs).logits.argmax(-1).tolist()
+
+
+def test_eval_scores_an_exported_adapter(place, trained, llm_fed):
+    adapter = trained / "local/adapters/ada"
+    words = ["eval", "--adapter", adapter, "--base", place.base, "--task", "classification", "--data", place.data]
+    said = llm_fed(*words)
+    assert said.code == 0, said.err
+    without_task = llm_fed("eval", "--adapter", adapter, "--base", place.base, "--data", place.data / "ada/test.jsonl")
+    assert without_task.code == 2 and "it is for a sequence classifier; give --task NAME" in without_task.err
+
+
+def test_compare_and_report(place, tmp_path, llm_fed):
+    (tmp_path / "run.yaml").write_text(json.dumps(tree(place.base, place.data)))
+    said = llm_fed("compare", tmp_path / "run.yaml", "--methods", "local,fedit,ffa", "--out", tmp_path / "out")
+    assert said.code == 0, said.err
+    assert "accuracy (0-100)" in (tmp_path / "out/table.md").read_text()
+    assert (tmp_path / "out/ffa-seed0/report.html").is_file()
