@@ -96,6 +96,18 @@ def check(folder: Path, probes: Sequence[Probe], base: BaseConfig) -> None:
         raise RunError(f"the merged model cannot be loaded: {error}") from error
     if prompt is None:
         raise RunError("the merged model's folder does not say how it is asked")
+    compare(whole, probes, prompt)
+
+
+def compare(whole: Base, probes: Sequence[Probe], prompt: Prompt) -> None:
+    """Refuse a model that does not do what was probed.
+
+    Args:
+        prompt: what it says of how it is asked.
+
+    Raises:
+        RunError: what differs.
+    """
     tolerance = TOLERANCE[whole.dtype]
     for each in probes:
         if each.text is not None and _cut(whole, _encoded(whole, each.text, each.template)) != each.prompt:
@@ -105,7 +117,7 @@ def check(folder: Path, probes: Sequence[Probe], base: BaseConfig) -> None:
         if not distance <= tolerance:
             raise RunError(
                 f"the merged model's logits are not those of base and adapter: they are {distance:.3g} apart, relative "
-                f"to their length, where {tolerance:g} is what {base.dtype} weights explain"
+                f"to their length, where {tolerance:g} is what {str(whole.dtype).removeprefix('torch.')} weights explain"
             )
         if differs := _differs(row, _greedy(whole, each.prompt), prompt.stop, tolerance):
             raise RunError(f"the merged model's greedy answers are not those of base and adapter: {differs}")
