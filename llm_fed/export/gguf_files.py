@@ -117,4 +117,3 @@ def check(path: Path, probes: Sequence[proof.Probe], base: Base, config: Any, pr
     )
     loaded.generation_config = generation_of(whole, prompt)
     proof.compare(whole, probes, prompt)
-

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _GPT2 = "(byte level)"  # the expression of GPT-2, which is in the library tokenizers and not in the file
 _LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
 )
 _WAYS = {  # llama.cpp's name by the expressions that split a text, one after another
     (_GPT2,): "gpt-2",

@@ -152,7 +152,7 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
         RunError: the disk has no room for them.
     """
     config, adapters = read_config(folder), handed_out(folder, clients)
-    for client, path in adapters.items():
+    for path in adapters.values():
         _check(config, path)
     for target in [*(out / client for client in adapters), *([out / gguf_files.BASE] if gguf else [])]:
         if target.exists():
@@ -181,8 +181,8 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
     found = Plan(base, adapters, out, sizes, free, notes, gguf)
     if sum(sizes.values()) + plain * gguf > free:
         raise RunError(
-            f"{len(adapters) + gguf} models of {_size(max(sizes.values()))} do not fit into {place}, where {_size(free)} are "
-            "free; name fewer with --client, or give another folder"
+            f"{len(adapters) + gguf} models of {_size(max(sizes.values()))} do not fit into {place}, where "
+            f"{_size(free)} are free; name fewer with --client, or give another folder"
         )
     return found
 

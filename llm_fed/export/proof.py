@@ -108,7 +108,7 @@ def compare(whole: Base, probes: Sequence[Probe], prompt: Prompt) -> None:
     Raises:
         RunError: what differs.
     """
-    tolerance = TOLERANCE[whole.dtype]
+    tolerance, dtype = TOLERANCE[whole.dtype], str(whole.dtype).removeprefix("torch.")
     for each in probes:
         if each.text is not None and _cut(whole, _encoded(whole, each.text, each.template)) != each.prompt:
             raise RunError("the merged model's tokenizer divides a text into other tokens than the base's")
@@ -117,7 +117,7 @@ def compare(whole: Base, probes: Sequence[Probe], prompt: Prompt) -> None:
         if not distance <= tolerance:
             raise RunError(
                 f"the merged model's logits are not those of base and adapter: they are {distance:.3g} apart, relative "
-                f"to their length, where {tolerance:g} is what {str(whole.dtype).removeprefix('torch.')} weights explain"
+                f"to their length, where {tolerance:g} is what {dtype} weights explain"
             )
         if differs := _differs(row, _greedy(whole, each.prompt), prompt.stop, tolerance):
             raise RunError(f"the merged model's greedy answers are not those of base and adapter: {differs}")

@@ -1,10 +1,12 @@
 """llama.cpp in this process, by the library `llama-cpp-py-sync`: greedy answers to tokens, with or without an adapter.
 
-All numbers are kept in float32, so that an answer differs from transformers' only where two tokens are as likely.
+All numbers are kept in float32, so that an answer differs from transformers' only where two tokens are as likely. The
+library brings its own libllama.so, which needs glibc 2.38; LLAMA_CPP_LIB names one that was built elsewhere.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,32 @@ from typing import Any
 import numpy as np
 
 
+def missing() -> str:
+    """Why llama.cpp is not here; empty where it is."""
+    try:
+        _library()
+    except (ImportError, RuntimeError, OSError) as error:
+        return f"llama-cpp-py-sync does not load: {str(error)[-200:]}"
+    return ""
+
+
+def _library() -> Any:
+    import llama_cpp_py_sync
+    from llama_cpp_py_sync import _cffi_bindings as bindings
+
+    if own := os.environ.get("LLAMA_CPP_LIB"):
+        bindings._find_library = lambda: own  # it would take its own first
+    bindings.get_lib()
+    return llama_cpp_py_sync
+
+
 class LlamaCpp:
     """A GGUF model, and what llama.cpp does with it."""
 
     def __init__(self, model: Path, longest: int = 512):
-        from llama_cpp_py_sync import Llama
-
-        self.llama = Llama(str(model), n_ctx=longest, n_threads=1, type_k="f32", type_v="f32", flash_attn_type=0)
+        self.llama = _library().Llama(
+            str(model), n_ctx=longest, n_threads=1, type_k="f32", type_v="f32", flash_attn_type=0
+        )
         self._lib, self._ffi = self.llama._lib, self.llama._ffi
         self._adapters: dict[Path, Any] = {}
 
