@@ -65,7 +65,7 @@ def adapter(folder: Path, base: Base) -> bytes:
 
 
 def model(path: Path, base: Base, prompt: Prompt) -> None:
-    """A base's model as one file, in its dtype.
+    """A base's model, which is in float32, as one file.
 
     Args:
         prompt: how it is asked.
@@ -77,10 +77,10 @@ def model(path: Path, base: Base, prompt: Prompt) -> None:
     gguf, config = library(), base.model.config.get_text_config()
     of = Architecture.of(config)
     writer = gguf.GGUFWriter(path, of.file_name)
-    write_header(writer, of, base.model, Path(base.source.name).name, base.rows)
+    write_header(writer, of, Path(base.source.name).name, base.rows)
     gguf_tokens.write(writer, base.tokenizer, base.rows, prompt)
-    for name, content, kind in weights(of, base.model):
-        writer.add_tensor(name, content, raw_dtype=kind)
+    for name, content in weights(of, base.model):
+        writer.add_tensor(name, content)
     _save(writer)
 
 

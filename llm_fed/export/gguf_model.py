@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 _ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}  # by model_type
 _ROTARY = {"LLAMA": ("default", "linear", "llama3"), "QWEN2": ("default", "linear"), "QWEN3": ("default", "linear")}
-_FILE_TYPES = {torch.float32: "ALL_F32", torch.float16: "MOSTLY_F16", torch.bfloat16: "MOSTLY_BF16"}
 ELSEWHERE = "convert what `llm-fed export --merged` writes with llama.cpp's convert_hf_to_gguf.py"
 
 
@@ -108,7 +107,7 @@ def _rotary(config: Any) -> Mapping[str, Any]:
     return getattr(config, "rope_parameters", None) or {}
 
 
-def write_header(writer: GGUFWriter, of: Architecture, model: Any, name: str, rows: int) -> None:
+def write_header(writer: GGUFWriter, of: Architecture, name: str, rows: int) -> None:
     """The sizes of a model, which llama.cpp needs beside its weights.
 
     Args:
@@ -121,7 +120,7 @@ def write_header(writer: GGUFWriter, of: Architecture, model: Any, name: str, ro
         longest = min(longest, window)
     writer.add_type("model")
     writer.add_name(name)
-    writer.add_file_type(gguf.LlamaFileType[_FILE_TYPES[model.dtype]])
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     writer.add_context_length(longest)
     writer.add_embedding_length(config.hidden_size)
@@ -140,25 +139,15 @@ def write_header(writer: GGUFWriter, of: Architecture, model: Any, name: str, ro
         writer.add_rope_scaling_factor(_rotary(config)["factor"])
 
 
-def weights(of: Architecture, model: Any) -> Iterator[tuple[str, np.ndarray, Any]]:
-    """llama.cpp's name, content and type of each weight; what is tied to another is left out, as llama.cpp ties it.
-
-    Vectors are in float32, as llama.cpp expects them, and matrices in the model's dtype.
-    """
-    gguf = library()
-    kinds = gguf.GGMLQuantizationType
+def weights(of: Architecture, model: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """llama.cpp's name and content of each weight, in float32; what is tied to another is left out, as llama.cpp ties
+    it."""
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and of.config.tie_word_embeddings:
             continue
-        content = of.ordered(name, tensor).contiguous()
-        if content.ndim == 1 or content.dtype == torch.float32:
-            yield of.named(name), content.float().numpy(), kinds.F32
-        elif content.dtype == torch.float16:
-            yield of.named(name), content.numpy(), kinds.F16
-        else:
-            yield of.named(name), gguf.quants.quantize(content.float().numpy(), kinds.BF16), kinds.BF16
+        yield of.named(name), of.ordered(name, tensor).contiguous().numpy()
     if _rotary(of.config).get("rope_type") == "llama3":
-        yield "rope_freqs.weight", _slower(of, model).numpy(), kinds.F32
+        yield "rope_freqs.weight", _slower(of, model).numpy()
 
 
 def _slower(of: Architecture, model: Any) -> Tensor:

@@ -6,6 +6,7 @@ library brings its own libllama.so, which needs glibc 2.38; LLAMA_CPP_LIB names 
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,3 +82,40 @@ class LlamaCpp:
     def _last(self) -> np.ndarray:
         given = self._lib.llama_get_logits_ith(self.llama._ctx, -1)
         return np.frombuffer(self._ffi.buffer(given, 4 * self.llama.n_vocab), dtype=np.float32).copy()
+
+
+def main() -> None:
+    """How many answers of llama.cpp are those of `chat`, client by client."""
+    from llm_fed import load_client
+    from llm_fed.runs.reading import exported, read_config
+
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("gguf", type=Path, help="what `llm-fed export RUN FOLDER --gguf` wrote")
+    parser.add_argument("base", type=Path, help="a GGUF file of the base")
+    parser.add_argument("prompts", type=Path, help="a prompt in each line")
+    chosen = parser.parse_args()
+    prompts = chosen.prompts.read_text().splitlines()
+    there = LlamaCpp(chosen.base, 1024)
+    name, same, alike = read_config(chosen.run).base.name, 0, 0
+    for client, folder in exported(chosen.run).items():
+        mine = load_client(folder, name, dtype="float32")
+        there.choose(chosen.gguf / client / "adapter.gguf")
+        how, equal = mine.base.prompt, 0
+        for prompt in prompts:
+            (ids,) = mine.base.tokens([prompt], None)
+            text = mine.base.tokenizer.decode(ids, skip_special_tokens=False)
+            read = there.llama.tokenize(text, add_special=False, parse_special=True)
+            alike += read == ids
+            ours = "".join(mine.reply(prompt))
+            theirs = mine.base.answer_text(ids, there.answer(ids, how.max_new_tokens))
+            equal += ours == theirs
+            if ours != theirs:
+                print(f"{client}: {prompt!r}\n  chat       {ours!r}\n  llama.cpp  {theirs!r}", flush=True)
+        same += equal
+        print(f"{client}: {equal} of {len(prompts)} answers are equal", flush=True)
+    print(f"all: {same} equal answers, {alike} equal divisions into tokens")
+
+
+if __name__ == "__main__":
+    main()
