@@ -16,7 +16,7 @@ from matplotlib.ticker import Formatter
 
 log = logging.getLogger(__name__)
 PLACEHOLDERS = "last resort"  # a font of boxes, one for each script
-_told: list[str] = []  # once in a process
+_warned: list[str] = []  # once in a process
 
 
 def make_legible(figure: Figure) -> None:
@@ -33,7 +33,7 @@ def make_legible(figure: Figure) -> None:
         _tell("".join(sorted(unknown)))
         for axis in figure.findobj(Axis):
             if any(unknown & set(label.get_text()) for label in axis.get_ticklabels()):
-                axis.set_major_formatter(_Spelled(axis.get_major_formatter(), unknown))
+                axis.set_major_formatter(_SpelledLabels(axis.get_major_formatter(), unknown))
         for text in texts:
             text.set_text(spelled(text.get_text(), unknown))
 
@@ -78,9 +78,9 @@ def _characters(path: str) -> frozenset[str]:
 
 
 def _tell(characters: str) -> None:
-    if _told:
+    if _warned:
         return
-    _told.append(characters)
+    _warned.append(characters)
     shown = characters if len(characters) <= 12 else f"{characters[:11]}…"
     log.warning(
         "no installed font has %s, so pictures spell them in Latin letters; with a font that has them, such as Noto "
@@ -89,7 +89,7 @@ def _tell(characters: str) -> None:
     )
 
 
-class _Spelled(Formatter):
+class _SpelledLabels(Formatter):
     """The labels of another formatter, spelled."""
 
     def __init__(self, inner: Formatter, unknown: frozenset[str]):

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from llm_fed.eval.pairs import MARGIN, Column, Pair
+from llm_fed.eval.pairs import MARGIN, MethodPairs, Pair
 from llm_fed.eval.style import AMBER, BLUE, GREEN, GREY, INK, PAGE, plain_axes, save
 
 # claim -> (colour, marker, in words)
@@ -22,14 +22,14 @@ LOOKS = {
 MAX_LETTERS = 18  # of one name; longer ones are cut
 
 
-def plot_verdict(path: Path, columns: Sequence[tuple[str, Column]], *, dark: bool = False) -> Path:
+def plot_verdict(path: Path, columns: Sequence[tuple[str, MethodPairs]], *, dark: bool = False) -> Path:
     """Axes per quantity (title, column), with the same pairs in each, by their difference in the first."""
-    found = [{frozenset((pair.first, pair.second)): pair for pair in column.pairs} for _, column in columns]
+    pairs_by_column = [{frozenset((pair.first, pair.second)): pair for pair in column.pairs} for _, column in columns]
     leading = sorted(columns[0][1].pairs, key=lambda pair: -(pair.difference or 0.0))
     count = len(leading)
     figure = Figure(figsize=(2.6 + 2.9 * len(columns), 1.3 + 0.24 * count), layout="constrained", facecolor=PAGE[dark])
     seen: dict[str, Line2D] = {}
-    for number, ((title, _), pairs) in enumerate(zip(columns, found, strict=True)):
+    for number, ((title, _), pairs) in enumerate(zip(columns, pairs_by_column, strict=True)):
         axes = plain_axes(figure, (1, len(columns), number + 1), dark)
         axes.axvline(0, color=INK[dark], linewidth=1)
         for place, named in enumerate(leading):

@@ -56,7 +56,7 @@ def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapp
 
 
 @dataclass(frozen=True)
-class Spread:
+class CoefficientQuantiles:
     """The coefficients that one round's search found, one per stored update."""
 
     round: int
@@ -65,21 +65,21 @@ class Spread:
     negative: float  # share of the coefficients that are below zero
 
 
-def spreads(lines: Iterable[Mapping[str, Any]]) -> list[Spread]:
+def spreads(lines: Iterable[Mapping[str, Any]]) -> list[CoefficientQuantiles]:
     """Of the `server` lines of a metrics.jsonl that hold coefficients; a run without a search has none."""
-    found = ((line["round"], np.array(line["coefficients"])) for line in lines if line.get("coefficients"))
+    coefficients = ((line["round"], np.array(line["coefficients"])) for line in lines if line.get("coefficients"))
     return [
-        Spread(
+        CoefficientQuantiles(
             round, len(values), tuple(np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()), float(np.mean(values < 0))
         )
-        for round, values in found
+        for round, values in coefficients
     ]
 
 
-def draw_spreads(found: list[Spread], path: Path, *, dark: bool = False) -> Path:
+def draw_spreads(spreads_by_round: list[CoefficientQuantiles], path: Path, *, dark: bool = False) -> Path:
     """The picture of some spreads (Feddle, Figure 6)."""
-    rounds, quantiles = [spread.round for spread in found], [spread.quantiles for spread in found]
-    return plot_spread(path, rounds, quantiles, [spread.negative for spread in found], dark=dark)
+    rounds, quantiles = [spread.round for spread in spreads_by_round], [spread.quantiles for spread in spreads_by_round]
+    return plot_spread(path, rounds, quantiles, [spread.negative for spread in spreads_by_round], dark=dark)
 
 
 def tabulate(recipes: Recipes) -> list[Tabulated]:
@@ -105,9 +105,9 @@ def for_terminal(recipes: Recipes) -> list[Table]:
 def curves(recipes: Recipes) -> tuple[dict[str, dict[float, float]], dict[str, float]]:
     """By client the score of each weight, and the weight that was chosen (unless one per factor), as far as there is a
     grid."""
-    found = {client: recipe for client, recipe in recipes.items() if "grid" in recipe}
-    scores = {client: {float(w): score for w, score in recipe["grid"].items()} for client, recipe in found.items()}
-    weights = {client: recipe["lambda_fed"] for client, recipe in found.items()}
+    with_grid = {client: recipe for client, recipe in recipes.items() if "grid" in recipe}
+    scores = {client: {float(w): score for w, score in recipe["grid"].items()} for client, recipe in with_grid.items()}
+    weights = {client: recipe["lambda_fed"] for client, recipe in with_grid.items()}
     return scores, {client: weight for client, weight in weights.items() if not isinstance(weight, Mapping)}
 
 

@@ -103,7 +103,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Column:
+class MethodPairs:
     """One quantity (the average over the clients, say) of all methods."""
 
     pairs: list[Pair]
@@ -138,12 +138,12 @@ class Column:
         return f"no winner can be named among {' and '.join([', '.join(self.best[:-1]), self.best[-1]])}"
 
 
-def compare_methods(scores: Scores) -> Column:
+def compare_methods(scores: Scores) -> MethodPairs:
     """The verdict on one quantity, 0-100, from the cells that both of a pair have; those of one draw count as one."""
     methods = [name for name, values in scores.items() if values]
     methods.sort(key=lambda name: -fmean(scores[name].values()))
     pairs = [_pair(a, b, scores[a], scores[b], len(methods)) for a, b in combinations(methods, 2)]
-    return Column(pairs, methods)
+    return MethodPairs(pairs, methods)
 
 
 def compare_with(scores: Scores, controls: Scores, control: str) -> dict[str, Pair]:
@@ -157,7 +157,7 @@ def _pair(a: str, b: str, of_a: Mapping[Cell, float], of_b: Mapping[Cell, float]
     by_draw: dict[Hashable, list[float]] = {}
     for cell in of_a.keys() & of_b.keys():
         by_draw.setdefault(cell[0], []).append(of_a[cell] - of_b[cell])
-    differences = [fmean(found) for found in by_draw.values()]
+    differences = [fmean(of_draw) for of_draw in by_draw.values()]
     n = len(differences)
     if not n:
         return Pair(a, b, 0, None, None, None, None, None, methods)

@@ -33,7 +33,7 @@ _ONLY_IF_ANY = ("unscored", "only_tested", "uncounted")  # lists of a run's clie
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """One finished run."""
 
     folder: str
@@ -55,14 +55,14 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Spread:
+class MeanAndStd:
     """A score over seeds: its mean, and the standard deviation of the sample (divided by n - 1; one seed: None)."""
 
     mean: float
     std: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> MeanAndStd:
         return cls(fmean(values), stdev(values) if len(values) > 1 else None)
 
     def __str__(self) -> str:
@@ -70,24 +70,24 @@ class Spread:
 
 
 @dataclass
-class Row:
+class ComparisonRow:
     """One row: what it is, and by seed what is known of its runs so far."""
 
     label: str
     words: list[str]  # what is laid over the configuration file
     method: str
     parameters: Parameters
-    results: dict[int, Result] = field(default_factory=dict)
+    results: dict[int, RunResult] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 
-    def client(self, id: str) -> Spread | None:
+    def client(self, id: str) -> MeanAndStd | None:
         values = [result.clients[id] for result in self.results.values() if id in result.clients]
-        return Spread.of(values) if values else None
+        return MeanAndStd.of(values) if values else None
 
-    def summary(self, name: str) -> Spread | None:
+    def summary(self, name: str) -> MeanAndStd | None:
         """`average` or `worst_half`, taken per seed and then over the seeds."""
         values = [value for result in self.results.values() if (value := getattr(result, name)) is not None]
-        return Spread.of(values) if values else None
+        return MeanAndStd.of(values) if values else None
 
     @property
     def traffic(self) -> Traffic | None:
@@ -102,23 +102,23 @@ class Table:
     metric: str
     seeds: Sequence[int]
     adapter: int  # parameters of one adapter as the configuration file describes it
-    rows: list[Row]
+    rows: list[ComparisonRow]
     notes: list[str] = field(default_factory=list)
     budget: float | None = None  # of a benchmark, in MB (2^20 bytes) that a run's clients may send and receive in all
     pictures: list[Path] = field(default_factory=list)  # as far as they are drawn
 
     @property
-    def baselines(self) -> dict[str, list[Row]]:
+    def baselines(self) -> dict[str, list[ComparisonRow]]:
         """The rows `base` (the model without training) and `rule` (the best rule that trains nothing), each once, or
         where rows differ in base or data once for those that share it. Empty where nothing is known; pictures need no
         empty row."""
-        found = {kind: list(_baselines(self.rows, kind)) for kind in BASELINES}
+        by_kind = {kind: list(_baselines(self.rows, kind)) for kind in BASELINES}
         if METRICS[self.metric].scores in ("texts", "options"):
-            return {kind: rows or [Row(kind, [], "", Parameters())] for kind, rows in found.items()}
-        return {kind: rows for kind, rows in found.items() if rows}
+            return {kind: rows or [ComparisonRow(kind, [], "", Parameters())] for kind, rows in by_kind.items()}
+        return {kind: rows for kind, rows in by_kind.items() if rows}
 
     @property
-    def shown(self) -> list[Row]:
+    def shown(self) -> list[ComparisonRow]:
         return [*chain(*self.baselines.values()), *self.rows]
 
     @property
@@ -157,7 +157,7 @@ class Table:
 
     @property
     def verdict(self) -> Verdict:
-        def tested(seed: int, result: Result) -> Scored:
+        def tested(seed: int, result: RunResult) -> Scored:
             federation, training = (seed if own is None else own for own in (result.federation, result.training))
             line = rules.get(result.shared)
             rule = {"average": line["mean"], "worst_half": line["worst_half"]} if line else None
@@ -173,8 +173,10 @@ class Table:
     def as_json(self) -> dict[str, Any]:
         """Per row the scores by seed, mean and std per client, bytes and parameters. `base` and `rule` are those of all
         rows; null where rows have others, which `baselines` lists."""
-        found = self.baselines
-        baselines = {kind: [self._row_json(row) for row in found.get(kind, ()) if row.results] for kind in BASELINES}
+        rows_by_kind = self.baselines
+        baselines = {
+            kind: [self._row_json(row) for row in rows_by_kind.get(kind, ()) if row.results] for kind in BASELINES
+        }
         return {
             "metric": self.metric,
             "std": "of the sample over seeds, divided by n - 1; null for one seed",
@@ -187,15 +189,15 @@ class Table:
             "notes": self.notes,
         } | ({"unscored": unscored} if (unscored := self.unscored) else {})
 
-    def _row_json(self, row: Row) -> dict[str, Any]:
-        def plain(spread: Spread | None) -> dict[str, Any] | None:
+    def _row_json(self, row: ComparisonRow) -> dict[str, Any]:
+        def plain(spread: MeanAndStd | None) -> dict[str, Any] | None:
             return asdict(spread) if spread else None
 
         by_seed: dict[str, Any] = {}
         for seed in self.seeds:
             if seed in row.results:
-                found = asdict(row.results[seed])
-                by_seed[str(seed)] = {key: value for key, value in found.items() if value or key not in _ONLY_IF_ANY}
+                result = asdict(row.results[seed])
+                by_seed[str(seed)] = {key: value for key, value in result.items() if value or key not in _ONLY_IF_ANY}
             elif seed in row.failures:
                 by_seed[str(seed)] = f"failed: {row.failures[seed]}"
         return {
@@ -272,7 +274,7 @@ class Table:
 
     def _lines(
         self, clients: Sequence[str], short: bool = False
-    ) -> Iterator[tuple[Row, list[tuple[Spread | None, bool]], list[str]]]:
+    ) -> Iterator[tuple[ComparisonRow, list[tuple[MeanAndStd | None, bool]], list[str]]]:
         """Each row with its scores, and which of them are marked as the best, and its other cells."""
         verdict = self.verdict
         best = {name: verdict.bold(name) for name in SUMMARIES}
@@ -284,7 +286,7 @@ class Table:
             unknown = not row.results and row not in self.rows
             yield row, marked, ["-"] * (1 + len(costs)) if unknown else [done, *costs]
 
-    def _cost_cells(self, row: Row, short: bool) -> list[str]:
+    def _cost_cells(self, row: ComparisonRow, short: bool) -> list[str]:
         """Bytes, then numbers of parameters and how many adapters that is, `6.42 M (2×)`; if `short` only these."""
 
         def times(count: int) -> str:
@@ -352,22 +354,22 @@ class Table:
         return f"{whole} used: {said or 'nothing yet'}."
 
 
-def _known(rows: Sequence[Row], kind: str) -> dict[str, Mapping[str, Any]]:
-    """By `Result.shared` the line of a baseline."""
+def _known(rows: Sequence[ComparisonRow], kind: str) -> dict[str, Mapping[str, Any]]:
+    """By `RunResult.shared` the line of a baseline."""
     results = [result for row in rows for result in row.results.values()]
     return {result.shared: line for result in results if (line := getattr(result, kind)) is not None}
 
 
-def _baselines(rows: Sequence[Row], kind: str) -> Iterator[Row]:
+def _baselines(rows: Sequence[ComparisonRow], kind: str) -> Iterator[ComparisonRow]:
     """A row for each group of rows that share what is known of a baseline."""
     known = _known(rows, kind)
-    groups: list[tuple[list[str], dict[int, Result]]] = []
+    groups: list[tuple[list[str], dict[int, RunResult]]] = []
     for row in rows:
         own = {}
         for seed, line in ((seed, known.get(result.shared)) for seed, result in row.results.items()):
             if line is not None:
                 rule = line if kind == "rule" else None
-                own[seed] = Result("", 0, line["clients"], line["mean"], line["worst_half"], Traffic(), rule=rule)
+                own[seed] = RunResult("", 0, line["clients"], line["mean"], line["worst_half"], Traffic(), rule=rule)
         fits = (group for group in groups if all(group[1].get(seed, result) == result for seed, result in own.items()))
         labels, results = next(fits, ([], {}))
         if own and not labels:
@@ -375,15 +377,17 @@ def _baselines(rows: Sequence[Row], kind: str) -> Iterator[Row]:
         labels.append(row.label)
         results |= own
     for labels, results in groups:
-        yield Row(kind if len(groups) == 1 else f"{kind} of {', '.join(labels)}", [], "", Parameters(), results)
+        yield ComparisonRow(
+            kind if len(groups) == 1 else f"{kind} of {', '.join(labels)}", [], "", Parameters(), results
+        )
 
 
-def _cell(row: Row, spread: Spread | None) -> str:
+def _cell(row: ComparisonRow, spread: MeanAndStd | None) -> str:
     """A score in words; nothing where there may be one later, and a dash where there is none."""
     return str(spread) if spread else "" if row.method and not row.results else "-"
 
 
-def _mean(row: Row, cell: Spread | None, best: bool) -> Text:
+def _mean(row: ComparisonRow, cell: MeanAndStd | None, best: bool) -> Text:
     return Text(f"{cell.mean:.2f}" if cell else _cell(row, None), style="bold green" if best else "")
 
 

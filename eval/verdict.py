@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_fed.eval.above_rule import AboveRule, above_rule
-from llm_fed.eval.pairs import LEVEL, Cell, Column, compare_methods
+from llm_fed.eval.pairs import LEVEL, Cell, MethodPairs, compare_methods
 from llm_fed.runs.reading import scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import without
@@ -46,7 +46,7 @@ class Verdict:
         self.one_federation = self.federations == 1 and trainings > 1
 
     @cached_property
-    def columns(self) -> dict[str, Column]:
+    def columns(self) -> dict[str, MethodPairs]:
         """`average` and `worst_half` of the tested round, then `last_average` and `last_worst_half` where known; a
         quantity that says the same as one before it is left out."""
         quantities: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class Verdict:
         }
 
     @property
-    def judged(self) -> list[tuple[str, Column]]:
+    def judged(self) -> list[tuple[str, MethodPairs]]:
         """(title, column) of the quantities of which some pair has an interval."""
         return [(self.title(name), column) for name, column in self.columns.items() if column.known]
 

@@ -27,8 +27,8 @@ class Block:
 def blocks(page: str, text: str) -> list[Block]:
     """All of them, those without a language too."""
     return [
-        Block(page, text.count("\n", 0, found.start()) + 1, found["language"], found["code"])
-        for found in _BLOCK.finditer(text)
+        Block(page, text.count("\n", 0, match.start()) + 1, match["language"], match["code"])
+        for match in _BLOCK.finditer(text)
     ]
 
 
@@ -47,11 +47,11 @@ def reason(block: Block) -> str | None:
 def marked(text: str, page: str) -> str:
     """The page with a title above each block that is not run, which says why."""
 
-    def titled(found: re.Match[str]) -> str:
-        why = reason(Block(page, 0, found["language"], found["code"]))
+    def titled(match: re.Match[str]) -> str:
+        why = reason(Block(page, 0, match["language"], match["code"]))
         if why is None:
-            return found[0]
-        fence = f"```{found['language'] or 'text'}"
-        return found[0].replace(f"```{found['language']}", f'{fence} title="The tests do not run this: {why}"', 1)
+            return match[0]
+        fence = f"```{match['language'] or 'text'}"
+        return match[0].replace(f"```{match['language']}", f'{fence} title="The tests do not run this: {why}"', 1)
 
     return _BLOCK.sub(titled, text)

@@ -100,8 +100,8 @@ def train(base: Images, pixels: Tensor, labels: Tensor, epochs: int, seed: int) 
 def accuracy(base: Images, pixels: Tensor, labels: Tensor) -> float:
     """In percent."""
     base.model.eval()
-    found = [base.model(base.prepare(part)).logits.argmax(1) for part in pixels.split(500)]
-    return 100 * float((torch.cat(found) == labels).float().mean())
+    predicted = [base.model(base.prepare(part)).logits.argmax(1) for part in pixels.split(500)]
+    return 100 * float((torch.cat(predicted) == labels).float().mean())
 
 
 def main() -> None:

@@ -62,14 +62,14 @@ def comments_of(kind: Any) -> dict[str, str]:
     }
     (body,) = ast.parse(source).body
     assert isinstance(body, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
-    found, done = {}, body.lineno
+    comments, done = {}, body.lineno
     for node in body.body if isinstance(body, ast.ClassDef) else body.args.kwonlyargs:
         last = node.end_lineno or node.lineno
         name = node.arg if isinstance(node, ast.arg) else getattr(getattr(node, "target", None), "id", None)
         if name:
-            found[name] = " ".join(said[line] for line in range(done + 1, last + 1) if line in said)
+            comments[name] = " ".join(said[line] for line in range(done + 1, last + 1) if line in said)
         done = last
-    return found
+    return comments
 
 
 def _section(field: dataclasses.Field[Any]) -> type | None:

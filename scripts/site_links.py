@@ -69,14 +69,14 @@ def sources(pages: dict[str, str]) -> dict[str, str]:
 
 
 def _targets(text: str) -> Iterable[str]:
-    found: list[str] = []
+    targets: list[str] = []
 
     def noted(target: str) -> str:
-        found.append(target)
+        targets.append(target)
         return target
 
     _changed(text, noted)
-    return found
+    return targets
 
 
 def _changed(text: str, change: Callable[[str], str]) -> str:

@@ -43,7 +43,7 @@ def methods() -> list[Page]:
 
 def linked(text: str) -> str:
     """The list of all methods, with a link from each name to its page."""
-    return _LINE.sub(lambda found: found[0].replace(f"`{found[1]}`", f"[`{found[1]}`]({_uri(found[1])})", 1), text)
+    return _LINE.sub(lambda match: match[0].replace(f"`{match[1]}`", f"[`{match[1]}`]({_uri(match[1])})", 1), text)
 
 
 @cache
@@ -159,10 +159,10 @@ def _plain(text: str) -> str:
 def _row(page: str, name: str) -> list[str]:
     """What a table of a page says of a method, with links as from the method's page."""
     text = site_links.moved((DOCS / page).read_text(), f"docs/{page}", f"docs/{_uri(name)}")
-    found = re.search(rf"^\| `{re.escape(name)}` \| (.*) \|$", text, re.MULTILINE)
-    if found is None:
+    match = re.search(rf"^\| `{re.escape(name)}` \| (.*) \|$", text, re.MULTILINE)
+    if match is None:
         raise LookupError(f"docs/{page} has no row that begins with | `{name}` |; add one")
-    return re.split(r" \| ", found[1])
+    return re.split(r" \| ", match[1])
 
 
 def _written(kind: type[Method]) -> Any:

@@ -59,7 +59,7 @@ class _TooLong(BaseException):  # no Exception, which a filter might catch
     pass
 
 
-class _Budget:
+class _Allowance:
     """What a template may still make."""
 
     def __init__(self, size: int):
@@ -74,14 +74,14 @@ class _Budget:
         self.check(0)
 
 
-_budget: ContextVar[_Budget] = ContextVar("_budget")  # set `within_limits`
+_budget: ContextVar[_Allowance] = ContextVar("_budget")  # set `within_limits`
 
 
 def within_limits(render: Callable[[], Result], given: int, name: str) -> Result:
     """What `render` returns, which has transformers render a chat template of that name for a conversation of so many
     characters (`given`); UserError where the template takes too long, or makes too much."""
     _install()
-    token = _budget.set(_Budget(SIZE + MORE * given))
+    token = _budget.set(_Allowance(SIZE + MORE * given))
     try:
         return _watched(render)
     except (_TooLarge, MemoryError) as error:
@@ -99,7 +99,7 @@ def within_limits(render: Callable[[], Result], given: int, name: str) -> Result
 # Time. Only the main thread may have a timer, so another one looks at the clocks.
 
 
-class _Rendering:
+class _RenderingThread:
     """A thread that renders a template; its time begins when `_watch` first sees it."""
 
     __slots__ = ("thread", "until", "is_ended")
@@ -118,14 +118,14 @@ class _Rendering:
 
 
 _lock = threading.Lock()
-_renderings: set[_Rendering] = set()
+_renderings: set[_RenderingThread] = set()
 _watcher: threading.Thread | None = None
 
 
 def _watched(render: Callable[[], Result]) -> Result:
     """Within it, _TooLong is raised in this thread once its time is over."""
     global _watcher
-    rendering = _Rendering()
+    rendering = _RenderingThread()
     with _lock:
         _renderings.add(rendering)
         if _watcher is None or not _watcher.is_alive():  # as after a fork
@@ -143,12 +143,12 @@ def _watched(render: Callable[[], Result]) -> Result:
             raise _TooLong
 
 
-def _discard(rendering: _Rendering) -> None:
+def _discard(rendering: _RenderingThread) -> None:
     with _lock:
         _renderings.discard(rendering)
 
 
-def _raise_in(rendering: _Rendering, error: type[BaseException] | None) -> None:
+def _raise_in(rendering: _RenderingThread, error: type[BaseException] | None) -> None:
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(rendering.thread), error and ctypes.py_object(error))
 
 

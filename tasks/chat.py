@@ -13,7 +13,7 @@ from llm_fed.basics.errors import UserError, one_line
 from llm_fed.tasks.bounded import within_limits
 from llm_fed.tasks.common import Encoded, Template, Turn
 from llm_fed.tasks.control import THINK, THOUGHT, Marks, SafeTokenizer, Tokens, without_surrogates
-from llm_fed.tasks.rendering import Habits, Messages, Rendering, Reply, Span
+from llm_fed.tasks.rendering import Habits, Messages, Rendering, ReplySpan, Span
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -123,7 +123,7 @@ class ChatTemplate:
                 f"the chat template of {self.tokenizer.name_or_path!r} cannot be applied to a conversation: {said}"
             ) from error
 
-    def _encode(self, rendering: Rendering, replies: Mapping[int, Reply]) -> Tokens:
+    def _encode(self, rendering: Rendering, replies: Mapping[int, ReplySpan]) -> Tokens:
         """The tokens of a rendering, up to the last reply where the template writes no end behind it."""
         text, last = rendering.text, replies.get(len(rendering.messages) - 1)
         if last is not None and last.stop is None:
@@ -132,7 +132,7 @@ class ChatTemplate:
         return self.safe.encode(text, rendering.marks, cuts)
 
     def _target(
-        self, turns: Sequence[Turn], rendering: Rendering, replies: Mapping[int, Reply], tokens: Tokens
+        self, turns: Sequence[Turn], rendering: Rendering, replies: Mapping[int, ReplySpan], tokens: Tokens
     ) -> list[bool]:
         generated = self._generated(rendering) if self._marked else None
         target = [False] * len(tokens.ids)
@@ -194,7 +194,7 @@ class ChatTemplate:
         except UserError:
             return Habits()
         before, _, rest = written.partition(first)
-        ends = [found[0] for found in [self.safe.pattern.search(rest.partition(last)[2])] if found]
+        ends = [stop[0] for stop in [self.safe.pattern.search(rest.partition(last)[2])] if stop]
         try:
             more = self._render([asked, said, {"role": "user", "content": next_one}, said], False)
             ends += self._ends_between(more.partition(_USER)[0], more.partition(last)[2].partition(next_one)[0])

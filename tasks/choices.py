@@ -92,8 +92,8 @@ def options_of(row: Row, column: str | None) -> tuple[tuple[str, ...], tuple[str
 
 def lettered(row: Row, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(options, their letters) of columns with one option each; those that are empty are none."""
-    found = {column: text for column in columns if (text := cells.optional(row, column))}
-    return tuple(found.values()), tuple(found)
+    texts = {column: text for column in columns if (text := cells.optional(row, column))}
+    return tuple(texts.values()), tuple(texts)
 
 
 def _place(text: str, count: int) -> int | None:

@@ -62,9 +62,9 @@ class Collected:
         if not any(any(splits.values()) for splits in self._places.values()):
             empty = f" ({few(self.reading.empty, 'files')} holds none)" if self.reading.empty else ""
             raise UserError(f"{self.where} has no rows{empty}; it needs a train split with at least one row")
-        found = {id: splits for id, splits in self._places.items() if any(splits.values()) or id in self._named}
-        order = sorted(found, key=natural_order)
-        return {id: ClientData(id, **{s: Stored(self.store, at) for s, at in found[id].items()}) for id in order}
+        with_rows = {id: splits for id, splits in self._places.items() if any(splits.values()) or id in self._named}
+        order = sorted(with_rows, key=natural_order)
+        return {id: ClientData(id, **{s: Stored(self.store, at) for s, at in with_rows[id].items()}) for id in order}
 
     def _of(self, id: str) -> dict[str, array[int]]:
         if id not in self._places:

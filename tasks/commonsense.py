@@ -45,7 +45,7 @@ Choice = tuple[str, list[str], int]  # question, options, index of the right one
 
 
 @dataclass(frozen=True)
-class Source:
+class ParquetDataset:
     """A data set in the Hub's Parquet branch, `<folder>/<split>/*.parquet`."""
 
     hub_id: str
@@ -60,19 +60,19 @@ def _labelled(question: str) -> Callable[[Values], Choice]:
 
 
 SOURCES = {
-    "ARC-Challenge": Source("allenai/ai2_arc", "ARC-Challenge", "test", "answer", _labelled("question")),
-    "ARC-Easy": Source("allenai/ai2_arc", "ARC-Easy", "test", "answer", _labelled("question")),
-    "boolq": Source("google/boolq", "default", "validation", "true/false",
+    "ARC-Challenge": ParquetDataset("allenai/ai2_arc", "ARC-Challenge", "test", "answer", _labelled("question")),
+    "ARC-Easy": ParquetDataset("allenai/ai2_arc", "ARC-Easy", "test", "answer", _labelled("question")),
+    "boolq": ParquetDataset("google/boolq", "default", "validation", "true/false",
                     lambda row: (f"{row['question']}?", [], int(not row["answer"]))),
-    "hellaswag": Source("Rowan/hellaswag", "default", "validation", "ending",
+    "hellaswag": ParquetDataset("Rowan/hellaswag", "default", "validation", "ending",
                         lambda row: (f"{row['activity_label']}: {row['ctx']}", row["endings"], int(row["label"]))),
-    "openbookqa": Source("allenai/openbookqa", "main", "test", "answer", _labelled("question_stem")),
-    "piqa": Source("ybisk/piqa", "plain_text", "validation", "solution",
+    "openbookqa": ParquetDataset("allenai/openbookqa", "main", "test", "answer", _labelled("question_stem")),
+    "piqa": ParquetDataset("ybisk/piqa", "plain_text", "validation", "solution",
                    lambda row: (row["goal"], [row["sol1"], row["sol2"]], int(row["label"]))),
-    "social_i_qa": Source("allenai/social_i_qa", "default", "validation", "answer",
+    "social_i_qa": ParquetDataset("allenai/social_i_qa", "default", "validation", "answer",
                           lambda row: (f"{row['context']} {row['question']}",
                                        [row["answerA"], row["answerB"], row["answerC"]], int(row["label"]) - 1)),
-    "winogrande": Source("allenai/winogrande", "winogrande_xl", "validation", "option",
+    "winogrande": ParquetDataset("allenai/winogrande", "winogrande_xl", "validation", "option",
                          lambda row: (row["sentence"], [row["option1"], row["option2"]], int(row["answer"]) - 1)),
 }  # fmt: skip
 
@@ -98,7 +98,7 @@ def _from_hub(name: str) -> ClientData:
     return ClientData(name, **{split: tuple(_from_row(row, source, name) for row in rows[split]) for split in files})
 
 
-def _from_row(row: Row, source: Source, name: str) -> Example:
+def _from_row(row: Row, source: ParquetDataset, name: str) -> Example:
     try:
         question, texts, right = source.read(row.values)
     except (KeyError, TypeError, ValueError) as error:

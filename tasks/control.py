@@ -46,8 +46,8 @@ def has_surrogates(text: str) -> bool:
 
 def reasoning(reply: str) -> int:
     """Where a reply goes on behind the block of reasoning that it begins with, and behind white space; 0: without."""
-    found = _REASONING.match(reply) if THOUGHT in reply else None
-    return found.end() if found else 0
+    block = _REASONING.match(reply) if THOUGHT in reply else None
+    return block.end() if block else 0
 
 
 def answer_of(reply: str) -> str:
@@ -80,7 +80,7 @@ class Marks:
 
     def hide(self, text: str, pattern: re.Pattern[str]) -> str:
         """Data as they stand in a marked text; `pattern` is that of the control tokens."""
-        return pattern.sub(lambda found: self._mark_of[found[0]], text)
+        return pattern.sub(lambda match: self._mark_of[match[0]], text)
 
     def hide_reply(self, text: str, pattern: re.Pattern[str]) -> str:
         """A message of the assistant, in which the tags of its reasoning are no spellings."""
@@ -96,7 +96,7 @@ class Marks:
 
     def plain(self, text: str) -> str:
         """A marked text as it reads."""
-        return self.hidden.sub(lambda found: self.shown(found[0]), text)
+        return self.hidden.sub(lambda match: self.shown(match[0]), text)
 
 
 class Tokens(NamedTuple):
@@ -104,7 +104,7 @@ class Tokens(NamedTuple):
 
     ids: list[int]  # (T)
     spans: list[tuple[int, int]]  # (T): where each begins and ends in what was read
-    parts: list[_Part]
+    parts: list[_Piece]
     mixed: set[int]  # places of separators that are a part of a word
 
     def place(self, marked: int) -> int:
@@ -127,7 +127,7 @@ class Tokens(NamedTuple):
         return number < len(self.ids) and self.spans[number][0] < place
 
 
-class _Part(NamedTuple):
+class _Piece(NamedTuple):
     """A piece of what is read, and where it stands in the marked text."""
 
     text: str
@@ -164,7 +164,7 @@ class SafeTokenizer:
 
     def spells(self, text: str) -> str | None:
         """The first control token of this tokenizer that the text spells."""
-        return next((found[0] for found in self.pattern.finditer(text) if found[0] in self._names), None)
+        return next((match[0] for match in self.pattern.finditer(text) if match[0] in self._names), None)
 
     def encode(self, marked: str, marks: Marks, cuts: Collection[int] = ()) -> Tokens:
         """The tokens of a marked text, without any that the tokenizer would add around it. UserError where the
@@ -172,11 +172,11 @@ class SafeTokenizer:
         token must end. Where none does, the text before it is read as if it ended there."""
         breaks = _Breaks({}, set())
         while True:
-            found = self._read(marked, marks, breaks)
-            between = {place for place in cuts if found.over(place)} | found.mixed
-            inside = self._forged(found, marked, marks)
+            tokens = self._read(marked, marks, breaks)
+            between = {place for place in cuts if tokens.over(place)} | tokens.mixed
+            inside = self._forged(tokens, marked, marks)
             if not between and not inside:
-                return found
+                return tokens
             if inside & breaks.inside or any(breaks.between.get(place) == _CUT for place in between):
                 raise UserError(
                     f"the tokenizer of {self.tokenizer.name_or_path!r} has no text for what spells a control token in "
@@ -186,12 +186,12 @@ class SafeTokenizer:
             for place in between:
                 breaks.between[place] = _CUT if self._cuts_well or place in breaks.between else marks.spare(0)
 
-    def _forged(self, found: Tokens, marked: str, marks: Marks) -> set[int]:
+    def _forged(self, tokens: Tokens, marked: str, marks: Marks) -> set[int]:
         """Where hidden spellings became control tokens all the same: a vocabulary may hold them as words, too."""
         places = set()
         for hidden in marks.hidden.finditer(marked):
-            first, last = found.behind(hidden.start()), found.behind(hidden.end())
-            if not self._control.isdisjoint(found.ids[first : last + found.over(hidden.end())]):
+            first, last = tokens.behind(hidden.start()), tokens.behind(hidden.end())
+            if not self._control.isdisjoint(tokens.ids[first : last + tokens.over(hidden.end())]):
                 places.add(hidden.start())
         return places
 
@@ -255,27 +255,27 @@ class SafeTokenizer:
 
 def _parts(
     marked: str, marks: Marks, pattern: re.Pattern[str], names: Mapping[str, str], breaks: _Breaks
-) -> list[_Part]:
+) -> list[_Piece]:
     """A marked text as the copy is to read it: with new names for the template's control tokens, and the spellings of
     the data as they are."""
     atoms = [
-        _Part(names[found[0]], *found.span(), atom=True) for found in pattern.finditer(marked) if found[0] in names
+        _Piece(names[match[0]], *match.span(), atom=True) for match in pattern.finditer(marked) if match[0] in names
     ]
-    for found in marks.hidden.finditer(marked):
-        place, text = found.start(), marks.shown(found[0])
+    for match in marks.hidden.finditer(marked):
+        place, text = match.start(), marks.shown(match[0])
         pieces = [text[:1], text[1:]] if place in breaks.inside else [text]
         for number, piece in enumerate(pieces):
             if number:
-                atoms.append(_Part(_CUT, place, place + 1, atom=True, separator=True))
-            atoms.append(_Part(piece, place, place + 1, atom=True))
-    atoms += [_Part(sign, place, place, atom=True, separator=True) for place, sign in breaks.between.items()]
+                atoms.append(_Piece(_CUT, place, place + 1, atom=True, separator=True))
+            atoms.append(_Piece(piece, place, place + 1, atom=True))
+    atoms += [_Piece(sign, place, place, atom=True, separator=True) for place, sign in breaks.between.items()]
     parts, end = [], 0
     for atom in sorted(atoms, key=lambda part: (part.start, part.end)):  # stable: pieces keep their order
         if atom.start > end:
-            parts.append(_Part(marked[end : atom.start], end, atom.start))
+            parts.append(_Piece(marked[end : atom.start], end, atom.start))
         parts.append(atom)
         end = atom.end
-    return [*parts, _Part(marked[end:], end, len(marked))]
+    return [*parts, _Piece(marked[end:], end, len(marked))]
 
 
 def _renamed(token: AddedToken, name: str) -> AddedToken:
@@ -298,5 +298,5 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[s
         named = text in template and not _TAG.fullmatch(text)
         return token.special or named or _SHAPE.fullmatch(text) is not None
 
-    found = {token.content for token in tokenizer.added_tokens_decoder.values() if controls(token)}
-    return tuple(sorted(text for text in {*found, *tokenizer.all_special_tokens, THINK, THOUGHT} if text.strip()))
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if controls(token)}
+    return tuple(sorted(text for text in {*added, *tokenizer.all_special_tokens, THINK, THOUGHT} if text.strip()))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import FileRows, HubRows, Listed, Row, formats, hub_data, layout
-from llm_fed.rows.layout import Layout, Part, split_of
+from llm_fed.rows.layout import FolderLayout, Part, split_of
 from llm_fed.settings import datapath
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import ALL, Collected
@@ -37,34 +37,34 @@ def load(config: TaskConfig, seed: int) -> TaskData:
         _add_hub(collected, hub)
     else:
         path = datapath.local("task.path", config.path)
-        root, found = plan_of(path, config.columns)
+        root, plan = plan_of(path, config.columns)
         collected = Collected(config, str(path), f"{root}/")
-        without = [name for name in found.unused if _is_client_without_files(name, found)]
-        collected.reading.files += [name for name in found.unused if name not in without]
+        without = [name for name in plan.unused if _is_client_without_files(name, plan)]
+        collected.reading.files += [name for name in plan.unused if name not in without]
         for name in without:
             collected.name(name.removesuffix("/"))
-        for part in found.parts:
+        for part in plan.parts:
             collected.add(part.client, part.split, [FileRows(root / name) for name in part.files], named=part.named)
     clients, reading = collected.clients(), collected.reading.checked()
     return TaskData("files", LIKELIHOOD if reading.texts else METRIC, clients, reading=reading)
 
 
-def _is_client_without_files(name: str, found: Layout) -> bool:
-    beside = any(part.client and "/" in file for part in found.parts for file in part.files)
+def _is_client_without_files(name: str, plan: FolderLayout) -> bool:
+    beside = any(part.client and "/" in file for part in plan.parts for file in part.files)
     return beside and name.endswith("/") and name.count("/") == 1
 
 
-def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, Layout]:
+def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, FolderLayout]:
     """(folder, whose its files are) of a path as `load` takes it; UserError for another, and as in `layout.plan`."""
     if path.is_file():
-        return path.parent, Layout((Part(None, "train", (path.name,), named=False),))
+        return path.parent, FolderLayout((Part(None, "train", (path.name,), named=False),))
     if not path.is_dir():
         raise UserError(f"task.path={str(path)!r} is neither a file nor a folder; give one of these")
-    found = layout.plan(listing(path), str(path), joined=wanted.client is not None)
-    if not found.parts:
-        held = f"; it holds {', '.join(found.unused[:5])}" if found.unused else ""
+    plan = layout.plan(listing(path), str(path), joined=wanted.client is not None)
+    if not plan.parts:
+        held = f"; it holds {', '.join(plan.unused[:5])}" if plan.unused else ""
         raise UserError(f"{path} holds no client folder and no file of examples ({formats.SUFFIXES}){held}")
-    return path, found
+    return path, plan
 
 
 def listing(folder: Path) -> Iterator[str]:
@@ -82,11 +82,11 @@ def listing(folder: Path) -> Iterator[str]:
 
 def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
     """One client's files in a folder; UserError without training data, or for a file or row that cannot be used."""
-    found = layout.plan(listing(folder), str(folder), client=client)
-    if not any(part.split == "train" for part in found.parts):
+    plan = layout.plan(listing(folder), str(folder), client=client)
+    if not any(part.split == "train" for part in plan.parts):
         raise UserError(f"client {client!r} has no train file; add train.jsonl, .csv or .parquet")
     collected = Collected(replace(config, columns=replace(config.columns, client=None)), str(folder))
-    for part in found.parts:
+    for part in plan.parts:
         collected.add(client, part.split, [FileRows(folder / name) for name in part.files], named=part.named)
     (data,) = collected.clients().values()
     collected.reading.checked()

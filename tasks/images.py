@@ -51,7 +51,7 @@ ALL = "all"  # the one client of data without clients
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageDataset:
     """Where a data set lies on the Hub, and what a task makes of it."""
 
     hub: str | None
@@ -98,26 +98,28 @@ LESIONS = (
 PACS = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
 SOURCES = {
-    "fashion-mnist": Source("zalando-datasets/fashion_mnist", classes=FASHION),
-    "cifar10": Source("uoft-cs/cifar10", {"image": "img", "label": "label"}, CIFAR10),
-    "cifar100": Source(
+    "fashion-mnist": ImageDataset("zalando-datasets/fashion_mnist", classes=FASHION),
+    "cifar10": ImageDataset("uoft-cs/cifar10", {"image": "img", "label": "label"}, CIFAR10),
+    "cifar100": ImageDataset(
         "uoft-cs/cifar100", {"image": "img", "label": "coarse_label", "group": "fine_label"}, SUPERCLASSES
     ),
-    "cifar100-fine": Source("uoft-cs/cifar100", {"image": "img", "label": "fine_label"}, FINE_CLASSES, fine=True),
-    "femnist": Source(
+    "cifar100-fine": ImageDataset("uoft-cs/cifar100", {"image": "img", "label": "fine_label"}, FINE_CLASSES, fine=True),
+    "femnist": ImageDataset(
         "flwrlabs/femnist", {"image": "image", "label": "character", "client": "writer_id"}, CHARACTERS,
         {"train": ("train",)}, first_classes=40,
     ),
-    "celeba": Source(
+    "celeba": ImageDataset(
         "flwrlabs/celeba", {"image": "image", "label": "Smiling", "client": "celeb_id"}, ("not smiling", "smiling"),
         {"train": ("train", "valid", "validation", "test")}, "img_align+identity+attr", least=5,
     ),
-    "isic2019": Source("flwrlabs/fed-isic2019", {"image": "image", "label": "label", "client": "center"}, LESIONS),
-    "imagenet": Source("ILSVRC/imagenet-1k", splits={"train": ("train",), "test": ("validation",)}),
-    "pacs": Source(
+    "isic2019": ImageDataset(
+        "flwrlabs/fed-isic2019", {"image": "image", "label": "label", "client": "center"}, LESIONS,
+    ),
+    "imagenet": ImageDataset("ILSVRC/imagenet-1k", splits={"train": ("train",), "test": ("validation",)}),
+    "pacs": ImageDataset(
         "flwrlabs/pacs", {"image": "image", "label": "label", "client": "domain"}, PACS, {"train": ("train",)}
     ),
-    "images": Source(None),
+    "images": ImageDataset(None),
 }  # fmt: skip
 
 
@@ -189,7 +191,7 @@ def noisy(client: ClientData, share: float, classes: int, seed: int) -> ClientDa
     return dataclasses.replace(client, train=tuple(train))
 
 
-def _read(config: TaskConfig, source: Source) -> Gallery:
+def _read(config: TaskConfig, source: ImageDataset) -> Gallery:
     if config.path is None:
         if source.hub is None:
             raise UserError(f"task.path is not set; the task `{config.name}` needs an npz file or a folder of pictures")
@@ -198,17 +200,17 @@ def _read(config: TaskConfig, source: Source) -> Gallery:
     path = datapath.local("task.path", config.path)
     if path.is_file():
         return read_npz(path)
-    found = sorted(path.glob("*.npz"))
-    if len(found) > 1:
-        raise UserError(f"{path} holds {found[0].name} and {found[1].name}; name one of them in task.path")
-    if found:
-        return read_npz(found[0])
+    archives = sorted(path.glob("*.npz"))
+    if len(archives) > 1:
+        raise UserError(f"{path} holds {archives[0].name} and {archives[1].name}; name one of them in task.path")
+    if archives:
+        return read_npz(archives[0])
     if next(path.rglob("*.parquet"), None):
         return _from_datasets(folder_data(path), source, str(path))
     return read_folder(path)
 
 
-def _from_datasets(data: Mapping[str, Dataset], source: Source, where: str) -> Gallery:
+def _from_datasets(data: Mapping[str, Dataset], source: ImageDataset, where: str) -> Gallery:
     parts = [(split, data[name]) for split, names in source.splits.items() for name in names if name in data]
     if not any(split == "train" and len(part) for split, part in parts):
         raise UserError(f"{where} has no training pictures; its splits are {', '.join(data)}")

@@ -17,7 +17,7 @@ Messages = list[dict[str, Any]]
 Span = tuple[int, int]
 
 
-class Reply(NamedTuple):
+class ReplySpan(NamedTuple):
     """A message of the assistant in a marked rendering."""
 
     start: int  # of what the assistant writes
@@ -50,18 +50,20 @@ class Rendering:
         self.text = render(messages, asked)
         self.spoken = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
 
-    def replies(self, habits: Habits) -> dict[int, Reply]:
+    def replies(self, habits: Habits) -> dict[int, ReplySpan]:
         """By number of the message; without those that are not in the rendering."""
         spans = self._contents()
-        found, before = {}, 0
+        spans_of_replies, before = {}, 0
         for place, number in enumerate(self.spoken):
             span = spans[place]
             if span is not None:
                 following = next((later[0] for later in spans[place + 1 :] if later), len(self.text))
                 start = self._start(self.messages[number], before, span[0], habits)
-                found[number] = Reply(start, span[1], self._stop(self.messages[number], span[1], following, habits))
+                spans_of_replies[number] = ReplySpan(
+                    start, span[1], self._stop(self.messages[number], span[1], following, habits)
+                )
                 before = span[1]
-        return found
+        return spans_of_replies
 
     def _start(self, message: dict[str, Any], before: int, start: int, habits: Habits) -> int:
         """Where the assistant begins to write: with its reasoning if that was kept, else behind the template's text."""
@@ -77,9 +79,9 @@ class Rendering:
 
     def _stop(self, message: dict[str, Any], end: int, following: int, habits: Habits) -> int | None:
         """Behind the token that ends a turn: the first control token behind its text, or behind its calls of tools."""
-        for found in self._control.finditer(self.text, end, following):
-            if found[0] in habits.ends:
-                return found.end()
+        for token in self._control.finditer(self.text, end, following):
+            if token[0] in habits.ends:
+                return token.end()
             if "tool_calls" not in message:
                 break
         return None
@@ -101,8 +103,8 @@ class Rendering:
 
     def _first(self, number: int, offsets: Iterable[int]) -> int | None:
         """Where the first of these places in a message's text is that is in the rendering."""
-        found = (place for offset in offsets for place in self._locate([(number, offset)]) or ())
-        return next((place for place in found if place is not None), None)
+        places = (place for offset in offsets for place in self._locate([(number, offset)]) or ())
+        return next((place for place in places if place is not None), None)
 
     def _header(self, number: int) -> Span | None:
         """Where a message is that has no text of its own: where another text in its place would begin."""

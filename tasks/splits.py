@@ -142,10 +142,10 @@ class ByContent:
         tested = not pooled and any(client.test for client in clients.values())
         moved: Counter[tuple[str, str]] = Counter()
         restored = {name: self._back(client, self.known, tested, moved) for name, client in clients.items()}
-        for (here, there), count in moved.items():
+        for (here, before), count in moved.items():
             log.warning(
                 "%d %s example%s of these data belong%s to the %s split, where the run has had %s",
-                count, here, *(("", "s", there, "it") if count == 1 else ("s", "", there, "them")),
+                count, here, *(("", "s", before, "it") if count == 1 else ("s", "", before, "them")),
             )  # fmt: skip
         return restored
 

@@ -85,7 +85,7 @@ def test_a_name_that_begins_like_another_is_another(tmp_path):
 def test_without_proc_the_root_of_what_is_mounted_counts(tmp_path):
     put(tmp_path, sys__fs__cgroup__memory_max="314572800\n", sys__fs__cgroup__memory_current="104857600\n")
     limit = cgroups.tightest(tmp_path)
-    assert limit == cgroups.Limit("memory.max of the control group /", 314572800, 209715200)
+    assert limit == cgroups.MemoryLimit("memory.max of the control group /", 314572800, 209715200)
 
 
 def test_a_group_of_version_1_tells_of_limits_that_are_out_of_sight(tmp_path):
@@ -109,7 +109,9 @@ def test_limits_of_a_shell(tmp_path, monkeypatch):
     put(tmp_path, proc__self__status="VmSize:\t  10 kB\nVmData:\t 5 kB\n")
     limits = {resource.RLIMIT_AS: (2**20, 2**30), resource.RLIMIT_DATA: (resource.RLIM_INFINITY,) * 2}
     monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
-    assert cgroups.tightest(tmp_path) == cgroups.Limit("the limit on address space (ulimit -v)", 2**20, 2**20 - 10240)
+    assert cgroups.tightest(tmp_path) == cgroups.MemoryLimit(
+        "the limit on address space (ulimit -v)", 2**20, 2**20 - 10240
+    )
 
 
 def test_what_is_free_is_the_smaller_of_the_machine_and_the_limits(tmp_path):
@@ -121,7 +123,7 @@ def test_what_is_free_is_the_smaller_of_the_machine_and_the_limits(tmp_path):
 
 
 def test_a_limit_counts_wherever_memory_is_planned(small, tmp_path, monkeypatch):
-    limit = cgroups.Limit("memory.max of the control group /job_7", 2 * GIB, 5000)
+    limit = cgroups.MemoryLimit("memory.max of the control group /job_7", 2 * GIB, 5000)
     monkeypatch.setattr(cgroups, "tightest", lambda root=None: limit)
     cpu, state = torch.device("cpu"), State.of({"a": torch.zeros(50)})
     assert free_memory(cpu) == 5000
@@ -147,7 +149,7 @@ def test_a_base_that_does_not_fit_is_told_before_it_is_loaded(small, monkeypatch
         (2 * numbers, "bfloat16", False),
         (2 * numbers - 1, "bfloat16", True),
     ):
-        limit = cgroups.Limit("memory.max of the control group /job_7", 2 * GIB, free)
+        limit = cgroups.MemoryLimit("memory.max of the control group /job_7", 2 * GIB, free)
         monkeypatch.setattr(cgroups, "tightest", lambda root=None, limit=limit: limit)
         said = room.shortage(replace(base, dtype=dtype), "cpu")
         assert bool(said) == short and ("memory.max of the control group /job_7" in said) == short

@@ -12,7 +12,7 @@ from small_launch import free_port, torchrun
 
 from llm_fed.basics import launchers
 from llm_fed.basics.errors import UserError
-from llm_fed.basics.launchers import Place
+from llm_fed.basics.launchers import ProcessRank
 from llm_fed.runtime import rendezvous
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
@@ -30,13 +30,13 @@ BY_ACCELERATE = {"ACCELERATE_MIXED_PRECISION": "no", "ACCELERATE_DYNAMO_BACKEND"
     ("environment", "expected"),
     [
         ({}, None),
-        (torchrun(1, 2), Place(1, 1, 2)),
-        ({**torchrun(0, 4), **SLURM, **MPI}, Place(0, 0, 4)),
+        (torchrun(1, 2), ProcessRank(1, 1, 2)),
+        ({**torchrun(0, 4), **SLURM, **MPI}, ProcessRank(0, 0, 4)),
         ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, None),
         ({"LOCAL_RANK": "0"}, None),
         ({"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost"}, None),
         ({**MPI, "MASTER_ADDR": "localhost"}, None),
-        ({**MPI, **BY_ACCELERATE}, Place(1, 0, 2)),
+        ({**MPI, **BY_ACCELERATE}, ProcessRank(1, 0, 2)),
         (BY_ACCELERATE, None),
         (SLURM, None),
     ],
@@ -143,7 +143,8 @@ def test_ranks_meet(monkeypatch):
     stores: dict[int, object] = {}
     threads = [
         threading.Thread(
-            target=lambda rank=rank: stores.update({rank: rendezvous.meet(Place(rank, rank, 3), where)}), daemon=True
+            target=lambda rank=rank: stores.update({rank: rendezvous.meet(ProcessRank(rank, rank, 3), where)}),
+            daemon=True,
         )
         for rank in (2, 1, 0)
     ]
@@ -164,7 +165,7 @@ def test_ranks_meet(monkeypatch):
 )
 def test_where_ranks_meet_must_be_known(where, says):
     with pytest.raises(UserError) as error:
-        rendezvous.meet(Place(0, 0, 2), where)
+        rendezvous.meet(ProcessRank(0, 0, 2), where)
     assert str(error.value).startswith(says)
 
 
@@ -174,4 +175,4 @@ def test_a_port_that_is_taken():
         other.listen()
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(other.getsockname()[1])}
         with pytest.raises(UserError, match="cannot meet at 127.0.0.1:.*Choose another port"):
-            rendezvous.meet(Place(0, 0, 2), where)
+            rendezvous.meet(ProcessRank(0, 0, 2), where)

@@ -1,9 +1,11 @@
-"""The tests' own folders: one for each package that has tests, what they share in one place, and paths that exist."""
+"""The tests' own folders: one for each package that has tests, what they share in one place, and paths that exist; and
+the names of classes, each of which means one thing."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -43,3 +45,12 @@ def test_paths_of_tests_in_the_documentation_exist():
     texts = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("scripts/**/*.yaml"), *MODULES]
     named = {name for text in texts for name in re.findall(r"\btests/[\w/]+\.py", text.read_text())}
     assert len(named) > 10 and not {name for name in named if not (ROOT / name).is_file()}
+
+
+def test_a_class_name_means_one_thing():
+    """A private class does not share its name with another either."""
+    houses = [path for house in ("llm_fed", "tasks", "eval") for path in ROOT.glob(f"{house}/**/*.py")]
+    classes = [node for path in houses for node in ast.walk(ast.parse(path.read_text()))]
+    names = Counter(node.name.lstrip("_") for node in classes if isinstance(node, ast.ClassDef))
+    assert len(names) > 300
+    assert not {name for name, count in names.items() if count > 1}

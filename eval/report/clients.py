@@ -127,8 +127,8 @@ def _without_alike(
     words."""
     kept, alike = [], []
     for number, column in enumerate(columns):
-        found = {values[number] for _, values in rows}
-        (value, *others) = found if found else (None,)
+        distinct = {values[number] for _, values in rows}
+        (value, *others) = distinct if distinct else (None,)
         if column.kind != "bar" and not others and value is None:
             continue  # nobody has one, as of a merge
         if len(rows) > 1 and column.kind in ("count", "bytes") and not others and value is not None:
@@ -151,11 +151,11 @@ def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[L
 def curves(by_kind: Mapping[str, Sequence[Line]], scored: Sequence[Line]) -> tuple[dict[str, Any], int]:
     """For the script, by client: the training losses and the scores (of the `scored` lines), each as [rounds, values],
     of the first clients whose curves fit into MAX_BYTES; and how many clients have one."""
-    found: dict[str, dict[str, list[list[float]]]] = {}
+    by_client: dict[str, dict[str, list[list[float]]]] = {}
 
     def add(client: str, what: str, round: int, value: float | None) -> None:
         if (value := _finite(value)) is not None:
-            rounds, values = found.setdefault(client, {}).setdefault(what, [[], []])
+            rounds, values = by_client.setdefault(client, {}).setdefault(what, [[], []])
             rounds.append(round)
             values.append(float(f"{value:.4g}"))
 
@@ -165,13 +165,13 @@ def curves(by_kind: Mapping[str, Sequence[Line]], scored: Sequence[Line]) -> tup
     for line in by_kind["client"]:
         add(line["client"], "loss", line["round"], line.get("loss"))
     left, kept = MAX_BYTES, {}
-    for client, curve in found.items():
+    for client, curve in by_client.items():
         left -= len(json.dumps([client, curve]))
         if left < 0:
             break
         kept[client] = curve
     what = f"{scored[-1]['metric']}, {scored[-1]['split']}" if scored else ""
-    return {"score": what, "clients": kept}, len(found)
+    return {"score": what, "clients": kept}, len(by_client)
 
 
 def _finite(value: float | None) -> float | None:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed.eval.pairs import Column as Compared
-from llm_fed.eval.pairs import Pair
+from llm_fed.eval.pairs import MethodPairs, Pair
 from llm_fed.eval.report.clients import Column, SortableTable
 from llm_fed.eval.report.page import write_page
-from llm_fed.eval.report.pictures import Picture
-from llm_fed.eval.tables import SUMMARIES, Row, Spread, Table
+from llm_fed.eval.report.pictures import ReportFigure
+from llm_fed.eval.tables import SUMMARIES, ComparisonRow, MeanAndStd, Table
 
 Draw = Callable[..., Path]  # of `path`, and `dark`
 
@@ -57,7 +56,7 @@ class Forest:
     high: float
 
     @classmethod
-    def of(cls, title: str, column: Compared) -> Forest:
+    def of(cls, title: str, column: MethodPairs) -> Forest:
         pairs = sorted(
             (pair for pair in column.pairs if pair.low is not None), key=lambda pair: -(pair.difference or 0)
         )
@@ -96,14 +95,14 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
         rule=verdict.of_rules,
         method=verdict.method if verdict.columns else [],
         pictures=[
-            Picture(PICTURES[name][0], *PICTURES[name], draw).embedded()
+            ReportFigure(PICTURES[name][0], *PICTURES[name], draw).embedded()
             for name, draw in (drawn or {}).items()
             if name in PICTURES
         ],
     )
 
 
-def _row(table: Table, row: Row, *best: Sequence[str]) -> dict[str, Any]:
+def _row(table: Table, row: ComparisonRow, *best: Sequence[str]) -> dict[str, Any]:
     """One row of the first table: the scores with whether they are among the best, and what its clients sent."""
     scores = [_score(row.summary(name), row.label in labels) for name, labels in zip(SUMMARIES, best, strict=True)]
     moved = row.traffic if row.method else None
@@ -116,7 +115,7 @@ def _row(table: Table, row: Row, *best: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _score(spread: Spread | None, best: bool) -> dict[str, Any]:
+def _score(spread: MeanAndStd | None, best: bool) -> dict[str, Any]:
     return {"mean": spread and spread.mean, "std": spread and spread.std, "best": best}
 
 

@@ -33,7 +33,7 @@ def rendered(template: str, **values: Any) -> str:
     return _environment().get_template(template).render(**values)
 
 
-class _Memory(BytesIO):
+class _PngBuffer(BytesIO):
     """In the place of a file, since not every machine has a folder for temporary ones."""
 
     suffix = ".png"
@@ -41,7 +41,7 @@ class _Memory(BytesIO):
 
 def embed(draw: Callable[..., Path], dark: bool) -> str:
     """The data URI of a picture, which `draw(path, dark=dark)` writes."""
-    picture = _Memory()
+    picture = _PngBuffer()
     draw(picture, dark=dark)
     return "data:image/png;base64," + base64.b64encode(picture.getvalue()).decode()
 

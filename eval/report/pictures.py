@@ -20,7 +20,7 @@ MODELS = 10_000  # of a server: no run has as many
 
 
 @dataclass(frozen=True)
-class Picture:
+class ReportFigure:
     title: str
     alt: str
     about: str  # what it means
@@ -37,20 +37,20 @@ def pictures_of(
     final: Line | None,
     references: Mapping[str, float],
 ) -> list[dict[str, str]]:
-    """Each picture for which there is data, as `Picture.embedded`: of the score lines of the split that is scored
+    """Each picture for which there is data, as `ReportFigure.embedded`: of the score lines of the split that is scored
     during training (`curve`), the `final` test score, and scores on that split by label (`references`), drawn as lines.
     """
     shown = final or (curve[-1] if curve else None)
-    found = [_scores(curve, final, references)] if curve else []
+    figures = [_scores(curve, final, references)] if curve else []
     if by_kind["round"]:
-        found += [_losses(by_kind, curve)]
-        found += [_traffic(by_kind["round"])] if anything_sent(by_kind["client"]) else []
+        figures += [_losses(by_kind, curve)]
+        figures += [_traffic(by_kind["round"])] if anything_sent(by_kind["client"]) else []
     weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
     if weights:
-        found.append(_weights(weights, shown))
+        figures.append(_weights(weights, shown))
     if spreads := merges.spreads(by_kind["server"]):
-        found.append(
-            Picture(
+        figures.append(
+            ReportFigure(
                 "Merging coefficients by round",
                 "median, quartiles and range of the merging coefficients by round, and the share of negative ones",
                 "Each round the server searches a coefficient for every stored update, and merges the updates with "
@@ -61,8 +61,8 @@ def pictures_of(
     scores, chosen = merges.curves({line["client"]: line for line in by_kind["merge"]})
     if scores:
         metric = shown["metric"] if shown else "score"
-        found.append(
-            Picture(
+        figures.append(
+            ReportFigure(
                 "Score by merging weight",
                 "validation score of each client by the federated adapter's weight",
                 "At 0 a client has its local adapter alone, at 1 the federated one, and in between a mixture. The "
@@ -70,10 +70,10 @@ def pictures_of(
                 partial(plots.plot_mixing, curves=scores, chosen=chosen, metric=metric),
             )
         )
-    return [picture.embedded() for picture in found]
+    return [picture.embedded() for picture in figures]
 
 
-def curve_of(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line], final: Line | None) -> Picture | None:
+def curve_of(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line], final: Line | None) -> ReportFigure | None:
     """The scores by round, or where only the end was scored the losses; None of a merge."""
     if len(curve) > 1:
         return _scores(curve, final, {})
@@ -110,7 +110,7 @@ def _padded(row: Sequence[float] | None, models: int) -> list[float] | None:
     return None if row is None else [round(value, 2) for value in row] + [0.0] * (models - len(row))
 
 
-def _scores(curve: Sequence[Line], final: Line | None, references: Mapping[str, float]) -> Picture:
+def _scores(curve: Sequence[Line], final: Line | None, references: Mapping[str, float]) -> ReportFigure:
     draw = partial(
         plots.plot_scores,
         rounds=[line["round"] for line in curve],
@@ -128,10 +128,10 @@ def _scores(curve: Sequence[Line], final: Line | None, references: Mapping[str, 
         whom = " and ".join(plain[name] for name in references)
         about += f" The dotted line{'s are' if len(references) > 1 else ' is'} {whom}: a federation has to beat it."
     alt = f"{split} score: mean and worst half of the clients" + (f"; for comparison {lines}" if lines else "")
-    return Picture("Score by round", alt, about, draw)
+    return ReportFigure("Score by round", alt, about, draw)
 
 
-def _losses(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line]) -> Picture:
+def _losses(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line]) -> ReportFigure:
     losses: dict[str, tuple[list[int], list[float]]] = {}
     for line in by_kind["client"]:
         client_rounds, client_losses = losses.setdefault(line["client"], ([], []))
@@ -148,23 +148,23 @@ def _losses(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line]) -> Pic
         title, alt = f"Training and {split} loss by round", f"{alt}, and the mean {split} loss"
         about += f" Where the {split} loss rises while the training loss falls, clients learn their examples by heart."
     draw = partial(plots.plot_losses, clients=losses, mean=mean, scored=scored, split=split)
-    return Picture(title, alt, about, draw)
+    return ReportFigure(title, alt, about, draw)
 
 
-def _traffic(rounds: Sequence[Line]) -> Picture:
+def _traffic(rounds: Sequence[Line]) -> ReportFigure:
     up, down = ([line[name] for line in rounds] for name in ("bytes_up", "bytes_down"))
     draw = partial(plots.plot_bytes, rounds=[line["round"] for line in rounds], up=up, down=down)
     about = (
         "The serialised messages of all clients together. What they upload is above the axis, and what they are sent "
         "below."
     )
-    return Picture("Bytes by round", "bytes sent up and down in each round", about, draw)
+    return ReportFigure("Bytes by round", "bytes sent up and down in each round", about, draw)
 
 
-def _weights(weights: Mapping[str, Any], shown: Line | None) -> Picture:
+def _weights(weights: Mapping[str, Any], shown: Line | None) -> ReportFigure:
     groups = plots.clusters(weights["clients"])
     draw = partial(plots.plot_weights, clients=weights["clients"], values=weights["values"], groups=groups)
-    return Picture(
+    return ReportFigure(
         f"Merging weights of round {shown['round']}" if shown else "Merging weights",
         "heat map of merging weights: a row per client, a column per soup model",
         "A row shows of which of the server's models a client's personal model is merged, and in which shares. Clients "

@@ -47,5 +47,5 @@ def _answers(lines: list[Line]) -> list[dict[str, Any]]:
     """One of each of the first clients, or of fewer clients further ones."""
     clients = samples_of(lines).clients
     most = max((len(own.lines) for own in clients), default=0)
-    found = [own.lines[number] for number in range(most) for own in clients if number < len(own.lines)]
-    return list(found[:ANSWERS])
+    answers = [own.lines[number] for number in range(most) for own in clients if number < len(own.lines)]
+    return list(answers[:ANSWERS])

@@ -119,8 +119,8 @@ def _apart(lines: Sequence[Line], shown: Line | None) -> list[str]:
 def baseline(lines: Sequence[Line], kind: str, shown: Line | None) -> Line | None:
     """On the split that is shown the line of the base (`score`), or of the rules; None where it is not known."""
     wanted = (kind, 0, shown["split"]) if shown else None
-    found = (line for line in lines if wanted == (line["kind"], line.get("round"), line.get("split")))
-    return next((line for line in found if line is not shown), None)
+    matching = (line for line in lines if wanted == (line["kind"], line.get("round"), line.get("split")))
+    return next((line for line in matching if line is not shown), None)
 
 
 def _totals(rounds: list[Line]) -> Line:

@@ -17,7 +17,7 @@ class ClientSamples:
 
 
 @dataclass(frozen=True)
-class Samples:
+class SamplesSection:
     """For the template."""
 
     templates: Sequence[str]  # with {prompt} in the prompt's place and {system} in that of the data's system text
@@ -26,7 +26,7 @@ class Samples:
     seen: int = 8  # clients that are listed at once; the others are folded
 
 
-def samples_of(lines: Sequence[Line]) -> Samples:
+def samples_of(lines: Sequence[Line]) -> SamplesSection:
     samples = [line | {"system": line.get("system", "")} for line in _with_texts(lines)]
     by_client: dict[str, list[Line]] = {}
     for line in samples:
@@ -34,7 +34,7 @@ def samples_of(lines: Sequence[Line]) -> Samples:
     templates = list(dict.fromkeys(line["template"] for line in samples if line.get("template")))
     everywhere = _same_system(samples)
     clients = [ClientSamples(id, "" if everywhere else _same_system(own), own) for id, own in by_client.items()]
-    return Samples([text for text in templates if text.strip() != "{prompt}"], everywhere, clients)
+    return SamplesSection([text for text in templates if text.strip() != "{prompt}"], everywhere, clients)
 
 
 def _same_system(lines: Sequence[Line]) -> str:

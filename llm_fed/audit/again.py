@@ -24,7 +24,7 @@ def compare(
     kept: Mapping[int, Saved],
     wanted: Collection[int],
     since: int,
-    found: Audit,
+    report: Audit,
 ) -> None:
     """Train the wanted rounds again, each from the nearest state before it that is known, and the end of the run.
 
@@ -41,66 +41,66 @@ def compare(
             starts = [round for round in kept if broken <= round < target] or ([] if broken else [0])
             if at is None and not starts:
                 why = "differs" if broken > since else "was trained on other data"
-                found.unchecked.append(
+                report.unchecked.append(
                     f"round {target}: it depends on round {broken}, which {why}, and there is no checkpoint in between"
                 )
                 break
             start = max(starts, default=0)
             if at is None or start > at:
-                replay.restore(kept[start]) if start in kept else _begin(replay, chain, found)
+                replay.restore(kept[start]) if start in kept else _begin(replay, chain, report)
                 at = start
             checked.append(at + 1)
-            if _round(replay, folder, chain, found):
+            if _round(replay, folder, chain, report):
                 at += 1
                 continue
             broken, at = at + 1, None
             if broken in kept:  # what the run went on with, whatever it followed from
                 replay.restore(kept[broken])
                 at = broken
-                _scores(replay, folder, chain, found)
+                _scores(replay, folder, chain, report)
     if checked:
-        found.checked.append(f"rounds {words(checked)}, trained again")
+        report.checked.append(f"rounds {words(checked)}, trained again")
     if (folder / "summary.json").exists():
-        _end(replay, folder, chain, kept, found)
+        _end(replay, folder, chain, kept, report)
 
 
-def _begin(replay: Replay, chain: digests.Chain, found: Audit) -> None:
+def _begin(replay: Replay, chain: digests.Chain, report: Audit) -> None:
     replay.begin()
     if chain.states.get(0, replay.state) != replay.state:
-        found.find(0, "server", "server step", "the state before round 1 is not that of this configuration and seed")
+        report.find(0, "server", "server step", "the state before round 1 is not that of this configuration and seed")
 
 
-def _round(replay: Replay, folder: Path, chain: digests.Chain, found: Audit) -> bool:
+def _round(replay: Replay, folder: Path, chain: digests.Chain, report: Audit) -> bool:
     """Train the next round and compare it; whether it is the same, so that the next may follow."""
     round = replay.round + 1
-    again, known = replay.next(_lr(replay, folder, round, found)), chain.rounds.get(round)
+    again, known = replay.next(_lr(replay, folder, round, report)), chain.rounds.get(round)
     if known is None:  # from before the run took digests down
         same = chain.states.get(round, again.state) == again.state
         if not same:
-            found.unchecked.append(f"round {round}: its final state cannot be reproduced from round 1")
+            report.unchecked.append(f"round {round}: its final state cannot be reproduced from round 1")
         return same
-    wrong = _clients(again, known, found)
+    wrong = _clients(again, known, report)
     server = again.state != known["state"] or again.memory.get("server") != known["memory"].get("server")
     if wrong:
-        found.unchecked.append(f"the server's step of round {round}, as not all uploads could be reproduced")
+        report.unchecked.append(f"the server's step of round {round}, as not all uploads could be reproduced")
     elif server:
-        found.find(round, "server", "server step", "the state is not what the server computes from the uploads")
+        report.find(round, "server", "server step", "the state is not what the server computes from the uploads")
     else:
-        _scores(replay, folder, chain, found)
+        _scores(replay, folder, chain, report)
     return not (wrong or server)
 
 
-def _lr(replay: Replay, folder: Path, round: int, found: Audit) -> float:
+def _lr(replay: Replay, folder: Path, round: int, report: Audit) -> float:
     """The learning rate with which the run trained a round."""
     lines = read_records(folder / "metrics.jsonl")
     recorded = next((line.get("lr") for line in lines if (line["kind"], line["round"]) == ("round", round)), None)
     if (lr := lr_of(replay.experiment.config, round, recorded)) is not None:
         return lr
-    found.find(round, "", "client pass", f"the learning rate {recorded} is not that of the configuration")
+    report.find(round, "", "client pass", f"the learning rate {recorded} is not that of the configuration")
     return replay.experiment.config.local.lr
 
 
-def _clients(again: Round, known: Mapping[str, Any], found: Audit) -> set[str]:
+def _clients(again: Round, known: Mapping[str, Any], report: Audit) -> set[str]:
     """The clients whose round differs; of each only the first thing that does, as the others follow from it."""
     wrong: set[str] = set()
     for kind, now, then, what in (
@@ -121,19 +121,19 @@ def _clients(again: Round, known: Mapping[str, Any], found: Audit) -> set[str]:
         for client in sorted({*now, *then} - wrong - {"server"}):
             if now.get(client) != then.get(client):
                 wrong.add(client)
-                found.find(again.round, client, kind, what)
+                report.find(again.round, client, kind, what)
     return wrong
 
 
-def _scores(replay: Replay, folder: Path, chain: digests.Chain, found: Audit) -> None:
+def _scores(replay: Replay, folder: Path, chain: digests.Chain, report: Audit) -> None:
     """The scores of the round that the replay has reached, as far as it had some."""
     config, round = replay.experiment.config, replay.round
     lines = read_records(folder / "metrics.jsonl")
     known = score_line(lines, round, config.eval.during)
     if known is not None and known not in comparable(lines):
-        return found.unchecked.append(f"the scores of round {round}, which were computed with other settings")
+        return report.unchecked.append(f"the scores of round {round}, which were computed with other settings")
     if known is not None or (chain.rounds.get(round) or {}).get("due"):
-        _compare_scores(replay, known, config.eval.during, found)
+        _compare_scores(replay, known, config.eval.during, report)
 
 
 def score_line(lines: Collection[dict[str, Any]], round: int, split: str) -> dict[str, Any] | None:
@@ -141,32 +141,32 @@ def score_line(lines: Collection[dict[str, Any]], round: int, split: str) -> dic
     return next((x for x in lines if x["kind"] == "score" and (x["round"], x["split"]) == (round, split)), None)
 
 
-def _compare_scores(replay: Replay, known: Mapping[str, Any] | None, split: str, found: Audit) -> None:
+def _compare_scores(replay: Replay, known: Mapping[str, Any] | None, split: str, report: Audit) -> None:
     scores = replay.scores(split)
     if scores is None and known is None:
         return
     line = {"kind": "score", "round": replay.round, "split": split, **(scores.as_json() if scores else {})}
     again = json.loads(json.dumps(line))
     if known is None:
-        found.find(replay.round, "", "scores", f"the {split} scores are missing")
+        report.find(replay.round, "", "scores", f"the {split} scores are missing")
     elif again != known:
         keys = [key for key in {**again, **known} if again.get(key) != known.get(key)]
         said = f"{keys[0]} is {known.get(keys[0])} and should be {again.get(keys[0])}"
-        found.find(replay.round, "", "scores", f"the {split} scores: {said}")
+        report.find(replay.round, "", "scores", f"the {split} scores: {said}")
 
 
-def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, Saved], found: Audit) -> None:
+def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, Saved], report: Audit) -> None:
     """The end of the run: finishing at the clients, test scores, exported models."""
     try:
         experiment, tested = replay.experiment, read_object(folder / "summary.json")["round"]
     except (OSError, ValueError, RecursionError):  # which `kept.summary` has said
-        return found.unchecked.append("the end of the run: summary.json is damaged")
+        return report.unchecked.append("the end of the run: summary.json is damaged")
     if tested not in kept:
-        return found.unchecked.append(f"the end of the run: the checkpoint of round {tested} is missing or damaged")
+        return report.unchecked.append(f"the end of the run: the checkpoint of round {tested} is missing or damaged")
     replay.restore(kept[tested])
     messages = replay.messages()
     replay.finish()
-    _compare_scores(replay, score_line(read_records(folder / "metrics.jsonl"), tested, "test"), "test", found)
+    _compare_scores(replay, score_line(read_records(folder / "metrics.jsonl"), tested, "test"), "test", report)
     then = (chain.end or {}).get("adapters", {})
     names = dict.fromkeys(Path(name).parts[1] for name in then)
     method, scored = experiment.method, experiment.scored
@@ -177,5 +177,5 @@ def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, 
         for name, now in digests.of_files(Path(scratch)).items():
             if then.get(name) != now:
                 what = "the exported model does not follow from this round"
-                found.find(tested, Path(name).parts[1], "export", what)
-    found.checked.append(f"the end of the run, from the checkpoint of round {tested}: test scores, exported models")
+                report.find(tested, Path(name).parts[1], "export", what)
+    report.checked.append(f"the end of the run, from the checkpoint of round {tested}: test scores, exported models")

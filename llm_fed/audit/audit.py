@@ -55,7 +55,7 @@ def audit(
         UserError: the folder is no run, its digests.jsonl is no JSON, or it has not recorded one of the rounds.
         RunError: another process writes to it.
     """
-    config, found = read_config(folder), Audit()
+    config, report = read_config(folder), Audit()
     method = methods.build(config.method)
     chain = digests.read(folder, finished=(folder / "summary.json").exists())
     recorded = sorted(chain.rounds)
@@ -67,62 +67,62 @@ def audit(
     )
     wanted = recorded if every else sorted(rounds or drawn)
     with Run(folder, config), _environment(folder, config) as (here, before, changed):
-        _chain(chain, found)
-        kept.summary(folder, found)
-        kept.skipped(folder, config, chain, found)
-        good = kept.checkpoints(folder, chain, found)
-        kept.messages(good, chain, method.broadcast, config, found, same_bits=not changed)
-        kept.exports(folder, chain, found)
+        _chain(chain, report)
+        kept.summary(folder, report)
+        kept.skipped(folder, config, chain, report)
+        good = kept.checkpoints(folder, chain, report)
+        kept.messages(good, chain, method.broadcast, config, report, same_bits=not changed)
+        kept.exports(folder, chain, report)
         if changed:
             said = f"this is another environment than the run's ({'; '.join(changed)})"
-            found.unchecked.append(f"a bit-for-bit comparison: {said}")
+            report.unchecked.append(f"a bit-for-bit comparison: {said}")
         if (folder / "network.json").exists():
-            found.unchecked.append(
+            report.unchecked.append(
                 "clients' training, server steps and scores: over a network, clients keep their examples, and the "
                 "server keeps no uploads"
             )
         elif method.unaudited:
-            found.unchecked.append(method.unaudited)
+            report.unchecked.append(method.unaudited)
         else:
             rows = splits.known(folder, config)
             with _replay(here, before, reporter or Reporter(), base, rows.all) as replay:
-                since = _unchanged_since(replay, rows, found)
+                since = _unchanged_since(replay, rows, report)
                 if since is None:
-                    return found
+                    return report
                 if changed or not chain.lines:
-                    elsewhere.compare(replay, folder, good, since, found)
+                    elsewhere.compare(replay, folder, good, since, report)
                 else:
-                    again.compare(replay, folder, chain, good, wanted, since, found)
-    return found
+                    again.compare(replay, folder, chain, good, wanted, since, report)
+    return report
 
 
-def _unchanged_since(replay: Replay, rows: splits.Known, found: Audit) -> int | None:
+def _unchanged_since(replay: Replay, rows: splits.KnownRows, report: Audit) -> int | None:
     """The round after which the run was trained on the data as they are now; None where they have changed since."""
     record = replay.experiment.record
     if record is None or rows.own is None:  # of an earlier version, which did not remember its rows
         return 0
     if changed := record.since(rows.own):
         words = Change(0, changed).words()
-        found.unchecked.append(f"clients' training and scores: the data have changed since the run ({words})")
+        report.unchecked.append(f"clients' training and scores: the data have changed since the run ({words})")
         return None
     if not rows.own.changes:
         return 0
     last = rows.own.changes[-1]
     if last.round:
-        found.unchecked.append(
+        report.unchecked.append(
             f"rounds 1 to {last.round}, trained again: they were trained on other data ({last.words()})"
         )  # fmt: skip
     return last.round
 
 
-def _chain(chain: digests.Chain, found: Audit) -> None:
+def _chain(chain: digests.Chain, report: Audit) -> None:
     for round, flaw in chain.flaws:
-        found.find(round, "", "chain", flaw)
+        report.find(round, "", "chain", flaw)
     if not chain.lines:
-        return found.unchecked.append(f"digests: an earlier version made the run, without {digests.FILE}")
-    found.checked.append(f"the chain of {len(chain.lines)} lines in {digests.FILE}, and metrics.jsonl")
+        return report.unchecked.append(f"digests: an earlier version made the run, without {digests.FILE}")
+    report.checked.append(f"the chain of {len(chain.lines)} lines in {digests.FILE}, and metrics.jsonl")
     if chain.lines[0]["kind"] == "begin" and (before := chain.lines[0]["round"]):
-        found.unchecked.append(f"rounds 1 to {before}, which an earlier version trained without recording digests")
+        report.unchecked.append(f"rounds 1 to {before}, which an earlier version trained without recording digests")
 
 
 @contextmanager

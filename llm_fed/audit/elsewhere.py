@@ -27,7 +27,7 @@ from llm_fed.state.wire import Message
 
 
 @dataclass(frozen=True)
-class Limits:
+class Tolerances:
     """Up to where a difference is rounding.
 
     Attributes:
@@ -41,17 +41,17 @@ class Limits:
     loss: float
 
 
-ADAPTERS = Limits(way=0.01, rounds=10, loss=0.005)
-SIXTEEN_BITS = Limits(way=0.3, rounds=10, loss=0.05)  # adapters of a base that computes in bfloat16 or float16
+ADAPTERS = Tolerances(way=0.01, rounds=10, loss=0.005)
+SIXTEEN_BITS = Tolerances(way=0.3, rounds=10, loss=0.05)  # adapters of a base that computes in bfloat16 or float16
 # Some entries of whole models (a bias before BatchNorm) have a gradient of nothing but rounding, which Adam makes as
 # long as any other.
-WHOLE_MODELS = Limits(way=0.2, rounds=3, loss=0.005)
+WHOLE_MODELS = Tolerances(way=0.2, rounds=3, loss=0.005)
 # By how many points the mean score may differ, or by one example's worth: texts tip where two words are equally likely.
 POINTS = 2.0
 FLOOR = 1e-6  # what float32 itself leaves open of a state's norm, where the way to it was short
 
 
-def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], since: int, found: Audit) -> None:
+def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], since: int, report: Audit) -> None:
     """Train from round 0 and from each kept checkpoint to the next one; score what is kept.
 
     Args:
@@ -62,7 +62,7 @@ def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], since: int,
     recorded = {line["round"]: line["lr"] for line in lines if line["kind"] == "round"}
     for start, end in pairwise(round for round in sorted({0, *kept}) if round >= since):
         if end - start > limits.rounds:
-            found.unchecked.append(
+            report.unchecked.append(
                 f"rounds {start + 1} to {end}: the checkpoints lie more than {limits.rounds} rounds apart"
             )
             continue
@@ -70,24 +70,24 @@ def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], since: int,
         before = {name: _numbers(value) for name, value in _held(replay).items()}
         rates = [lr_of(config, round, recorded.get(round)) for round in range(start + 1, end + 1)]
         if None in rates:
-            found.find(start + 1, "", "client pass", "the learning rate is not that of the configuration")
+            report.find(start + 1, "", "client pass", "the learning rate is not that of the configuration")
         for rate in rates:
             replay.next(config.local.lr if rate is None else rate)
         after = _held(replay)
         replay.restore(kept[end])
-        worst = _compare_held(before, after, _held(replay), (start, end), limits.way, found)
-        found.drift[f"{start}-{end}"] = worst
-        found.checked.append(
+        worst = _compare_held(before, after, _held(replay), (start, end), limits.way, report)
+        report.drift[f"{start}-{end}"] = worst
+        report.checked.append(
             f"rounds {start + 1} to {end}, trained again: they end within {worst:.2g} of the distance that the run went"
         )
     for round in (round for round in kept if round > since):
         replay.restore(kept[round])
         known = score_line(comparable(lines), round, config.eval.during)
         if known is not None:
-            _compare_scores(replay, known, found)
+            _compare_scores(replay, known, report)
 
 
-def _limits(config: Config) -> Limits:
+def _limits(config: Config) -> Tolerances:
     if config.adapter is None:
         return WHOLE_MODELS
     return ADAPTERS if config.base.dtype == "float32" else SIXTEEN_BITS
@@ -105,7 +105,7 @@ def _compare_held(
     kept: Mapping[str, Message],
     rounds: tuple[int, int],
     tolerance: float,
-    found: Audit,
+    report: Audit,
 ) -> float:
     """Find whoever is not where the run has left it; the greatest distance, as a share of the way that was gone."""
     worst = 0.0
@@ -120,22 +120,22 @@ def _compare_held(
         if off > tolerance * way + FLOOR * float(then.norm()):
             kind = "server step" if name == "server" else "memory"
             what = f"trained again from round {rounds[0]}, it ends {share:.2g} of the distance away"
-            found.find(rounds[1], name, kind, f"{what}; up to {tolerance:g} is rounding")
+            report.find(rounds[1], name, kind, f"{what}; up to {tolerance:g} is rounding")
     return worst
 
 
 def _numbers(message: Any) -> Tensor:
     """All floating numbers of a message in one row, as float64."""
-    found = [torch.zeros(0, dtype=torch.float64)]
+    rows = [torch.zeros(0, dtype=torch.float64)]
     for _, leaf in leaves(message):
         values = [leaf.row, *leaf.extras.values()] if isinstance(leaf, State) else [leaf]
         for value in values:
             if isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point()):
-                found.append(torch.as_tensor(value).detach().double().reshape(-1).cpu())
-    return torch.cat(found)
+                rows.append(torch.as_tensor(value).detach().double().reshape(-1).cpu())
+    return torch.cat(rows)
 
 
-def _compare_scores(replay: Replay, known: Mapping[str, Any], found: Audit) -> None:
+def _compare_scores(replay: Replay, known: Mapping[str, Any], report: Audit) -> None:
     """The scores of a kept checkpoint: the losses of each client, and the mean score."""
     split, tolerance = known["split"], _limits(replay.experiment.config).loss
     scores = replay.scores(split)
@@ -144,10 +144,10 @@ def _compare_scores(replay: Replay, known: Mapping[str, Any], found: Audit) -> N
     for client, loss in scores.losses.items():
         then = known["losses"].get(client)
         if None not in (loss, then) and not math.isclose(loss, then, rel_tol=tolerance):  # type: ignore[arg-type]
-            found.find(replay.round, client, "scores", f"its {split} loss is {then} and should be about {loss:.6g}")
+            report.find(replay.round, client, "scores", f"its {split} loss is {then} and should be about {loss:.6g}")
     limit, sites = replay.experiment.config.eval.limit, replay.experiment.scored.values()
     asked = [len(site.data.queries[split][:limit]) for site in sites if site.data.queries.get(split)]
     allowed = max(POINTS, 100 / min(asked) / len(asked))
     if abs(scores.mean - known["mean"]) > allowed or scores.clients.keys() != known["clients"].keys():
         what = f"the mean {split} score is {known['mean']:g} and should be about {scores.mean:g}"
-        found.find(replay.round, "", "scores", what)
+        report.find(replay.round, "", "scores", what)

@@ -71,8 +71,8 @@ class Replay:
 
     def memories(self, of: Iterable[str]) -> dict[str, str]:
         """By name the digests of what these sites and the server remember; of those who remember nothing none."""
-        found = memories(self.experiment.clients, self.experiment.server, of)
-        return {id: digests.of_memory(own) for id, own in found.items()}
+        messages = memories(self.experiment.clients, self.experiment.server, of)
+        return {id: digests.of_memory(own) for id, own in messages.items()}
 
     def next(self, lr: float) -> Round:
         """Train the next round."""

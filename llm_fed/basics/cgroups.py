@@ -30,7 +30,7 @@ _UNLIMITED = 2**60  # version 1 writes a number near 2**63 where there is no lim
 
 
 @dataclass(frozen=True)
-class Limit:
+class MemoryLimit:
     """A limit on this process's memory."""
 
     name: str  # of what it is, for messages
@@ -38,19 +38,19 @@ class Limit:
     free: int  # bytes that are left of them; page cache that can be taken back counts as free
 
 
-def free_memory(root: Path = Path("/")) -> tuple[int, Limit | None]:
+def free_memory(root: Path = Path("/")) -> tuple[int, MemoryLimit | None]:
     """The bytes that this process may still take of the machine's memory, and the limit that allows no more; None where
     the machine itself has no more."""
     available, limit = psutil.virtual_memory().available, tightest(root)
     return (available, None) if limit is None or limit.free >= available else (limit.free, limit)
 
 
-def tightest(root: Path = Path("/")) -> Limit | None:
+def tightest(root: Path = Path("/")) -> MemoryLimit | None:
     """The limit that leaves the fewest bytes; None where there is none."""
     return min([*group_limits(root), *resource_limits(root)], key=lambda limit: limit.free, default=None)
 
 
-def group_limits(root: Path = Path("/")) -> list[Limit]:
+def group_limits(root: Path = Path("/")) -> list[MemoryLimit]:
     """The limits of all control groups that this process is in."""
     limits = []
     for version, name, folder in groups(root):
@@ -61,11 +61,11 @@ def group_limits(root: Path = Path("/")) -> list[Limit]:
         sizes["hierarchical_memory_limit"] = statistics.get("hierarchical_memory_limit")  # also of groups out of sight
         for file, size in sizes.items():
             if size is not None and size < _UNLIMITED:
-                limits.append(Limit(f"{file} of the control group {name}", size, max(0, size - used)))
+                limits.append(MemoryLimit(f"{file} of the control group {name}", size, max(0, size - used)))
     return limits
 
 
-def resource_limits(root: Path = Path("/")) -> list[Limit]:
+def resource_limits(root: Path = Path("/")) -> list[MemoryLimit]:
     """Those that a shell's `ulimit -v` and `ulimit -d` set, and some schedulers."""
     status = _table(root / "proc/self/status")
     limits = []
@@ -75,7 +75,7 @@ def resource_limits(root: Path = Path("/")) -> list[Limit]:
     ):
         size, _ = resource.getrlimit(which)
         if size != resource.RLIM_INFINITY:
-            limits.append(Limit(f"the limit on {name}", size, max(0, size - 1024 * status.get(used, 0))))
+            limits.append(MemoryLimit(f"the limit on {name}", size, max(0, size - 1024 * status.get(used, 0))))
     return limits
 
 

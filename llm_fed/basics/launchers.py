@@ -51,7 +51,7 @@ _PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessRank:
     """Which of how many processes this is, and which of those on this machine."""
 
     rank: int
@@ -59,7 +59,7 @@ class Place:
     size: int
 
 
-def place(environment: Mapping[str, str] = os.environ) -> Place | None:
+def place(environment: Mapping[str, str] = os.environ) -> ProcessRank | None:
     """The place of this process in a launch; None: it is alone. UserError for a variable that is missing or no
     number."""
     if "LOCAL_RANK" in environment:
@@ -74,7 +74,7 @@ def place(environment: Mapping[str, str] = os.environ) -> Place | None:
     rank = _number(environment, rank_key)
     if rank >= size:
         raise UserError(f"{rank_key}={rank} and {size_key}={size}: ranks go up to {size - 1}; {unset(environment)}")
-    return Place(rank, _number(environment, local_key), size)
+    return ProcessRank(rank, _number(environment, local_key), size)
 
 
 def _first(names: Sequence[str], environment: Mapping[str, str]) -> str:

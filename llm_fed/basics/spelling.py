@@ -69,7 +69,7 @@ def read(text: str) -> Any:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        return None if node is None else _Reading(loader, text).of(node)
+        return None if node is None else _Document(loader, text).of(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
@@ -82,7 +82,7 @@ def read(text: str) -> Any:
             loader.dispose()
 
 
-class _Reading:
+class _Document:
     """One document."""
 
     def __init__(self, loader: Any, text: str):

@@ -47,7 +47,7 @@ class _Waits(logging.Filter):
 
 def name_them() -> None:
     logger = logging.getLogger("filelock")
-    if not any(isinstance(found, _Waits) for found in logger.filters):
+    if not any(isinstance(filter, _Waits) for filter in logger.filters):
         logger.addFilter(_Waits(logger.getEffectiveLevel()))
         logger.setLevel(logging.DEBUG)
 
@@ -62,7 +62,9 @@ def no_locks(error: BaseException | None) -> str:
         error = error.__cause__ or error.__context__
     else:
         return ""
-    files = [found.last for found in logging.getLogger("filelock").filters if isinstance(found, _Waits) and found.last]
+    files = [
+        filter.last for filter in logging.getLogger("filelock").filters if isinstance(filter, _Waits) and filter.last
+    ]
     return (
         f"the disk of {files[0] if files else 'the cache'} has no locks, which the libraries of Hugging Face need "
         "there; set HF_HOME to a folder on another disk"

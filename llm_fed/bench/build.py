@@ -25,7 +25,7 @@ from llm_fed.models.loading import settle_dtype
 from llm_fed.models.structure import structure_of
 from llm_fed.rows.reading import Reading
 from llm_fed.runs.tracking import Reporter, check_trackers
-from llm_fed.runtime.accelerate import Shared, Spread
+from llm_fed.runtime.accelerate import DistributedEngine, Shared
 from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.scoring.evaluation import Personal, evaluate
@@ -135,7 +135,7 @@ class Experiment:
             UserError, RunError: another rank cannot build it, or has built something else.
         """
         known = None if self.known is None else self.known.as_json()
-        engine = Spread(ranks, self.config, self.shared(), known)
+        engine = DistributedEngine(ranks, self.config, self.shared(), known)
         return replace(self, runtime=LocalRuntime(engine, self.runtime.clients_per_pass))
 
 
@@ -234,7 +234,7 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
         )
     if ranks.differ(config.adapter):
         if not method.any_rank:
-            able = ", ".join(name for name, its in methods.METHODS.items() if its.any_rank)
+            able = ", ".join(name for name, kind_of_method in methods.METHODS.items() if kind_of_method.any_rank)
             raise UserError(
                 f"adapter.rank gives clients different ranks, but {config.method['name']} needs the same rank at all "
                 f"of them; give one number, or choose {able}"

@@ -51,22 +51,22 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
             "learned; set privacy.clip or adapter.start to null"
         )
     sites = list(sites)
-    found = _read(Path(start), sites[0].structure, base, config.method["name"])
+    adapters = _read(Path(start), sites[0].structure, base, config.method["name"])
     sizes = examples_of(Path(start))
-    known = found.keys() <= sizes.keys()
-    first, *others = states = list(found.values())
+    known = adapters.keys() <= sizes.keys()
+    first, *others = states = list(adapters.values())
     alike = all(other.equal(first) for other in others)  # their mean would differ from them in the last bits
-    common = first if alike else mean(states, [sizes[name] for name in found] if known else None)
+    common = first if alike else mean(states, [sizes[name] for name in adapters] if known else None)
     drawn = sites[0].initial()
-    own = {name: drawn.like(state.row.to(drawn.row)) for name, state in found.items()} if method.own_start else {}
+    own = {name: drawn.like(state.row.to(drawn.row)) for name, state in adapters.items()} if method.own_start else {}
     common = drawn.like(common.row.to(drawn.row))
     for site in sites:
         site.start = own.get(site.id, common)
-    of = "1 adapter" if len(found) == 1 else f"{len(found)} adapters"
-    if method.own_start and len(found) > 1:
+    of = "1 adapter" if len(adapters) == 1 else f"{len(adapters)} adapters"
+    if method.own_start and len(adapters) > 1:
         said = f"each client starts from its own of the {of} in {start}, others from their mean"
     elif alike:
-        said = f"starting from the {of} in {start}" + ("" if len(found) == 1 else ", which are all equal")
+        said = f"starting from the {of} in {start}" + ("" if len(adapters) == 1 else ", which are all equal")
     else:
         said = f"starting from the mean of the {of} in {start}" + (", weighed by numbers of examples" if known else "")
     return said + _other_quantisation(Path(start), base)
@@ -115,7 +115,7 @@ def _digest(sites: Sequence[Site]) -> str:
 def _read(start: Path, structure: Any, base: Kind, method: str) -> dict[str, State]:
     """The adapters in a run folder, in a folder of adapters, or in the folder of one, by the name of their folder."""
     structure = replace(structure, delta=False)  # an adapter of the rank that clients train
-    found = {}
+    adapters = {}
     for folder in _folders(start):
         experts = (folder / peft_folders.GATE).is_file()
         if experts == structure.plain:
@@ -125,13 +125,13 @@ def _read(start: Path, structure: Any, base: Kind, method: str) -> dict[str, Sta
                 "method that gives clients the same"
             )
         try:
-            found[folder.name] = models.read(folder, structure, base)
+            adapters[folder.name] = models.read(folder, structure, base)
         except UserError as error:
             raise UserError(
                 f"adapter.start: {error}. adapter.rank, adapter.alpha, adapter.rslora and adapter.target_modules must "
                 "be those with which it was trained"
             ) from error
-    return found
+    return adapters
 
 
 def _folders(start: Path) -> list[Path]:
@@ -146,13 +146,13 @@ def _exported(start: Path) -> list[Path]:
             "the command that started it"
         )
     folder = start / "adapters" if is_run else start
-    found = sorted(path for path in folder.glob("[!.]*") if _holds_adapter(path)) if folder.is_dir() else []
-    if not found:
+    folders = sorted(path for path in folder.glob("[!.]*") if _holds_adapter(path)) if folder.is_dir() else []
+    if not folders:
         raise UserError(
             f"adapter.start={start} holds no adapter; give a finished run folder, a folder with one PEFT folder per "
             "client, or one PEFT folder"
         )
-    return found
+    return folders
 
 
 def _holds_adapter(folder: Path) -> bool:

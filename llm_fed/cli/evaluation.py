@@ -74,7 +74,7 @@ def evaluate(
         return
     configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
     # What follows takes seconds, so mistakes are named first.
-    from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_beside
+    from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter, evaluate_beside
     from llm_fed.experiment.run import quiet
 
     quiet()
@@ -90,14 +90,20 @@ def evaluate(
                 run_dir, cross_scores(run_dir, split=split, metric=metric, limit=limit, settings=words), as_json
             )
             return
-        found = evaluate_beside(run_dir, split=split, metric=metric, limit=limit, settings=words)
+        result = evaluate_beside(run_dir, split=split, metric=metric, limit=limit, settings=words)
         if as_json:
-            print(json.dumps(found["scores"] | {kind: found.get(kind) for kind in ("base", "rule")}))
+            print(json.dumps(result["scores"] | {kind: result.get(kind) for kind in ("base", "rule")}))
         else:
-            print_scores(beside_baselines({found["method"]: found}))
+            print_scores(beside_baselines({result["method"]: result}))
         return
     summary = evaluate_adapter(
-        str(base), adapter, Data(task, data, template, dtype), split=split, metric=metric, limit=limit, settings=words
+        str(base),
+        adapter,
+        EvaluationData(task, data, template, dtype),
+        split=split,
+        metric=metric,
+        limit=limit,
+        settings=words,
     )
     if as_json:
         print(json.dumps(summary.as_json()))

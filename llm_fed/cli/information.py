@@ -46,7 +46,7 @@ def init(
     if path.exists() and not force:
         raise UserError(f"{path} already exists; give another --out, or --force to overwrite it")
     columns = {"prompt": prompt, "input": input_column, "answer": answer, "client": client}
-    given = starting.Given(data, base, {role: name for role, name in columns.items() if name}, clients, method)
+    given = starting.UserChoices(data, base, {role: name for role, name in columns.items() if name}, clients, method)
 
     def ask(question: str, usual: str) -> str:
         try:
@@ -56,14 +56,14 @@ def init(
             raise SystemExit(130) from None
 
     nobody = yes or sys.stdin is None or not sys.stdin.isatty()
-    found = starting.draft(given, None if nobody else ask, lambda line: print(line, file=sys.stderr, flush=True))
-    starting.write(path, found.text, force=force)
-    for what, words in found.findings.items():
+    drafted = starting.draft(given, None if nobody else ask, lambda line: print(line, file=sys.stderr, flush=True))
+    starting.write(path, drafted.text, force=force)
+    for what, words in drafted.findings.items():
         out.print(f"{what:<11}{words}")
-    for warning in found.warnings:
+    for warning in drafted.warnings:
         out.print(f"{'warning':<11}{warning}")
     out.print(f"wrote {path}. Next:")
-    for line in _next_steps(path, found.method, found.compared, chats=found.answers):
+    for line in _next_steps(path, drafted.method, drafted.compared, chats=drafted.answers):
         out.print(f"  {program_name()} {line}")
 
 

@@ -84,8 +84,8 @@ def merge(
     }  # fmt: skip
     merged = posthoc.merge_adapters(
         posthoc.settings(method, {key: value for key, value in asked.items() if value is not None}),
-        posthoc.Parents(fed, local, base), out_dir, data=posthoc.Data(task, data, template, dtype), client=client,
-        words=settings or [],
+        posthoc.Parents(fed, local, base), out_dir, data=posthoc.EvaluationData(task, data, template, dtype),
+        client=client, words=settings or [],
     )  # fmt: skip
     if as_json:
         clients = {item.client: {"folder": str(item.folder), **item.recipe} for item in merged}

@@ -45,10 +45,10 @@ def beside_baselines(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
     nothing; of texts these are empty where the runs have not scored them."""
     metric = next((result["scores"]["metric"] for result in results.values() if "metric" in result["scores"]), None)
     text = metric is not None and METRICS[metric].scores in ("texts", "options")
-    found: dict[str, dict[str, Any]] = {
+    baselines: dict[str, dict[str, Any]] = {
         kind: next((result[kind] for result in results.values() if kind in result), {}) for kind in ("base", "rule")
     }
-    known = {kind: line for kind, line in found.items() if line or text}
+    known = {kind: line for kind, line in baselines.items() if line or text}
     return known | {name: result["scores"] for name, result in results.items()}
 
 
@@ -134,19 +134,19 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
 
 
-def print_cross(folder: Path, found: dict[str, Any], as_json: bool) -> None:
+def print_cross(folder: Path, cross: dict[str, Any], as_json: bool) -> None:
     """A row per client's model and a column per client, of few clients; where all of them are in any case."""
     if as_json:
-        print(json.dumps(found))
+        print(json.dumps(cross))
         return
-    if len(found["clients"]) <= 8:  # more are too wide for a terminal
-        table = Table(title=f"{found['metric']} (0-100)", title_justify="left")
-        for name in ("model of", *found["clients"]):
+    if len(cross["clients"]) <= 8:  # more are too wide for a terminal
+        table = Table(title=f"{cross['metric']} (0-100)", title_justify="left")
+        for name in ("model of", *cross["clients"]):
             table.add_column(name, justify="left" if name == "model of" else "right")
-        for client, row in zip(found["clients"], found["scores"], strict=True):
+        for client, row in zip(cross["clients"], cross["scores"], strict=True):
             table.add_row(client, *(f"{score:.1f}" for score in row))
         out.print(table)
-    if left := found.get("unscored"):
+    if left := cross.get("unscored"):
         out.print(f"without examples, so not in the table: {listed(left)}")
     out.print(f"the whole table is in {folder / 'cross.json'} and {folder / 'report.html'}")
 
@@ -166,11 +166,11 @@ def print_examples(config: Config, most: int, as_json: bool) -> None:
     """The first examples of each client, with what is trained between marks, and in colour where there is one."""
     from llm_fed.experiment.shown import shown  # takes seconds, so mistakes are named first
 
-    found = shown(config, most)
+    examples = shown(config, most)
     if as_json:
-        print(json.dumps(found.as_json()))
+        print(json.dumps(examples.as_json()))
         return
-    for text, target in found.for_terminal():
+    for text, target in examples.for_terminal():
         out.print(text, style="bold green" if target else None, end="")
 
 

@@ -9,7 +9,7 @@ from statistics import median
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """What a run does, as settings.
 
     Attributes:
@@ -74,7 +74,7 @@ class Budget:
     cohort: tuple[int, int]
     most_own: int
 
-    def work(self, sizes: Sequence[int], *, own_steps: bool, alone: bool = False) -> Work:
+    def work(self, sizes: Sequence[int], *, own_steps: bool, alone: bool = False) -> Workload:
         """The work for clients with so many training examples.
 
         Args:
@@ -90,7 +90,7 @@ class Budget:
         rounds = _within(self.rounds, math.ceil(shared * clients / (steps * cohort)))
         own = min(self.most_own, max(least, round(self.own * one_pass))) if own_steps else 0
         examples = min(self.batch, middle) * (rounds * steps * cohort / clients + own)
-        return Work(rounds, steps, self.batch, cohort, clients, own, examples / middle)
+        return Workload(rounds, steps, self.batch, cohort, clients, own, examples / middle)
 
 
 def _within(limits: tuple[int, int], number: int) -> int:

@@ -14,7 +14,7 @@ from llm_fed.commands import owners, survey
 from llm_fed.rows import FileRows, Row
 from llm_fed.rows import columns as usual_columns
 from llm_fed.rows.columns import REQUIRED
-from llm_fed.rows.layout import Layout
+from llm_fed.rows.layout import FolderLayout
 from llm_fed.settings.config import ColumnsConfig, PartitionConfig
 from llm_fed.tasks.examples import SAMPLE
 from llm_fed.tasks.files import plan_of
@@ -25,7 +25,7 @@ DEALT, ROWS_EACH = 10, 20  # clients that rows are dealt out to at most, and row
 
 
 @dataclass(frozen=True)
-class Given:
+class UserChoices:
     """What the user said beforehand."""
 
     data: str
@@ -35,7 +35,7 @@ class Given:
     method: str | None = None
 
 
-def decide(path: Path, given: Given, ask: Ask | None) -> tuple[dict[str, str], PartitionConfig, str]:
+def decide(path: Path, given: UserChoices, ask: Ask | None) -> tuple[dict[str, str], PartitionConfig, str]:
     """The columns that the configuration has to name (the usual names need not be), how rows become clients, and how
     the column of the clients was chosen, if it was.
 
@@ -98,7 +98,9 @@ def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, st
     return found
 
 
-def _has_to_be_found(path: Path, layout: Layout, names: Sequence[str], given: Given, chosen: Mapping[str, str]) -> bool:
+def _has_to_be_found(
+    path: Path, layout: FolderLayout, names: Sequence[str], given: UserChoices, chosen: Mapping[str, str]
+) -> bool:
     """Whether neither names of files, nor the user, nor a column of a usual name says whose the rows are.
 
     Raises:

@@ -16,12 +16,12 @@ from llm_fed.basics.files import write_file
 from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.costs import Parameters, count_parameters
-from llm_fed.commands.comparison import Job, Plan
+from llm_fed.commands.comparison import ComparisonPlan, Job
 from llm_fed.commands.section import in_row, read_section
 from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import Draw, write_comparison
-from llm_fed.eval.tables import MAX_CLIENTS, Row, Table, to_text
+from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
 from llm_fed.experiment import splits, unused
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.models.lora import check_names
@@ -72,7 +72,7 @@ def compare(
     """
     reporter, out = reporter or Reporter(), out.absolute()
     with reporter.working(), turns.taken(reporter.note):
-        plan = Plan(path, words, chosen, seeds, out)
+        plan = ComparisonPlan(path, words, chosen, seeds, out)
         for note in plan.notes:
             reporter.note(note)
         bases = Bases()
@@ -81,7 +81,7 @@ def compare(
         return _trained(plan, table, bases, reporter, out)
 
 
-def _trained(plan: Plan, table: Table, bases: Bases, reporter: Reporter, out: Path) -> Table:
+def _trained(plan: ComparisonPlan, table: Table, bases: Bases, reporter: Reporter, out: Path) -> Table:
     """The table after every run of the plan that is still open."""
     baselines = Baselines()
     for job in plan.jobs():
@@ -104,7 +104,7 @@ def _trained(plan: Plan, table: Table, bases: Bases, reporter: Reporter, out: Pa
     return table
 
 
-def _empty_table(plan: Plan, bases: Bases) -> Table:
+def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
     """The table before any score. It builds each row's experiment, which finds mistakes that lie in the base, the
     task or the method, and counts parameters."""
     metrics: dict[str, str] = {}  # by label
@@ -130,7 +130,11 @@ def _empty_table(plan: Plan, bases: Bases) -> Table:
     for label, words in plan.rows.items():
         job = plan.cells[label, plan.seeds[0]]
         with in_row(label):
-            rows.append(Row(label, [public_text(word) for word in words], job.config.method["name"], count(job, label)))
+            rows.append(
+                ComparisonRow(
+                    label, [public_text(word) for word in words], job.config.method["name"], count(job, label)
+                )
+            )
     if len(set(metrics.values())) > 1:
         scored = ", ".join(f"{label} by {metric}" for label, metric in metrics.items())
         raise UserError(f"all rows need the same metric, but it differs ({scored}); set eval.metric")
@@ -148,7 +152,7 @@ def _empty_table(plan: Plan, bases: Bases) -> Table:
     return table
 
 
-def _fill(table: Table, plan: Plan) -> Table:
+def _fill(table: Table, plan: ComparisonPlan) -> Table:
     """Put what is known by now into the table."""
     for row in table.rows:
         for seed in plan.seeds:
@@ -166,7 +170,7 @@ def _fill(table: Table, plan: Plan) -> Table:
     return table
 
 
-def _changed(plan: Plan) -> list[str]:
+def _changed(plan: ComparisonPlan) -> list[str]:
     """A note where rows of one seed were tested on other examples, as the data changed between their runs."""
     for seed in plan.seeds:
         first: dict[str, Job] = {}  # by what says which rows are tested

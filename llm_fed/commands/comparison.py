@@ -20,7 +20,7 @@ from llm_fed.basics.files import check_unlinked
 from llm_fed.bench.costs import Traffic, read_traffic
 from llm_fed.bench.parents import config_of
 from llm_fed.commands import section
-from llm_fed.eval.tables import Result
+from llm_fed.eval.tables import RunResult
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.baselines import Baselines, shared_by
@@ -77,7 +77,7 @@ class Job:
         except (RunError, UserError, torch.OutOfMemoryError) as error:
             self.outcome = " ".join(str(error).split())
 
-    def result(self, uncounted: Set[str] = frozenset()) -> Result:
+    def result(self, uncounted: Set[str] = frozenset()) -> RunResult:
         """What the table shows of a finished run.
 
         Args:
@@ -86,7 +86,7 @@ class Job:
         assert isinstance(self.outcome, dict)
         scores, base, rule = self.outcome["scores"], self.outcome.get("base"), self.outcome.get("rule")
         counted = without(scores, uncounted) if "clients" in scores else scores
-        return Result(
+        return RunResult(
             folder=self.shown,
             round=self.outcome["round"],
             clients=scores.get("clients", {}),
@@ -116,7 +116,7 @@ class Job:
         return sum(parents, read_traffic(self.folder, last_round))
 
 
-class Plan:
+class ComparisonPlan:
     """Every run of a comparison, equal ones once, resolved and checked against what lies on disk."""
 
     def __init__(self, path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], out: Path):

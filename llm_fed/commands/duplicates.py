@@ -70,7 +70,7 @@ def near_duplicates(data: TaskData) -> NearDuplicates:
     both = np.concatenate([training.words, test.words])
     frequency = np.bincount(both, minlength=len(numbers))
     total = len(training.examples) + len(test.examples)
-    index = _Index(training, numbers, np.log(total / np.maximum(frequency, 1)))
+    index = _PromptIndex(training, numbers, np.log(total / np.maximum(frequency, 1)))
     known = {plain(text_of(example.prompt)) for _, example in training}
     count, pair = 0, None
     for place, (client, example) in enumerate(test):
@@ -118,7 +118,7 @@ class _Prompts(Sequence[tuple[str, Example]]):
         return client, items[within]
 
 
-class _Index:
+class _PromptIndex:
     """Finds the training prompts that are almost a given one.
 
     Two sets of words share at least ALIKE of their weight only if they share one of the heaviest words of the first,

@@ -199,7 +199,7 @@ def lay_over(config: Config, words: Sequence[str], where: str, also: tuple[str, 
 
 
 @dataclass(frozen=True)
-class Data:
+class EvaluationData:
     """Whose examples a base or an adapter is given where no run says so, and how."""
 
     task: str | None = None
@@ -211,7 +211,7 @@ class Data:
 def evaluate_adapter(
     base_name: str,
     adapter: Path | None,
-    data: Data,
+    data: EvaluationData,
     *,
     split: str = "test",
     metric: str | None = None,

@@ -27,7 +27,7 @@ _ALIKE = ("task.", "eval.limit", "eval.select", "eval.during", "seeds.evaluation
 
 
 @dataclass(frozen=True)
-class _Run:
+class _FinishedRun:
     folder: Path
     config: Config
     summary: dict[str, Any]
@@ -40,11 +40,11 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
     Raises:
         UserError: a folder is no finished run, or runs cannot be compared; it says which.
     """
-    runs = [_Run(folder, read_config(folder), finished(folder)) for folder in dict.fromkeys(folders)]
+    runs = [_FinishedRun(folder, read_config(folder), finished(folder)) for folder in dict.fromkeys(folders)]
     values = [_values(run.config, _APART) for run in runs]
     runs = _level(runs)
     _check(runs, values)
-    groups: dict[str, dict[tuple[int, int], _Run]] = {}
+    groups: dict[str, dict[tuple[int, int], _FinishedRun]] = {}
     for run, label in zip(runs, _labels(values), strict=True):
         cell = run.config.federation_seed, run.config.training_seed
         other = groups.setdefault(label, {}).setdefault(cell, run)
@@ -84,7 +84,7 @@ def _among(key: str, names: Sequence[str]) -> bool:
     return any(key == name or (name.endswith(".") and key.startswith(name)) for name in names)
 
 
-def _check(runs: Sequence[_Run], values: Sequence[dict[str, Any]]) -> None:
+def _check(runs: Sequence[_FinishedRun], values: Sequence[dict[str, Any]]) -> None:
     first, its = runs[0], values[0]
     for run, own in zip(runs[1:], values[1:], strict=True):
         for what in ("metric", *(key for key in {**its, **own} if _among(key, _ALIKE))):
@@ -96,7 +96,7 @@ def _check(runs: Sequence[_Run], values: Sequence[dict[str, Any]]) -> None:
                     f"{first.folder} and {run.folder} cannot be compared: {what} is {pair[0]!r} and {pair[1]!r}; give "
                     "runs with the same data, scored alike"
                 )
-    by_seed: dict[int, _Run] = {}
+    by_seed: dict[int, _FinishedRun] = {}
     for run in runs:
         other = by_seed.setdefault(run.config.federation_seed, run)
         if (
@@ -110,7 +110,7 @@ def _check(runs: Sequence[_Run], values: Sequence[dict[str, Any]]) -> None:
             )
 
 
-def _level(runs: Sequence[_Run]) -> list[_Run]:
+def _level(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
     """The runs, without the scores of clients that have no training example where another run of the same federation
     has none of theirs."""
     uncounted: dict[int, set[str]] = {}
@@ -127,11 +127,11 @@ def _level(runs: Sequence[_Run]) -> list[_Run]:
     return levelled
 
 
-def _clients(run: _Run) -> set[str]:
+def _clients(run: _FinishedRun) -> set[str]:
     return set(run.summary["scores"].get("clients", ()))
 
 
-def _metric(run: _Run) -> str | None:
+def _metric(run: _FinishedRun) -> str | None:
     return run.summary["scores"].get("metric") or run.config.eval.metric
 
 
@@ -152,7 +152,7 @@ def _labels(values: Sequence[dict[str, Any]]) -> list[str]:
     return labels
 
 
-def _tested(run: _Run) -> Scored:
+def _tested(run: _FinishedRun) -> Scored:
     scores, rule = run.summary["scores"], run.summary.get("rule")
     return Scored(
         run.config.federation_seed, run.config.training_seed, scores.get("clients", {}), scores.get("mean"),

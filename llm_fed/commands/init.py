@@ -17,11 +17,11 @@ from llm_fed.basics.errors import RunError, UserError, listed
 from llm_fed.basics.files import write_file
 from llm_fed.bench import taking_part
 from llm_fed.commands import columns_of, known_base, survey
-from llm_fed.commands.budget import Budget, Work
-from llm_fed.commands.columns_of import Ask, Given
+from llm_fed.commands.budget import Budget, Workload
+from llm_fed.commands.columns_of import Ask, UserChoices
 from llm_fed.commands.duplicates import near_duplicates
-from llm_fed.commands.known_base import Known, Tell
-from llm_fed.commands.lengths import Lengths, Limits, quantile
+from llm_fed.commands.known_base import KnownBase, Tell
+from llm_fed.commands.lengths import LengthLimits, Lengths, quantile
 from llm_fed.models import speed
 from llm_fed.rows.reading import Reading
 from llm_fed.settings import datapath
@@ -59,7 +59,7 @@ class Draft:
     answers: bool = True  # whether one can chat with its models
 
 
-def draft(given: Given, ask: Ask | None, tell: Tell = lambda line: None) -> Draft:
+def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -> Draft:
     """A configuration for the data, with a comment for every choice.
 
     Args:
@@ -144,7 +144,9 @@ def proposal(data: TaskData) -> tuple[str, str]:
     return (ALONE, WHY) if middle >= ENOUGH else (SHARING, WHY_OWN)
 
 
-def method_and_work(given: Given, data: TaskData, budget: Budget, proposed: str, why: str) -> tuple[str, Work, str]:
+def method_and_work(
+    given: UserChoices, data: TaskData, budget: Budget, proposed: str, why: str
+) -> tuple[str, Workload, str]:
     """The method, how much is trained, and both in one line with the reason.
 
     Args:
@@ -159,7 +161,7 @@ def method_and_work(given: Given, data: TaskData, budget: Budget, proposed: str,
     return method, work, f"{method} ({reason}); {_about_work(work)}"
 
 
-def settings_of(method: str, work: Work, rates: Mapping[str, Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(method: str, work: Workload, rates: Mapping[str, Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """What the file says of method, training and evaluation."""
     own: dict[str, Any] = {"name": method}
     if method == "fedmerge":
@@ -179,7 +181,7 @@ def settings_of(method: str, work: Work, rates: Mapping[str, Any], evaluation: M
     }  # fmt: skip
 
 
-def _rows(method: str, work: Work) -> dict[str, list[str]]:
+def _rows(method: str, work: Workload) -> dict[str, list[str]]:
     """What is compared, each with as many steps of a client as the method has: `local` with two that share, or another
     method with `local`."""
     if method != ALONE:
@@ -240,7 +242,7 @@ def write(path: Path, text: str, *, force: bool) -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _template(base: str, known: Known, reading: Reading) -> str:
+def _template(base: str, known: KnownBase, reading: Reading) -> str:
     if reading.texts:
         return "{prompt}"
     if known.tokenizer is None:
@@ -249,8 +251,8 @@ def _template(base: str, known: Known, reading: Reading) -> str:
 
 
 def _lengths(
-    sample: Mapping[str, Sequence[Example]], known: Known, template: str
-) -> tuple[Lengths | None, Limits | None]:
+    sample: Mapping[str, Sequence[Example]], known: KnownBase, template: str
+) -> tuple[Lengths | None, LengthLimits | None]:
     """How long the examples are and what is enough for them, where the base is known."""
     if known.tokenizer is None:
         return None, None
@@ -258,14 +260,14 @@ def _lengths(
     return lengths, lengths.limits(getattr(known.config, "max_position_embeddings", None))
 
 
-def _about_lengths(lengths: Lengths, limits: Limits, context: int | None) -> str:
+def _about_lengths(lengths: Lengths, limits: LengthLimits, context: int | None) -> str:
     whole = lengths.whole
     line = f"{quantile(whole, 0.5)} tokens (median), {whole[-1]} at most"
     line += f" (the context of the base is {context})" if context else ""
     return line + (f"; {limits.raised} needs task.max_length={limits.longest}" if limits.raised else "")
 
 
-def _skipped(lengths: Lengths, limits: Limits, number: int, context: int | None) -> list[str]:
+def _skipped(lengths: Lengths, limits: LengthLimits, number: int, context: int | None) -> list[str]:
     """What the largest length costs, and whom.
 
     Args:
@@ -304,7 +306,7 @@ def _metric(examples: Sequence[Example], reading: Reading) -> tuple[str | None, 
     return None, "free text, scored by ROUGE-1"
 
 
-def _about_work(work: Work) -> str:
+def _about_work(work: Workload) -> str:
     """How much is trained, in words."""
     asked = f"{work.cohort} of {work.clients} clients in each of " if work.cohort < work.clients else ""
     own = f" and {work.own_steps} of its own" if work.own_steps else ""

@@ -35,7 +35,7 @@ SHOWN = 5  # weights on a terminal, the largest
 
 
 @dataclass(frozen=True)
-class Joined:
+class JoinedClient:
     """A new client's adapter: its folder, and how it was made."""
 
     folder: Path
@@ -64,7 +64,7 @@ def join(
     steps: int | None = None,
     words: Sequence[str] = (),
     reporter: Reporter | None = None,
-) -> Joined:
+) -> JoinedClient:
     """Give the owner of a file a personal adapter from the pool of a finished run, and write it to `out`.
 
     Args:
@@ -99,7 +99,7 @@ def join(
         config=yaml.safe_dump(as_dict(config), sort_keys=False), recipe=recipe,
     )  # fmt: skip
     models.write(out, state, structure, base, card, prompt)
-    return Joined(out, recipe)
+    return JoinedClient(out, recipe)
 
 
 def _personal(

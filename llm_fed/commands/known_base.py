@@ -22,7 +22,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownBase:
     """Tokenizer and configuration of a base, or why they cannot be had here."""
 
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -30,7 +30,7 @@ class Known:
     problem: str = ""
 
 
-def look_up(name: str, tell: Tell) -> Known:
+def look_up(name: str, tell: Tell) -> KnownBase:
     """Look at a folder, else at the Hub's cache on this machine, else at the Hub.
 
     Args:
@@ -53,16 +53,16 @@ def look_up(name: str, tell: Tell) -> Known:
             known = _from_hub(name, folder_or_id, tell)
     if known.config is not None:
         forms.check_quantization(name, known.config)
-        known = Known(known.tokenizer, known.config.get_text_config())
+        known = KnownBase(known.tokenizer, known.config.get_text_config())
     return known
 
 
-def _from_hub(name: str, id: str, tell: Tell) -> Known:
+def _from_hub(name: str, id: str, tell: Tell) -> KnownBase:
     if huggingface_hub.constants.HF_HUB_OFFLINE:
-        return Known(problem="it is not in the cache of this machine, and HF_HUB_OFFLINE is set")
+        return KnownBase(problem="it is not in the cache of this machine, and HF_HUB_OFFLINE is set")
     tell(f"looking up {name} on the Hub; it has {WAIT:.0f} s to answer (--base FOLDER needs no network)")
     if problem := _unreachable(id):
-        return Known(problem=problem)
+        return KnownBase(problem=problem)
     return _read(name, id, local=False)
 
 
@@ -90,7 +90,7 @@ def _unreachable(id: str) -> str:
     return f"it is not in the cache of this machine, and {host} cannot be reached ({failures[0]})" if failures else ""
 
 
-def _read(name: str, folder_or_id: str, *, local: bool) -> Known:
+def _read(name: str, folder_or_id: str, *, local: bool) -> KnownBase:
     from transformers import AutoConfig, AutoTokenizer  # seconds
 
     from llm_fed.models.loading import explain
@@ -100,6 +100,6 @@ def _read(name: str, folder_or_id: str, *, local: bool) -> Known:
         tokenizer = AutoTokenizer.from_pretrained(folder_or_id, trust_remote_code=False, local_files_only=local)
     except Exception as error:  # transformers and tokenizers share no class of errors
         if os.path.isdir(folder_or_id):
-            return Known(problem=explain(name, error, "a causal LM"))
-        return Known(problem=" ".join(str(error).split())[:200])
-    return Known(tokenizer, config)
+            return KnownBase(problem=explain(name, error, "a causal LM"))
+        return KnownBase(problem=" ".join(str(error).split())[:200])
+    return KnownBase(tokenizer, config)

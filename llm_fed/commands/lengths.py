@@ -27,7 +27,7 @@ class Lengths:
         """Tokens of prompt and answer, of all clients, sorted."""
         return sorted(whole for pairs in self.clients.values() for whole, _ in pairs)
 
-    def limits(self, context: int | None) -> Limits:
+    def limits(self, context: int | None) -> LengthLimits:
         """What to set.
 
         Args:
@@ -45,11 +45,11 @@ class Lengths:
             client: (sum(whole > longest for whole, _ in pairs), len(pairs)) for client, pairs in self.clients.items()
         }
         answer = min(longest, up_to_block(usual_length(answers) + 1)) if answers else longest
-        return Limits(longest, answer, raised, {client: (of, all) for client, (of, all) in lost.items() if of})
+        return LengthLimits(longest, answer, raised, {client: (of, all) for client, (of, all) in lost.items() if of})
 
 
 @dataclass(frozen=True)
-class Limits:
+class LengthLimits:
     """Largest lengths in tokens.
 
     Attributes:

@@ -15,7 +15,7 @@ from llm_fed import kinds, methods, tasks
 from llm_fed.basics.errors import UserError, require
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.parents import states_of_run
-from llm_fed.commands.evaluate import Data, examples_of, lay_over
+from llm_fed.commands.evaluate import EvaluationData, examples_of, lay_over
 from llm_fed.eval.merges import draw_curves
 from llm_fed.experiment import splits
 from llm_fed.experiment.merging import merge
@@ -47,7 +47,7 @@ UNRELATED = 1.0
 
 
 @dataclass(frozen=True)
-class Source:
+class MergeParent:
     """One of the two parents: a run, at a round or as exported, or a PEFT folder."""
 
     folder: Path
@@ -55,7 +55,7 @@ class Source:
     config: Config | None  # of a run
 
     @classmethod
-    def parse(cls, option: str, text: str) -> Source:
+    def parse(cls, option: str, text: str) -> MergeParent:
         """From `DIR` or `DIR@ROUND`."""
         folder, at, number = text.rpartition("@")
         path, round = (Path(folder), int(number)) if at and number.isdigit() else (Path(text), None)
@@ -134,7 +134,7 @@ def merge_adapters(
     parents: Parents,
     out: Path,
     *,
-    data: Data | None = None,
+    data: EvaluationData | None = None,
     client: str | None = None,
     words: Sequence[str] = (),
     reporter: Reporter | None = None,
@@ -152,11 +152,12 @@ def merge_adapters(
     """
     reporter = reporter or Reporter()
     sources = {
-        option: Source.parse(option, text) for option, text in zip(OPTIONS, (parents.fed, parents.local), strict=True)
+        option: MergeParent.parse(option, text)
+        for option, text in zip(OPTIONS, (parents.fed, parents.local), strict=True)
     }
     name = _base_name(sources, parents.base)
     runs = [source.config for source in reversed(sources.values()) if source.config]
-    data = data or Data()
+    data = data or EvaluationData()
     words = [*([f"task.template={data.template}"] if data.template else []), *words]
     keys = {*keys_of(words, "the method"), *(["base.dtype"] if data.dtype else [])}
     for key, instead in (("base.name", "--base NAME"), ("method.name", "the method's name as the first word")):
@@ -214,7 +215,7 @@ def _one_client(path: Path | None, task: TaskConfig) -> TaskData:
     return TaskData("files", "rouge1", {client.client: divided})
 
 
-def _known(sources: Mapping[str, Source]) -> Record | None:
+def _known(sources: Mapping[str, MergeParent]) -> Record | None:
     """The rows that the parents know, where they are runs."""
     records = [splits.recall(source.folder) for source in sources.values() if source.config]
     return together([record for record in records if record is not None])
@@ -228,7 +229,7 @@ def distance(fed: State, local: State) -> float:
     return (one - other).norm() / length if length else 0.0
 
 
-def _said(sources: Mapping[str, Source], base: Kind, keys: Collection[str], reporter: Reporter) -> Prompt | None:
+def _said(sources: Mapping[str, MergeParent], base: Kind, keys: Collection[str], reporter: Reporter) -> Prompt | None:
     """How the parents' prompts are put; of two that differ where that can be, a run's before a folder's.
 
     Raises:
@@ -258,7 +259,7 @@ def _said(sources: Mapping[str, Source], base: Kind, keys: Collection[str], repo
     return said[first] if first else None
 
 
-def _base_name(sources: Mapping[str, Source], given: str | None) -> str:
+def _base_name(sources: Mapping[str, MergeParent], given: str | None) -> str:
     if given:
         return given
     origins = [source.origin for source in sources.values() if source.origin]
@@ -274,7 +275,7 @@ def _base_name(sources: Mapping[str, Source], given: str | None) -> str:
 
 
 def _loaded_as(
-    sources: Mapping[str, Source], base: BaseConfig, keys: Collection[str], reporter: Reporter
+    sources: Mapping[str, MergeParent], base: BaseConfig, keys: Collection[str], reporter: Reporter
 ) -> BaseConfig:
     """The base as the adapters were trained on it, but for what was set explicitly; of two that differ as the run was,
     or else as the federated one was."""
@@ -290,7 +291,7 @@ def _loaded_as(
     return base
 
 
-def _common_structure(sources: Mapping[str, Source], base: Kind) -> Lora:
+def _common_structure(sources: Mapping[str, MergeParent], base: Kind) -> Lora:
     """What both parents are, refusing those that do not fit each other. Two that name their layers in different ways
     are alike if these are the same."""
     structures = {option: source.structure(base) for option, source in sources.items()}
@@ -319,7 +320,7 @@ def _named(structure: Lora) -> str:
     return ", ".join(sorted(chosen)) if len(chosen) < 10 else f"{len(chosen)} modules"
 
 
-def _config(settings: Mapping[str, Any], base: str, data: Data) -> Config:
+def _config(settings: Mapping[str, Any], base: str, data: EvaluationData) -> Config:
     """The configuration of a merge of two PEFT folders, whose structure is still to be read."""
     return from_dict(
         {

@@ -70,7 +70,7 @@ class Candidate:
 
 
 @dataclass
-class _Column:
+class _ColumnValues:
     """What is known of a column while rows are read; `answers` has up to two different ones of each value."""
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def candidates(sources: Iterable[Source], taken: Iterable[str], answer: str | No
         taken: columns that hold something else.
         answer: the column of the answers.
     """
-    taken, known, lost, rows = set(taken), dict[str, _Column](), set[str](), 0
+    taken, known, lost, rows = set(taken), dict[str, _ColumnValues](), set[str](), 0
     for source in sources:
         for row in source:
             if not isinstance(row, Row):
@@ -108,7 +108,7 @@ def candidates(sources: Iterable[Source], taken: Iterable[str], answer: str | No
                 if name in taken or name in lost or cell is None or cell == "":
                     continue
                 value = _name(cell)
-                if value is None or not known.setdefault(name, _Column()).add(value, said):
+                if value is None or not known.setdefault(name, _ColumnValues()).add(value, said):
                     lost.add(name)
                     known.pop(name, None)
     found = [
@@ -143,7 +143,7 @@ def listed(found: Sequence[Candidate]) -> str:
     return ", ".join(each.words() for each in found[:SHOWN]) + more
 
 
-def _may_name_clients(name: str, column: _Column, rows: int) -> bool:
+def _may_name_clients(name: str, column: _ColumnValues, rows: int) -> bool:
     counts, each = column.counts, ROWS_OF_NAMED if _of_name(name) in (HOLDER, GROUP) else ROWS_EACH
     return (
         2 <= len(counts) <= rows / each
@@ -162,7 +162,7 @@ def _name(cell: Any) -> str | None:
     return text if text and len(text) <= LONG and "\n" not in text and not _FRACTION.fullmatch(text) else None
 
 
-def _rank(name: str, column: _Column) -> int:
+def _rank(name: str, column: _ColumnValues) -> int:
     if (said := _of_name(name)) != OTHER:
         return said
     if column.names_answers() or all(re.fullmatch(r"-?\d+", value) for value in column.counts):

@@ -14,7 +14,7 @@ from llm_fed import tasks
 from llm_fed.basics.errors import UserError, listed
 from llm_fed.commands import init
 from llm_fed.commands.budget import Budget
-from llm_fed.commands.columns_of import DEALT, Ask, Given
+from llm_fed.commands.columns_of import DEALT, Ask, UserChoices
 from llm_fed.rows import formats, layout
 from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import files
@@ -46,7 +46,7 @@ def holds_pictures(path: Path) -> bool:
     return described and any(Path(name).suffix.lower() in SUFFIXES for name in names)
 
 
-def draft(path: Path, given: Given, ask: Ask | None) -> init.Draft:
+def draft(path: Path, given: UserChoices, ask: Ask | None) -> init.Draft:
     """A configuration for pictures.
 
     Raises:
@@ -163,7 +163,7 @@ def _kind_of(base: str) -> tuple[bool, dict[str, Any] | None]:
     return False, {"target_modules": "all-linear"}
 
 
-def _clients(path: Path, data: TaskData, given: Given, ask: Ask | None) -> int | None:
+def _clients(path: Path, data: TaskData, given: UserChoices, ask: Ask | None) -> int | None:
     """Among how many clients the pictures are dealt out; None where the data say whose they are.
 
     Raises:

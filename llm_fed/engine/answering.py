@@ -11,7 +11,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 Of = Literal["adapters", "whole", "both"]
 
 
-class Answer(NamedTuple):
+class Handler(NamedTuple):
     """How a method answers."""
 
     method: str
@@ -39,7 +39,7 @@ class Answering:
         answering: by type of request, and whether adapters are trained, the method that answers it.
     """
 
-    answering: ClassVar[dict[tuple[type, bool], Answer]] = {}
+    answering: ClassVar[dict[tuple[type, bool], Handler]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -48,4 +48,4 @@ class Answering:
             if hasattr(method, "answers"):
                 asked, of, each = method.answers
                 for fused in {"adapters": [True], "whole": [False], "both": [True, False]}[of]:
-                    cls.answering[asked, fused] = Answer(name, each)
+                    cls.answering[asked, fused] = Handler(name, each)

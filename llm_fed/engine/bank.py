@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.deltas import Below, Deltas
+from llm_fed.engine.deltas import DeltaHook, Deltas
 from llm_fed.models.frozen import device_of, freeze
 from llm_fed.models.lora import Lora, layout, sizes, targets
 from llm_fed.state import State
@@ -109,7 +109,7 @@ class AdapterBank:
             torch.lt(bits[: length * width].view(length, width), self._kept - 2**15, out=mask[:length])
         return masks
 
-    def beneath(self, owners: Sequence[int]) -> dict[str, Below]:
+    def beneath(self, owners: Sequence[int]) -> dict[str, DeltaHook]:
         """What lies beneath the adapters, by layer, for a batch whose row n goes through adapter owners[n]."""
         return self._deltas.on(owners)
 
@@ -129,7 +129,7 @@ class AdapterBank:
         mix: Tensor | None = None,
         listen: Callable[[Tensor], None] | None = None,
         each: Tensor | None = None,
-        below: Mapping[str, Below] | None = None,
+        below: Mapping[str, DeltaHook] | None = None,
     ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 

@@ -43,7 +43,7 @@ class Deltas:
                 {layer: {part: t.to(self._like) for part, t in parts.items()} for layer, parts in found.items()}
             )
 
-    def on(self, owners: Sequence[int]) -> dict[str, Below]:
+    def on(self, owners: Sequence[int]) -> dict[str, DeltaHook]:
         """By layer beneath which something lies the forward hook for a batch whose row n goes through the bank's row
         owners[n]."""
         asked = [self._of[k] for k in owners]
@@ -53,11 +53,11 @@ class Deltas:
             where = None if len(rows) == len(asked) else torch.tensor(rows).to(self._like.device)
             for name, delta in self._different[n].items():
                 parts.setdefault(name, []).append((where, delta))
-        return {name: Below(each, len(asked)) for name, each in parts.items()}
+        return {name: DeltaHook(each, len(asked)) for name, each in parts.items()}
 
 
 @dataclass(frozen=True)
-class Below:
+class DeltaHook:
     """A forward hook: the layer's output y becomes y + D x, of the rows that have a D, in the dtype of y."""
 
     parts: list[tuple[Tensor | None, dict[str, Tensor]]]  # rows (None: all), and B and A, or D

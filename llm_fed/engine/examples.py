@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.masks import known_masks
-from llm_fed.engine.packing import Example, MicroBatch, collate, num_targets
+from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
 from llm_fed.method.losses import divergence
 from llm_fed.models.joined import Answer
 from llm_fed.models.rotary import regimes, row_positions
@@ -100,14 +100,14 @@ class Examples(ABC):
 
 
 class Text(Examples):
-    """Token sequences (`packing.Example`) of a causal language model; each target token is one target."""
+    """Token sequences (`packing.TokenSequence`) of a causal language model; each target token is one target."""
 
     single: ClassVar[bool] = False
 
     num_targets = staticmethod(num_targets)
     collate = staticmethod(collate)
 
-    def length(self, example: Example) -> int:
+    def length(self, example: TokenSequence) -> int:
         return len(example.input_ids)
 
     def probe(self, length: int, targets: int) -> Encoded:

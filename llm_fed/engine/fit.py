@@ -19,7 +19,7 @@ from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.deltas import Below
+from llm_fed.engine.deltas import DeltaHook
 from llm_fed.engine.examples import Batch, Examples
 from llm_fed.engine.laid import on_device
 from llm_fed.engine.memory import activation_checkpointing
@@ -69,7 +69,7 @@ class Laid:
     mix: Tensor | None = None  # (N, E)
     masks: Tensor | None = None  # of dropout
     wanted: Tensor | None = None  # (n, C) the teachers' logits
-    below: Mapping[str, Below] = field(default_factory=dict)  # what lies beneath the adapters, by layer
+    below: Mapping[str, DeltaHook] = field(default_factory=dict)  # what lies beneath the adapters, by layer
 
 
 class FusedFit:

@@ -22,7 +22,7 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.masks import known_masks
-from llm_fed.engine.prefixes import Asked, batches, shared_prefixes
+from llm_fed.engine.prefixes import PromptRequest, batches, shared_prefixes
 from llm_fed.engine.sampling import Choose, Sampling
 from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
@@ -41,7 +41,7 @@ Scored = tuple[int, Sequence[int], Sequence[Sequence[int]]]  # the same, and tok
 def generate(
     base: Base,
     bank: AdapterBank,
-    requests: Sequence[Asked],
+    requests: Sequence[PromptRequest],
     *,
     max_new_tokens: int,
     batch_size: int,
@@ -150,7 +150,9 @@ def stream(
 
 
 @torch.inference_mode()
-def seconds_of_tokens(base: Base, bank: AdapterBank, requests: Sequence[Asked], tokens: int) -> tuple[float, float]:
+def seconds_of_tokens(
+    base: Base, bank: AdapterBank, requests: Sequence[PromptRequest], tokens: int
+) -> tuple[float, float]:
     """How long a batch takes to its first token, and for each further one of at most `tokens`; no answer ends early."""
     rooms = [_room(base, prompt, tokens) for _, prompt in requests]
     began = last = time.perf_counter()
@@ -165,7 +167,7 @@ def seconds_of_tokens(base: Base, bank: AdapterBank, requests: Sequence[Asked], 
 def _tokens(
     base: Base,
     bank: AdapterBank,
-    batch: Sequence[Asked],
+    batch: Sequence[PromptRequest],
     rooms: Sequence[int],
     stops: set[int],
     mix: Tensor | None,
@@ -198,7 +200,7 @@ def _tokens(
 def _read(
     base: Base,
     bank: AdapterBank,
-    batch: Sequence[Asked],
+    batch: Sequence[PromptRequest],
     rooms: Sequence[int],
     stops: set[int],
     mix: Tensor | None,
@@ -297,7 +299,7 @@ def _score_whole(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Te
     return scores
 
 
-def _shared(base: Base, requests: Sequence[Asked], mix: Tensor | None) -> dict[int, int]:
+def _shared(base: Base, requests: Sequence[PromptRequest], mix: Tensor | None) -> dict[int, int]:
     """`shared_prefixes`, of which there are none where a prompt's own weights mix the adapters it is read under, or
     where a beginning alone would be read otherwise than within its prompt."""
     if mix is not None or feels_padding(base.model.config):
@@ -310,7 +312,7 @@ def _shared(base: Base, requests: Sequence[Asked], mix: Tensor | None) -> dict[i
 
 
 def _begin(
-    base: Base, bank: AdapterBank, batch: Sequence[Asked], shared: Mapping[int, int]
+    base: Base, bank: AdapterBank, batch: Sequence[PromptRequest], shared: Mapping[int, int]
 ) -> tuple[Tensor, Tensor, Cache | None]:
     """The tokens of each prompt that are still to be read (N, T), the mask of all its tokens (N, T or more), and the
     cache of those that the batch's prompts share and that were read here, if any."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 
-class Example(Protocol):
+class TokenSequence(Protocol):
     """One sequence; target[t]: whether predicting token t counts in the loss (the first token never does)."""
 
     @property
@@ -71,7 +71,7 @@ class MicroBatch:
     lengths: Tensor  # (N,) tokens of each row
 
 
-def collate(examples: Sequence[Example]) -> MicroBatch:
+def collate(examples: Sequence[TokenSequence]) -> MicroBatch:
     """Put examples side by side."""
     input_ids = pad_sequence([torch.tensor(example.input_ids) for example in examples], batch_first=True)
     target = pad_sequence([torch.tensor(example.target) for example in examples], batch_first=True)
@@ -81,6 +81,6 @@ def collate(examples: Sequence[Example]) -> MicroBatch:
     return MicroBatch(input_ids, input_ids.flatten()[places + 1], rows, places, lengths)
 
 
-def num_targets(examples: Sequence[Example]) -> int:
+def num_targets(examples: Sequence[TokenSequence]) -> int:
     """How many tokens of the examples count in the loss."""
     return sum(sum(example.target[1:]) for example in examples)

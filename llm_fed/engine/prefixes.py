@@ -11,10 +11,10 @@ from transformers.cache_utils import DynamicLayer
 
 WORTH = 0.2  # of all prompts' tokens: what must be saved for the further pass per batch, and the padding, to pay
 
-Asked = tuple[int, Sequence[int]]  # row of the bank, token ids of the prompt
+PromptRequest = tuple[int, Sequence[int]]  # row of the bank, token ids of the prompt
 
 
-def shared_prefixes(config: PreTrainedConfig, requests: Sequence[Asked]) -> dict[int, int]:
+def shared_prefixes(config: PreTrainedConfig, requests: Sequence[PromptRequest]) -> dict[int, int]:
     """By row of the bank, how many tokens all its prompts begin with; at least the last token of each is left.
 
     Empty where too few tokens would be saved, and where a layer remembers a window or a state instead of all tokens:
@@ -32,7 +32,7 @@ def shared_prefixes(config: PreTrainedConfig, requests: Sequence[Asked]) -> dict
     return shared if worth and saved and all(type(layer) is DynamicLayer for layer in layers) else {}
 
 
-def ordered(requests: Sequence[Asked], shared: Mapping[int, int]) -> list[int]:
+def ordered(requests: Sequence[PromptRequest], shared: Mapping[int, int]) -> list[int]:
     """Places of the requests: the longest first, and where prefixes are shared, those of one adapter together."""
 
     def key(i: int) -> tuple[int, int, int]:
@@ -43,7 +43,12 @@ def ordered(requests: Sequence[Asked], shared: Mapping[int, int]) -> list[int]:
 
 
 def batches(
-    requests: Sequence[Asked], sizes: Sequence[int], limit: int, shared: Mapping[int, int], *, even: bool = False
+    requests: Sequence[PromptRequest],
+    sizes: Sequence[int],
+    limit: int,
+    shared: Mapping[int, int],
+    *,
+    even: bool = False,
 ) -> Iterator[list[int]]:
     """Places of requests, `ordered`, in batches whose sizes add up to at most `limit`, or of one request; with `even`
     of prompts of one length."""

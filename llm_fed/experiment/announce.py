@@ -16,7 +16,7 @@ from torch import Tensor
 from llm_fed.bench.costs import after_a_step
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
 from llm_fed.engine.memory import free_memory, memory_limit
-from llm_fed.experiment.costs import Costs, Counts
+from llm_fed.experiment.costs import Costs, CountSummary
 from llm_fed.federation.clients import broadcast
 from llm_fed.kinds import Kind
 from llm_fed.method.site import Site
@@ -61,7 +61,7 @@ class RunPlan:
     reached: int
     clients: tuple[str, ...]
     cohort: int
-    example_counts: Mapping[str, Counts]
+    example_counts: Mapping[str, CountSummary]
     server_examples: Mapping[str, int]
     left_out: Mapping[str, int]
     base: str
@@ -71,9 +71,9 @@ class RunPlan:
     dtype: str
     quantization: str | None
     structure: str
-    parameters: Counts
+    parameters: CountSummary
     sent: int | None
-    steps: Counts
+    steps: CountSummary
     epochs: int | None
     batch_size: int
     lr: tuple[float, float]
@@ -196,7 +196,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
             sent = entries(method.upload_like(method.broadcast(state, client)))
     where = "cpu" if base.device.type == "cpu" else f"{base.device} ({torch.cuda.get_device_name(base.device)})"
     same = config.local.steps or 0
-    steps = Counts.of(local_steps(site) for site in sites if site.train) if sites else Counts(0, same, same)
+    steps = CountSummary.of(local_steps(site) for site in sites if site.train) if sites else CountSummary(0, same, same)
     number = len(sites or names)
     return RunPlan(
         method=config.method["name"], paper=method.paper, rounds=config.rounds, reached=reached, complete=complete,
@@ -207,7 +207,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         base_parameters=base.num_parameters, device=where, processes=processes(),
         dtype=_dtype(base), quantization=config.base.quantization,
         structure=describe([s.structure for s in sites] or [*server.structures.values()] or [server.structure]),
-        parameters=Counts.of(trained),
+        parameters=CountSummary.of(trained),
         sent=sent, steps=steps, epochs=config.local.epochs,
         batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
         scored=_scored(built, bool(sites), bool(asked)), data=built.reading.for_people() if built.reading else {},
@@ -251,7 +251,8 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
     prices = [parent.costs for parent in parents if parent.costs]
     models = [base.model, *map(base.model_of, layouts)]
     costs = Costs(
-        down=Counts.of(down.values()), up=Counts.of(up.values()), exact=exact and all(price.exact for price in prices),
+        down=CountSummary.of(down.values()), up=CountSummary.of(up.values()),
+        exact=exact and all(price.exact for price in prices),
         down_first=moved_down[0], up_first=moved_up[0],
         down_run=sum(moved_down) + sum(price.down_run for price in prices),
         up_run=sum(moved_up) + sum(price.up_run for price in prices),
@@ -278,10 +279,10 @@ def describe(structures: Sequence[Structure]) -> str:
     return structures[0].in_words([each.rank for each in structures] if structures[0].fused else ())
 
 
-def _examples(sites: Sequence[Site]) -> dict[str, Counts]:
+def _examples(sites: Sequence[Site]) -> dict[str, CountSummary]:
     held = {"training": [len(site.train) for site in sites]}
     held |= {split: [len(site.data.queries.get(split, ())) for site in sites] for split in SPLITS[1:]}
-    return {split: Counts.of(numbers) for split, numbers in held.items()} if sites else {}
+    return {split: CountSummary.of(numbers) for split, numbers in held.items()} if sites else {}
 
 
 def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

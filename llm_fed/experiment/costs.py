@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Counts:
+class CountSummary:
     """Numbers of several clients."""
 
     total: int = 0
@@ -15,7 +15,7 @@ class Counts:
     most: int = 0
 
     @classmethod
-    def of(cls, numbers: Iterable[int]) -> Counts:
+    def of(cls, numbers: Iterable[int]) -> CountSummary:
         found = list(numbers)
         return cls(sum(found), min(found), max(found)) if found else cls()
 
@@ -49,8 +49,8 @@ class Costs:
         disk_free: where the run folder is, or will be.
     """
 
-    down: Counts
-    up: Counts
+    down: CountSummary
+    up: CountSummary
     exact: bool
     down_first: int
     up_first: int

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from llm_fed import kinds, tasks
 from llm_fed.basics.errors import printable
 from llm_fed.experiment.announce import SPLITS
-from llm_fed.experiment.costs import Counts
+from llm_fed.experiment.costs import CountSummary
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.kinds.texts import Texts
 from llm_fed.method.requests import Query
@@ -58,7 +58,7 @@ class ShownData:
     """
 
     examples: list[ShownExample]
-    example_counts: dict[str, Counts]
+    example_counts: dict[str, CountSummary]
     left_out: dict[str, int]
     note: str
     tokenizer: PreTrainedTokenizerBase
@@ -113,7 +113,7 @@ def shown(config: Config, most: int) -> ShownData:
             for item, example in zip(items.first(most), items.examples, strict=False):
                 ids, target = _parts(item, encoder, example)
                 examples.append(ShownExample(client, split, str(tokenizer.decode(ids)), ids, target, ends))
-    numbers = {split: Counts.of(each) for split, each in counts.items()}
+    numbers = {split: CountSummary.of(each) for split, each in counts.items()}
     return ShownData(examples, numbers, dict(encoder.skipped), encoder.note(), tokenizer)
 
 

@@ -23,7 +23,7 @@ _FILES = 6  # that a note names
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownRows:
     """The rows that a run knows.
 
     Attributes:
@@ -64,7 +64,7 @@ def known(
     begins: bool = False,
     parents: Mapping[str, Path] | None = None,
     given: Record | None = None,
-) -> Known:
+) -> KnownRows:
     """What the run in a folder knows: by itself, by the runs that it merges, and by that of `adapter.start`.
 
     Args:
@@ -84,7 +84,7 @@ def known(
         if place.is_dir() and holds_results(place) and not (begins and place == inside):
             others.append(recall(place))
     every = together([record for record in (own, *others) if record is not None])
-    return Known(own, every, None if begins else folder)
+    return KnownRows(own, every, None if begins else folder)
 
 
 def tested_alike(folder: Path, other: Path) -> bool | None:
@@ -94,7 +94,7 @@ def tested_alike(folder: Path, other: Path) -> bool | None:
     return known[0] == known[1] if len(known) == 2 else None
 
 
-def notes(built: Experiment, known: Known, *, trains: bool = True) -> list[str]:
+def notes(built: Experiment, known: KnownRows, *, trains: bool = True) -> list[str]:
     """What a user should know of the data of a run; nothing where they are as they were.
 
     Args:
@@ -139,7 +139,7 @@ def _of_older(built: Experiment, folder: Path) -> list[str]:
     ]
 
 
-def remember(run: Run, record: Record | None, known: Known) -> None:
+def remember(run: Run, record: Record | None, known: KnownRows) -> None:
     """Write down with the run in which splits its rows are, before it trains on them.
 
     Raises:

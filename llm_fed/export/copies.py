@@ -20,14 +20,14 @@ def handed_out(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
     Raises:
         UserError: as `exported`, or an adapter has a link, which might lead to any file of this machine.
     """
-    found = exported(folder, clients)
-    for path in found.values():
+    folders = exported(folder, clients)
+    for path in folders.values():
         if link := next((inner for inner in (path, *path.rglob("*")) if inner.is_symlink()), None):
             raise UserError(
                 f"{link} is a symbolic link, whose target would be copied with the adapter; replace the link by the "
                 "file itself, or delete it"
             )
-    return found
+    return folders
 
 
 def public_content(path: Path) -> bytes | None:

@@ -71,15 +71,15 @@ def push(
             or without the right to write to `namespace`, or a public repository where `private` is asked for.
         RunError: the Hub cannot be reached, or does not take the files.
     """
-    config, found = read_config(folder), adapter_folders(folder)
+    config, folders = read_config(folder), adapter_folders(folder)
     cards = {client: _card(path) for client, path in handed_out(folder, clients).items()}
     method, name = short(config.method["name"]), _allowed(folder.resolve().name)
     prefix = prefix or (name if method in name else f"{name}-{method}")
     if one_repository:
-        names = _unique(found)
+        names = _unique(folders)
         repositories = {_valid(f"{namespace}/{prefix}", "this run"): {client: f"{names[client]}/" for client in cards}}
     else:
-        names = repository_names(namespace, prefix, found)
+        names = repository_names(namespace, prefix, folders)
         repositories = {names[client]: {client: ""} for client in cards}
     token = get_token()
     if token is None:
@@ -106,12 +106,12 @@ def push(
             files = [
                 file
                 for client, place in places.items()
-                for file in _files(found[client], str(cards[client]), under=place)
+                for file in _files(folders[client], str(cards[client]), under=place)
             ]
             first = next(iter(places))
             what = f"Adapter of client {first}"
             if one_repository:
-                text = repository_card(repository, cards[first], names[first] if _plain(found[first]) else "", terms)
+                text = repository_card(repository, cards[first], names[first] if _plain(folders[first]) else "", terms)
                 files.append(CommitOperationAdd(peft_folders.CARD, text.encode()))
                 what = f"Adapters of {len(places)} clients"
             commit = api.create_commit(repository, files, commit_message=what)

@@ -31,7 +31,7 @@ from llm_fed.settings.config import BaseConfig, Config
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """What will be written, checked as far as can be without loading the base.
 
     Attributes:
@@ -139,7 +139,7 @@ class Plan:
         return Model(origin.name, shown, prompt=base.prompt, dtype=self.base.dtype, revision=origin.revision)
 
 
-def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> Plan:
+def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> ExportPlan:
     """What `llm-fed export --merged` will do with the adapters of a finished run.
 
     Args:
@@ -179,13 +179,13 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
         )
     if not gguf and (needed := needed_version(base)):
         notes.append(f"transformers 4.57 does not know {model.config.model_type}; to load it takes {needed} or newer")
-    found = Plan(base, adapters, out, sizes, free, notes, gguf)
+    planned = ExportPlan(base, adapters, out, sizes, free, notes, gguf)
     if sum(sizes.values()) + plain * gguf > free:
         raise RunError(
             f"{len(adapters) + gguf} models of {_size(max(sizes.values()))} do not fit into {place}, where "
             f"{_size(free)} are free; name fewer with --client, or give another folder"
         )
-    return found
+    return planned
 
 
 def needed_version(base: BaseConfig) -> str:

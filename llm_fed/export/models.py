@@ -129,17 +129,17 @@ def read(folder: Path, structure: Any, base: Kind) -> State:
     buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
     known = entries | buffers
     counters = {name for name, value in tensors.items() if not (value.is_floating_point() or name in known)}
-    found = in_one_dtype({name: value for name, value in tensors.items() if name not in counters}, folder / WEIGHTS)
+    floating = in_one_dtype({name: value for name, value in tensors.items() if name not in counters}, folder / WEIGHTS)
     needed = entries.keys() | (buffers.keys() & module.state_dict().keys())  # a stock file lacks what is computed anew
-    for name in sorted(needed | found.keys()):
-        theirs, ours = (str(tuple(held[name].shape)) if name in held else "absent" for held in (found, known))
+    for name in sorted(needed | floating.keys()):
+        theirs, ours = (str(tuple(held[name].shape)) if name in held else "absent" for held in (floating, known))
         if theirs != ours:
             raise UserError(
                 f"the model {folder} does not fit the base {base.name!r}: {one_line(name)} is {theirs}, "
                 f"and should be {ours}"
             )
-    statistics = {name: found.get(name, buffer) for name, buffer in buffers.items()}
-    state = State.of({name: found[name] for name in entries}, statistics)
+    statistics = {name: floating.get(name, buffer) for name, buffer in buffers.items()}
+    state = State.of({name: floating[name] for name in entries}, statistics)
     if not state.is_finite():
         raise UserError(f"the model {folder} holds NaN or infinite numbers; export it again")
     return state

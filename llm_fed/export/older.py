@@ -62,18 +62,18 @@ def _rope(config: PreTrainedConfig) -> dict[str, Any]:
         return {}
     if kind == "modernbert-decoder":
         return {"global_rope_theta": theta, "local_rope_theta": sliding["rope_theta"]}
-    found = {"rope_theta": theta, "rope_scaling": _scaling(everywhere, kind)}
+    keys = {"rope_theta": theta, "rope_scaling": _scaling(everywhere, kind)}
     if everywhere.get("rope_type") == "longrope":
-        found["original_max_position_embeddings"] = everywhere["original_max_position_embeddings"]
+        keys["original_max_position_embeddings"] = everywhere["original_max_position_embeddings"]
         if _is_phi3(kind) and "factor" in everywhere:  # version 4 cannot say it, and version 5 would not see it
-            del found["rope_scaling"]
+            del keys["rope_scaling"]
     if share is not None:
-        found["partial_rotary_factor"] = share
+        keys["partial_rotary_factor"] = share
     if kind.startswith("gpt_neox"):
-        found |= {"rotary_emb_base": theta, "rotary_pct": 1.0 if share is None else share}
+        keys |= {"rotary_emb_base": theta, "rotary_pct": 1.0 if share is None else share}
     if sliding is not everywhere:
-        found["rope_local_base_freq"] = sliding["rope_theta"]
-    return found
+        keys["rope_local_base_freq"] = sliding["rope_theta"]
+    return keys
 
 
 def _scaling(rope: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
@@ -82,13 +82,13 @@ def _scaling(rope: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
         return None
     if _is_phi3(kind):  # it takes these three alone
         return {"type": rope["rope_type"], **{key: rope[key] for key in ("short_factor", "long_factor") if key in rope}}
-    found = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    keys = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
     if (
         rope["rope_type"] == "longrope" and "factor" in rope
     ):  # version 4 takes another factor than the one that it reads
         factor, context = rope["factor"], rope["original_max_position_embeddings"]
-        found.setdefault("attention_factor", math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0)
-    return found
+        keys.setdefault("attention_factor", math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0)
+    return keys
 
 
 def _is_phi3(kind: str) -> bool:

@@ -85,21 +85,21 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     """
     folder = Path(folder)
     if structure and structure.delta:
-        state, found = read(folder, base)
-        return delta.apart(state, found.scaling, layout(base.model, structure)), structure
+        state, stored = read(folder, base)
+        return delta.apart(state, stored.scaling, layout(base.model, structure)), structure
     if (folder / GATE).is_file() or (structure and not structure.plain):
         return _read_experts(folder, base, structure)
     said = peft_settings.read(folder)
     if said.whole not in ((), (base.head,)):
         raise trained_whole(folder, said.whole, base.head)
-    found, other_base = said.structure(base.model), _other_base(folder, base)
-    if structure and not (found.rank == structure.rank and math.isclose(found.scaling, structure.scaling)):
-        raise _other_scaling(said, found, structure)
+    stored, other_base = said.structure(base.model), _other_base(folder, base)
+    if structure and not (stored.rank == structure.rank and math.isclose(stored.scaling, structure.scaling)):
+        raise _other_scaling(said, stored, structure)
     try:
-        expected = layout(base.model, structure or found)
+        expected = layout(base.model, structure or stored)
     except UserError as error:
         raise UserError(f"the adapter {folder} does not fit the base: {error}{other_base}") from error
-    tensors = _read_tensors(folder, found)
+    tensors = _read_tensors(folder, stored)
     if difference := _difference(expected, tensors, base.model):
         raise UserError(f"the adapter {folder} does not fit the base: {difference}{other_base}")
     if other_base:
@@ -107,7 +107,7 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     state = State.of({entry: tensors[_peft_name(entry)] for entry in expected.names})
     if not state.is_finite():
         raise UserError(f"the adapter {folder} holds NaN or infinite numbers; export it again")
-    return state, found
+    return state, stored
 
 
 def check_head(folder: Path, structure: Lora, base: Base) -> None:
@@ -173,10 +173,10 @@ def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[Sta
     alone = _alone(structure) if structure else None
     entries = {}
     for expert in experts:
-        state, found = read(folder / expert, base, alone)
-        if alone and found.rank != alone.rank:
-            raise UserError(f"the experts of {folder} differ in rank: {found.rank} and {alone.rank}")
-        alone = alone or found
+        state, stored = read(folder / expert, base, alone)
+        if alone and stored.rank != alone.rank:
+            raise UserError(f"the experts of {folder} differ in rank: {stored.rank} and {alone.rank}")
+        alone = alone or stored
         entries.update(state.renamed(".lora_", f".{expert}.lora_").tensors())
     assert alone is not None  # there is at least one expert
     together = replace(alone, whole=whole).with_experts(*experts, gate=gate)
@@ -218,27 +218,27 @@ def _other_base(folder: Path, base: Base) -> str:
     return f"; it was made for {origin.name!r}, the base here is {here.name!r}{weights}"
 
 
-def _other_scaling(said: AdapterSettings, found: Lora, structure: Lora) -> UserError:
+def _other_scaling(said: AdapterSettings, stored: Lora, structure: Lora) -> UserError:
     """The error of an adapter with another rank or scaling than is expected, and which settings are its own."""
-    alpha = found.alpha / math.sqrt(found.rank) if said.rslora else found.alpha
+    alpha = stored.alpha / math.sqrt(stored.rank) if said.rslora else stored.alpha
     flag = ""
     if said.rslora:
         flag = ", scaled by alpha / sqrt(rank) (adapter.rslora=true)"
-    elif math.isclose(structure.alpha, found.alpha * math.sqrt(found.rank)):
+    elif math.isclose(structure.alpha, stored.alpha * math.sqrt(stored.rank)):
         flag = ", scaled by alpha / rank (adapter.rslora=false)"
     return UserError(
-        f"the adapter {said.folder} has rank {found.rank} and alpha {alpha:g}{flag}, where adapter.rank="
+        f"the adapter {said.folder} has rank {stored.rank} and alpha {alpha:g}{flag}, where adapter.rank="
         f"{structure.rank} and adapter.alpha={structure.alpha:g} are expected"
     )
 
 
-def _read_tensors(folder: Path, found: Lora) -> dict[str, Tensor]:
+def _read_tensors(folder: Path, structure: Lora) -> dict[str, Tensor]:
     """All tensors of an adapter, in one dtype of at least float32."""
     path = folder / WEIGHTS
     if not path.is_file():
         raise UserError(f"{folder} has no {WEIGHTS}; only safetensors is read (convert .bin files with PEFT)")
     tensors, metadata = load(path, "fetch or export the adapter again")
-    check_settings(metadata, _decisive(found), folder / CONFIG)
+    check_settings(metadata, _decisive(structure), folder / CONFIG)
     return in_one_dtype(tensors, path)
 
 

@@ -317,11 +317,11 @@ def _listed(given: Any) -> tuple[str, ...]:
 
 def _own(patterns: Mapping[str, Any], names: list[str], key: str) -> dict[str, Any]:
     """By name the value of the first pattern that matches its end."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pattern, value in patterns.items():
         for name in matching(rf"(.*\.)?({pattern})", names, key):
-            found.setdefault(name, value)
-    return found
+            values.setdefault(name, value)
+    return values
 
 
 def _chosen(model: nn.Module, structure: Lora) -> str | list[str]:

@@ -69,15 +69,15 @@ def probe(base: Language, structure: Lora, state: State, prompt: Prompt) -> list
     drawn = torch.randint(size, (_RANDOM,), generator=generator(0, "proof")).tolist()
     texts = [*TEXTS, str(base.tokenizer.decode(drawn))]
     asked = [(text, template) for template in (prompt.template, None) for text in texts]
-    found = []
+    probes = []
     for text, template in (*asked, (None, None)):
         ids = drawn if text is None else _encoded(base, text, template)
         if not (ids := _cut(base, ids)):
             continue
         answer = list(base.stream(structure, state, ids, _ANSWER))
         with bank.attached(torch.tensor([0])):
-            found.append(Probe(text, template, ids, answer, _logits(base, ids, answer)))
-    return found
+            probes.append(Probe(text, template, ids, answer, _logits(base, ids, answer)))
+    return probes
 
 
 def check(folder: Path, probes: Sequence[Probe], base: BaseConfig) -> None:

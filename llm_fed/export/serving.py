@@ -43,11 +43,11 @@ class Servable:
         if self.loaded is None:
             return ""
         dtype = self.loaded.dtype if server == "vLLM" or self.loaded.dtype != "float32" else None  # LoRAX has none such
-        found = (
+        flags = (
             self.loaded.revision and f"--revision {self.loaded.revision}", dtype and f"--dtype {dtype}",
             _QUANTIZE[server].get(self.loaded.quantization or ""),
         )  # fmt: skip
-        return "".join(f" {option}" for option in found if option)
+        return "".join(f" {option}" for option in flags if option)
 
 
 def servable(folder: Path) -> Servable:
@@ -82,21 +82,21 @@ def servable(folder: Path) -> Servable:
     return Servable(base, rank, refused, loaded)
 
 
-def lines(found: Mapping[str, Servable]) -> list[str]:
+def lines(servable: Mapping[str, Servable]) -> list[str]:
     """Which servers can serve the folders of these clients, in words, and why not the others."""
     said = []
     for server in _SERVERS:
         by_reason: dict[str, list[str]] = {}
-        for client, item in found.items():
+        for client, item in servable.items():
             by_reason.setdefault(item.refused.get(server, ""), []).append(client)
         for reason, clients in by_reason.items():
-            everybody, one = len(clients) == len(found) > 1, found[clients[0]]
-            who = f"all {len(found)} adapters" if everybody else _named(clients)
+            everybody, one = len(clients) == len(servable) > 1, servable[clients[0]]
+            who = f"all {len(servable)} adapters" if everybody else _named(clients)
             if reason:
-                none = f"can serve none of the {len(found)} adapters" if everybody else f"cannot serve {who}"
+                none = f"can serve none of the {len(servable)} adapters" if everybody else f"cannot serve {who}"
                 said.append(f"{server} {none}: {reason}")
             elif server == "vLLM":
-                most = min(rank for rank in VLLM_RANKS if rank >= max(found[client].rank for client in clients))
+                most = min(rank for rank in VLLM_RANKS if rank >= max(servable[client].rank for client in clients))
                 options = f"--enable-lora --max-lora-rank {most} --generation-config vllm{one.options(server)}"
                 said.append(f"vLLM can serve {who} on {one.base} with {options}; see docs/serving.md")
             else:

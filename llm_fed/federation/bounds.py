@@ -38,22 +38,22 @@ def far(uploads: Mapping[int, Any], roles: Roles, given: Sequence[Given], bound:
         bound: of norms, as a multiple of the median norm; None: uploads are compared with nothing.
     """
     parts = {place: dict(leaves(upload)) for place, upload in uploads.items()}
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for path in dict.fromkeys(path for own in parts.values() for path in own):
-        among = {place: own[path] for place, own in parts.items() if path in own and place not in found}
-        found |= _norms(among, path, bound)
+        among = {place: own[path] for place, own in parts.items() if path in own and place not in reasons}
+        reasons |= _norms(among, path, bound)
         if bound is None:
             continue
-        among = {place: value for place, value in among.items() if place not in found}
+        among = {place: value for place, value in among.items() if place not in reasons}
         role = next((role_of(roles, path, value) for value in among.values()), None)
         if isinstance(role, Weights):
-            found |= _running(
+            reasons |= _running(
                 among, path, role, {place: given[place].at(path) if role.known else None for place in among}
             )
         elif isinstance(role, Statistic) and role.rows:
             present = {k: value[role.present(path, uploads[k])] for k, value in among.items()}
-            found |= _rows(present, path, ROWS * bound)
-    return found
+            reasons |= _rows(present, path, ROWS * bound)
+    return reasons
 
 
 def _name(path: str) -> str:
@@ -66,14 +66,14 @@ def _norms(values: Mapping[int, Any], path: str, bound: float | None) -> dict[in
     norms = {place: _norm(value) for place, value in values.items()}
     usual = [norm for norm in norms.values() if 0 < norm < math.inf]
     median = statistics.median(usual) if usual else math.inf
-    found, what = {}, f"the norm of {_name(path)}" if path else "its norm"
+    reasons, what = {}, f"the norm of {_name(path)}" if path else "its norm"
     for place, norm in norms.items():
         if not math.isfinite(norm):
-            found[place] = (f"{_name(path)}: " if path else "") + NOT_FINITE
+            reasons[place] = (f"{_name(path)}: " if path else "") + NOT_FINITE
         elif bound is not None and norm > bound * median:
             over = f"is over {bound:g} times the median {median:.3g} of this round (norm_bound)"
-            found[place] = f"{what} {norm:.3g} {over}"
-    return found
+            reasons[place] = f"{what} {norm:.3g} {over}"
+    return reasons
 
 
 def _norm(value: Any) -> float:
@@ -122,7 +122,7 @@ def _running(
     sizes = [states[places[0]].extras[name].numel() for name in names]
     parts = [matrix.split(sizes, dim=-1) for matrix in (values, starts, middles)]
     usual = dict(zip(names, zip(*parts, strict=True), strict=True))
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for name, (stacked, start, middle) in usual.items():
         spread, values_of_variance = _spread(name, usual), is_variance(name) and role.known
         off, allowed = (stacked, start) if values_of_variance else ((stacked - middle).abs(), (start - middle).abs())
@@ -137,8 +137,8 @@ def _running(
             largest = float(stacked[row][off[row].argmax()])
             what = f"{_name(path)}.extras.{name} holds {largest:.3g}"
             over = times[0] if bool(layer[row]) else times[1]
-            found.setdefault(places[row], f"{what}, too far from {beside} (over {over:g} times)")
-    return found
+            reasons.setdefault(places[row], f"{what}, too far from {beside} (over {over:g} times)")
+    return reasons
 
 
 def _joined(extras: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:

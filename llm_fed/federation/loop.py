@@ -116,8 +116,8 @@ def federate(
         for why in server.unmoved:
             log_event(run, round, server.id, "no mean", why)
         if private:
-            found = spent(config, round, clients.most_asked, clients.sites.values())
-            run.log({"kind": "privacy", "round": round, **found})
+            budget = spent(config, round, clients.most_asked, clients.sites.values())
+            run.log({"kind": "privacy", "round": round, **budget})
         run.log({"kind": "round", "round": round, "lr": lr, **record, "padding": rounded(work.padding)})
         if report := method.report(progress.state):
             run.log({"kind": "server", "round": round, **report})

@@ -220,32 +220,32 @@ def _epsilon(noise: float, rate: float, times: int, delta: float) -> float:
     return dp.rdp.RdpAccountant(orders).compose(event, times).get_epsilon(delta)
 
 
-def statement(settings: PrivacyConfig, found: Mapping[str, Any], site: Site, own: bool) -> str:
+def statement(settings: PrivacyConfig, privacy: Mapping[str, Any], site: Site, own: bool) -> str:
     """The sentence of a model card.
 
     Args:
-        found: what `spent` says of the run.
+        privacy: what `spent` says of the run.
         site: whose model it is.
         own: whether the model also holds what its client learned from its own data and sent to nobody.
     """
     if by_example(settings):
         return (
             f"Example-level (epsilon, delta)-differential privacy: epsilon = {_text(shown(spent_by(settings, site)))} "
-            f"at delta = {found['delta']:g} for the training examples of {site.id}, and at most "
-            f"{_text(found['epsilon'])} for those of any client; clip {settings.clip:g}, noise multiplier "
+            f"at delta = {privacy['delta']:g} for the training examples of {site.id}, and at most "
+            f"{_text(privacy['epsilon'])} for those of any client; clip {settings.clip:g}, noise multiplier "
             f"{settings.noise:g}, added in every optimizer step. It covers this model and what clients sent, for a "
             "training example more or less, over all rounds; scores, and the choice of a round by them, are not "
             "covered."
         )
-    epsilon = _text(found["epsilon"])
+    epsilon = _text(privacy["epsilon"])
     by, covers = {
         "server": ("the server to the sum of the uploads", "what clients are sent, for a client more or less"),
         "client": ("each client to its uploads", "what the server receives of a client, for any change of its data"),
-    }[found["where"]]
+    }[privacy["where"]]
     return (
-        f"Client-level (epsilon, delta)-differential privacy: epsilon = {epsilon} at delta = {found['delta']:g}, clip "
-        f"{settings.clip:g}, noise multiplier {settings.noise:g}, added by {by}. It covers {covers}, over all rounds; "
-        "scores, and the choice of a round by them, are not covered."
+        f"Client-level (epsilon, delta)-differential privacy: epsilon = {epsilon} at delta = {privacy['delta']:g}, "
+        f"clip {settings.clip:g}, noise multiplier {settings.noise:g}, added by {by}. It covers {covers}, over all "
+        "rounds; scores, and the choice of a round by them, are not covered."
         + (" This model also holds what its client learned and never sent, which is not covered either." if own else "")
     )
 

@@ -15,7 +15,7 @@ from llm_fed.runs import extend
 from llm_fed.runs.folder import log_event
 from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import digest
-from llm_fed.runs.rows import Memory, Row
+from llm_fed.runs.rows import Memory, StoredRow
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import Message
 
@@ -33,7 +33,7 @@ class InFlight:
     asked: int  # the round in which the client was asked
     arrival: int  # the round in which the server receives it
     num_examples: int
-    content: Row
+    content: StoredRow
     expected: Any  # `skeleton` of what the method says that the upload looks like
     given: Given = Given()  # what bounds its numbers
 
@@ -150,7 +150,7 @@ def scores(run: Run) -> list[dict[str, Any]]:
 
 def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Server) -> None:
     """Write the checkpoint of `progress.round`, then delete those that are no longer kept."""
-    rows: dict[str, Row | Mapping[str, Row]] = {}
+    rows: dict[str, StoredRow | Mapping[str, StoredRow]] = {}
     for name in sorted(progress.asked & clients.keys()):
         if kept := _rows(clients[name]):
             rows[f"memory/{name}"] = kept
@@ -187,7 +187,7 @@ def prune(run: Run, progress: Progress) -> None:
     run.checkpoints.prune(lambda round: round in kept or round > progress.round)
 
 
-def _rows(site: Site) -> Mapping[str, Row]:
+def _rows(site: Site) -> Mapping[str, StoredRow]:
     return cast(Memory, site.memory).rows  # since `resume`
 
 
@@ -200,7 +200,7 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Server | None = N
     held, flying = saved.state, []
     for key, client, asked, arrival, examples, expected, *more in held["in_flight"]:
         content = saved.rows.get(key)
-        if not isinstance(content, Row):  # older versions had no checksum of the manifest
+        if not isinstance(content, StoredRow):  # older versions had no checksum of the manifest
             raise RunError(
                 f"the checkpoint of round {saved.round} has no answer {key}: it is damaged. Start again with --fresh."
             )

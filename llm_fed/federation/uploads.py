@@ -11,7 +11,7 @@ from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.method import Method, Upload
 from llm_fed.runs.folder import Run, log_event
-from llm_fed.runs.rows import Row
+from llm_fed.runs.rows import StoredRow
 from llm_fed.state import rebased
 from llm_fed.state.outline import Skeleton, difference, infinite, skeleton
 from llm_fed.state.roles import Given, Roles, Weights, leaves, own_flaw, role_of
@@ -38,20 +38,20 @@ def flaws(
         given: what is known of each upload before it comes.
     """
     given = [Given()] * len(contents) if given is None else given
-    found = [
+    reasons = [
         str(content) if isinstance(content, WireError) else difference(skeleton(content), wanted, "upload")
         for content, wanted in zip(contents, expected, strict=True)
     ]
     for place, content in enumerate(contents):
-        if not found[place]:
-            found[place] = infinite_flaw(content) or own_flaw(content, roles, given[place])
-    whole = {place: content for place, content in enumerate(contents) if not found[place]}
+        if not reasons[place]:
+            reasons[place] = infinite_flaw(content) or own_flaw(content, roles, given[place])
+    whole = {place: content for place, content in enumerate(contents) if not reasons[place]}
     for place, flaw in far(whole, roles, given, bound).items():
-        found[place] = flaw
-    return found
+        reasons[place] = flaw
+    return reasons
 
 
-def _decoded(row: Row, expected: Skeleton) -> Any:
+def _decoded(row: StoredRow, expected: Skeleton) -> Any:
     """The message; a WireError in its place where it is none, or not as expected."""
     try:
         return row.message(expected)
@@ -102,13 +102,13 @@ def arrivals(run: Run, method: Method, progress: Progress, record: dict[str, Any
     contents = [_decoded(item.content, item.expected) for item in due]
     # Whether an upload is refused must not depend on the others where their sum is to hide each of them.
     bound = None if central(run.config.privacy) else run.config.norm_bound
-    found = flaws(contents, [item.expected for item in due], bound, method.sends, [item.given for item in due])
-    for item, flaw in zip(due, found, strict=True):
+    reasons = flaws(contents, [item.expected for item in due], bound, method.sends, [item.given for item in due])
+    for item, flaw in zip(due, reasons, strict=True):
         if flaw:
             log_event(run, progress.round, item.client, "refused upload", flaw)
     uploads = [
         Upload(item.client, item.num_examples, progress.round - item.asked, _from_now(content, item, method, progress))
-        for item, content, flaw in zip(due, contents, found, strict=True)
+        for item, content, flaw in zip(due, contents, reasons, strict=True)
         if not flaw
     ]
     record |= {"arrived": len(uploads), "refused": record.get("refused", 0) + len(due) - len(uploads)}

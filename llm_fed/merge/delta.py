@@ -60,8 +60,8 @@ def beneath(adapter: State, delta: State) -> State:
 
 def under(state: State) -> dict[str, dict[str, Tensor]]:
     """What lies beneath an adapter's state, by layer and by the last part of the name."""
-    found = {name.removeprefix(_EXTRA): value for name, value in state.extras.items() if name.startswith(_EXTRA)}
-    return _by_layer(State.of(found)) if found else {}
+    beneath = {name.removeprefix(_EXTRA): value for name, value in state.extras.items() if name.startswith(_EXTRA)}
+    return _by_layer(State.of(beneath)) if beneath else {}
 
 
 def joined(state: State, scaling: float) -> State:
@@ -103,10 +103,10 @@ def apart(state: State, scaling: float, layout: Layout) -> State:
 
 
 def _by_layer(delta: State) -> dict[str, dict[str, Tensor]]:
-    found: dict[str, dict[str, Tensor]] = {}
+    layers: dict[str, dict[str, Tensor]] = {}
     for name, value in delta.tensors().items():
-        found.setdefault(module_of(name), {})[name.rpartition(".")[2]] = value
-    return found
+        layers.setdefault(module_of(name), {})[name.rpartition(".")[2]] = value
+    return layers
 
 
 def _product(layer: Mapping[str, Tensor]) -> Tensor:

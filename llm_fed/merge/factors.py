@@ -41,11 +41,11 @@ def resized(state: State, rank: int, factor: float = 1.0) -> State:
 def stacked(states: Sequence[State], weights: Sequence[float]) -> dict[str, Pair]:
     """By layer one pair of factors whose product is `sum_k weights[k] B_k A_k`, exactly: the A's stand one above the
     other, and the B's, each times its weight, side by side."""
-    found = {}
+    pairs = {}
     for layer, a, b in layers(states[0]):
         wide = torch.cat([weight * state[b] for weight, state in zip(weights, states, strict=True)], dim=1)
-        found[layer] = wide, torch.cat([state[a] for state in states])
-    return found
+        pairs[layer] = wide, torch.cat([state[a] for state in states])
+    return pairs
 
 
 def decomposed(b: Tensor, a: Tensor, least: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,11 +67,11 @@ def decomposed(b: Tensor, a: Tensor, least: int) -> tuple[Tensor, Tensor, Tensor
 
 def product_norms(state: State) -> dict[str, float]:
     """By layer ||B A||, the Frobenius norm."""
-    found = {}
+    norms = {}
     for layer, a, b in layers(state):
         wide, tall = state[a].double(), state[b].double()
-        found[layer] = float(((tall.T @ tall) * (wide @ wide.T)).sum().clamp(min=0).sqrt())
-    return found
+        norms[layer] = float(((tall.T @ tall) * (wide @ wide.T)).sum().clamp(min=0).sqrt())
+    return norms
 
 
 def heads(states: Sequence[State], weights: Sequence[float]) -> dict[str, Tensor]:

@@ -31,13 +31,15 @@ class Moments:
     def __add__(self, other: Moments) -> Moments:
         """Of both groups of examples together (Chan, Golub and LeVeque 1983: no difference of large sums)."""
         count = self.count + other.count
-        here, there = self.count / count, other.count / count
+        own_share, others_share = self.count / count, other.count / count
         apart = other.mean - self.mean
         return Moments(
             count,
-            self.mean + there * apart,
-            here * self.variance + there * other.variance + here * there * apart.square(),
-            here * self.covariance + there * other.covariance + here * there * apart[0] * apart[1],
+            self.mean + others_share * apart,
+            own_share * self.variance + others_share * other.variance + own_share * others_share * apart.square(),
+            own_share * self.covariance
+            + others_share * other.covariance
+            + own_share * others_share * apart[0] * apart[1],
         )
 
     @property

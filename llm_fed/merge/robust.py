@@ -98,13 +98,13 @@ def aggregate(states: Sequence[State], weights: Tensor, settings: ServerStepConf
     cut = settings.liars if settings.aggregation == "trimmed-mean" else 0.5
     extras = {name: by_coordinate(values, weights, cut) for name, values in beside.items()}
     if settings.aggregation in ("median", "trimmed-mean"):
-        found = by_coordinate(rows, weights, cut)
+        means = by_coordinate(rows, weights, cut)
     else:
-        found = coefficients(inner_products(rows), weights, settings).to(rows.dtype) @ rows
+        means = coefficients(inner_products(rows), weights, settings).to(rows.dtype) @ rows
     like = states[0]
     return [
         State(like.layout, row, {**like.extras, **{n: v[j].view(like.extras[n].shape) for n, v in extras.items()}})
-        for j, row in enumerate(found)
+        for j, row in enumerate(means)
     ]
 
 

@@ -39,14 +39,14 @@ async def fisher_merging(
     Deviation: `damping` where Matena and Raffel raise small values of F to a floor of 1e-6, which knows no scale.
     """
     examples, said = examples_of(client, samples, fisher_data)
-    found = await client.gradient_moments(fed, local, examples, sampled=fisher == "sampled")
-    merged = fisher_merge([fed, local], found.fisher, damping)
+    evidence = await client.gradient_moments(fed, local, examples, sampled=fisher == "sampled")
+    merged = fisher_merge([fed, local], evidence.fisher, damping)
     of_head = [name for name in fed if factor_of(name) == HEAD]
     if of_head and head == "mean":
         merged = merged.updated(mean([fed.pick(of_head), local.pick(of_head)]))
-    information = found.fisher.sum(1)
+    information = evidence.fisher.sum(1)
     share = float(information[0] / information.sum()) if information.any() else 0.5
-    return merged, {**rounded({"fed_share": share, "losses": found.losses}), **said}
+    return merged, {**rounded({"fed_share": share, "losses": evidence.losses}), **said}
 
 
 def fisher_merge(states: Sequence[State], fisher: Tensor, damping: float) -> State:

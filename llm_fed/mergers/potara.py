@@ -69,12 +69,12 @@ async def potara(
     plain: Any = client.structure
     if space == "delta":  # then it was doubled
         plain = replace(plain, rank=plain.rank // 2, alpha=plain.alpha / 2)
-    found = await client.gradient_moments(fed, local, examples, sampled=fisher == "sampled", structure=plain)
+    evidence = await client.gradient_moments(fed, local, examples, sampled=fisher == "sampled", structure=plain)
     counted = [name for name in fed if head == "traced" or factor_of(name) != HEAD]
-    recipe = weigh(found, fed.layout, counted, damping, per_factor) | {**said, "losses": rounded(found.losses)}
-    if (fisher, fisher_data) == ("empirical", "train") and found.losses[1] < OVERFITTED:
+    recipe = weigh(evidence, fed.layout, counted, damping, per_factor) | {**said, "losses": rounded(evidence.losses)}
+    if (fisher, fisher_data) == ("empirical", "train") and evidence.losses[1] < OVERFITTED:
         recipe["note"] = (
-            f"the local adapter's loss on the {len(examples)} examples is {found.losses[1]:.2g} nats per target: "
+            f"the local adapter's loss on the {len(examples)} examples is {evidence.losses[1]:.2g} nats per target: "
             "it has memorised them, so its gradients nearly vanish and POTARA treats it as very uncertain; try "
             "method.fisher_data=held-out"
         )
@@ -86,7 +86,9 @@ async def potara(
     return mixed(fed, local, weight, space, own_head=head == "own"), recipe
 
 
-def weigh(found: Evidence, layout: Layout, counted: Sequence[str], damping: float, per_factor: bool) -> dict[str, Any]:
+def weigh(
+    evidence: Evidence, layout: Layout, counted: Sequence[str], damping: float, per_factor: bool
+) -> dict[str, Any]:
     """lambda_fed, the traces and the weights for other dampings: one of each, or one for each factor.
 
     Args:
@@ -96,9 +98,9 @@ def weigh(found: Evidence, layout: Layout, counted: Sequence[str], damping: floa
 
     def of(names: Sequence[str]) -> dict[str, Any]:
         where = layout.joined(names)
-        trace = traces(found.moments, found.fisher, damping, where)
+        trace = traces(evidence.moments, evidence.fisher, damping, where)
         values = {"lambda_fed": trace.weight, "a": trace.a, "b": trace.b, "c": trace.c}
-        return rounded(values) | {"sweep": rounded(sweep(found.moments, found.fisher, where))}
+        return rounded(values) | {"sweep": rounded(sweep(evidence.moments, evidence.fisher, where))}
 
     if not per_factor:
         return of(counted)

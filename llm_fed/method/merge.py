@@ -125,9 +125,9 @@ class Merge(Method):
         return client.memory["merged"]
 
 
-def kind_of(found: Any) -> Any:
+def kind_of(attribute: Any) -> Any:
     """The class of method that a module's attribute stands for: of a merger its `Merge`, else the thing itself."""
-    return getattr(found, "merge", found) if inspect.isfunction(found) else found
+    return getattr(attribute, "merge", attribute) if inspect.isfunction(attribute) else attribute
 
 
 def doubled(structure: Structure) -> Structure:

@@ -246,7 +246,7 @@ class Work:
         )
 
 
-class Engine(Protocol):
+class Executor(Protocol):
     """Executes what sites await: see `engine.engine.Engine`.
 
     Attributes:

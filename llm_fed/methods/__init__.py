@@ -132,9 +132,9 @@ def find(name: str) -> type[Method]:
     """
     if name in BUILTIN or name in ALIASES:
         return BUILTIN[ALIASES.get(name, name)]
-    found = kind_of(plugins.find("method.name", name, plugins.METHODS, NAMES))
-    check(f"method.name={name!r}", found)
-    return found
+    kind = kind_of(plugins.find("method.name", name, plugins.METHODS, NAMES))
+    check(f"method.name={name!r}", kind)
+    return kind
 
 
 def merger(name: str) -> type[Merge]:
@@ -162,10 +162,10 @@ def build(settings: dict[str, Any]) -> Method:
     fields = fields_of(kind)
     given = {key: value for key, value in settings.items() if key != "name"}
     for key in given:
-        owners = [other for other, its in BUILTIN.items() if key in fields_of(its)]
+        owners = [other for other, other_kind in BUILTIN.items() if key in fields_of(other_kind)]
         if key not in fields and owners:
-            its = ", ".join(fields) or "no settings"
-            raise UserError(f"method.{key} is a setting of {', '.join(owners)}; {name} takes {its}")
+            settable = ", ".join(fields) or "no settings"
+            raise UserError(f"method.{key} is a setting of {', '.join(owners)}; {name} takes {settable}")
     check_keys(given, list(fields), "method.")
     if lacking := [key for key in fields if key not in defaults_of(kind) and key not in given]:
         raise UserError(f"method.{lacking[0]} has no default in {name}; give method.{lacking[0]}=...")
@@ -179,7 +179,7 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
     """The shortest settings of the same method: no alias, and no hyper-parameter that has its default value."""
     method = build(settings)
     kind = type(method)
-    name = next((name for name, its in BUILTIN.items() if its is kind), None) or plugins.path_of(kind)
+    name = next((name for name, other in BUILTIN.items() if other is kind), None) or plugins.path_of(kind)
     values, defaults = {key: getattr(method, key) for key in fields_of(kind)}, defaults_of(kind)
     return {"name": name, **{k: v for k, v in values.items() if k not in defaults or v != defaults[k]}}
 

@@ -54,8 +54,8 @@ class FD(Method):
     async def client_update(self, client: Client, message: Message) -> Message:
         loss = partial(self.loss, message["logits"], message["seen"])
         theta = client.memory["model"] = await client.fit(own_model(client), loss=loss)
-        found = (await client.answers(theta, client.train)).logits
-        logits, counts = class_means(found, labels_of(client.train), found.shape[1])
+        answers = (await client.answers(theta, client.train)).logits
+        logits, counts = class_means(answers, labels_of(client.train), answers.shape[1])
         return {"logits": logits, "seen": counts > 0}
 
     def loss(self, logits: Tensor, seen: Tensor, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ def ensemble_loss(weight: float, answer: Answer, labels: Tensor, places: Tensor)
     return _loss(weight, own, small, labels) + _loss(1 - weight, small, own, labels)
 
 
-def _loss(weight: float, found: Tensor, other: Tensor, labels: Tensor) -> Tensor:
-    together = weight * found + (1 - weight) * other.detach()
-    learned = nn.functional.cross_entropy(found, labels) + nn.functional.cross_entropy(together, labels)
-    return learned + divergence(found, other).mean()
+def _loss(weight: float, logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
+    together = weight * logits + (1 - weight) * other.detach()
+    learned = nn.functional.cross_entropy(logits, labels) + nn.functional.cross_entropy(together, labels)
+    return learned + divergence(logits, other).mean()

@@ -87,13 +87,13 @@ class Feddle(Method):
         if head is not None and self.search_epochs:
             place = model.like(model.row + start @ atlas)
             head = await server.fit_head(place, head, epochs=self.head_epochs, lr=self.head_lr)  # Eq. 8
-        found, losses = await self._search(server, model, atlas, start, fallback, head)
+        coefficients, losses = await self._search(server, model, atlas, start, fallback, head)
         return {
-            "model": model.like(model.row + found @ atlas),  # Eq. 6
+            "model": model.like(model.row + coefficients @ atlas),  # Eq. 6
             "anchors": anchors,
-            "importance": found.abs().tolist(),
+            "importance": coefficients.abs().tolist(),
             "head": head,
-            "search": {"coefficients": found.tolist(), "fallback": fallback.tolist(), "losses": losses},
+            "search": {"coefficients": coefficients.tolist(), "fallback": fallback.tolist(), "losses": losses},
         }
 
     def report(self, state: Message) -> dict[str, Any]:

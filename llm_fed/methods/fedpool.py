@@ -76,12 +76,12 @@ class FedPool(Method):
             recent[upload.client] = apart.clone() if known is None else self.memory * known + apart
         products = _products(state["products"], recent, list(dict.fromkeys(upload.client for upload in uploads)))
         evidence = _larger(state["evidence"], len(recent)) + products
-        found = {"sizes": sizes, "recent": recent, "products": products, "evidence": evidence}
-        found["probable"] = none, share, groups = self.probable(found)
+        updated = {"sizes": sizes, "recent": recent, "products": products, "evidence": evidence}
+        updated["probable"] = none, share, groups = self.probable(updated)
         groups = groups if share > none else [list(recent)]
         # what is no floating-point number, such as BatchNorm's counters, is FedAvg's for all
         like = averaged(server, state["mean"], uploads)
-        return found | self._moved(state, like, sizes, uploads, groups)
+        return updated | self._moved(state, like, sizes, uploads, groups)
 
     def probable(self, state: Message) -> tuple[float, float, list[list[str]]]:
         """The probability that there are no groups, that of the most probable groups, and their clients."""
@@ -153,16 +153,16 @@ class FedPool(Method):
 
     def report(self, state: Message) -> dict[str, Any]:
         none, share, groups = state["probable"]
-        found = {"no_groups": round(none, 4)}
-        return {**found, "groups": groups, "probability": round(share, 4)} if groups else found
+        summary = {"no_groups": round(none, 4)}
+        return {**summary, "groups": groups, "probability": round(share, 4)} if groups else summary
 
 
 def _weighted(rows: list[Tensor], sizes: list[int], nothing: Tensor) -> Tensor:
     """The mean (P,) of rows by these numbers of examples; of no rows it is `nothing`."""
-    total, found = sum(sizes), torch.zeros_like(nothing)
+    total, mean = sum(sizes), torch.zeros_like(nothing)
     for row, size in zip(rows, sizes, strict=True):
-        found += size / total * row
-    return found if rows else nothing
+        mean += size / total * row
+    return mean if rows else nothing
 
 
 def _models(state: Message) -> list[Tensor]:
@@ -191,9 +191,9 @@ def _products(before: Tensor, rows: dict[str, Tensor], changed: list[str]) -> Te
     places = torch.tensor([clients.index(client) for client in changed])
     anew = torch.stack([rows[client] for client in changed])
     fresh = torch.stack([anew @ row for row in rows.values()]).double()  # (m, k)
-    found = _larger(before, len(rows))
-    found[:, places], found[places] = fresh, fresh.T
-    return found
+    products = _larger(before, len(rows))
+    products[:, places], products[places] = fresh, fresh.T
+    return products
 
 
 def _larger(square: Tensor, m: int) -> Tensor:
@@ -220,10 +220,10 @@ def likely(alike: Tensor) -> list[tuple[float, list[list[int]]]]:
     if not candidates:
         return []
     shares = torch.softmax(-torch.tensor([length for length, _ in candidates], dtype=torch.float64), 0).tolist()
-    found = [
+    partitions = [
         (share, _groups(alike, labels)) for share, (_, labels) in zip(shares, candidates, strict=True) if share > _LEAST
     ]
-    return [(share, groups) for share, groups in found if len(groups) > 1]
+    return [(share, groups) for share, groups in partitions if len(groups) > 1]
 
 
 def _groups(alike: Tensor, labels: Tensor) -> list[list[int]]:

@@ -57,8 +57,8 @@ class FedProto(Method):
         check_head(client, start, prototypes.shape)
         loss = partial(self.loss, prototypes, message["known"])
         theta = client.memory["model"] = await client.fit(start, loss=loss)
-        found = (await client.answers(theta, client.train)).features
-        means, counts = class_means(found, labels_of(client.train), len(prototypes))
+        features = (await client.answers(theta, client.train)).features
+        means, counts = class_means(features, labels_of(client.train), len(prototypes))
         return {"prototypes": means, "counts": counts}
 
     def upload_like(self, message: Message) -> Message:

@@ -26,7 +26,7 @@ def defaults_of(kind: type[Method]) -> dict[str, Any]:
     return {field.name: field.default for field in own if field.default is not MISSING} | made
 
 
-def check(where: str, found: Any) -> None:
+def check(where: str, candidate: Any) -> None:
     """Refuse what is no method, or one whose fields are no settings.
 
     Args:
@@ -35,23 +35,23 @@ def check(where: str, found: Any) -> None:
     Raises:
         UserError: what is wrong, and how it is written.
     """
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        what = f"the class {found.__name__}" if isinstance(found, type) else f"{found!r:.60}"
+    if not (isinstance(candidate, type) and issubclass(candidate, Method)):
+        what = f"the class {candidate.__name__}" if isinstance(candidate, type) else f"{candidate!r:.60}"
         raise UserError(
             f"{where} is {what}; it must be a class that derives from llm_fed.method.Method, or a function under "
             "@Merger(...) of llm_fed.method.merge"
         )
-    if hasattr(found, "needs"):  # as mergers were written before; such a class would now be trained
+    if hasattr(candidate, "needs"):  # as mergers were written before; such a class would now be trained
         raise UserError(f"{where} merges, for which llm_fed.method.merge now has functions; see CHANGELOG.md")
     # By this name a checkpoint's run and the ranks of a launch find it again.
-    if kind_of(_at(path_of(found))) is not found:
-        raise UserError(f"{where} is not found as {path_of(found)}; define it at the top level of its module")
-    if "__dataclass_params__" not in vars(found):  # Method's own would be inherited
+    if kind_of(_at(path_of(candidate))) is not candidate:
+        raise UserError(f"{where} is not found as {path_of(candidate)}; define it at the top level of its module")
+    if "__dataclass_params__" not in vars(candidate):  # Method's own would be inherited
         raise UserError(
-            f"{where}: {found.__name__} is not a dataclass itself, so its settings are not read; write "
+            f"{where}: {candidate.__name__} is not a dataclass itself, so its settings are not read; write "
             "@dataclass(frozen=True) above it"
         )
-    for name, hint in fields_of(found).items():
+    for name, hint in fields_of(candidate).items():
         if not takes_plain(hint):
             kind = hint.__name__ if type(hint) is type else hint  # a list[int] has the name of a list
             raise UserError(
@@ -62,7 +62,7 @@ def check(where: str, found: Any) -> None:
 
 def _at(path: str) -> Any:
     module, _, name = path.partition(":")
-    found: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value

@@ -46,5 +46,5 @@ class FlexLoRA(Method):
         for layer, (b, a) in mean.items():
             u, s, v = decomposed(b, a, rank)
             pairs[layer] = u[:, :rank] * s[:rank], v[:rank]
-        found = rebuilt(model, heads(adapters, examples), pairs)
-        return {"model": resized(found, rank), "clients": state["clients"]}  # a narrow layer has fewer components
+        adapter = rebuilt(model, heads(adapters, examples), pairs)
+        return {"model": resized(adapter, rank), "clients": state["clients"]}  # a narrow layer has fewer components

@@ -46,5 +46,5 @@ class FML(Method):
         return own_loss + _mixed(self.beta, small, own, labels)
 
 
-def _mixed(share: float, found: Tensor, other: Tensor, labels: Tensor) -> Tensor:
-    return share * nn.functional.cross_entropy(found, labels) + (1 - share) * divergence(found, other).mean()
+def _mixed(share: float, logits: Tensor, other: Tensor, labels: Tensor) -> Tensor:
+    return share * nn.functional.cross_entropy(logits, labels) + (1 - share) * divergence(logits, other).mean()

@@ -88,13 +88,13 @@ class HetLoRA(Method):
         return resized(message, client.structure.rank)
 
     def report(self, state: Message) -> dict[str, Any]:
-        return {"ranks": {name: its["rank"] for name, its in state["clients"].items()}} if state["clients"] else {}
+        return {"ranks": {name: own["rank"] for name, own in state["clients"].items()}} if state["clients"] else {}
 
     def _mean(self, padded: list[State], examples: list[float]) -> State:
         entries = heads(padded, examples)
         norms = [product_norms(state) for state in padded]
         for layer, a, b in layers(padded[0]):
-            weights = examples if self.weights == "examples" else [found[layer] for found in norms]
+            weights = examples if self.weights == "examples" else [of_layer[layer] for of_layer in norms]
             # Where no client adds anything to the layer, all count alike.
             share = torch.tensor(weights if sum(weights) else [1.0] * len(padded), dtype=torch.float64)
             for name in (a, b):

@@ -15,16 +15,16 @@ Clients = Mapping[str, Any]  # by name {"rank": r, "factor": the server's scalin
 def clients_of(server: Server) -> Clients:
     """Of the clients whose adapters differ from the server's."""
     own = server.structure
-    found = {}
+    clients = {}
     for name, structure in sorted(server.structures.items()):
-        found[name] = {"rank": structure.rank, "factor": own.scaling / structure.scaling}
-    return found
+        clients[name] = {"rank": structure.rank, "factor": own.scaling / structure.scaling}
+    return clients
 
 
 def of(clients: Clients, client: str, model: State) -> tuple[int, float]:
     """(rank, factor) of a client."""
-    found = clients.get(client, {"rank": rank_of(model), "factor": 1.0})
-    return found["rank"], found["factor"]
+    own = clients.get(client, {"rank": rank_of(model), "factor": 1.0})
+    return own["rank"], own["factor"]
 
 
 def part(model: State, clients: Clients, client: str) -> State:

@@ -58,7 +58,7 @@ def check_folder(name: str, folder: Path, weights: bool = True) -> None:
     if ADAPTER in files:
         raise _adapter(name, _read(folder / ADAPTER))
     if "config.json" not in files:
-        raise _refused(name, *next(found for form in _WITHOUT_CONFIG if (found := form(folder, files))))
+        raise _refused(name, *next(refusal for form in _WITHOUT_CONFIG if (refusal := form(folder, files))))
     config = _read(folder / "config.json")
     check_quantization(name, config)
     packed = config.get("quantization")
@@ -128,10 +128,10 @@ def _adapter(name: str, config: dict[str, Any]) -> UserError:
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is damaged, which transformers says best."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 Form = tuple[str, str]  # what it is, and what to give
@@ -201,8 +201,8 @@ _WITHOUT_CONFIG = (_gguf, _run, _cache, _within, _other_formats, _tokenizer, _no
 def _without_weights(folder: Path, files: set[str]) -> Form:
     """Of a folder with a config.json, but without safetensors."""
     for form in (_gguf, _onnx):
-        if found := form(folder, files):
-            return found
+        if refusal := form(folder, files):
+            return refusal
     pickled = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth")) and "token" not in name)
     if pickled:
         return (

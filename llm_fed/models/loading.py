@@ -158,12 +158,12 @@ def config_of(name: str, folder_or_id: str, revision: str | None = None) -> Pret
     if not os.path.isdir(folder_or_id):
         forms.check_hub_adapter(name, partial(find_adapter_config_file, folder_or_id, revision=revision))
     try:
-        found = AutoConfig.from_pretrained(folder_or_id, revision=revision, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder_or_id, revision=revision, trust_remote_code=False)
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(name, error, "a causal LM")) from error
-    forms.check_quantization(name, found)
-    check_family(found, name)
-    return found
+    forms.check_quantization(name, config)
+    check_family(config, name)
+    return config
 
 
 def is_language(config: BaseConfig) -> bool:
@@ -173,10 +173,10 @@ def is_language(config: BaseConfig) -> bool:
         UserError: it has none, or a damaged one.
     """
     try:
-        found = AutoConfig.from_pretrained(check_name(config.name), revision=config.revision, trust_remote_code=False)
+        loaded = AutoConfig.from_pretrained(check_name(config.name), revision=config.revision, trust_remote_code=False)
     except Exception as error:  # as in `load_base`
         raise UserError(explain(config.name, error, "a causal LM")) from error
-    return type(found) in MODEL_FOR_CAUSAL_LM_MAPPING
+    return type(loaded) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def explain(name: str, error: Exception, kind: str) -> str:

@@ -116,20 +116,20 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
     chosen = structure.target_modules
     modules = {name: module for name, module in model.named_modules() if name}
     linear = _linear(modules)
-    found = names_of(model, chosen)
+    names = names_of(model, chosen)
     if _is_all_linear(chosen):
-        found = [name for name in found if name not in structure.whole]
+        names = [name for name in names if name not in structure.whole]
         if mixture := next((name for name in modules if name.endswith(".experts")), None):
             raise UserError(
                 f"adapter.target_modules=all-linear would include the mixture of experts {mixture}, which is not "
                 "supported; name the attention layers, e.g. adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
             )
-    if not found:
+    if not names:
         raise UserError(
             f"adapter.target_modules={chosen!r} matches no layer of {type(model).__name__}; "
             + _closest_layers([chosen.rpartition(".")[2]] if isinstance(chosen, str) else chosen, list(linear))
         )
-    for name in found:
+    for name in names:
         if name not in linear:
             inner = _endings([layer for layer in linear if layer.startswith(f"{name}.")], 1)
             raise UserError(
@@ -144,7 +144,7 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
             )
         if name in structure.whole:
             raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")
-    return {name: linear[name] for name in found}
+    return {name: linear[name] for name in names}
 
 
 def names_of(model: nn.Module, chosen: tuple[str, ...] | str) -> list[str]:

@@ -60,7 +60,7 @@ class Origin:
     def place(self) -> str:
         """What loads it here: its path, where the same weights still lie there, or else its name."""
         if self.path and os.path.isdir(self.path):
-            same = None in (self.weights, found := weights_digest(Path(self.path))) or self.weights == found
+            same = None in (self.weights, digest := weights_digest(Path(self.path))) or self.weights == digest
             return self.path if same else self.name
         return self.name
 
@@ -117,7 +117,7 @@ def weights_digest(folder: Path) -> str | None:
             )
         else:
             files = [folder / "model.safetensors"]
-        stamps = tuple((str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files)
+        stamps = tuple((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
         return _digest(stamps)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None

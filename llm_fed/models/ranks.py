@@ -22,10 +22,10 @@ def largest(adapter: AdapterConfig) -> int:
     """
     if isinstance(adapter.rank, int):
         return adapter.rank
-    found = [*adapter.rank.values()] if isinstance(adapter.rank, dict) else [*adapter.rank]
-    if not found:
+    ranks = [*adapter.rank.values()] if isinstance(adapter.rank, dict) else [*adapter.rank]
+    if not ranks:
         raise UserError("adapter.rank is empty; give one number, a list in the clients' order, or {client: rank}")
-    return max(found)
+    return max(ranks)
 
 
 def of(adapter: AdapterConfig | None, client: str, place: int) -> int | None:
@@ -60,13 +60,13 @@ def check(adapter: AdapterConfig | None, clients: Sequence[str]) -> None:
     """
     if adapter is None or isinstance(adapter.rank, int):
         return
-    there = f"the {len(clients)} clients are {', '.join(clients[:20])}" + (", ..." if len(clients) > 20 else "")
+    who = f"the {len(clients)} clients are {', '.join(clients[:20])}" + (", ..." if len(clients) > 20 else "")
     if isinstance(adapter.rank, tuple):
         if len(adapter.rank) != len(clients):
-            raise UserError(f"adapter.rank has {len(adapter.rank)} ranks, one for each client in their order; {there}")
+            raise UserError(f"adapter.rank has {len(adapter.rank)} ranks, one for each client in their order; {who}")
         return
     for name in adapter.rank:
         if same_name(name, clients) is None:
-            raise UserError(f"adapter.rank names {name!r}, which is no client{did_you_mean(name, clients)}; {there}")
+            raise UserError(f"adapter.rank names {name!r}, which is no client{did_you_mean(name, clients)}; {who}")
     if missing := [name for name in clients if same_name(name, adapter.rank) is None]:
-        raise UserError(f"adapter.rank names no rank of {', '.join(missing[:5])}; {there}")
+        raise UserError(f"adapter.rank names no rank of {', '.join(missing[:5])}; {who}")

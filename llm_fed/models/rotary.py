@@ -86,8 +86,8 @@ def row_positions(lengths: Tensor, width: int) -> Tensor:
 
 def _types(module: nn.Module) -> dict[str | None, str]:
     """By type of layer (None: all layers) the kind of RoPE whose frequencies depend on the length."""
-    found = getattr(module, "rope_type", None)
-    types: dict[str | None, Any] = dict(found) if isinstance(found, dict) else {None: found}
+    kinds = getattr(module, "rope_type", None)
+    types: dict[str | None, Any] = dict(kinds) if isinstance(kinds, dict) else {None: kinds}
     return {layer: kind for layer, kind in types.items() if kind == "longrope" or "dynamic" in (kind or "")}
 
 
@@ -106,17 +106,17 @@ class _RowsAlone(nn.Module):
         kind = _types(self).get(layer)
         if kind is None:
             return super().forward(x, position_ids, *args, **kwargs)  # type: ignore[misc]
-        its = _regimes_of(self, kind, layer)
+        regimes = _regimes_of(self, kind, layer)
         rows = position_ids.ndim - 2  # before it may stand kinds of positions, as of pictures
         longest = position_ids.movedim(rows, 0).flatten(1).amax(1) + 1
         if isinstance(longest, FakeTensor):  # memory is estimated without values, and frequencies take none
             return super().forward.__wrapped__(self, x, position_ids, *args, **kwargs)  # type: ignore[attr-defined, misc]
         groups: dict[int, list[int]] = {}
         for row, length in enumerate(longest.tolist()):
-            groups.setdefault(its.of(length), []).append(row)
+            groups.setdefault(regimes.of(length), []).append(row)
         parts = []
         for chosen in groups.values():
-            if its.each:
+            if regimes.each:
                 _forget(self, layer)
             places = position_ids
             if len(groups) > 1:

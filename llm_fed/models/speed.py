@@ -37,10 +37,10 @@ def ratio(device: str) -> float:
 @cache
 def hint() -> str:
     """A line for a CPU that computes faster in bfloat16; empty for another one."""
-    found = ratio("cpu")
-    if found > WORTH:
+    slower = ratio("cpu")
+    if slower > WORTH:
         return ""
     return (
-        f"a layer takes {found:.2g} times as long in bfloat16 as in float32 on this CPU (measured), so "
+        f"a layer takes {slower:.2g} times as long in bfloat16 as in float32 on this CPU (measured), so "
         "base.dtype=bfloat16 may train faster"
     )

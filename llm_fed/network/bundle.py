@@ -44,14 +44,14 @@ def joined(
         once: whether equal contents lie there once. In a reply each has bytes of its own, see `separated`.
     """
     places: dict[bytes, list[int]] = {}
-    found, parts, size = [], [], 0
+    placed, parts, size = [], [], 0
     for says, content in zip(entries, contents, strict=True):
         if not once or content not in places:
             places[content] = [size, size + len(content)]
             parts.append(content)
             size += len(content)
-        found.append({**says, "bytes": places[content]})
-    return found, b"".join(parts)
+        placed.append({**says, "bytes": places[content]})
+    return placed, b"".join(parts)
 
 
 def separated(replies: Any, answer: bytes, number: int, node: int) -> Iterator[Reply]:

@@ -29,7 +29,7 @@ from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Poisson, cohort_size, sample
 from llm_fed.method import Method
 from llm_fed.network.bundle import Bundles, Order
-from llm_fed.network.link import Asked, Link, Reply, flaw_of
+from llm_fed.network.link import Link, PendingOrder, Reply, flaw_of
 from llm_fed.network.roster import Roster
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, log_event
@@ -81,7 +81,7 @@ class RemoteClients:
         self._link, self._config, self._token, self._say = link, config, token, say
         self.roster = Roster(link, config.network, say)
         self._bundles = Bundles(link, lambda client: self.roster.node[client], config.network.patience)
-        self._waiting: dict[str, Asked] = {}
+        self._waiting: dict[str, PendingOrder] = {}
         self._now: tuple[Method, Progress, Run] | None = None  # of the last round
         self._ahead: _Sent | None = None  # of the next one, where it travelled with the scores of the last
         self._known: dict[str, Any] = {}
@@ -211,16 +211,16 @@ class RemoteClients:
 
     def _idle(self) -> list[str]:
         """The clients that are there and not at work; waits until there is one, or one at work."""
-        told = False
+        announced = False
         while True:
             self.roster.greet()
-            there = self._link.nodes()
+            nodes = self._link.nodes()
             busy = {asked.client for asked in self._waiting.values()}
-            idle = [name for name in self.names if name not in busy and self.roster.node.get(name) in there]
+            idle = [name for name in self.names if name not in busy and self.roster.node.get(name) in nodes]
             if idle or busy:
                 return idle
-            if not told:
-                told = True
+            if not announced:
+                announced = True
                 self._say("no client is there; waiting")
             time.sleep(_PAUSE)
 
@@ -256,7 +256,9 @@ class RemoteClients:
             expected, length, given = sent.expected[name]
             most, examples = 2 * length + _SLACK, self.roster.examples[name]
             given = replace(given, examples=examples)
-            self._waiting[ask] = Asked(name, sent.round, ask, sent.since, len(content), expected, most, examples, given)
+            self._waiting[ask] = PendingOrder(
+                name, sent.round, ask, sent.since, len(content), expected, most, examples, given
+            )
 
     def _call(
         self,
@@ -272,23 +274,23 @@ class RemoteClients:
         Args:
             also: the orders of the round `ahead`, which travel in the same messages.
         """
-        there = set(self._link.nodes())
+        nodes = set(self._link.nodes())
         common = {"kind": kind, "run": self._token}
         orders = [
             Order(name, {**common, "after": self.answered(name), **own}, contents[name])
             for name, own in says.items()
-            if self.roster.node.get(name) in there
+            if self.roster.node.get(name) in nodes
         ]
         asks = self._bundles.send([*orders, *also])
         self._ahead = ahead
         if ahead:
             self._begin(ahead, asks[len(orders) :])
         sent = {order.client: ask for order, ask in zip(orders, asks, strict=False) if ask}
-        found = self._await(sent.values(), seconds)
+        replies_by_ask = self._await(sent.values(), seconds)
         replies = {name: Reply({"error": "it is not there"}) for name in says}
         for order in orders:
             ask = sent.get(order.client, "")
-            reply = found.get(ask, Reply({"error": f"no reply in {seconds:g} s"}))
+            reply = replies_by_ask.get(ask, Reply({"error": f"no reply in {seconds:g} s"}))
             if not reply.error and reply.content.get("ask") != ask:
                 reply = Reply({"error": "a stale reply"})
             if reply.error:
@@ -322,7 +324,7 @@ class RemoteClients:
         unscored = [name for name, reply in replies.items() if reply.unscored]
         return summarize(metric, scores, losses, unscored) if scores else None
 
-    def _wait(self, sent: _Sent) -> list[tuple[Asked, Reply]]:
+    def _wait(self, sent: _Sent) -> list[tuple[PendingOrder, Reply]]:
         """What comes before the round ends, of this round's answers and of earlier ones.
 
         Under central privacy nothing counts in a later round than that whose sample it is of.
@@ -340,7 +342,7 @@ class RemoteClients:
         return [(self._waiting.pop(ask), reply) for ask, reply in came.items()]
 
     def _collect(
-        self, run: Run, progress: Progress, came: list[tuple[Asked, Reply]], failed: list[tuple[str, str]]
+        self, run: Run, progress: Progress, came: list[tuple[PendingOrder, Reply]], failed: list[tuple[str, str]]
     ) -> dict[str, Any]:
         """Put what came on its way, and log each client's line, in the order of the names."""
         up = refused = 0

@@ -128,7 +128,7 @@ class Link(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingOrder:
     """An order to train on its way, and what its answer must be like."""
 
     client: str
@@ -142,7 +142,7 @@ class Asked:
     given: Given = Given()  # what bounds its numbers
 
 
-def flaw_of(asked: Asked, reply: Reply) -> str:
+def flaw_of(asked: PendingOrder, reply: Reply) -> str:
     """What makes an answer unusable, but for its numbers, in one line; empty where nothing does."""
     try:
         return one_line(_flaw_of(asked, reply))
@@ -150,7 +150,7 @@ def flaw_of(asked: Asked, reply: Reply) -> str:
         return one_line(f"it cannot be read: {type(error).__name__}: {error}")
 
 
-def _flaw_of(asked: Asked, reply: Reply) -> str:
+def _flaw_of(asked: PendingOrder, reply: Reply) -> str:
     content = reply.content
     if content.get("ask") != asked.ask:
         return "it answers another order than the last one (an old answer, sent again?)"

@@ -55,7 +55,7 @@ _COMMON = ("kind", "run", "round", "lr", "split", "name")  # of orders that are 
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeSettings:
     """What this machine's operator says of it."""
 
     home: Path  # where memories and personal adapters lie
@@ -75,7 +75,7 @@ class Node:
         self._stores: dict[Path, Checkpoints] = {}
 
     def answer(
-        self, place: Place, config: str, message: Mapping[str, Any], content: bytes
+        self, place: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         """The reply to one message, and its content; what went wrong with all of it is in the reply's `error`, and what
         went wrong with one client's order in its own.
@@ -89,10 +89,10 @@ class Node:
             with plugins.only(place.allow):
                 return self._carry_out(place, config, message, content)
         except Exception as error:  # of any kind: the server is told, and the next message finds this machine at work
-            return _told(error), b""
+            return _error_reply(error), b""
 
     def _carry_out(
-        self, place: Place, config: str, message: Mapping[str, Any], content: bytes
+        self, place: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         if message.get("protocol", 1) != PROTOCOL:
             raise UserError(
@@ -112,7 +112,7 @@ class Node:
         return lookup("message", message["kind"], kinds)(place, settings, message, content)
 
     def _hello(
-        self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
+        self, place: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         built = self._experiment(place, config, [message["run"]] if "run" in message else [])
         sizes = {name: reported_examples(site, config) for name, site in sorted(built.trainers.items())}
@@ -120,26 +120,26 @@ class Node:
         return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*built.unscored]}, b""
 
     def _work(
-        self, place: Place, config: Config, message: Mapping[str, Any], content: bytes
+        self, place: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         kinds = {"train": self._train, "evaluate": self._evaluate, "finish": self._finish}
         replies, answers = [], []
         for alike in _alike(message["orders"]):
             outcomes = lookup("order", alike[0]["kind"], kinds)(
-                _Work(place, config, {order["client"]: order for order in alike}, content)
+                _OrderGroup(place, config, {order["client"]: order for order in alike}, content)
             )
             for order in alike:
                 outcome = outcomes[order["client"]]
-                reply, answer = (_told(outcome), b"") if isinstance(outcome, Exception) else outcome
+                reply, answer = (_error_reply(outcome), b"") if isinstance(outcome, Exception) else outcome
                 replies.append({**reply, "ask": order["ask"]})
                 answers.append(answer)
         entries, joint = joined(replies, answers, once=False)
         return {"replies": entries}, joint
 
-    def _train(self, work: _Work) -> dict[str, Any]:
-        built, sites, messages = self._there(work)
+    def _train(self, work: _OrderGroup) -> dict[str, Any]:
+        built, sites, messages = self._prepared(work)
         round = work.common["round"]
-        for site in _well(sites):
+        for site in _working(sites):
             site.begin(round, work.common["lr"])
         updates = fused(built.runtime, sites, lambda site: built.method.client_update(site, messages[site.id]))
 
@@ -151,19 +151,19 @@ class Node:
             store.save(round, None, {"memory": site.memory.rows})
             kept = {order["after"], *order["kept"], round}
             store.prune(lambda version: version in kept)
-            told = site.losses and work.config.privacy.clip is None  # a loss would say what the noise is to hide
-            loss = {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)} if told else {}
+            shown = site.losses and work.config.privacy.clip is None  # a loss would say what the noise is to hide
+            loss = {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)} if shown else {}
             return {"examples": reported_examples(site, work.config), **loss}, packed
 
         return each(updates, reply)
 
-    def _evaluate(self, work: _Work) -> dict[str, Any]:
-        built, sites, messages = self._there(work)
+    def _evaluate(self, work: _OrderGroup) -> dict[str, Any]:
+        built, sites, messages = self._prepared(work)
         scores = self._scores(built, sites, _personal(built, messages), work.common["split"])
         return each(scores, lambda client, score: (score, b""))
 
-    def _finish(self, work: _Work) -> dict[str, Any]:
-        built, sites, messages = self._there(work)
+    def _finish(self, work: _OrderGroup) -> dict[str, Any]:
+        built, sites, messages = self._prepared(work)
         merged = self._parents(work, messages)
 
         def begin(client: str, site: Client) -> Client:
@@ -175,7 +175,7 @@ class Node:
 
         sites, failed = each(sites, begin), {}
         sent = {name: message["message"] for name, message in messages.items()}
-        before = {site.id: copy(site.memory) for site in _well(sites)}
+        before = {site.id: copy(site.memory) for site in _working(sites)}
         done = fused(built.runtime, sites, lambda site: built.method.finish(site, merged[site.id] or sent[site.id]))
         for client, outcome in done.items():
             if isinstance(outcome, ClientError) and client in before and not merged[client]:
@@ -191,18 +191,18 @@ class Node:
 
         def reply(client: str, score: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
             self._export(built, work, sites[client], states[client], score)
-            told = {**score, **_rule(built, sites[client])}
-            return {**told, "recipe": built.method.recipe(sites[client]), **failed.get(client, {})}, b""
+            outcome = {**score, **_rule(built, sites[client])}
+            return {**outcome, "recipe": built.method.recipe(sites[client]), **failed.get(client, {})}, b""
 
         return each(scores, reply)
 
-    def _parents(self, work: _Work, messages: Mapping[str, Message]) -> dict[str, dict[str, Any]]:
+    def _parents(self, work: _OrderGroup, messages: Mapping[str, Message]) -> dict[str, dict[str, Any]]:
         """By client and name of a parent, if the run is a merge: the client's model there, or why it has none."""
         given: dict[str, dict[str, Any]] = {client: {} for client in messages}
         for need in dict.fromkeys(need for sent in messages.values() for need in sent["given"]):
             orders = {name: work.orders[name] for name, sent in messages.items() if need in sent["given"]}
-            there = {name: {**order, **order["given"][need], "given": {}} for name, order in orders.items()}
-            its_work = replace(work, config=config_of(need, work.config), orders=there)
+            of_parent = {name: {**order, **order["given"][need], "given": {}} for name, order in orders.items()}
+            its_work = replace(work, config=config_of(need, work.config), orders=of_parent)
             built = self._experiment(its_work.place, its_work.config, its_work.runs)
             sites = self._sites(built, its_work)
             sent_there = {name: messages[name]["given"][need] for name in orders}
@@ -211,7 +211,9 @@ class Node:
                 given[client][need] = state
         return given
 
-    def _export(self, built: Experiment, work: _Work, site: Client, state: State, score: Mapping[str, Any]) -> None:
+    def _export(
+        self, built: Experiment, work: _OrderGroup, site: Client, state: State, score: Mapping[str, Any]
+    ) -> None:
         """Write a client's personal model to this machine's disk, where the configuration says so."""
         order = work.orders[site.id]
         answered = any(run["after"] for run in (order, *order["given"].values()))
@@ -228,17 +230,17 @@ class Node:
             name: site for name, site in sites.items() if isinstance(site, Exception) or site.data.queries.get(split)
         }
         limit, private = built.config.eval.limit, built.config.privacy.clip is not None
-        found = fused(built.runtime, asked, lambda site: measure(personal, site, split, built.metric, limit))
+        outcomes = fused(built.runtime, asked, lambda site: measure(personal, site, split, built.metric, limit))
 
-        def told(client: str, outcome: tuple[float, float | None]) -> dict[str, Any]:
+        def reply(client: str, outcome: tuple[float, float | None]) -> dict[str, Any]:
             score, loss = outcome
             if loss is None or private:
                 return {"score": score}
             return {"score": score, "loss": rounded(loss) if math.isfinite(loss) else None}
 
-        return {name: {"score": None} for name in sites} | each(found, told)
+        return {name: {"score": None} for name in sites} | each(outcomes, reply)
 
-    def _there(self, work: _Work) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
+    def _prepared(self, work: _OrderGroup) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
         """What is built for these orders; by client its site with the memory that its order says, or why it cannot
         work; and by client what it is sent."""
         built = self._experiment(work.place, work.config, work.runs, asked=work.orders.keys())
@@ -250,7 +252,7 @@ class Node:
 
         return built, each(self._sites(built, work), opened), messages
 
-    def _sites(self, built: Experiment, work: _Work) -> dict[str, Any]:
+    def _sites(self, built: Experiment, work: _OrderGroup) -> dict[str, Any]:
         """By client its site with the memory that its order says, or why it has none."""
 
         def remembering(client: str, order: Mapping[str, Any]) -> Client:
@@ -265,7 +267,7 @@ class Node:
 
         return each(work.orders, remembering)
 
-    def _store(self, work: _Work, client: str) -> Checkpoints:
+    def _store(self, work: _OrderGroup, client: str) -> Checkpoints:
         folder = work.place.home / "runs" / plain(work.orders[client]["run"]) / client
         if folder not in self._stores:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -273,7 +275,7 @@ class Node:
         return self._stores[folder]
 
     def _experiment(
-        self, place: Place, config: Config, runs: Sequence[str], asked: Set[str] = frozenset()
+        self, place: NodeSettings, config: Config, runs: Sequence[str], asked: Set[str] = frozenset()
     ) -> Experiment:
         """What is built for a run, of which this machine keeps in which splits its rows are. If a client that is asked
         has nothing to train on in it, its data may have come back since: they are looked for again, at most every
@@ -313,7 +315,7 @@ class Node:
         ]:
             print(line, flush=True)
 
-    def _here(self, place: Place, config: Config) -> Config:
+    def _here(self, place: NodeSettings, config: Config) -> Config:
         """The configuration with this machine's data; who is asked, and when, is the server's affair."""
         task = replace(
             config.task, path=place.path or config.task.path, groups=place.clients or None, clients=None,
@@ -327,10 +329,10 @@ class _Forgotten(Exception):
 
 
 @dataclass(frozen=True)
-class _Work:
+class _OrderGroup:
     """Orders of one kind that are alike, where they are carried out, and for which configuration."""
 
-    place: Place
+    place: NodeSettings
     config: Config
     orders: Mapping[str, Mapping[str, Any]]  # by client
     content: bytes  # of the whole message
@@ -339,7 +341,7 @@ class _Work:
     def runs(self) -> list[str]:
         """The token of the run that the orders are of, and of those that it starts from; a name that cannot be one is
         refused where it is used."""
-        given = [its.get("run") for order in self.orders.values() for its in order.get("given", {}).values()]
+        given = [parent.get("run") for order in self.orders.values() for parent in order.get("given", {}).values()]
         return [run for run in dict.fromkeys([self.common["run"], *given]) if run and RUN_NAME.fullmatch(run)]
 
     @property
@@ -371,11 +373,11 @@ def _rule(built: Experiment, site: Client) -> dict[str, Any]:
     return {"rule": rule.name, "rule_score": rule.score} if rule else {}
 
 
-def _well(sites: Mapping[str, Any]) -> list[Site]:
+def _working(sites: Mapping[str, Any]) -> list[Site]:
     return [site for site in sites.values() if isinstance(site, Site)]
 
 
-def _told(error: Exception) -> dict[str, Any]:
+def _error_reply(error: Exception) -> dict[str, Any]:
     """What the server is told of an error."""
     if isinstance(error, _Forgotten):
         return {"error": str(error), "forgot": True}

@@ -24,12 +24,12 @@ class Pulls:
         self._pull = pull
         self._done: queue.SimpleQueue[tuple[str, Any, BaseException | None]] = queue.SimpleQueue()
         self._since: dict[str, float] = {}  # by id that is being looked up, when that began
-        self._found: dict[str, tuple[Any, float]] = {}  # what nobody has asked for yet, and when it came
+        self._results: dict[str, tuple[Any, float]] = {}  # what nobody has asked for yet, and when it came
 
     def look(self, ids: Collection[str]) -> dict[str, Any]:
         """What there is of these by now, each given out once; returns within PATIENCE, or little more."""
         until = time.monotonic() + PATIENCE
-        for id in [id for id in ids if id not in self._since and id not in self._found]:
+        for id in [id for id in ids if id not in self._since and id not in self._results]:
             while self._running(until - PATIENCE) >= _SIDE_BY_SIDE and time.monotonic() < until:
                 self._take(0.05)
             if time.monotonic() >= until:
@@ -39,8 +39,8 @@ class Pulls:
         while any(id in self._since for id in ids) and time.monotonic() < until:
             self._take(0.05)
         now = time.monotonic()
-        self._found = {id: pair for id, pair in self._found.items() if id in ids or now - pair[1] < _KEPT}
-        return {id: self._found.pop(id)[0] for id in [*ids] if id in self._found}
+        self._results = {id: pair for id, pair in self._results.items() if id in ids or now - pair[1] < _KEPT}
+        return {id: self._results.pop(id)[0] for id in [*ids] if id in self._results}
 
     def _running(self, since: float) -> int:
         """How many began then or later."""
@@ -55,11 +55,11 @@ class Pulls:
     def _take(self, seconds: float) -> None:
         """Take in what comes within so many seconds, at most one."""
         try:
-            id, found, error = self._done.get(timeout=seconds)
+            id, result, error = self._done.get(timeout=seconds)
         except queue.Empty:
             return
         self._since.pop(id, None)
         if error is not None:
             raise error
-        if found is not None:
-            self._found[id] = found, time.monotonic()
+        if result is not None:
+            self._results[id] = result, time.monotonic()

@@ -22,14 +22,14 @@ def homes(clients: Sequence[str] | int) -> dict[str, str]:
     Raises:
         UserError: a client comes twice.
     """
-    found: dict[str, str] = {}
+    nodes: dict[str, str] = {}
     for word in () if isinstance(clients, int) else clients:
         name, at, node = word.rpartition("@")
         name = name if at else word
-        if name in found:
+        if name in nodes:
             raise UserError(f"network.clients has {name} twice; a client is at one node")
-        found[name] = node
-    return found
+        nodes[name] = node
+    return nodes
 
 
 class Roster:
@@ -59,7 +59,7 @@ class Roster:
         self._greeted: set[int] = set()
         self._refused: dict[int, float] = {}  # nodes that cannot take part, and when they are greeted again
         self._said: dict[int, str] = {}  # why
-        self._told: set[str] = set()  # of what nodes bring, what was said already
+        self._announced: set[str] = set()  # of what nodes bring, what was said already
         self._greetings: dict[str, tuple[int, float]] = {}  # hellos on their way, to which node, and since when
 
     def gather(self, wanted: Sequence[str] | int) -> tuple[str, ...]:
@@ -69,46 +69,46 @@ class Roster:
         Raises:
             RunError: no client has come by then.
         """
-        told, begun, limit = -1, time.monotonic(), self._settings.wait
+        announced, begun, limit = -1, time.monotonic(), self._settings.wait
         number = wanted if isinstance(wanted, int) else len(wanted)
         while True:
             self.greet()
-            there = sorted(self.node) if isinstance(wanted, int) else [name for name in wanted if name in self.node]
-            if len(there) >= number:
-                return tuple(there)
-            missing = "" if isinstance(wanted, int) else f": {', '.join(n for n in wanted if n not in there)}"
+            connected = sorted(self.node) if isinstance(wanted, int) else [name for name in wanted if name in self.node]
+            if len(connected) >= number:
+                return tuple(connected)
+            missing = "" if isinstance(wanted, int) else f": {', '.join(n for n in wanted if n not in connected)}"
             if limit is not None and time.monotonic() - begun > limit:
                 break
-            if told != len(there):
-                told = len(there)
-                self._say(f"{len(there)} of {number} clients are connected; waiting for the others{missing}")
+            if announced != len(connected):
+                announced = len(connected)
+                self._say(f"{len(connected)} of {number} clients are connected; waiting for the others{missing}")
             time.sleep(_PAUSE)
-        if not there:
+        if not connected:
             raise RunError(
                 f"no client has come in {limit:g} s (network.wait){missing}; see to the nodes, then give the same "
                 "command again"
             )
         later = "who comes later takes no part" if isinstance(wanted, int) else "they join when they come"
         self._say(
-            f"{len(there)} of {number} clients have come in {limit:g} s (network.wait); going on without the "
+            f"{len(connected)} of {number} clients have come in {limit:g} s (network.wait); going on without the "
             f"others{missing}; {later}"
         )
-        return tuple(there) if isinstance(wanted, int) else tuple(wanted)
+        return tuple(connected) if isinstance(wanted, int) else tuple(wanted)
 
     def greet(self) -> None:
         """Ask which clients they have those nodes that are new or were away, and from time to time those that could not
         take part, lacked a client or did not answer, as that may have changed; take in what was answered."""
-        there = self._link.nodes()
-        self._greeted &= there.keys()
+        nodes = self._link.nodes()
+        self._greeted &= nodes.keys()
         now = time.monotonic()
         self._greetings = {
             id: (node, since)
             for id, (node, since) in self._greetings.items()
-            if node in there and now - since < _UNHEARD
+            if node in nodes and now - since < _UNHEARD
         }
-        self._refused = {node: until for node, until in self._refused.items() if node in there}
+        self._refused = {node: until for node, until in self._refused.items() if node in nodes}
         waiting = {node for node, until in self._refused.items() if now < until}
-        new = sorted(there.keys() - self._greeted - waiting - {node for node, _ in self._greetings.values()})
+        new = sorted(nodes.keys() - self._greeted - waiting - {node for node, _ in self._greetings.values()})
         ids = self._link.send(
             [(node, {"kind": "hello", "protocol": PROTOCOL}, b"") for node in new], self._settings.patience
         )
@@ -125,8 +125,8 @@ class Roster:
             self._said.pop(node, None)
             if idle := reply.names("idle"):
                 self._once(f"node {node}: these clients have no training example and do not take part: {listed(idle)}")
-            self._admit(node, there[node], reply.clients)
-            if self._complete(node, there[node]):
+            self._admit(node, nodes[node], reply.clients)
+            if self._complete(node, nodes[node]):
                 self._greeted.add(node)
                 self._refused.pop(node, None)
             else:
@@ -135,8 +135,8 @@ class Roster:
 
     def _once(self, text: str) -> None:
         """Say what every greeting of a node would say again."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._announced:
+            self._announced.add(text)
             self._say(text)
 
     def _complete(self, node: int, registered: str) -> bool:

@@ -32,18 +32,18 @@ def fused(
     Args:
         sites: by client its site, or the exception that ended it.
     """
-    there = {name: site for name, site in sites.items() if not isinstance(site, Exception)}
-    before = {name: (copy(site.memory), list(site.losses), site.fits) for name, site in there.items()}
+    working = {name: site for name, site in sites.items() if not isinstance(site, Exception)}
+    before = {name: (copy(site.memory), list(site.losses), site.fits) for name, site in working.items()}
 
     def alone(name: str, site: Client) -> Any:
         site.memory, site.losses, site.fits = before[name]
         return runtime.run({name: start(site)})[name]
 
     try:
-        outcomes = runtime.run({name: start(site) for name, site in there.items()})
+        outcomes = runtime.run({name: start(site) for name, site in working.items()})
     except Exception as error:
-        if len(there) > 1:
+        if len(working) > 1:
             said = f"{type(error).__name__}: {error}"
-            print(f"{', '.join(there)}: {said} in a pass that they share; now one after another", flush=True)
-        outcomes = each(there, alone) if len(there) > 1 else dict.fromkeys(there, error)
+            print(f"{', '.join(working)}: {said} in a pass that they share; now one after another", flush=True)
+        outcomes = each(working, alone) if len(working) > 1 else dict.fromkeys(working, error)
     return {name: outcomes.get(name, site) for name, site in sites.items()}

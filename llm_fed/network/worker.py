@@ -162,8 +162,8 @@ def address(home: Path) -> Path:
         raise UserError(f"cannot make {folder}, where a worker's socket lies: {error.strerror}") from error
     # A link of this name in a folder for all could lead into another folder of the same user, so it is not followed;
     # where XDG_RUNTIME_DIR leads is the user's own choice.
-    found = folder.stat() if os.environ.get("XDG_RUNTIME_DIR") else folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    status = folder.stat() if os.environ.get("XDG_RUNTIME_DIR") else folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise UserError(f"{folder} must be yours and closed to others (mode 700): a worker's socket lies there")
     return folder / f"llm_fed-{hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:16]}.sock"
 
@@ -177,11 +177,11 @@ def _node() -> Any:
 
 
 def _answer(node: Any, order: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
-    from llm_fed.network.node import Place
+    from llm_fed.network.node import NodeSettings
 
     place = dict(order["place"])
     clients, allow = (tuple(place.pop(key, ())) for key in ("clients", "allow"))
-    here = Place(Path(place.pop("home")), clients=clients, allow=allow, **place)
+    here = NodeSettings(Path(place.pop("home")), clients=clients, allow=allow, **place)
     return node.answer(here, order["config"], order["order"], content)
 
 

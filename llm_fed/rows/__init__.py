@@ -116,7 +116,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def _text(file: FileRows, encoding: str) -> Iterator[Row]:
-    text = formats.Text(file.path, encoding)
+    text = formats.TextFile(file.path, encoding)
     content = "".join(text.chunks())
     file.remark(text.remark)
     if content.strip():

@@ -124,7 +124,7 @@ def _unicode(path: Path, head: bytes) -> str:
     return "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
 
 
-class Text:
+class TextFile:
     """The text of a file. What is no UTF-8 is read as the encoding that its letters show (`encodings.encoding_of`), and
     `remark` says so. In a file that is mostly UTF-8 such bytes are damage: they stay, as lone surrogates."""
 

@@ -30,7 +30,7 @@ def rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
     """The rows of a file; UserError where it is malformed and no line can be left out alone."""
     from llm_fed.rows import tables
 
-    text = formats.Text(file.path, encoding)
+    text = formats.TextFile(file.path, encoding)
     lines = text.first_lines()
     first = lines[0].strip() if lines else ""
     if first and not formats.is_json(first) and is_table(first):
@@ -53,7 +53,7 @@ def _is_object(line: str) -> bool:
         return False
 
 
-def _lines(file: FileRows, text: formats.Text) -> Iterator[Row | BadRow]:
+def _lines(file: FileRows, text: formats.TextFile) -> Iterator[Row | BadRow]:
     """Of one object a line no more than a line is in memory."""
     for number, line in enumerate(text.lines(), 1):
         if not line.strip():
@@ -71,7 +71,7 @@ def _lines(file: FileRows, text: formats.Text) -> Iterator[Row | BadRow]:
         yield _row(where, record)
 
 
-def _whole(file: FileRows, text: formats.Text) -> Iterator[Row | BadRow]:
+def _whole(file: FileRows, text: formats.TextFile) -> Iterator[Row | BadRow]:
     """Values one after another, or in one array."""
     values = _values(file, text)
     first = next(values, None)
@@ -96,7 +96,7 @@ def _row(where: str, record: Any) -> Row | BadRow:
     return Row(where, record)
 
 
-def _values(file: FileRows, text: formats.Text) -> Iterator[tuple[int, bool, Any]]:
+def _values(file: FileRows, text: formats.TextFile) -> Iterator[tuple[int, bool, Any]]:
     """(line, whether it stands in an array, value) of each value; no more than a few are in memory."""
     buffer, in_array, ready, number = _Buffer(text), False, True, 0
     while buffer.skip_blanks():
@@ -135,7 +135,7 @@ def _value(file: FileRows, buffer: _Buffer, noting: bool) -> Any:
 class _Buffer:
     """A piece of a text that moves on through it."""
 
-    def __init__(self, text: formats.Text):
+    def __init__(self, text: formats.TextFile):
         self._chunks = text.chunks()
         self.text, self.place = "", 0
         self._lines, self._columns = 1, 0  # of what lies before it

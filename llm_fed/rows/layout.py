@@ -59,7 +59,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """What each file is for; names are as they came in."""
 
     parts: tuple[Part, ...]
@@ -91,7 +91,7 @@ class _Folder:
 
 
 @dataclass(frozen=True)
-class _Above:
+class _FolderLabels:
     """What the folders above say."""
 
     where: str
@@ -101,7 +101,7 @@ class _Above:
     among: str = ""
 
 
-def plan(names: Iterable[str], where: str, *, joined: bool = False, client: str | None = None) -> Layout:
+def plan(names: Iterable[str], where: str, *, joined: bool = False, client: str | None = None) -> FolderLayout:
     """Whose the files of a folder are, of their paths within it; of a folder without files its path and a "/".
     UserError for a client without training data, shards that are missing, two files that say the same of themselves, or
     files of clients beside files of all. `joined`: a column of the rows names the clients. `client`: whose the whole
@@ -110,12 +110,12 @@ def plan(names: Iterable[str], where: str, *, joined: bool = False, client: str 
     data = [name for name in listed if _is_data(name)]
     if any(formats.kind_of(name) != "txt" for name in data):
         data = [name for name in data if formats.kind_of(name) != "txt"]
-    files = list(_walk(_tree(data), _Above(where, joined, client)))
+    files = list(_walk(_tree(data), _FolderLabels(where, joined, client)))
     _check_same(files, where)
     files = _without_bystanders(files, where, joined)
     parts = list(_parts(files, where))
     used = {name for part in parts for name in part.files}
-    return Layout(tuple(parts), tuple(name for name in listed if name not in used))
+    return FolderLayout(tuple(parts), tuple(name for name in listed if name not in used))
 
 
 def split_of(word: str) -> str | None:
@@ -153,7 +153,7 @@ def _tree(names: Iterable[str]) -> _Folder:
     return root
 
 
-def _walk(folder: _Folder, above: _Above) -> Iterator[_File]:
+def _walk(folder: _Folder, above: _FolderLabels) -> Iterator[_File]:
     """The files of a folder and of those in it."""
     files = _read_names(folder.files, above.joined)
     yield from (_placed(file, above) for file in files)
@@ -182,7 +182,7 @@ def _says_splits(folder: _Folder) -> bool:
     return "train" in map(split_of, folder.folders) or any(f.split == "train" and f.rest is None for f in files)
 
 
-def _placed(file: _File, above: _Above) -> _File:
+def _placed(file: _File, above: _FolderLabels) -> _File:
     """The file with what the folders above say."""
     if above.split:
         if file.split not in (None, above.split) and not above.joined:
@@ -257,17 +257,21 @@ def _read_numbered(files: list[_File]) -> list[_File]:
 def _read_inside(files: list[_File], joined: bool) -> list[_File] | None:
     """`train-north` and `test-north`, `north.train.v2` and `north.test.v2`: a word of a split in front or inside counts
     where the same name comes with `train` and with another split; None: nowhere. Names like `dev-team` stay names."""
-    found = {file.path: _inside(file.rest) for file in files if file.split is None and file.rest is not None}
+    readings = {file.path: _inside(file.rest) for file in files if file.split is None and file.rest is not None}
     splits = defaultdict[str, set[str]](set)
-    for candidates in found.values():
+    for candidates in readings.values():
         for rest, split in candidates:
             splits[rest].add(split)
-    pairs = {rest for rest, its in splits.items() if "train" in its and len(its) > 1 and not rest.isdecimal()}
+    pairs = {
+        rest
+        for rest, own_splits in splits.items()
+        if "train" in own_splits and len(own_splits) > 1 and not rest.isdecimal()
+    }
     if not pairs and not (joined and any(file.split == "train" for file in files)):
         return None
 
     def read(file: _File) -> _File:
-        candidates = found.get(file.path)
+        candidates = readings.get(file.path)
         if not candidates:
             return file
         rest, split = next((each for each in candidates if each[0] in pairs), candidates[0])

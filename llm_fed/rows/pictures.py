@@ -81,8 +81,8 @@ def read_npz(path: Path) -> Gallery:
         if size is not None and chosen.shape[1:3] != (size, size):
             flat = chosen[..., 0] if chosen.shape[3:] == (1,) else chosen
             return decoded(map(PIL.fromarray, flat), len(flat), size, str(path))
-        found = torch.from_numpy(chosen)
-        return found.unsqueeze(1) if found.ndim == 3 else found.permute(0, 3, 1, 2).contiguous()
+        batch = torch.from_numpy(chosen)
+        return batch.unsqueeze(1) if batch.ndim == 3 else batch.permute(0, 3, 1, 2).contiguous()
 
     listed = None if clients is None else clients.tolist()
     return Gallery(str(path), labels, splits, None if groups is None else groups.tolist(), listed, classes, decode)
@@ -226,5 +226,5 @@ def decoded(images: Iterable[PIL.Image], count: int, size: int | None, where: st
                 f"{picture.shape[1]} pixels; set task.image_size"
             )
         pixels[i] = picture
-    found = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-    return (found[:, :1] if grey else found).contiguous()
+    batch = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+    return (batch[:, :1] if grey else batch).contiguous()

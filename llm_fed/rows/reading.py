@@ -82,7 +82,7 @@ class Reading:
     def events(self) -> list[dict[str, Any]]:
         """The same for metrics.jsonl, with all names: what happened, in words and as lists, and whether it is only
         information, of which nothing went wrong."""
-        lines, found = self.for_people(), []
+        lines, records = self.for_people(), []
         for event, label, facts in (
             ("not used", "not used", {"files": [*self.empty, *self.files], "columns": [*self.columns]}),
             ("noted", "note", {}),
@@ -91,8 +91,8 @@ class Reading:
         ):
             if label in lines:
                 about = {} if event == "rows left out" else {"information": True}
-                found.append({"event": event, "reason": lines[label], **_printable(facts), **about})
-        return found
+                records.append({"event": event, "reason": lines[label], **_printable(facts), **about})
+        return records
 
     def skipped_lines(self) -> list[dict[str, Any]]:
         """Every row that was left out."""

@@ -24,7 +24,7 @@ def csv_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
     quotation mark has no end, so that the rows behind it cannot be told apart."""
     from llm_fed.rows import jsonrows
 
-    text = formats.Text(file.path, encoding)
+    text = formats.TextFile(file.path, encoding)
     if formats.is_json("".join(text.first_lines()[:1])):
         file.remark("as JSON")
         yield from jsonrows.rows(file, encoding)
@@ -41,13 +41,13 @@ def csv_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
     file.remark(text.remark)
 
 
-class _Record(NamedTuple):
+class _TableRow(NamedTuple):
     number: int  # of its first line, or of its row
     cells: Sequence[Any]
     lines: int = 1
 
 
-def _records(file: FileRows, reader: Any, before: int) -> Iterator[_Record | BadRow]:
+def _records(file: FileRows, reader: Any, before: int) -> Iterator[_TableRow | BadRow]:
     while True:
         start = before + reader.line_num + 1
         where = f"{file.path}, line {start}"
@@ -64,11 +64,11 @@ def _records(file: FileRows, reader: Any, before: int) -> Iterator[_Record | Bad
         if any(map(formats.damaged, cells)):
             yield BadRow(where, "bytes that are not UTF-8; write the line again", lines)
         elif any(cell and not cell.isspace() for cell in cells):
-            yield _Record(start, cells, lines)
+            yield _TableRow(start, cells, lines)
 
 
 def _with_header(
-    file: FileRows, header: Sequence[str], records: Iterable[_Record | BadRow], unit: str
+    file: FileRows, header: Sequence[str], records: Iterable[_TableRow | BadRow], unit: str
 ) -> Iterator[Row | BadRow]:
     """Each record as a row. Of columns with one name the first counts; `file.twice` knows them all."""
     places: dict[str, int] = {}
@@ -150,14 +150,14 @@ def xlsx_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
         book.close()
 
 
-def _cells(sheet: Any) -> Iterator[_Record]:
+def _cells(sheet: Any) -> Iterator[_TableRow]:
     """The rows of a sheet that hold anything."""
     for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
         if any(cell is not None and str(cell).strip() for cell in cells):
-            yield _Record(number, cells)
+            yield _TableRow(number, cells)
 
 
-def _padded(record: _Record, width: int) -> _Record:
+def _padded(record: _TableRow, width: int) -> _TableRow:
     return record._replace(cells=(*record.cells, *[None] * (width - len(record.cells))))
 
 

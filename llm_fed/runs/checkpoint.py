@@ -24,11 +24,11 @@ from llm_fed.basics import checksum
 from llm_fed.basics.errors import RunError
 from llm_fed.basics.files import check_unlinked, put_folder, read_file, remove, sync_folder, write_file
 from llm_fed.runs.records import read_object
-from llm_fed.runs.rows import Memory, Row, RowStore
+from llm_fed.runs.rows import Memory, RowStore, StoredRow
 from llm_fed.state.wire import WireError, pack, unpack
 
 _NAME = re.compile(r"round-(\d+)")
-Rows = Mapping[str, Row | Mapping[str, Row]]  # a row, or the rows of one owner by key
+Rows = Mapping[str, StoredRow | Mapping[str, StoredRow]]  # a row, or the rows of one owner by key
 
 
 class CheckpointWarning(UserWarning):
@@ -47,7 +47,7 @@ class Saved:
     def memory(self, owner: str) -> Memory:
         """What the owner of these rows remembered; nothing where there are none."""
         held = self.rows.get(owner, {})
-        if not isinstance(held, Row):
+        if not isinstance(held, StoredRow):
             return Memory(self.store, held)
         memory = Memory(self.store)  # checkpoints of older versions hold a client's whole memory as one row
         memory.update(held.message())
@@ -56,8 +56,8 @@ class Saved:
 
 def rounds_in(folder: Path) -> list[int]:
     """The rounds that have a checkpoint in the folder, oldest first; none where there is no such folder."""
-    found = (_NAME.fullmatch(path.name) for path in folder.glob("round-*"))
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_NAME.fullmatch(path.name) for path in folder.glob("round-*"))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 class Checkpoints:
@@ -165,14 +165,14 @@ class Checkpoints:
     def _path(self, round: int) -> Path:
         return self.folder / f"round-{round:04d}"
 
-    def _rows(self, names: str | dict[str, str]) -> Row | dict[str, Row]:
+    def _rows(self, names: str | dict[str, str]) -> StoredRow | dict[str, StoredRow]:
         if isinstance(names, str):
             return self.store.saved(names)
         return {key: self.store.saved(name) for key, name in names.items()}
 
 
-def _files(row: Row | Mapping[str, Row]) -> str | dict[str, str]:
-    return row.file() if isinstance(row, Row) else {key: item.file() for key, item in row.items()}
+def _files(row: StoredRow | Mapping[str, StoredRow]) -> str | dict[str, str]:
+    return row.file() if isinstance(row, StoredRow) else {key: item.file() for key, item in row.items()}
 
 
 def _names_in(folder: Path) -> Iterator[str]:

@@ -105,8 +105,8 @@ class Digests:
     def sent(self, messages: Mapping[str, bytes]) -> None:
         """Take down what the clients of this round are sent; many are sent the same bytes, which are hashed once."""
         known = {id(data): data for data in messages.values()}
-        found = {key: digest(data) for key, data in known.items()}
-        self._sent = {client: found[id(data)] for client, data in messages.items()}
+        digests = {key: digest(data) for key, data in known.items()}
+        self._sent = {client: digests[id(data)] for client, data in messages.items()}
 
     @property
     def asked(self) -> Sequence[str]:

@@ -48,8 +48,8 @@ def lr(config: Config, round: int) -> float:
 
 def rounds_done(folder: Path, *, parents: bool = True) -> int:
     """The newest round of which a run folder has a checkpoint, or that of a parent in it; 0: none."""
-    found = (folder.rglob if parents else folder.glob)("checkpoints/round-*")
-    return max((int(path.name.partition("-")[2]) for path in found), default=0)
+    checkpoints = (folder.rglob if parents else folder.glob)("checkpoints/round-*")
+    return max((int(path.name.partition("-")[2]) for path in checkpoints), default=0)
 
 
 def reopens(changes: Changes) -> bool:
@@ -84,39 +84,39 @@ def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str
     Args:
         folder: the run's, as the earlier command left it.
     """
-    found, done = [], rounds_done(folder)
+    sentences, done = [], rounds_done(folder)
     if before.rounds != now.rounds:
         had = f"this run had {before.rounds} rounds" + ("" if done >= before.rounds else f", of which {done} are done,")
-        found.append(f"{had} and continues to {now.rounds}")
-        found += _unlike(before, now, rounds_done(folder, parents=False), method)  # a parent says its own
+        sentences.append(f"{had} and continues to {now.rounds}")
+        sentences += _unlike(before, now, rounds_done(folder, parents=False), method)  # a parent says its own
         if now.eval.of_last is not None and now.eval.of_last == before.eval.of_last:
-            found.append(
+            sentences.append(
                 f"eval.of_last={now.eval.of_last} now counts back from round {now.rounds}; if the best round that "
                 "still counts has no checkpoint, the run goes back to an earlier one and trains again from there"
             )
     old, new = search(before), search(now)
     changed = [f"{key}: {old[key]!r} -> {new[key]!r}" for key in SCORED_BY if old[key] != new[key]]
     if changed:
-        found.append(
+        sentences.append(
             f"the way of scoring has changed ({'; '.join(changed)}): the search for the best round starts again, and "
             "earlier scores only stay in metrics.jsonl"
         )
-    return found
+    return sentences
 
 
 def _unlike(before: Config, now: Config, done: int, method: Method) -> list[str]:
     """Why a run with another number of rounds is not what it would have been with this number from the start."""
-    found = []
+    sentences = []
     if now.local.lr != now.local.lr_end and 0 < done < now.rounds:
         old, new = lr(before, done), lr(now, done + 1)
-        found.append(
+        sentences.append(
             f"local.lr_end={now.local.lr_end:g} is now reached in round {now.rounds}: the learning rate goes "
             f"{'up' if new > old else 'down'} from {old:.3g} in round {done} to {new:.3g} in round {done + 1}. A run "
             f"of {now.rounds} rounds from the start would have had other rates until here, so its results would differ"
         )
     if method.by_rounds and 0 < done < now.rounds:
-        found.append(
+        sentences.append(
             f"what {now.method['name']} does in a round depends on the number of rounds, which was {before.rounds} so "
             f"far; the results of a run of {now.rounds} rounds from the start would differ"
         )
-    return found
+    return sentences

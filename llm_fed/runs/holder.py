@@ -53,9 +53,9 @@ class Holder:
         """
         try:
             values = json.loads(path.read_bytes())
-            found = cls(**{field.name: values[field.name] for field in fields(cls)})
+            holder = cls(**{field.name: values[field.name] for field in fields(cls)})
             types = (str, str, int, int, str, dict)
-            return found if all(map(isinstance, asdict(found).values(), types)) else None
+            return holder if all(map(isinstance, asdict(holder).values(), types)) else None
         except FileNotFoundError:
             raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError):

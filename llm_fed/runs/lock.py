@@ -221,11 +221,11 @@ class Lock:
 
     def _records(self) -> list[tuple[Path, Holder | None]]:
         """Every record, the newest last."""
-        found = []
+        records = []
         for path in sorted(self._paths(), key=_number):
             with suppress(FileNotFoundError):
-                found.append((path, Holder.read(path)))
-        return found
+                records.append((path, Holder.read(path)))
+        return records
 
     def _paths(self) -> list[Path]:
         return [path for path in self._folder.glob(f"{self._name}.*") if _number(path)]

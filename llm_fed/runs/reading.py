@@ -68,17 +68,17 @@ def scores_in_training(lines: Sequence[dict[str, Any]], split: str) -> dict[int,
     A run that is tested during training is tested once more at its end: the first score of a round counts. Round 0 is
     the base alone. A score has no `mean` where no client has examples of the split.
     """
-    found: dict[int, dict[str, Any]] = {}
+    scores: dict[int, dict[str, Any]] = {}
     for line in comparable(lines):
         if line["kind"] == "score" and line["split"] == split:
-            found.setdefault(line["round"], line)
-    return dict(sorted(found.items()))  # the base alone may be scored last
+            scores.setdefault(line["round"], line)
+    return dict(sorted(scores.items()))  # the base alone may be scored last
 
 
 def scores_by_round(folder: Path, split: str) -> dict[int, float]:
     """The mean over the clients (0-100) by round, in the rounds after which this split was scored during training."""
-    found = scores_in_training(read_records(folder / "metrics.jsonl"), split)
-    return {round: line["mean"] for round, line in found.items() if round and "mean" in line}
+    scores = scores_in_training(read_records(folder / "metrics.jsonl"), split)
+    return {round: line["mean"] for round, line in scores.items() if round and "mean" in line}
 
 
 def events(folder: Path) -> Counter[str]:
@@ -117,12 +117,12 @@ def exported(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
     Raises:
         UserError: it has none, or not of a client that is named; what to do about it.
     """
-    found = adapter_folders(folder)
-    everybody = dict.fromkeys([*found, *finished(folder)["scores"].get("clients", ())])
+    folders = adapter_folders(folder)
+    everybody = dict.fromkeys([*folders, *finished(folder)["scores"].get("clients", ())])
     clients = [require("--client", client, everybody) for client in clients]
-    missing = [client for client in clients if client not in found]
-    if found and not missing:
-        return {client: found[client] for client in clients or found}
+    missing = [client for client in clients if client not in folders]
+    if folders and not missing:
+        return {client: folders[client] for client in clients or folders}
     if (folder / "network.json").is_file():
         raise UserError(f"{folder} is a run over a network, so its personal adapters are on the clients' machines")
     whose = f"{', '.join(missing[:5])}{', ...' if missing[5:] else ''}" if missing else "anybody"

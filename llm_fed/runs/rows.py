@@ -37,16 +37,16 @@ class RowStore:
         self.folder, self.limit, self.in_ram = folder, limit, 0
         self._unsynced: set[Path] = set()  # files that a power failure may still damage
         # Both forget a row when nobody holds it any more; the store itself keeps none alive.
-        self._recent: OrderedDict[int, weakref.ref[Row]] = OrderedDict()  # by id, those in RAM, oldest use first
+        self._recent: OrderedDict[int, weakref.ref[StoredRow]] = OrderedDict()  # by id, those in RAM, oldest use first
         self._named: Counter[str] = Counter()  # by name, how many rows have this file
 
-    def row(self, data: bytes) -> Row:
+    def row(self, data: bytes) -> StoredRow:
         """A new row of these packed bytes; RunError if others have to make room and the disk is full."""
-        row = Row(self)
+        row = StoredRow(self)
         self._keep(row, data)
         return row
 
-    def saved(self, name: str) -> Row:
+    def saved(self, name: str) -> StoredRow:
         """The row whose file has this name, which is read when it is needed.
 
         Raises:
@@ -54,7 +54,7 @@ class RowStore:
             WireError: it is damaged.
         """
         self._read(name)
-        row = Row(self)
+        row = StoredRow(self)
         self._name(row, name)
         return row
 
@@ -81,18 +81,18 @@ class RowStore:
             raise WireError(f"row {name} does not have the content that its name says")
         return data
 
-    def _name(self, row: Row, name: str) -> None:
+    def _name(self, row: StoredRow, name: str) -> None:
         row._name = name
         self._named[name] += 1
 
-    def _keep(self, row: Row, data: bytes) -> None:
+    def _keep(self, row: StoredRow, data: bytes) -> None:
         """Hold the row's bytes in RAM, as the most recently used, and make room."""
         row._data = data
         self._recent[id(row)] = weakref.ref(row)
         self.in_ram += len(data)
         while self.in_ram > self.limit:
             oldest = next(iter(self._recent.values()))()
-            assert oldest is not None  # see Row.__del__
+            assert oldest is not None  # see StoredRow.__del__
             try:
                 oldest.file()
             except OSError as error:
@@ -102,12 +102,12 @@ class RowStore:
                 ) from error
             self._drop(oldest)
 
-    def _drop(self, row: Row) -> None:
+    def _drop(self, row: StoredRow) -> None:
         if self._recent.pop(id(row), None) is not None and row._data is not None:
             self.in_ram -= len(row._data)
             row._data = None
 
-    def _forget(self, row: Row) -> None:
+    def _forget(self, row: StoredRow) -> None:
         self._drop(row)
         if row._name is not None:
             self._named[row._name] -= 1
@@ -115,7 +115,7 @@ class RowStore:
                 del self._named[row._name]
 
 
-class Row:
+class StoredRow:
     """One packed message. Its bytes never change; where they lie does."""
 
     __slots__ = ("_store", "_data", "_name", "_digest", "__weakref__")
@@ -178,7 +178,7 @@ class Memory(MutableMapping[str, Message]):
     What is read is a copy in fresh memory: to change a value, assign it again.
     """
 
-    def __init__(self, store: RowStore, rows: Mapping[str, Row] | None = None):
+    def __init__(self, store: RowStore, rows: Mapping[str, StoredRow] | None = None):
         self._store, self.rows = store, dict(rows or {})
 
     def __getitem__(self, key: str) -> Message:

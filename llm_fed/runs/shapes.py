@@ -107,32 +107,32 @@ def _maybe(shape: Shape) -> Shape:
 
 
 def _list(shape: Shape) -> Shape:
-    def found(value: Any, where: str) -> None:
+    def checked(value: Any, where: str) -> None:
         if not isinstance(value, list):
             raise _wrong(value, where, "a list")
         for place, item in enumerate(value):
             shape(item, f"{where}[{place}]")
 
-    return found
+    return checked
 
 
 def _by(key: Shape, shape: Shape) -> Shape:
     """A mapping whose keys are not known beforehand."""
 
-    def found(value: Any, where: str) -> None:
+    def checked(value: Any, where: str) -> None:
         if not isinstance(value, dict):
             raise _wrong(value, where, "a mapping")
         for name, item in value.items():
             key(name, f"a key of {where or 'it'}")
             shape(item, _below(where, name))
 
-    return found
+    return checked
 
 
 def _keys(optional: Mapping[str, Shape] | None = None, /, **needed: Shape) -> Shape:
     """A mapping with these keys, and of `optional` those that are there."""
 
-    def found(value: Any, where: str) -> None:
+    def checked(value: Any, where: str) -> None:
         if not isinstance(value, dict):
             raise _wrong(value, where, "a mapping")
         for key, shape in needed.items():
@@ -143,15 +143,15 @@ def _keys(optional: Mapping[str, Shape] | None = None, /, **needed: Shape) -> Sh
             if key in value:
                 shape(value[key], _below(where, key))
 
-    return found
+    return checked
 
 
 def _all(*shapes: Shape) -> Shape:
-    def found(value: Any, where: str) -> None:
+    def checked(value: Any, where: str) -> None:
         for shape in shapes:
             shape(value, where)
 
-    return found
+    return checked
 
 
 def _below(where: str, key: str) -> str:

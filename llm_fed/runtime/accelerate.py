@@ -19,7 +19,7 @@ from torch import distributed
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.method import Method
-from llm_fed.method.requests import Engine, Request, Work
+from llm_fed.method.requests import Executor, Request, Work
 from llm_fed.method.site import Site
 from llm_fed.runtime.launch import Ranks, connect
 from llm_fed.runtime.portable import Codec, examples_of, fingerprint, packages_of
@@ -31,13 +31,13 @@ from llm_fed.settings.config import Config
 class Shared:
     """What every rank of a launch builds from one configuration."""
 
-    engine: Engine
+    engine: Executor
     examples: list[object]
     fingerprint: str  # equal on all ranks, or their results would be nonsense
     packages: tuple[str, ...] = ()  # of method and base, where they are from outside; see `portable`
 
     @classmethod
-    def of(cls, engine: Engine, sites: Iterable[Site], base: Any, method: Method) -> Shared:
+    def of(cls, engine: Executor, sites: Iterable[Site], base: Any, method: Method) -> Shared:
         examples = examples_of(sites)
         return cls(engine, examples, fingerprint(examples, base.model), packages_of(method, base))
 
@@ -50,7 +50,7 @@ class Shared:
 Build = Callable[[Config, Mapping[str, Any] | None], Shared]  # of a configuration, and what is known of its rows
 
 
-class Spread:
+class DistributedEngine:
     """An engine that spreads the requests it is given over all ranks, by estimated work.
 
     Args:
@@ -72,8 +72,8 @@ class Spread:
         self._ranks.opened = None
         for rank in range(1, self._ranks.size):
             self._ranks.send(rank, order)
-        for rank, (host, found) in self._ranks.replies(Codec()).items():
-            if found != self._shared.fingerprint:
+        for rank, (host, theirs) in self._ranks.replies(Codec()).items():
+            if theirs != self._shared.fingerprint:
                 raise UserError(
                     f"rank {rank} on {host} has other examples or another base than rank 0; give all machines the same "
                     "files (base.revision says which version of a base of the Hub)"
@@ -122,7 +122,7 @@ class Worker:
 
     def __init__(self, build: Build, rank: int):
         self._build, self._rank = build, rank
-        self._engine: Engine | None = None
+        self._engine: Executor | None = None
         self._codec = Codec()
 
     def answer(self, order: bytes) -> bytes | None:
@@ -161,7 +161,7 @@ def serve_orders(build: Build) -> None:
 
 
 def perform(
-    engine: Engine | None, requests: Sequence[Request[Any]], packing: tuple[int, int] | None
+    engine: Executor | None, requests: Sequence[Request[Any]], packing: tuple[int, int] | None
 ) -> tuple[Sequence[Any], Work]:
     """The results, and the training work that they took."""
     if not requests:

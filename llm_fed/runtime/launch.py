@@ -20,7 +20,7 @@ from torch import distributed
 
 from llm_fed.basics import launchers
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.launchers import Place
+from llm_fed.basics.launchers import ProcessRank
 from llm_fed.runtime.portable import Codec
 from llm_fed.runtime.rendezvous import meet
 
@@ -46,7 +46,7 @@ class Gloo:
         RunError: from `send` and `receive`: the other process has gone.
     """
 
-    def __init__(self, here: Place):
+    def __init__(self, here: ProcessRank):
         self.rank, self.size = here.rank, here.size
 
     def send(self, rank: int, data: bytes) -> None:
@@ -111,14 +111,14 @@ class Ranks:
         Raises:
             UserError, RunError: one of them failed; all have been heard, and wait for the next order.
         """
-        found = {}
+        answers = {}
         for rank in sorted(self._busy):
-            found[rank] = codec.unpack(self.channel.receive(rank))
+            answers[rank] = codec.unpack(self.channel.receive(rank))
             self._busy.remove(rank)
-        for reply in found.values():
+        for reply in answers.values():
             if isinstance(reply, Exception):
                 raise reply
-        return found
+        return answers
 
 
 @cache

@@ -10,7 +10,7 @@ import torch
 
 from llm_fed.engine.drive import drive
 from llm_fed.engine.memory import free_memory
-from llm_fed.method.requests import Engine, Request, Work
+from llm_fed.method.requests import Executor, Request, Work
 from llm_fed.state import State
 
 # Row, gradient, start, and AdamW's two moments: five float32 copies of an adapter while its client trains.
@@ -24,7 +24,7 @@ class LocalRuntime:
         clients_per_pass: how many clients share a fused pass; it decides the packing, hence the bits of a result.
     """
 
-    def __init__(self, engine: Engine, clients_per_pass: int):
+    def __init__(self, engine: Executor, clients_per_pass: int):
         self.engine, self.clients_per_pass = engine, clients_per_pass
 
     def run(self, work: Mapping[str, Coroutine[Request[Any], Any, Any]]) -> dict[str, Any]:

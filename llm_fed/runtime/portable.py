@@ -29,12 +29,12 @@ _SAMPLE = 256  # numbers of a tensor that are looked at before two tensors are c
 
 def examples_of(sites: Iterable[Site]) -> list[object]:
     """What the requests of these sites refer to, in an order that depends on the sites alone."""
-    found: list[object] = []
+    examples: list[object] = []
     for site in sites:
         for items in (site.train, site.data.held_out, *site.data.queries.values()):
             for item in items:
-                found += [item, item.prompt] if isinstance(item, Query) else [item]
-    return found
+                examples += [item, item.prompt] if isinstance(item, Query) else [item]
+    return examples
 
 
 def fingerprint(examples: Iterable[object], model: nn.Module | None = None) -> str:
@@ -51,8 +51,8 @@ def fingerprint(examples: Iterable[object], model: nn.Module | None = None) -> s
 
 def packages_of(*things: Any) -> tuple[str, ...]:
     """The packages from outside whose classes those of a method and a base are made of."""
-    found = {kind.__module__.partition(".")[0] for thing in things for kind in type(thing).__mro__}
-    return tuple(sorted(found - {_PACKAGE, "abc", "builtins", "typing"}))
+    packages = {kind.__module__.partition(".")[0] for thing in things for kind in type(thing).__mro__}
+    return tuple(sorted(packages - {_PACKAGE, "abc", "builtins", "typing"}))
 
 
 class Codec:
@@ -193,10 +193,10 @@ class _Reader:
         module, _, path = name.partition(":")
         if module.partition(".")[0] not in self._packages:
             raise TypeError(f"{name} is of no package whose names may travel ({', '.join(self._packages)})")
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
         for part in path.split("."):
-            found = getattr(found, part)
-        return found
+            value = getattr(value, part)
+        return value
 
 
 def _bits(tensor: Tensor) -> Tensor:

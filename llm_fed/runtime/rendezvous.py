@@ -13,7 +13,7 @@ from datetime import timedelta
 from torch import distributed
 
 from llm_fed.basics.errors import UserError
-from llm_fed.basics.launchers import Place, unset
+from llm_fed.basics.launchers import ProcessRank, unset
 
 _SOON = 2.0  # seconds after which a process that waits says for whom
 _AGAIN = 30.0  # seconds between such lines
@@ -22,7 +22,7 @@ _AGAIN = 30.0  # seconds between such lines
 _MANAGED, _UNMANAGED = 600.0, 45.0
 
 
-def meet(here: Place, environment: Mapping[str, str] = os.environ) -> distributed.Store:
+def meet(here: ProcessRank, environment: Mapping[str, str] = os.environ) -> distributed.Store:
     """A store that all processes of the launch share, once all are here.
 
     Raises:
@@ -32,7 +32,7 @@ def meet(here: Place, environment: Mapping[str, str] = os.environ) -> distribute
 
 
 class _Meeting:
-    def __init__(self, here: Place, environment: Mapping[str, str]):
+    def __init__(self, here: ProcessRank, environment: Mapping[str, str]):
         self._here, self._environment = here, environment
         self._address, self._port = self._where()
         # The store of torchrun's agent, or else rank 0's own.
@@ -109,7 +109,7 @@ class _Meeting:
         time.sleep(0.1)
 
 
-def _managed(here: Place, environment: Mapping[str, str]) -> bool:
+def _managed(here: ProcessRank, environment: Mapping[str, str]) -> bool:
     """Whether a launcher or a job system stands behind the variables."""
     counts = (environment.get(name, "") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"))
     return "TORCHELASTIC_RUN_ID" in environment or str(here.size) in counts

@@ -36,8 +36,8 @@ def listed(prompt: str) -> tuple[Option, ...]:
     """The options in a prompt, the last list of them; () where there are fewer than two. Read are lines `- ...`, or
     words on one line, after `OPTIONS:` or `Choices:`, and marks that follow each other from A, a or 1: `(A) ... (B)
     ...` anywhere, `A. ...` or `1) ...` at the beginnings of lines."""
-    for found in reversed(list(_HEAD.finditer(prompt))):
-        texts = _BULLET.split(found["bullets"])[1:] or _on_one_line(found["line"])
+    for head in reversed(list(_HEAD.finditer(prompt))):
+        texts = _BULLET.split(head["bullets"])[1:] or _on_one_line(head["line"])
         if len(texts) > 1:
             return tuple(Option(text.strip()) for text in texts)
     return max(_marked(prompt), key=len, default=())

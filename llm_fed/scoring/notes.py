@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[-+\u2212]?\d+(?:[.,]\d+)*")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 
 
-class Asked(NamedTuple):
+class ScoredExample(NamedTuple):
     """An example that is scored."""
 
     client: str
@@ -29,7 +29,7 @@ class Asked(NamedTuple):
 def notes_on_scores(sites: Iterable[Site], metric: str) -> list[str]:
     """A sentence for each split whose scores do not mean what one would think, so that none is a surprise. UserError
     for a reference that the metric cannot read."""
-    asked: dict[str, list[Asked]] = {}
+    asked: dict[str, list[ScoredExample]] = {}
     for site in sites:
         for split, queries in site.data.queries.items():
             asked.setdefault(split, []).extend(_asked(site.id, queries))
@@ -61,15 +61,15 @@ def notes_on_length(sites: Collection[Site], most: int) -> dict[str, str]:
     return notes
 
 
-def _asked(client: str, queries: Sequence[object]) -> Iterator[Asked]:
+def _asked(client: str, queries: Sequence[object]) -> Iterator[ScoredExample]:
     for each in getattr(queries, "examples", queries):  # whose tokens are not needed, see `Encodings`
         if isinstance(each, Example):
-            yield Asked(client, each.answers, each.options)
+            yield ScoredExample(client, each.answers, each.options)
         elif isinstance(each, Query):
-            yield Asked(client, each.answers, ())
+            yield ScoredExample(client, each.answers, ())
 
 
-def _of_texts(metric: str, split: str, asked: Sequence[Asked]) -> Iterator[str]:
+def _of_texts(metric: str, split: str, asked: Sequence[ScoredExample]) -> Iterator[str]:
     use = "use exact_match (eval.metric=exact_match), which compares whole texts"
     if worthless := without_credit(metric, [each.answers for each in asked]):
         yield (
@@ -95,11 +95,11 @@ def _of_texts(metric: str, split: str, asked: Sequence[Asked]) -> Iterator[str]:
         )
 
 
-def _example(asked: Asked) -> str:
+def _example(asked: ScoredExample) -> str:
     return f"{asked.answers[0][:60]!r} of client {asked.client}"
 
 
-def _conflated(form: Callable[[str], object], asked: Sequence[Asked]) -> list[list[str]]:
+def _conflated(form: Callable[[str], object], asked: Sequence[ScoredExample]) -> list[list[str]]:
     """References that differ as texts but not to the metric, where that matters: different numbers, or labels."""
     texts = {text for each in asked for text in each.answers if len(text) <= SHORT}
     labels = len(texts) <= LABELS and 2 * len(texts) <= len(asked)
@@ -117,7 +117,7 @@ def _numbers(text: str) -> list[str]:
     return _NUMBER.findall(_THOUSANDS.sub("", text))
 
 
-def _twice(metric: str, split: str, asked: Sequence[Asked]) -> Iterator[str]:
+def _twice(metric: str, split: str, asked: Sequence[ScoredExample]) -> Iterator[str]:
     if twice := [each for each in asked if len(set(each.options)) < len(each.options)]:
         yield (
             f"{len(twice)} of {len(asked)} {split} examples have an option twice, which counts as one, e.g. "

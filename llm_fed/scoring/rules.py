@@ -76,13 +76,13 @@ def _drawn(train: Sequence[Example]) -> Sequence[Example]:
 
 def _scores(rules: Mapping[str, Rule], examples: Sequence[Example], metric: str) -> dict[str, float]:
     known: dict[tuple[str, ...], float] = {}  # by the answers, as rules often agree on all of them
-    found = {}
+    scores = {}
     for name, rule in rules.items():
         said = tuple(map(rule, examples))
         if said not in known:
             known[said] = score(metric, said, [example.answers for example in examples])
-        found[name] = known[said]
-    return found
+        scores[name] = known[said]
+    return scores
 
 
 def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:

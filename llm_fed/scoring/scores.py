@@ -74,11 +74,11 @@ def summarize(
     values = sorted(clients.values())
     mean = fmean(values)
     std = math.sqrt(fmean((value - mean) ** 2 for value in values))
-    found = {id: loss if loss is not None and math.isfinite(loss) else None for id, loss in (losses or {}).items()}
-    finite = [loss for loss in found.values() if loss is not None]
-    loss = fmean(finite) if finite and len(finite) == len(found) else None
+    own_losses = {id: loss if loss is not None and math.isfinite(loss) else None for id, loss in (losses or {}).items()}
+    finite = [loss for loss in own_losses.values() if loss is not None]
+    loss = fmean(finite) if finite and len(finite) == len(own_losses) else None
     worst_half = fmean(values[: (len(values) + 1) // 2])
-    return Summary(metric, dict(clients), mean, std, worst_half, loss, found, tuple(unscored))
+    return Summary(metric, dict(clients), mean, std, worst_half, loss, own_losses, tuple(unscored))
 
 
 def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from llm_fed.basics.spelling import Spelled, Word, names, plain
 
 
 @dataclasses.dataclass(frozen=True)
-class _Limit:
+class _Bound:
     limit: float
     words: ClassVar[str]
     compare: ClassVar[Callable[[Any, Any], bool]]
@@ -36,19 +36,19 @@ class _Limit:
         return f"{self.words} {self.limit}"
 
 
-class AtLeast(_Limit):
+class AtLeast(_Bound):
     words, compare = "at least", operator.ge
 
 
-class Above(_Limit):
+class Above(_Bound):
     words, compare = "above", operator.gt
 
 
-class AtMost(_Limit):
+class AtMost(_Bound):
     words, compare = "at most", operator.le
 
 
-class Below(_Limit):
+class Below(_Bound):
     words, compare = "below", operator.lt
 
 
@@ -139,7 +139,7 @@ def members_of(hint: Any, marks: tuple[Any, ...] = ()) -> list[Member]:
         kind, *own = get_args(hint)
         return members_of(kind, (*own, *marks))
     if get_origin(hint) in (Union, UnionType):
-        return [found for part in get_args(hint) for found in members_of(part, marks)]
+        return [member for part in get_args(hint) for member in members_of(part, marks)]
     return [(hint, () if hint is NoneType else marks)]
 
 
@@ -154,7 +154,7 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
         if isinstance(value, Word) and any(get_origin(kind) is tuple for kind, _ in members):
             given, how = value.text, ", as in [a,b], where an item with a comma stands in quotes"
         raise UserError(f"{key} is {given!r} ({type(given).__name__}); it takes {' or '.join(takes)}{how}") from None
-    except _TooLarge:
+    except _TooLargeNumber:
         raise UserError(f"{key} is a whole number of more than 64 bits; give a smaller one") from None
     except _OutOfRange as refused:
         kinds = [kind for kind, _ in members if kind is not NoneType]
@@ -209,7 +209,7 @@ class _WrongType(Exception):
     pass
 
 
-class _TooLarge(Exception):
+class _TooLargeNumber(Exception):
     pass
 
 
@@ -263,7 +263,7 @@ def _converted(value: Any, kind: Any) -> Any:
         except OverflowError:  # a whole number that no float holds
             return math.inf
     if kind is int and isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-        raise _TooLarge
+        raise _TooLargeNumber
     if kind is Any or (isinstance(value, origin or kind) and not (kind is int and isinstance(value, bool))):
         return value
     raise _WrongType

@@ -132,7 +132,7 @@ def _value(key: str, text: str) -> Any:
 
 def line_breaks(text: str) -> str:
     """A prompt template as it is typed in a shell, where `\\n` is a line break, and a backslash more is none."""
-    return re.sub(r"(\\?)\\n", lambda found: r"\n" if found[1] else "\n", text)
+    return re.sub(r"(\\?)\\n", lambda match: r"\n" if match[1] else "\n", text)
 
 
 def _parts(key: str) -> list[str]:

@@ -33,10 +33,10 @@ def hub_id(key: str, given: str) -> str | None:
     what follows hf:// is no id of a data set."""
     if not given.startswith("hf:/"):
         return None
-    found = re.fullmatch(r"hf://?(\w[\w.-]*/\w[\w.-]*)", given, flags=re.ASCII)  # a Path makes one slash of two
-    if found is None:
+    match = re.fullmatch(r"hf://?(\w[\w.-]*/\w[\w.-]*)", given, flags=re.ASCII)  # a Path makes one slash of two
+    if match is None:
         raise UserError(f"{key}={given!r}: a Hub data set is written {SCHEME}owner/name")
-    return found[1]
+    return match[1]
 
 
 def local(key: str, given: str) -> Path:

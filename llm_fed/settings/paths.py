@@ -54,7 +54,7 @@ def public(value: Any) -> Any:
 
 def public_text(text: str) -> str:
     """A sentence, a message or a `key=value` word, where every absolute path is cut to its last name."""
-    return _IN_TEXT.sub(lambda found: os.path.basename(found[0].rstrip("/")), text)
+    return _IN_TEXT.sub(lambda match: os.path.basename(match[0].rstrip("/")), text)
 
 
 def hub_place(folder: str) -> tuple[str, str] | None:
@@ -64,8 +64,8 @@ def hub_place(folder: str) -> tuple[str, str] | None:
     for _ in range(_LINKS):
         resolved = os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
         for name in (place, resolved):
-            if found := _CACHED.search(name.replace(os.sep, "/")):
-                return found[1].replace("--", "/"), found[2]
+            if match := _CACHED.search(name.replace(os.sep, "/")):
+                return match[1].replace("--", "/"), match[2]
         if not os.path.islink(resolved):
             return None
         place = os.path.join(os.path.dirname(resolved), os.readlink(resolved))

@@ -92,14 +92,14 @@ def allowing(names: Collection[str]) -> Iterator[None]:
 
 def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
     """By key what a configuration, as nested plain values, names as `module:Name`."""
-    found = {}
+    named = {}
     for key in _KEYS:
         value: Any = tree
         for part in key:
             value = value.get(part) if isinstance(value, Mapping) else None
         if isinstance(value, str) and _PATH.fullmatch(value):
-            found[".".join(key)] = value
-    return found
+            named[".".join(key)] = value
+    return named
 
 
 def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
@@ -127,10 +127,10 @@ def _installed(group: str) -> Iterator[EntryPoint]:
 
 def by_name(group: str) -> dict[str, list[EntryPoint]]:
     """The entry points of a group, of all installed packages, by name, which two may share. Nothing is imported."""
-    found: dict[str, list[EntryPoint]] = {}
+    points: dict[str, list[EntryPoint]] = {}
     for point in sorted(entry_points(group=group), key=lambda point: (point.name, point.value)):
-        found.setdefault(point.name, []).append(point)
-    return found
+        points.setdefault(point.name, []).append(point)
+    return points
 
 
 def describe(group: str, builtin: Collection[str], row: Callable[[str], dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -191,7 +191,7 @@ def _load(where: str, path: str) -> Any:
     name, _, attribute = path.partition(":")
     try:
         with _looking_here(for_a_moment=path in _trusted.get()):
-            found: Any = importlib.import_module(name)
+            value: Any = importlib.import_module(name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
             here = [path.stem for path in Path.cwd().glob("*.py")]
@@ -204,11 +204,11 @@ def _load(where: str, path: str) -> Any:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{where}: {place_of(error, name)} fails when {name} is imported: {reason}") from error
     for part in attribute.split("."):
-        if not hasattr(found, part):
-            names = [each for each in vars(found) if not each.startswith("_")]
-            raise UserError(f"{where}: {_file_of(found)} has no {part!r}{did_you_mean(part, names)}")
-        found = getattr(found, part)
-    return found
+        if not hasattr(value, part):
+            names = [each for each in vars(value) if not each.startswith("_")]
+            raise UserError(f"{where}: {_file_of(value)} has no {part!r}{did_you_mean(part, names)}")
+        value = getattr(value, part)
+    return value
 
 
 @contextmanager

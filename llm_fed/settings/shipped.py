@@ -35,8 +35,8 @@ def find(path: str | Path) -> Path:
 
 def rows() -> list[dict[str, str]]:
     """Every shipped file: its name, what it is for (the beginning of its comment), and where it is."""
-    found = {**files(), **files(LAUNCHES)}
-    return [{"name": name, "about": _about(path), "file": str(path)} for name, path in found.items()]
+    paths = {**files(), **files(LAUNCHES)}
+    return [{"name": name, "about": _about(path), "file": str(path)} for name, path in paths.items()]
 
 
 def _about(path: Path) -> str:

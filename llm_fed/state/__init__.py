@@ -57,13 +57,13 @@ class Layout:
         """
         said = f"{setting}={pattern!r}" if setting else repr(pattern)
         try:
-            found = tuple(name for name in self.names if re.search(pattern, name))
+            names = tuple(name for name in self.names if re.search(pattern, name))
         except re.error as error:
             raise UserError(f"{said} is not a regular expression: {error}") from error
-        if not found:
+        if not names:
             example = difflib.get_close_matches(pattern, self.names, n=1, cutoff=0) or ["none"]
             raise UserError(f"{said} matches none of {len(self.names)} entries, e.g. {example[0]}")
-        return found
+        return names
 
     def segments(self, pattern: str) -> list[slice]:
         """The places of all matching entries, neighbours joined into as few slices as possible."""
@@ -89,8 +89,8 @@ def module_of(entry: str) -> str:
 def block_of(entry: str) -> int | None:
     """The number of the block that an entry belongs to, as torch numbers the members of a list; None outside of
     lists."""
-    found = re.search(r"\.(\d+)\.", entry)
-    return int(found[1]) if found else None
+    number = re.search(r"\.(\d+)\.", entry)
+    return int(number[1]) if number else None
 
 
 class State:

@@ -58,8 +58,8 @@ def truncated(state: State, energy: float) -> LowRank:
         energy: above 0; at 1 or more nothing is cut.
     """
     matrices = {name: state[name].flatten(1) for name in state if state[name].dim() > 1 and energy < 1}
-    found = {name: _factors(matrix, energy) for name, matrix in matrices.items()}
-    factors = {name: pair for name, pair in found.items() if pair is not None}
+    pairs = {name: _factors(matrix, energy) for name, matrix in matrices.items()}
+    factors = {name: pair for name, pair in pairs.items() if pair is not None}
     rest = state.pick([name for name in state if name not in factors])
     return LowRank(state.layout, factors, State(rest.layout, rest.row, state.extras))
 

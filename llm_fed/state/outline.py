@@ -36,8 +36,8 @@ def skeleton(message: Any) -> Skeleton:
 def _skeleton(leaf: Any) -> Skeleton:
     if isinstance(leaf, State):
         entries = {name: list(shape) for name, shape in leaf.layout.shape_of.items()}
-        found: dict[str, Any] = {"dtype": str(leaf.row.dtype), "entries": entries}
-        return found | ({"extras": skeleton(leaf.extras)} if leaf.extras else {})
+        row: dict[str, Any] = {"dtype": str(leaf.row.dtype), "entries": entries}
+        return row | ({"extras": skeleton(leaf.extras)} if leaf.extras else {})
     if isinstance(leaf, Tensor):
         return {"dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     return type(leaf).__name__
@@ -58,7 +58,7 @@ def difference(got: Skeleton, wanted: Skeleton, where: str) -> str:
 
 def infinite(message: Any, where: str) -> str:
     """The first place in a message with a number that is not finite; empty where there is none."""
-    return next((found for path, leaf in leaves(message, where) if (found := _infinite(leaf, path))), "")
+    return next((place for path, leaf in leaves(message, where) if (place := _infinite(leaf, path))), "")
 
 
 def _infinite(leaf: Any, where: str) -> str:
@@ -87,14 +87,14 @@ def outline(tree: Any, tensors: Mapping[str, Tensor]) -> tuple[Skeleton, int]:
     Raises:
         ValueError: it is no such tree; what is wrong with it.
     """
-    reader = _Reader(tensors)
-    found = reader.node(tree, 0)
+    reader = _OutlineReader(tensors)
+    skeleton = reader.node(tree, 0)
     if reader.left:
         raise ValueError(f"{len(reader.left)} tensors belong to nothing")
-    return found, reader.bytes
+    return skeleton, reader.bytes
 
 
-class _Reader:
+class _OutlineReader:
     """Reads one tree. Each tensor belongs to one place, so that no bytes count twice."""
 
     def __init__(self, tensors: Mapping[str, Tensor]):
@@ -145,13 +145,13 @@ class _Reader:
                 _require(row.dtype != torch.int8 or not size, "a row of torch.int8 without scales")
         _require(dtype.is_floating_point, f"a row of {dtype}")
         self.bytes += size * dtype.itemsize
-        found: dict[str, Any] = {"dtype": str(dtype), "entries": shapes}
+        skeleton: dict[str, Any] = {"dtype": str(dtype), "entries": shapes}
         extras = _pairs(node["extras"])
         for name, value in extras.items():
             tensor = self._tensor(value)
             self.bytes += tensor.nbytes
             extras[name] = {"dtype": str(tensor.dtype), "shape": list(tensor.shape)}
-        return found | ({"extras": extras} if extras else {})
+        return skeleton | ({"extras": extras} if extras else {})
 
     def _low_rank(self, node: dict[str, Any]) -> Skeleton:
         _require(node.keys() == {"l", "factors", "rest"}, "a malformed node of a low-rank state")
@@ -192,13 +192,13 @@ def _pairs(node: Any) -> dict[str, Any]:
     """Pairs of a name and a value, where no name comes twice."""
     good = isinstance(node, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in node)
     _require(good, "malformed pairs")
-    found = {}
+    values = {}
     for name, value in node:
         _require(isinstance(name, str), "a name that is not a text")
-        _require(name not in found, f"{name} twice")
+        _require(name not in values, f"{name} twice")
         _plain(name)
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def _plain(node: Any) -> str:

@@ -103,14 +103,16 @@ class Weights(Role):
                 if low < 0 or high > _MOST:
                     return f".extras.{name} holds {low if low < 0 else high}, and a counter is 0 to 2**53"
             elif is_variance(name) and not (self.changes and sent is None):
-                found = tensor + sent[name] if self.changes and sent is not None else tensor
-                if not bool((found >= 0).all()) and not self._rounded(found, sent, name):
-                    return f".extras.{name} holds a variance of {float(found.min()):.3g}, and a variance is 0 or more"
+                variance = tensor + sent[name] if self.changes and sent is not None else tensor
+                if not bool((variance >= 0).all()) and not self._rounded(variance, sent, name):
+                    return (
+                        f".extras.{name} holds a variance of {float(variance.min()):.3g}, and a variance is 0 or more"
+                    )
         return ""
 
-    def _rounded(self, found: Tensor, sent: Mapping[str, Tensor] | None, name: str) -> bool:
+    def _rounded(self, variance: Tensor, sent: Mapping[str, Tensor] | None, name: str) -> bool:
         """Whether variances are below 0 by no more than what rounding leaves of a difference and a sum."""
-        return self.changes and sent is not None and bool((found >= -_TOLERANCE * sent[name].abs()).all())
+        return self.changes and sent is not None and bool((variance >= -_TOLERANCE * sent[name].abs()).all())
 
 
 def is_variance(name: str) -> bool:

@@ -65,8 +65,8 @@ def unpack(data: bytes, expected: Skeleton | None = None) -> Any:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])["__metadata__"][_HEADER]
         tree, tensors = json.loads(header), load(data)
-        found, size = outline(tree, tensors)
-        flaw = "" if expected is None else difference(found, expected, "upload")
+        came, size = outline(tree, tensors)
+        flaw = "" if expected is None else difference(came, expected, "upload")
         if expected is None and size > EXPANSION * len(data):
             raise ValueError(f"it would take {size:,} bytes, over {EXPANSION:,} times what came")
         if not flaw:

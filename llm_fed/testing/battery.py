@@ -306,12 +306,12 @@ def _tried(settings: Mapping[str, Any], setup: Setup, slack: Slack, say: Callabl
         return True
 
     with TemporaryDirectory() as folder:
-        found: list[Outcome] = []
-        yield passes("it runs", "llm_fed/method/", lambda: found.append(go(settings, setup, Path(folder, "whole"))))
-        for number, (says, each) in enumerate(CHECKS.items() if found else ()):
+        outcomes: list[Outcome] = []
+        yield passes("it runs", "llm_fed/method/", lambda: outcomes.append(go(settings, setup, Path(folder, "whole"))))
+        for number, (says, each) in enumerate(CHECKS.items() if outcomes else ()):
             if setup.fused or not each.fused_only:
                 where = Path(folder, str(number))
-                yield passes(says, each.see, lambda each=each, where=where: each(found[0], where, slack))  # type: ignore[misc]
+                yield passes(says, each.see, lambda each=each, where=where: each(outcomes[0], where, slack))  # type: ignore[misc]
 
 
 def _explained(error: Exception, settings: Mapping[str, Any]) -> str:

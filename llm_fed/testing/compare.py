@@ -35,8 +35,8 @@ def close(what: str, got: Any, expected: Any, tolerance: float) -> None:
     alike(what, got, expected)
     one, other = load(pack(got)), load(pack(expected))  # the tensors that travel, e.g. factors of an update
     far = any(not _near(tensor, other[key], tolerance) for key, tensor in one.items())
-    if found := difference(got, expected, tolerance) or (far and "a factor of it is another one"):
-        raise Failed(f"{what} differs by more than {tolerance:g}: {found}")
+    if place := difference(got, expected, tolerance) or (far and "a factor of it is another one"):
+        raise Failed(f"{what} differs by more than {tolerance:g}: {place}")
 
 
 def close_runs(got: Outcome, expected: Outcome, tolerance: float) -> None:
@@ -83,8 +83,8 @@ def difference(got: Any, expected: Any, tolerance: float = 0.0, looks: bool = Fa
         return _values(got, expected, tolerance, looks, where)
     for key, (one, other) in pairs.items():
         place = key if where == "it" else f"{where}.{key}"
-        if found := difference(one, other, tolerance, looks, place):
-            return found
+        if flaw := difference(one, other, tolerance, looks, place):
+            return flaw
     return ""
 
 

@@ -101,5 +101,5 @@ def pictures(count: int, seed: int = 0, classes: int = CLASSES, size: int = 32) 
 
 def pictures_of(client: int, size: int) -> list[Picture]:
     """Of two of four classes, of which the next client holds one, too."""
-    found = pictures(6 * size + 6, seed=client)
-    return [picture for picture in found if picture.label in (client, client + 1)][:size]
+    drawn = pictures(6 * size + 6, seed=client)
+    return [picture for picture in drawn if picture.label in (client, client + 1)][:size]

@@ -135,18 +135,18 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         key = (line["share"], line["method"], line["attack"])
         cells.setdefault(key, {}).setdefault(line["rule"], {})[line["draw"], 0] = fmean(line["scores"].values())
     order = {name: place for place, name in enumerate((*METHODS, *ATTACKS))}
-    rules = [rule for rule in RULES if any(rule in found for found in cells.values())]
+    rules = [rule for rule in RULES if any(rule in by_rule for by_rule in cells.values())]
     text = [f"| lie | method | attack | draws | {' | '.join(rules)} |", "|" + "---|" * (4 + len(rules))]
     shown = []
-    for (share, method, attack), found in sorted(cells.items(), key=lambda cell: [order.get(k, k) for k in cell[0]]):
+    for (share, method, attack), by_rule in sorted(cells.items(), key=lambda cell: [order.get(k, k) for k in cell[0]]):
         marks = dict.fromkeys(rules, "")
-        for pair in compare_methods(found).pairs:
+        for pair in compare_methods(by_rule).pairs:
             if pair.claim == "greater" and "mean" in (pair.first, pair.second):
                 better = pair.second == "mean"
                 marks[pair.first if better else pair.second] = " +" if better else " -"
                 shown.append(f"- {share:.0%}, {method}, {attack}: {pair}")
-        row = [_cell(found.get(rule, {}), marks[rule]) for rule in rules]
-        draws = sorted({len(values) for values in found.values()})
+        row = [_cell(by_rule.get(rule, {}), marks[rule]) for rule in rules]
+        draws = sorted({len(values) for values in by_rule.values()})
         text.append(f"| {share:.0%} | {method} | {attack} | {'-'.join(map(str, draws))} | {' | '.join(row)} |")
     return "\n".join([*text, "", *(shown or ["No difference from the mean is shown."])])
 

@@ -17,7 +17,7 @@ from llm_fed.basics.terminal import lasting_streams
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.experiment import run
 from llm_fed.runs.digests import Digests
-from llm_fed.runs.rows import Row
+from llm_fed.runs.rows import StoredRow
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
 
@@ -51,7 +51,8 @@ def main() -> None:
     clock = Clock()
     for name in ("begin", "sent", "round", "end", "mark"):
         setattr(Digests, name, clock.wrap(getattr(Digests, name)))
-    Row.digest = property(clock.wrap(Row.digest.fget))  # type: ignore[attr-defined, method-assign, assignment]
+    timed = clock.wrap(StoredRow.digest.fget)  # type: ignore[attr-defined]
+    StoredRow.digest = property(timed)  # type: ignore[method-assign, assignment]
     words = [f"base.name={ASSETS / 'tiny-base'}", f"rounds={given.rounds}"]
     config = configfile.load(ASSETS / "quickstart.yaml", words)
     start = time.process_time()

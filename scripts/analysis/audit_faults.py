@@ -53,10 +53,10 @@ class Fault:
     client: str
     kinds: tuple[str, ...]
 
-    def named(self, found: Audit) -> bool:
+    def named(self, report: Audit) -> bool:
         return any(
             item.kind in self.kinds and self.round in (0, item.round) and self.client in ("", item.client)
-            for item in found.findings
+            for item in report.findings
         )
 
 
@@ -130,9 +130,9 @@ def _changed_state(kind: str, round: int, made: list[Fault], draw: random.Random
     real_check, real_exchange, when = loop._check_finite, LocalClients.exchange, draw.choice(("before", "after"))
 
     def change(state: Any, kinds: tuple[str, ...]) -> None:
-        if (found := _first(state)) is not None:
-            place = draw.randrange(found.row.numel())
-            found.row[place] += 1e-3
+        if (first := _first(state)) is not None:
+            place = draw.randrange(first.row.numel())
+            first.row[place] += 1e-3
             made.append(Fault(round, "", kinds))
 
     def check(state: Any, run: Any, now: int) -> None:
@@ -154,7 +154,7 @@ def _first(node: Any) -> State | None:
     if isinstance(node, State):
         return node
     children = node.values() if isinstance(node, dict) else node if isinstance(node, list | tuple) else ()
-    return next((found for child in children if (found := _first(child)) is not None), None)
+    return next((first for child in children if (first := _first(child)) is not None), None)
 
 
 @contextmanager
@@ -239,7 +239,7 @@ def main() -> None:
     configs = {family: configured(family, given.out / "data") for family in FAMILIES}
     clean: dict[str, Path] = {}
     made: Counter[str] = Counter()
-    found, named, drift = made.copy(), made.copy(), 0.0
+    detected, named, drift = made.copy(), made.copy(), 0.0
     faulty, number = given.out / f"faulty-{given.seed}", 0
     while number < given.faults:
         kind, family = KINDS[number % len(KINDS)], draw.choice(list(FAMILIES))
@@ -253,12 +253,12 @@ def main() -> None:
         number += 1
         result = audited(faulty, configs[family], elsewhere=given.elsewhere)
         made[kind] += 1
-        found[kind] += bool(result.findings)
+        detected[kind] += bool(result.findings)
         named[kind] += fault.named(result)
         if not fault.named(result):
             print(f"{kind} in {family}: {fault}: {result.findings}", flush=True)
         if number % 6 == 0:
-            print(f"{number}: {sum(found.values())} found, {sum(named.values())} named", flush=True)
+            print(f"{number}: {sum(detected.values())} found, {sum(named.values())} named", flush=True)
     for family in FAMILIES if given.all_clean else ():
         if family not in clean:
             clean[family], share = _clean(family, configs[family], given.out / family, given.elsewhere)
@@ -266,7 +266,7 @@ def main() -> None:
     print(f"{len(clean)} clean runs: no finding" + (f", {drift:.2g} of the way" if given.elsewhere else ""))
     print("| fault | injected | found | named |\n|---|---|---|---|")
     for kind in KINDS:
-        print(f"| {kind} | {made[kind]} | {found[kind]} | {named[kind]} |")
+        print(f"| {kind} | {made[kind]} | {detected[kind]} | {named[kind]} |")
 
 
 if __name__ == "__main__":

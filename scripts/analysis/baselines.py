@@ -42,42 +42,48 @@ def scored(config: Path, words: Sequence[str], seeds: Sequence[int], base: bool)
     """
     bases, reporter = Bases(), Reporter()
     known: dict[str, Line] = {}  # by test examples
-    found: dict[str, dict[int, Line]] = {"base": {}, "rule": {}}
+    lines_by_row: dict[str, dict[int, Line]] = {"base": {}, "rule": {}}
     for seed in seeds:
         settings = configfile.load(config, [*words, f"seed={seed}"])
         built = prepare(settings, reporter, base=bases.of(settings))
         if line := rule_line(built):
-            found["rule"][seed] = line
+            lines_by_row["rule"][seed] = line
         if base and (key := _tests(built)) not in known and (summary := built.score_base("test")):
             known[key] = summary.as_json()
         if base and key in known:
-            found["base"][seed] = known[key]
-    return {row: lines for row, lines in found.items() if lines}
+            lines_by_row["base"][seed] = known[key]
+    return {row: lines for row, lines in lines_by_row.items() if lines}
 
 
 def _tests(built: Experiment) -> str:
     return repr({id: list(texts_of(site.data.queries.get("test", ()))) for id, site in built.scored.items()})
 
 
-def as_table(found: Mapping[str, Mapping[int, Line]]) -> str:
+def as_table(lines_by_row: Mapping[str, Mapping[int, Line]]) -> str:
     """A line of Markdown per row; then one per client, with its rule of the first seed."""
     text = ["| row | draws | mean | worst half |", "|---|---|---|---|"]
-    for row, lines in found.items():
+    for row, lines in lines_by_row.items():
         cells = [spread([line[key] for line in lines.values()]) for key in ("mean", "worst_half")]
         text.append(f"| {row} | {len(lines)} | {' | '.join(cells)} |")
-    clients = dict.fromkeys(id for lines in found.values() for line in lines.values() for id in line["clients"])
-    text += ["", f"| client | {' | '.join(found)} | rule of the first draw |", "|---" * (len(found) + 2) + "|"]
-    rules = next(iter(found.get("rule", {}).values()), {}).get("rules", {})
+    clients = dict.fromkeys(id for lines in lines_by_row.values() for line in lines.values() for id in line["clients"])
+    text += [
+        "",
+        f"| client | {' | '.join(lines_by_row)} | rule of the first draw |",
+        "|---" * (len(lines_by_row) + 2) + "|",
+    ]
+    rules = next(iter(lines_by_row.get("rule", {}).values()), {}).get("rules", {})
     for id in clients:
-        scores = [[line["clients"][id] for line in lines.values() if id in line["clients"]] for lines in found.values()]
+        scores = [
+            [line["clients"][id] for line in lines.values() if id in line["clients"]] for lines in lines_by_row.values()
+        ]
         text.append(f"| {id} | {' | '.join(spread(own) if own else '-' for own in scores)} | {rules.get(id, '-')} |")
     return "\n".join(text)
 
 
-def with_rows(lines: Sequence[Line], found: Mapping[str, Mapping[int, Line]]) -> list[Line]:
+def with_rows(lines: Sequence[Line], lines_by_row: Mapping[str, Mapping[int, Line]]) -> list[Line]:
     """The lines of a file for `kept.py`, with these rows in the place of those that it has."""
-    kept = [line for line in lines if line["row"] not in found]
-    for row, by_seed in found.items():
+    kept = [line for line in lines if line["row"] not in lines_by_row]
+    for row, by_seed in lines_by_row.items():
         for seed, line in by_seed.items():
             scores = {client: round(score, 4) for client, score in line["clients"].items()}
             kept.append(
@@ -96,11 +102,11 @@ def main() -> None:
     asked = parser.parse_intermixed_args()
     with plain_errors(parser):
         experiment.quiet()
-        found = scored(asked.config, asked.words, range(asked.draws), not asked.no_base)
+        lines_by_row = scored(asked.config, asked.words, range(asked.draws), not asked.no_base)
         if asked.to:
-            lines = with_rows(read_records(asked.to), found)
+            lines = with_rows(read_records(asked.to), lines_by_row)
             write_file(asked.to, "".join(json.dumps(line) + "\n" for line in lines).encode())
-        print(as_table(found))
+        print(as_table(lines_by_row))
 
 
 if __name__ == "__main__":

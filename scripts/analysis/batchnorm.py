@@ -93,20 +93,20 @@ def accuracies(run: Path, round: int | None = None) -> dict[str, Summary]:
     async def of_its_own(site: Site) -> State:
         return recomputed(base, site.structure, states[site.id], site.train)
 
-    found = {}
+    summaries = {}
     for personal in (as_it_is, of_all_clients, of_its_own):
         summary = built.score(personal, "test")
         assert summary is not None  # some client has test pictures
-        found[personal.__name__.replace("_", " ")] = summary
-    return found
+        summaries[personal.__name__.replace("_", " ")] = summary
+    return summaries
 
 
-def show(found: Mapping[str, Summary]) -> Table:
-    table = Table("client", *found, title="accuracy by whose BatchNorm statistics")
-    for client in next(iter(found.values())).clients:
-        table.add_row(client, *(f"{summary.clients[client]:.1f}" for summary in found.values()))
+def show(summaries: Mapping[str, Summary]) -> Table:
+    table = Table("client", *summaries, title="accuracy by whose BatchNorm statistics")
+    for client in next(iter(summaries.values())).clients:
+        table.add_row(client, *(f"{summary.clients[client]:.1f}" for summary in summaries.values()))
     table.add_section()
-    table.add_row("mean", *(f"{summary.mean:.1f}" for summary in found.values()))
+    table.add_row("mean", *(f"{summary.mean:.1f}" for summary in summaries.values()))
     return table
 
 
@@ -116,12 +116,12 @@ def main() -> None:
     parser.add_argument("--round", type=int, help="of a checkpoint that was kept (default: the exported models)")
     given = parser.parse_args()
     with plain_errors(parser):
-        found = accuracies(given.run, given.round)
-        columns = [summary.clients for summary in found.values()]
+        summaries = accuracies(given.run, given.round)
+        columns = [summary.clients for summary in summaries.values()]
         rows = [(client, *(scores[client] for scores in columns)) for client in columns[0]]
         name = "batchnorm.csv" if given.round is None else f"batchnorm-{given.round}.csv"
-        write_rows(given.run / "analysis" / name, ("client", *found), rows)
-        Console(markup=False, emoji=False).print(show(found))
+        write_rows(given.run / "analysis" / name, ("client", *summaries), rows)
+        Console(markup=False, emoji=False).print(show(summaries))
 
 
 if __name__ == "__main__":

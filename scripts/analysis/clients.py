@@ -38,35 +38,35 @@ def scores(runs: Mapping[str, Path]) -> dict[str, Summary]:
     Raises:
         UserError: a run has none, or the clients of two runs are not the same.
     """
-    found, first = {}, next(iter(runs.values()))
+    summaries, first = {}, next(iter(runs.values()))
     for name, run in runs.items():
         record = json.loads((run / "summary.json").read_bytes())["scores"]
         if "clients" not in record:
             raise UserError(f"{run} has no test scores; give runs of a task whose clients have a test split")
-        found[name] = summarize(record["metric"], record["clients"])
+        summaries[name] = summarize(record["metric"], record["clients"])
         one, other = read_config(first), read_config(run)
         same = (one.seed, one.task.name, one.task.partition) == (other.seed, other.task.name, other.task.partition)
-        if not same or found[name].clients.keys() != found[next(iter(runs))].clients.keys():
+        if not same or summaries[name].clients.keys() != summaries[next(iter(runs))].clients.keys():
             raise UserError(f"{first} and {run} differ in seed, task or clients; give runs on the same clients' data")
-    return found
+    return summaries
 
 
-def differences(found: Mapping[str, Summary]) -> dict[str, list[float]]:
+def differences(summaries: Mapping[str, Summary]) -> dict[str, list[float]]:
     """By every run but the first: the first one's score minus this one's, client by client."""
-    first, *others = found
+    first, *others = summaries
     return {
-        other: [score - found[other].clients[client] for client, score in found[first].clients.items()]
+        other: [score - summaries[other].clients[client] for client, score in summaries[first].clients.items()]
         for other in others
     }
 
 
-def draw(path: Path, found: Mapping[str, Summary]) -> None:
-    gaps, (first, *_) = differences(found), found
-    clients, metric = list(found[first].clients), found[first].metric
+def draw(path: Path, summaries: Mapping[str, Summary]) -> None:
+    gaps, (first, *_) = differences(summaries), summaries
+    clients, metric = list(summaries[first].clients), summaries[first].metric
     rows, named = 1 + len(gaps), len(clients) <= MAX_LABELS
     figure = Figure(figsize=(6.2, 2.6 + 1.9 * len(gaps)), layout="constrained", facecolor=PAGE[False])
     axes = plain_axes(figure, (rows, 1, 1))
-    for number, (name, summary) in enumerate(found.items()):
+    for number, (name, summary) in enumerate(summaries.items()):
         colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)] if named else ""
         values = sorted(summary.clients.values())
         places = range(1, len(values) + 1)
@@ -95,10 +95,10 @@ def draw(path: Path, found: Mapping[str, Summary]) -> None:
     save(figure, path)
 
 
-def table(found: Mapping[str, Summary]) -> Table:
-    first, gaps = next(iter(found)), differences(found)
+def table(summaries: Mapping[str, Summary]) -> Table:
+    first, gaps = next(iter(summaries)), differences(summaries)
     shown = Table("run", "mean", "std", "worst half", "best", f"{first}: higher, equal, lower")
-    for name, summary in found.items():
+    for name, summary in summaries.items():
         counts = [sum(np.sign(gap) == sign for gap in gaps[name]) for sign in (1, 0, -1)] if name in gaps else []
         numbers = (summary.mean, summary.std, summary.worst_half, max(summary.clients.values()))
         shown.add_row(name, *(f"{number:.2f}" for number in numbers), ", ".join(map(str, counts)))
@@ -110,12 +110,12 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN")
     given = parser.parse_args()
     with plain_errors(parser):
-        found = scores(told_apart(given.runs))
-        clients = next(iter(found.values())).clients
-        rows = [(client, *(summary.clients[client] for summary in found.values())) for client in clients]
-        folder = write_rows(given.runs[0] / "analysis" / "clients.csv", ("client", *found), rows)
-        draw(folder / "clients.png", found)
-    Console(markup=False, emoji=False).print(table(found))
+        summaries = scores(told_apart(given.runs))
+        clients = next(iter(summaries.values())).clients
+        rows = [(client, *(summary.clients[client] for summary in summaries.values())) for client in clients]
+        folder = write_rows(given.runs[0] / "analysis" / "clients.csv", ("client", *summaries), rows)
+        draw(folder / "clients.png", summaries)
+    Console(markup=False, emoji=False).print(table(summaries))
 
 
 if __name__ == "__main__":

@@ -23,15 +23,15 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     run = parser.parse_args().run
     with plain_errors(parser):
-        found = merges.spreads(line for line in read_records(run / "metrics.jsonl") if line["kind"] == "server")
-        if not found:
+        spreads = merges.spreads(line for line in read_records(run / "metrics.jsonl") if line["kind"] == "server")
+        if not spreads:
             raise UserError(
                 f"{run}/metrics.jsonl holds no merging coefficients; give the run of a method that searches"
             )
         columns = ("round", "anchors", "minimum", "lower_quartile", "median", "upper_quartile", "maximum", "negative")
-        rows = [(spread.round, spread.anchors, *spread.quantiles, spread.negative) for spread in found]
+        rows = [(spread.round, spread.anchors, *spread.quantiles, spread.negative) for spread in spreads]
         folder = write_rows(run / "analysis" / "coefficients.csv", columns, rows)
-        merges.draw_spreads(found, folder / "coefficients.png")
+        merges.draw_spreads(spreads, folder / "coefficients.png")
 
 
 if __name__ == "__main__":

@@ -57,13 +57,13 @@ def cosines(built: build.Experiment, state: dict[str, Any], examples: int) -> li
     fallback = torch.tensor(state["search"]["fallback"]).to(atlas)
 
     async def both() -> list[float]:
-        found = []
+        cosines = []
         for start in (fallback, torch.zeros_like(fallback)):
             model = omega.like(omega.row + start @ atlas)
             own = await slope(server, model, atlas, server.data.queries["test"][:examples], None)
             other = await slope(server, model, atlas, server.train[:examples], state["head"])
-            found.append(float(torch.nn.functional.cosine_similarity(own, other, dim=0)))
-        return found
+            cosines.append(float(torch.nn.functional.cosine_similarity(own, other, dim=0)))
+        return cosines
 
     return at_server(built, both())
 

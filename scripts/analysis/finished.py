@@ -74,11 +74,11 @@ def tested(run: Path, limit: int | None = None) -> tuple[dict[str, Scored], tupl
     if not pictures:
         raise UserError(f"{run}: no client has test pictures, so there is nothing to show")
     outcomes = built.runtime.run({id: built.scored[id].answers(states[id], own) for id, own in pictures.items()})
-    found = {}
+    scored = {}
     for id, outcome in outcomes.items():
         if isinstance(outcome, Exception):
             raise outcome
         structure = built.scored[id].structure
         assert isinstance(structure, Full)  # without an adapter
-        found[id] = Scored(pictures[id], outcome, states[id], tuple(name for name, _ in structure.parts))
-    return found, base.labels
+        scored[id] = Scored(pictures[id], outcome, states[id], tuple(name for name, _ in structure.parts))
+    return scored, base.labels

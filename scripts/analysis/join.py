@@ -34,7 +34,7 @@ import llm_fed
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError, lookup
 from llm_fed.basics.terminal import lasting_streams
-from llm_fed.commands.evaluate import Data, evaluate_adapter
+from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter
 from llm_fed.commands.join import join
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.settings import configfile
@@ -92,23 +92,23 @@ class LeftOut:
         alone = everybody["local"] / "adapters" / client
         if len(own.train) > self.examples:
             (alone,) = (self.alone(client, train) / "adapters").iterdir()
-        found = {"fedit": self.score(everybody["fedit"] / "adapters" / client, test), "local": self.score(alone, test)}
+        scores = {"fedit": self.score(everybody["fedit"] / "adapters" / client, test), "local": self.score(alone, test)}
         seconds = []
         pools = {"local": others, **{method: self.trained(method, client) for method in POOLS}}
         for method, run in pools.items():
             began = time.perf_counter()
             adapter = joined(run, method)
             seconds.append(time.perf_counter() - began)
-            found[f"join {method}"] = self.score(adapter, test)
+            scores[f"join {method}"] = self.score(adapter, test)
             if method in POOLS:
-                found[f"{method}, 20 steps"] = self.score(joined(run, f"{method}-trained", steps=20), test)
-                found[f"{method}, taken part"] = self.score(everybody[method] / "adapters" / client, test)
-        return found | {"seconds": round(max(seconds), 1)}
+                scores[f"{method}, 20 steps"] = self.score(joined(run, f"{method}-trained", steps=20), test)
+                scores[f"{method}, taken part"] = self.score(everybody[method] / "adapters" / client, test)
+        return scores | {"seconds": round(max(seconds), 1)}
 
     def score(self, adapter: Path, test: Path) -> float:
         eval, base = self.config.eval, self.config.base
         settings = [f"eval.batch_size={eval.batch_size}", f"eval.max_new_tokens={eval.max_new_tokens}"]
-        data = Data(path=test, dtype=base.dtype)
+        data = EvaluationData(path=test, dtype=base.dtype)
         return round(evaluate_adapter(base.name, adapter, data, metric=eval.metric, settings=settings).mean, 1)
 
     def trained(self, method: str, without: str = "all") -> Path:

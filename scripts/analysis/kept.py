@@ -46,14 +46,14 @@ def added(lines: Lines, folder: Path, rows: Sequence[str] = ()) -> list[Mapping[
     for row in table["rows"]:
         if rows and row["label"] not in rows:
             continue
-        for seed, found in row["seeds"].items():
-            if not isinstance(found, dict):  # not finished
+        for seed, result in row["seeds"].items():
+            if not isinstance(result, dict):  # not finished
                 continue
-            scores = {client: round(score, 4) for client, score in found["clients"].items()}
-            line = {"row": row["label"], "seed": int(seed), "round": found["round"], "scores": scores}
+            scores = {client: round(score, 4) for client, score in result["clients"].items()}
+            line = {"row": row["label"], "seed": int(seed), "round": result["round"], "scores": scores}
             before = known.get((row["label"], int(seed)))
             if before is None:
-                more.append(line | {"up": found["traffic"]["up"]})
+                more.append(line | {"up": result["traffic"]["up"]})
             elif before["scores"] != scores:
                 raise UserError(
                     f"{folder} and the file have different scores of {row['label']} with seed {seed}; delete that line "
@@ -92,10 +92,10 @@ def report(lines: Lines, rows: Sequence[str]) -> str:
 
 
 def _scored(line: Mapping[str, Any], rule: Mapping[str, Any] | None = None) -> Scored:
-    found = summarize("", line["scores"])
+    summary = summarize("", line["scores"])
     best = summarize("", rule["scores"]) if rule else None
     beside = {"average": best.mean, "worst_half": best.worst_half} if best else None
-    return Scored(line["seed"], line["seed"], found.clients, found.mean, found.worst_half, rule=beside)
+    return Scored(line["seed"], line["seed"], summary.clients, summary.mean, summary.worst_half, rule=beside)
 
 
 def main() -> None:

@@ -60,10 +60,10 @@ def read_table(page: Path) -> tuple[list[str], dict[str, list[float]]]:
             if header:
                 break
         elif header and not set(line) <= set("|-: "):
-            found = [re.match(r"-?\d+(\.\d+)?", cell) for cell in cells[1:]]
-            if len(cells) != len(header) or not all(found):
+            matches = [re.match(r"-?\d+(\.\d+)?", cell) for cell in cells[1:]]
+            if len(cells) != len(header) or not all(matches):
                 raise UserError(f"{page}:{number}: this row of the table has a cell without a number")
-            rows[cells[0].replace("`", "")] = [float(number.group()) for number in found if number]
+            rows[cells[0].replace("`", "")] = [float(number.group()) for number in matches if number]
         elif len(cells) > 2 and len(cells) % 2 and set(cells[2::2]) == {"paper"}:
             header = cells
     if not rows:
@@ -73,13 +73,13 @@ def read_table(page: Path) -> tuple[list[str], dict[str, list[float]]]:
 
 def pairs(columns: Sequence[str], rows: dict[str, list[float]], above: float, part: str = "") -> list[Pair]:
     """The pairs that count, column by column."""
-    found = []
+    counted = []
     for place, column in enumerate(columns):
         for first, second in combinations(rows, 2):
             here, paper = (rows[first][2 * place + k] - rows[second][2 * place + k] for k in (0, 1))
             if abs(paper) > above + TOLERANCE and (not part or (part in first) != (part in second)):
-                found.append(Pair(column, first, second, paper, here))
-    return found
+                counted.append(Pair(column, first, second, paper, here))
+    return counted
 
 
 def main() -> None:
@@ -89,9 +89,9 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="a part of a row's name")
     asked = parser.parse_args()
     with plain_errors(parser):
-        found = pairs(*read_table(asked.page), asked.above, asked.rows)
-    others = [pair for pair in found if not pair.agrees]
-    print(f"{len(found) - len(others)} of {len(found)} pairs are in the paper's order; the others:")
+        counted = pairs(*read_table(asked.page), asked.above, asked.rows)
+    others = [pair for pair in counted if not pair.agrees]
+    print(f"{len(counted) - len(others)} of {len(counted)} pairs are in the paper's order; the others:")
     print("\n".join(f"  {pair}" for pair in others))
 
 

@@ -67,9 +67,13 @@ class Other(FedPool):
     def probable(self, state: Message) -> tuple[float, float, list[list[str]]]:
         if self.row == "last round":
             return super().probable(state | {"evidence": state["products"]})
-        told = self.groups or {}
+        groups = self.groups or {}
         clients = list(state["recent"])
-        return 0.0, 1.0, [[c for c in clients if told[c] == number] for number in sorted({told[c] for c in clients})]
+        return (
+            0.0,
+            1.0,
+            [[c for c in clients if groups[c] == number] for number in sorted({groups[c] for c in clients})],
+        )
 
 
 ROWS: dict[str, list[str]] = {
@@ -124,10 +128,10 @@ def run(row: str, sizes: Sequence[int], participation: float, rounds: int, draw:
     ]  # fmt: skip
     config = configfile.load(ASSETS / "quickstart.yaml", words)
     task, groups, between = federation(sizes, mixed, config.federation_seed)
-    told = {**groups, **dict.fromkeys(between, MIXED[1])} if row == "second oracle" else groups
+    known_groups = {**groups, **dict.fromkeys(between, MIXED[1])} if row == "second oracle" else groups
     built = prepare(config, Reporter(Console(quiet=True)), task=task)
     if row in OTHERS:
-        built = replace(built, method=Other(row=row, groups=told))
+        built = replace(built, method=Other(row=row, groups=known_groups))
     clients = LocalClients(built.clients, built.schedule, built.runtime)
     with TemporaryDirectory() as folder, Run(Path(folder) / "run", built.config) as made:
         made.begin()
@@ -146,8 +150,8 @@ def index_of(report: Mapping[str, Any], groups: Mapping[str, int]) -> float:
     """The adjusted Rand index between true groups and the most probable ones, which are one group of all clients where
     "no groups" is more probable."""
     likely = report.get("probability", 0.0) > report["no_groups"]
-    found = {client: number for number, group in enumerate(report["groups"]) for client in group} if likely else {}
-    return float(adjusted_rand_score(list(groups.values()), [found.get(client, -1) for client in groups]))
+    group_of = {client: number for number, group in enumerate(report["groups"]) for client in group} if likely else {}
+    return float(adjusted_rand_score(list(groups.values()), [group_of.get(client, -1) for client in groups]))
 
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -157,13 +161,13 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     for line in lines:
         key = (" + ".join(map(str, line["sizes"])), line["mixed"], line["participation"], line["rounds"], line["row"])
         cells.setdefault(key, []).append(line)
-    for (sizes, mixed, participation, rounds, row), found in cells.items():
-        scores = [list(line["scores"].values()) for line in found]
+    for (sizes, mixed, participation, rounds, row), of_cell in cells.items():
+        scores = [list(line["scores"].values()) for line in of_cell]
         own = spread([fmean(each[: len(each) - mixed]) for each in scores])
         between = spread([fmean(each[len(each) - mixed :]) for each in scores]) if mixed else ""
-        indices = ", ".join(f"{line['index']:.2f}" for line in found if line["index"] is not None)
+        indices = ", ".join(f"{line['index']:.2f}" for line in of_cell if line["index"] is not None)
         asked = f"{participation:.0%} | {rounds}"
-        text.append(f"| {sizes} | {asked} | {row} | {own} | {between} | {indices} | {len(found)} |")
+        text.append(f"| {sizes} | {asked} | {row} | {own} | {between} | {indices} | {len(of_cell)} |")
     return "\n".join(text)
 
 

@@ -29,18 +29,18 @@ from llm_fed.runs.reading import read_config
 MAX_GROUPS = 60  # more groups of a client and class than this are not numbered
 
 
-def features(found: Mapping[str, Scored]) -> np.ndarray:
+def features(scored: Mapping[str, Scored]) -> np.ndarray:
     """(pictures of all clients, H).
 
     Raises:
         UserError: clients whose models have differently many features.
     """
-    widths = {client: own.answer.features.shape[1] for client, own in found.items()}
+    widths = {client: own.answer.features.shape[1] for client, own in scored.items()}
     if len(set(widths.values())) > 1:
         raise UserError(
             f"the clients' models have {sorted(set(widths.values()))} features; one embedding needs equal numbers"
         )
-    return torch.cat([own.answer.features for own in found.values()]).numpy()
+    return torch.cat([own.answer.features for own in scored.values()]).numpy()
 
 
 def embed(points: np.ndarray, seed: int) -> np.ndarray:
@@ -83,11 +83,11 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=100, help="most test pictures per client")
     given = parser.parse_args()
     with plain_errors(parser):
-        found, labels = tested(given.run, given.examples)
-        places = embed(features(found), read_config(given.run).seed)
-        owners = np.repeat(np.arange(len(found)), [len(own.pictures) for own in found.values()])
-        classes = np.array([picture.label for own in found.values() for picture in own.pictures])
-        clients = list(found)
+        scored, labels = tested(given.run, given.examples)
+        places = embed(features(scored), read_config(given.run).seed)
+        owners = np.repeat(np.arange(len(scored)), [len(own.pictures) for own in scored.values()])
+        classes = np.array([picture.label for own in scored.values() for picture in own.pictures])
+        clients = list(scored)
         rows = [
             (clients[owner], labels[label], *place)
             for owner, label, place in zip(owners, classes, places.tolist(), strict=True)

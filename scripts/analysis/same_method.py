@@ -72,14 +72,14 @@ def compare(number: int, draws: int, method: str, data: Path, bases: Bases) -> d
     rows: dict[str, list[Scored]] = {"a": [], "b": []}
     for draw in range(draws):
         federation = number * draws + draw
-        for place, found in enumerate(rows.values()):
+        for place, scored in enumerate(rows.values()):
             training = 1_000_000 + 2 * federation + place
             config = from_dict(configuration(data, method, federation, training))
             with TemporaryDirectory() as folder:
                 quiet = Reporter(Console(quiet=True))
                 done = run.train(config, Path(folder) / "run", reporter=quiet, base=bases.of(config))
             scores = done["scores"]
-            found.append(Scored(federation, 0, scores["clients"], scores["mean"], scores["worst_half"]))
+            scored.append(Scored(federation, 0, scores["clients"], scores["mean"], scores["worst_half"]))
     columns = Verdict(rows).columns.items()
     return {
         "comparison": number,
@@ -88,7 +88,7 @@ def compare(number: int, draws: int, method: str, data: Path, bases: Bases) -> d
         "claims": {name: column.pairs[0].claim == "greater" for name, column in columns},
         "p": {name: column.pairs[0].p for name, column in columns},
         "sd": {name: column.pairs[0].sd for name, column in columns},
-        "scores": {name: [round(run.average or 0.0, 4) for run in found] for name, found in rows.items()},
+        "scores": {name: [round(run.average or 0.0, 4) for run in scored] for name, scored in rows.items()},
     }
 
 

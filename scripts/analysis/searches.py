@@ -36,8 +36,8 @@ def before_search(built: build.Experiment, state: dict[str, Any]) -> tuple[State
     """The model that the round's search started from without the fallback, and the normalised anchors (M, P)."""
     assert isinstance(built.method, Feddle)  # as in `searches`
     atlas, _ = normalized(state["anchors"], built.method.normalize)
-    found, model = torch.tensor(state["search"]["coefficients"]).to(atlas), state["model"]
-    return model.like(model.row - found @ atlas), atlas
+    coefficients, model = torch.tensor(state["search"]["coefficients"]).to(atlas), state["model"]
+    return model.like(model.row - coefficients @ atlas), atlas
 
 
 def at_server(built: build.Experiment, work: Coroutine[Any, Any, Any]) -> Any:

@@ -26,15 +26,15 @@ def scores(folder: Path, key: str) -> tuple[str, dict[float, list[float]]]:
         table = json.loads((folder / "table.json").read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(f"{folder}/table.json cannot be read ({error}); give the --out of llm-fed compare") from error
-    found: dict[float, list[float]] = {}
+    by_value: dict[float, list[float]] = {}
     for row in table["rows"]:
         words = dict(word.split("=", 1) for word in row["words"])
         done = [result["average"] for result in row["seeds"].values() if isinstance(result, dict)]
         if key in words and done:
-            found[float(words[key])] = done
-    if not found:
+            by_value[float(words[key])] = done
+    if not by_value:
         raise UserError(f"{folder}: no finished row gives {key}")
-    return table["metric"], dict(sorted(found.items()))
+    return table["metric"], dict(sorted(by_value.items()))
 
 
 def main() -> None:
@@ -46,15 +46,15 @@ def main() -> None:
     values: set[float] = set()
     with plain_errors(parser):
         for folder in given.folders:
-            metric, found = scores(folder, given.key)
-            rows += [(folder.name, value, len(s), fmean(s), min(s), max(s)) for value, s in found.items()]
-            values |= found.keys()
+            metric, by_value = scores(folder, given.key)
+            rows += [(folder.name, value, len(s), fmean(s), min(s), max(s)) for value, s in by_value.items()]
+            values |= by_value.keys()
             # by name, so that 0 and a thousandth are as far apart as 0.1 and 1
             curves[folder.name] = (
-                [f"{value:g}" for value in found],
-                [fmean(s) for s in found.values()],
-                [min(s) for s in found.values()],
-                [max(s) for s in found.values()],
+                [f"{value:g}" for value in by_value],
+                [fmean(s) for s in by_value.values()],
+                [min(s) for s in by_value.values()],
+                [max(s) for s in by_value.values()],
             )
     folder = write_rows(
         given.folders[0] / "settings.csv", ("comparison", given.key, "seeds", "mean", "lowest", "highest"), rows

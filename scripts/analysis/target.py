@@ -84,7 +84,7 @@ def flops_of_a_round(run: Path, clients: Collection[str]) -> dict[str, int]:
         raise UserError(f"{run} has no checkpoint, from which a round's work is counted; give the whole run folder")
     progress = restore(saved, built.clients, built.server)
     messages = messages_for(built.method, progress.state, clients, built.config.transport.down)
-    found = {}
+    flops = {}
     for id in clients:
         site = built.clients[id]
         site.begin(progress.round, extend.lr(built.config, progress.round))
@@ -92,13 +92,13 @@ def flops_of_a_round(run: Path, clients: Collection[str]) -> dict[str, int]:
             (outcome,) = built.runtime.run({id: built.method.client_update(site, messages[id])}).values()
         if isinstance(outcome, Exception):
             raise outcome
-        found[id] = counter.get_total_flops()
-    return found
+        flops[id] = counter.get_total_flops()
+    return flops
 
 
-def draw(path: Path, found: Mapping[str, Outcome], target: float) -> None:
+def draw(path: Path, outcomes: Mapping[str, Outcome], target: float) -> None:
     """A bar for each run and cost; a run that missed the target has none."""
-    runs = list(found.values())
+    runs = list(outcomes.values())
     costs = {
         "rounds": ("", [run.round if run.reached else 0 for run in runs]),
         "bytes, up and down": ("B", [(run.bytes_up or 0) + (run.bytes_down or 0) for run in runs]),
@@ -113,15 +113,15 @@ def draw(path: Path, found: Mapping[str, Outcome], target: float) -> None:
         axes.bar_label(bars, texts, padding=3, color=INK[False], fontsize="small")
         axes.set(xlabel=cost, xlim=(0, 1.8 * max(1, *values)), xticks=[], ylim=(len(runs) - 0.5, -0.5), yticks=[])
         axes.grid(False)
-    name_rows(figure.axes[0], range(len(runs)), list(found))
+    name_rows(figure.axes[0], range(len(runs)), list(outcomes))
     figure.suptitle(f"until the mean score is {target:g}", color=INK[False], fontsize="medium")
     save(figure, path)
 
 
-def table(found: Mapping[str, Outcome], target: float) -> Table:
+def table(outcomes: Mapping[str, Outcome], target: float) -> Table:
     shown = Table("run", "round", "score", "bytes up", "bytes down", "local FLOP", title=f"until a mean of {target:g}")
     form = EngFormatter(places=3)
-    for name, run in found.items():
+    for name, run in outcomes.items():
         costs = [form(cost) for cost in (run.bytes_up, run.bytes_down, run.flops) if cost is not None]
         shown.add_row(name, str(run.round), f"{run.score:.2f}", *(costs or ["not reached: the best"]))
     return shown
@@ -133,12 +133,12 @@ def main() -> None:
     parser.add_argument("--target", type=float, required=True, help="mean score to reach, 0-100")
     given = parser.parse_args()
     with plain_errors(parser):
-        found = {name: search(run, given.target) for name, run in told_apart(given.runs).items()}
-        rows = [(name, *astuple(outcome)) for name, outcome in found.items()]
+        outcomes = {name: search(run, given.target) for name, run in told_apart(given.runs).items()}
+        rows = [(name, *astuple(outcome)) for name, outcome in outcomes.items()]
         columns = ("run", *(field.name for field in fields(Outcome)))
         folder = write_rows(given.runs[0] / "analysis" / "target.csv", columns, rows)
-        draw(folder / "target.png", found, given.target)
-    Console(markup=False, emoji=False).print(table(found, given.target))
+        draw(folder / "target.png", outcomes, given.target)
+    Console(markup=False, emoji=False).print(table(outcomes, given.target))
 
 
 if __name__ == "__main__":

@@ -19,14 +19,14 @@ from results import plain_errors, write_rows
 from score_tables import METHODS, SHAPES, average, worst_half
 
 from llm_fed.basics.terminal import lasting_streams
-from llm_fed.eval.pairs import Column, compare_methods
+from llm_fed.eval.pairs import MethodPairs, compare_methods
 
 EFFECTS = (0.0, 1.0, 2.0, 4.0)
 QUANTITIES = {"average": average, "worst half": worst_half}
 COLUMNS = ("quantity", "shape", "draws", "false claims", "coverage", "one", "power 1", "power 2", "power 4")
 
 
-def verdicts(values: np.ndarray) -> list[Column]:
+def verdicts(values: np.ndarray) -> list[MethodPairs]:
     """Of each table (count, methods, draws) its verdict."""
     return [
         compare_methods({f"{m}": {(k, 0): x for k, x in enumerate(row)} for m, row in enumerate(table)})
@@ -62,7 +62,7 @@ def measure(shape: str, draws: int, count: int) -> list[list[str | int | float]]
                     power[size].append(pair.low > 0 and a > b)
             all_held.append(all(inside))
             held += inside
-        rates = [fmean(all_held), fmean(held), *(fmean(found) for found in power.values())]
+        rates = [fmean(all_held), fmean(held), *(fmean(detected) for detected in power.values())]
         rows.append([name, shape, draws, "" if differ else claimed, *rates])
     return rows
 

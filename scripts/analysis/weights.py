@@ -40,10 +40,10 @@ MAX_LABELS = 24  # more classes than this are numbered, not named
 SIDES = LinearSegmentedColormap.from_list("sides", [ORANGE, "#f5f5f5", BLUE])
 
 
-def by_client_and_class(found: Mapping[str, Scored], labels: Sequence[str]) -> list[Row]:
+def by_client_and_class(scored: Mapping[str, Scored], labels: Sequence[str]) -> list[Row]:
     """Mean and standard deviation of the gate's weights for each client: over all its pictures, then by class."""
     rows: list[Row] = []
-    for client, own in found.items():
+    for client, own in scored.items():
         assert own.answer.gate is not None
         gate, classes = own.answer.gate.double().numpy(), np.array([picture.label for picture in own.pictures])
         for label in [None, *np.unique(classes).tolist()]:
@@ -53,11 +53,11 @@ def by_client_and_class(found: Mapping[str, Scored], labels: Sequence[str]) -> l
     return rows
 
 
-def draw_gates(path: Path, found: Mapping[str, Scored], labels: Sequence[str]) -> None:
+def draw_gates(path: Path, scored: Mapping[str, Scored], labels: Sequence[str]) -> None:
     """The first model's weight: its spread for each client, and its mean by client and class (white: no picture)."""
-    clients, (model, *others) = list(found), next(iter(found.values())).models
-    gates = [own.answer.gate[:, 0].numpy() for own in found.values() if own.answer.gate is not None]
-    means = {(client, label): mean for client, label, _, mean, *_ in by_client_and_class(found, labels) if label}
+    clients, (model, *others) = list(scored), next(iter(scored.values())).models
+    gates = [own.answer.gate[:, 0].numpy() for own in scored.values() if own.answer.gate is not None]
+    means = {(client, label): mean for client, label, _, mean, *_ in by_client_and_class(scored, labels) if label}
     shown = np.array([[means.get((client, label), np.nan) for label in labels] for client in clients])
     rows, columns = shown.shape
     height = 2.0 + (0.27 * rows if rows <= MAX_NAMES else 7.0)
@@ -99,11 +99,11 @@ def draw_gates(path: Path, found: Mapping[str, Scored], labels: Sequence[str]) -
     save(figure, path)
 
 
-def draw_rounds(path: Path, found: Mapping[int, Mapping[str, Any]]) -> None:
+def draw_rounds(path: Path, weights_by_round: Mapping[int, Mapping[str, Any]]) -> None:
     """A heat map of merging weights per round, a row per client, on one scale of colours."""
-    clients = list(found[max(found)]["clients"])  # a client has weights from its first answer on
+    clients = list(weights_by_round[max(weights_by_round)]["clients"])  # a client has weights from its first answer on
     shown = {}
-    for round, weights in found.items():
+    for round, weights in weights_by_round.items():
         rows = dict(zip(weights["clients"], weights["values"], strict=True))
         shown[round] = np.array([rows.get(client, np.full(len(weights["values"][0]), np.nan)) for client in clients])
     top = max(float(np.nanmax(values)) for values in shown.values())
@@ -131,18 +131,20 @@ def draw_rounds(path: Path, found: Mapping[int, Mapping[str, Any]]) -> None:
 
 def by_round(run: Path, lines: Sequence[Mapping[str, Any]], rounds: Sequence[int]) -> None:
     """weights_by_round.csv and .png of these rounds."""
-    found = {}
+    weights_by_round = {}
     for round in rounds:
         if not any(line["kind"] == "server" and "weights" in line and line["round"] == round for line in lines):
             raise UserError(f"--rounds {round}: {run} has no merging weights after this round")
-        found[round] = weights_after(lines, round) or {}
+        weights_by_round[round] = weights_after(lines, round) or {}
     rows = [
         (round, client, *row)
-        for round, weights in found.items()
+        for round, weights in weights_by_round.items()
         for client, row in zip(weights["clients"], weights["values"], strict=True)
     ]
     header = ("round", "client", *map(str, range(len(rows[0]) - 2)))
-    draw_rounds(write_rows(run / "analysis" / "weights_by_round.csv", header, rows) / "weights_by_round.png", found)
+    draw_rounds(
+        write_rows(run / "analysis" / "weights_by_round.csv", header, rows) / "weights_by_round.png", weights_by_round
+    )
 
 
 def numbers(words: str) -> list[int]:
@@ -166,21 +168,21 @@ def main() -> None:
             clients, values = merging["clients"], merging["values"]
             models, words = list(map(str, range(len(values[0])))), {}
         else:
-            found, labels = tested(run)
-            first = next(iter(found.values()))
-            clients, models = list(found), list(first.models)
+            outcomes, labels = tested(run)
+            first = next(iter(outcomes.values()))
+            clients, models = list(outcomes), list(first.models)
             if first.answer.gate is not None:
                 columns = [word for name in models for word in (name, f"{name} std")]
-                rows = by_client_and_class(found, labels)
+                rows = by_client_and_class(outcomes, labels)
                 folder = write_rows(run / "analysis" / "gates.csv", ("client", "class", "pictures", *columns), rows)
-                draw_gates(folder / "gates.png", found, labels)
+                draw_gates(folder / "gates.png", outcomes, labels)
                 return
             if "weights" not in first.state.layout.slices:
                 raise UserError(
                     f"{run} weighs nothing: there are neither merging weights in its metrics nor weights or gates in "
                     "its personal models"
                 )
-            values = [own.state["weights"].tolist() for own in found.values()]
+            values = [own.state["weights"].tolist() for own in outcomes.values()]
             words = {"what": "mixture weight", "of": "model"}
         rows = [(client, *row) for client, row in zip(clients, values, strict=True)]
         folder = write_rows(run / "analysis" / "weights.csv", ("client", *models), rows)

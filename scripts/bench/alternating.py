@@ -23,9 +23,9 @@ def compare(variants: Mapping[str, Callable[[], object]], repeats: int, device: 
                 times[name].append(seconds)
     reference = statistics.median(next(iter(times.values())))
     print(f"| variant | seconds | {next(iter(times))} = 1 |\n|---|---|---|")
-    for name, found in times.items():
-        median = statistics.median(found)
-        print(f"| {name} | {median:.3f} ({min(found):.3f}-{max(found):.3f}) | {median / reference:.2f} |")
+    for name, measured in times.items():
+        median = statistics.median(measured)
+        print(f"| {name} | {median:.3f} ({min(measured):.3f}-{max(measured):.3f}) | {median / reference:.2f} |")
 
 
 def _measured(run: Callable[[], object], device: str) -> float:

@@ -54,7 +54,7 @@ def measure(given: argparse.Namespace, limit: float, folder: Path) -> Measured:
     checkpoints = Checkpoints(folder, limit)
     server.clients, server.memory = names, Memory(checkpoints.store)
     method, process = CA2FL(buffer=given.buffer), psutil.Process()
-    state, found = method.init(server), Measured(process.memory_info().rss)
+    state, measured = method.init(server), Measured(process.memory_info().rss)
     for number in range(given.passes * math.ceil(given.clients / given.cohort)):
         at = number * given.cohort % given.clients
         deltas = {name: State(layout, torch.randn(layout.size)) for name in names[at : at + given.cohort]}
@@ -65,12 +65,12 @@ def measure(given: argparse.Namespace, limit: float, folder: Path) -> Measured:
         stepped = time.perf_counter()
         checkpoints.save(number + 1, state, {"server": server.memory.rows})
         checkpoints.prune(lambda round, last=number + 1: round >= last - 1)  # type: ignore[misc]
-        found.step.append(stepped - start)
-        found.save.append(time.perf_counter() - stepped)
-        found.written.append(process.io_counters().write_chars - before)
-    found.resident = process.memory_info().rss
-    found.on_disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return found
+        measured.step.append(stepped - start)
+        measured.save.append(time.perf_counter() - stepped)
+        measured.written.append(process.io_counters().write_chars - before)
+    measured.resident = process.memory_info().rss
+    measured.on_disk = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    return measured
 
 
 def main() -> None:
@@ -89,14 +89,14 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     for limit in (math.inf, given.share * rows):
         with TemporaryDirectory() as folder, ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            found = pool.submit(measure, given, limit, Path(folder)).result()
+            measured = pool.submit(measure, given, limit, Path(folder)).result()
         once = math.ceil(given.clients / given.cohort)  # rounds until everybody has a row; later ones read it
         columns = [
             "none" if limit == math.inf else f"{limit / 1e6:,.0f} MB",
-            f"{found.resident / 1e6:,.0f} ({found.imported / 1e6:,.0f})",
-            f"{found.on_disk / 1e6:,.0f}", f"{statistics.median(found.written) / 1e6:,.1f}",
+            f"{measured.resident / 1e6:,.0f} ({measured.imported / 1e6:,.0f})",
+            f"{measured.on_disk / 1e6:,.0f}", f"{statistics.median(measured.written) / 1e6:,.1f}",
             *(f"{statistics.median(part[:once]):.3f}, then {statistics.median(part[once:] or part):.3f}"
-              for part in (found.step, found.save)),
+              for part in (measured.step, measured.save)),
         ]  # fmt: skip
         print(f"| {' | '.join(columns)} |", flush=True)
 

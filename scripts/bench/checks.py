@@ -47,9 +47,9 @@ def main() -> None:
         expected = [skeleton(likes[0])] * given.clients
         known = [Given.of(likes[k % len(likes)], uploads[k % len(likes)].num_examples) for k in range(given.clients)]
         began = time.process_time()
-        found = flaws(contents, expected, 10.0, whole.method.sends, known)
+        reasons = flaws(contents, expected, 10.0, whole.method.sends, known)
         checking = time.process_time() - began
-        assert not any(found)
+        assert not any(reasons)
         print(f"| {name} | {training:.1f} | {checking:.2f} | {100 * checking / training:.1f} % |")
 
 

@@ -177,10 +177,10 @@ def examples(args: argparse.Namespace, vocabulary: int) -> Cohort:
 def flan(folder: Path, tokenizer) -> list[Encoded]:
     with gzip.open(next(folder.glob("train*.gz")), "rt") as lines:
         records = [json.loads(line) for line in lines]
-    found = [
+    examples = [
         encoded(Example(record["instruction"], (record["output"],)), tokenizer, "alpaca-short") for record in records
     ]
-    return [example for example in found if len(example.input_ids) <= 512]
+    return [example for example in examples if len(example.input_ids) <= 512]
 
 
 def synthetic(draws: torch.Generator, vocabulary: int) -> Encoded:

@@ -37,7 +37,10 @@ def structures(plain: Lora) -> dict[str, tuple[Lora, tuple[float, ...] | None]]:
 def run(bench: Bench, structure: Lora, mix: tuple[float, ...] | None, steps: int, *, fused: bool) -> None:
     batches = bench.cohort(steps)
     start = draw(bench.model, structure, generator(0, "start"))
-    jobs = [Fit.on(f"{k}", structure, start, its, Optimizer(bench.args.lr), mix=mix) for k, its in enumerate(batches)]
+    jobs = [
+        Fit.on(f"{k}", structure, start, own_batches, Optimizer(bench.args.lr), mix=mix)
+        for k, own_batches in enumerate(batches)
+    ]
     for part in [jobs] if fused else [[job] for job in jobs]:
         results, _ = fit(bench.adapted(structure), part)
         if failed := [result for result in results if isinstance(result, ClientError)]:

@@ -86,9 +86,9 @@ class Bench:
 
     def ours(self) -> list[float]:
         model = AdaptedModel(self.model, self.structure, autocast=self.autocast, budget=self.args.budget)
-        found = evidence(model, self.jobs)
+        moments = evidence(model, self.jobs)
         weights = []
-        for of in found:
+        for of in moments:
             if isinstance(of, ClientError):
                 raise of
             weights.append(traces(of.moments, of.fisher, DAMPING).weight)

@@ -45,41 +45,46 @@ class Bench:
         self.tokenizer, self.stops = base.tokenizer, stop_tokens(base)
         self.size, self.new_tokens = config.eval.batch_size, config.eval.max_new_tokens
         self.queries = {id: list(site.data.queries["test"][:limit]) for id, site in self.sites.items()}
-        with_options = {id: [query for query in its if query.options] for id, its in self.queries.items()}
-        self.options = {id: its for id, its in with_options.items() if its}
+        with_options = {id: [query for query in queries if query.options] for id, queries in self.queries.items()}
+        self.options = {id: queries for id, queries in with_options.items() if queries}
         start = built.server.initial()
         noise = {id: torch.randn(start.row.shape, generator=generator(0, id)) for id in self.sites}
         self.states = {id: start.like(start.row + 0.02 * each) for id, each in noise.items()}
         self.stock: Any = adapted(config.base.name, config.adapter).eval()
 
     def texts(self) -> Said:
-        asked = {id: [query.prompt for query in its] for id, its in self.queries.items()}
+        asked = {id: [query.prompt for query in queries] for id, queries in self.queries.items()}
         return self.run({id: self.sites[id].generate(self.states[id], prompts) for id, prompts in asked.items()})
 
     def scores(self) -> Said:
-        return self.run({id: self.sites[id].option_scores(self.states[id], its) for id, its in self.options.items()})
+        return self.run(
+            {id: self.sites[id].option_scores(self.states[id], queries) for id, queries in self.options.items()}
+        )
 
     def stock_texts(self) -> Said:
-        rows = {id: [(len(query.prompt), query.prompt) for query in its] for id, its in self.queries.items()}
-        return {id: self._answers(id, self._generated, its) for id, its in rows.items()}
+        rows = {
+            id: [(len(query.prompt), query.prompt) for query in rows_of_client]
+            for id, rows_of_client in self.queries.items()
+        }
+        return {id: self._answers(id, self._generated, rows_of_client) for id, rows_of_client in rows.items()}
 
     def stock_scores(self) -> Said:
-        found = {}
+        scores_by_client = {}
         for id, queries in self.options.items():
             rows = [(len(query.prompt), [*query.prompt, *option]) for query in queries for option in query.options]
             scores = iter(self._answers(id, self._scored, rows))
-            found[id] = [[next(scores) for _ in query.options] for query in queries]
-        return found
+            scores_by_client[id] = [[next(scores) for _ in query.options] for query in queries]
+        return scores_by_client
 
     @torch.inference_mode()
     def _answers(self, id: str, answer: Callable[[list[Row]], list[Any]], rows: list[Row]) -> list[Any]:
         """Under a client's adapter: longest first, given back in the order of the rows."""
-        state, found = self.states[id], dict[int, Any]()
+        state, answers = self.states[id], dict[int, Any]()
         set_peft_model_state_dict(self.stock, {entry_of_peft(name): state[name].clone() for name in state})
         order = sorted(range(len(rows)), key=lambda i: -len(rows[i][1]))
         for chosen in (order[at : at + self.size] for at in range(0, len(order), self.size)):
-            found.update(zip(chosen, answer([rows[i] for i in chosen]), strict=True))
-        return [found[i] for i in range(len(rows))]
+            answers.update(zip(chosen, answer([rows[i] for i in chosen]), strict=True))
+        return [answers[i] for i in range(len(rows))]
 
     def _generated(self, rows: list[Row]) -> list[str]:
         ids, mask = padded(rows, "left")
@@ -104,9 +109,11 @@ def padded(rows: Sequence[Row], side: str) -> tuple[Tensor, Tensor]:
 
 def repeated(prompts: Sequence[Sequence[Sequence[int]]]) -> float:
     """The share of all prompts' tokens that need not be computed again if a client's common prefix is kept."""
-    shared = [sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, zip(*its, strict=False))) for its in prompts]
-    saved = sum(length * (len(its) - 1) for length, its in zip(shared, prompts, strict=True))
-    return saved / sum(len(prompt) for its in prompts for prompt in its)
+    shared = [
+        sum(1 for _ in takewhile(lambda at: len(set(at)) == 1, zip(*of_client, strict=False))) for of_client in prompts
+    ]
+    saved = sum(length * (len(of_client) - 1) for length, of_client in zip(shared, prompts, strict=True))
+    return saved / sum(len(prompt) for of_client in prompts for prompt in of_client)
 
 
 def timed(what: str, ours: Callable[[], Said], stock: Callable[[], Said], repeats: int) -> None:
@@ -140,8 +147,8 @@ def main() -> None:
         *([f"task.name={args.task}", f"task.path={args.data}"] if args.data else ["task.name=planted"]),
     ]  # fmt: skip
     bench = Bench(words, args.limit)
-    asked = [[query.prompt for query in its] for its in bench.queries.values()]
-    scored = [query for its in bench.options.values() for query in its]
+    asked = [[query.prompt for query in queries] for queries in bench.queries.values()]
+    scored = [query for queries in bench.options.values() for query in queries]
     print(f"{len(asked)} clients, {args.threads} threads, batches of {args.batch_size}; CPU seconds")
     said = f"{sum(map(len, asked))} answers of at most {args.new_tokens} tokens"
     timed(said, bench.texts, bench.stock_texts, args.repeats)

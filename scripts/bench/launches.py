@@ -72,8 +72,8 @@ def ours(args: argparse.Namespace, clients: int, kind: type[AdaptedModel] = Adap
     """The second step of the fused cohort."""
     model, seen = base(args.layers), dict(enumerate(batches(clients)))
     jobs = [
-        Fit.on(f"{k}", LORA, draw(model, LORA, generator(0, k)), [its] * 2, Optimizer(1e-3, clip=args.clip))
-        for k, its in seen.items()
+        Fit.on(f"{k}", LORA, draw(model, LORA, generator(0, k)), [batch] * 2, Optimizer(1e-3, clip=args.clip))
+        for k, batch in seen.items()
     ]
     with Pretended() as device:
         fused = FusedFit(kind(moved(model), LORA), jobs, budget_and_overhead(DEVICE)[0])

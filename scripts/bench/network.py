@@ -58,9 +58,9 @@ def main() -> None:
                     seconds[_label(number)] += _federated(deployment, out, number, sitting)
     reference = statistics.median(seconds[EMPTY])
     print("| three nodes, each with | s per round, median | lowest | highest | empty = 1 |\n|---|---|---|---|---|")
-    for name, found in seconds.items():
-        median = statistics.median(found)
-        print(f"| {name} | {median:.1f} | {min(found):.1f} | {max(found):.1f} | {median / reference:.2f} |")
+    for name, measured in seconds.items():
+        median = statistics.median(measured)
+        print(f"| {name} | {median:.1f} | {min(measured):.1f} | {max(measured):.1f} | {median / reference:.2f} |")
 
 
 def _label(number: int) -> str:

@@ -51,8 +51,8 @@ class Planned(FedAvg):
         self.began, nodes = time.perf_counter(), sorted(grid.get_node_ids())
         messages = []
         for place, asked in enumerate(self.work.rounds[server_round - 1]):
-            told = ConfigRecord({"folder": str(self.work.folder), "server-round": server_round, "place": place})
-            content = RecordDict({"arrays": arrays, "config": told})
+            order = ConfigRecord({"folder": str(self.work.folder), "server-round": server_round, "place": place})
+            content = RecordDict({"arrays": arrays, "config": order})
             messages.append(Message(content, dst_node_id=nodes[asked["number"]], message_type="train"))
         return messages
 
@@ -62,11 +62,11 @@ class Planned(FedAvg):
         replies = list(replies)
         if failed := [reply.error.reason for reply in replies if reply.has_error()]:
             raise RuntimeError(f"{len(failed)} of {len(replies)} clients failed; the first one: {failed[0]}")
-        found = super().aggregate_train(server_round, replies)
+        aggregated = super().aggregate_train(server_round, replies)
         self.work.seconds.append(time.perf_counter() - self.began)
         contents: list[Any] = [reply.content for reply in replies]
         self.work.tokens.append(sum(content["metrics"]["tokens"] for content in contents))
-        return found
+        return aggregated
 
 
 def simulated(work: Work) -> Adapter:

@@ -162,19 +162,19 @@ def apart(one: Adapter, other: Adapter, start: Adapter) -> float:
     return float((rows[0] - rows[1]).norm() / (rows[1] - rows[2]).norm())
 
 
-def table(found: Mapping[str, Found]) -> str:
-    first = statistics.median(next(iter(found.values())).seconds)
-    name = next(iter(found))
+def table(results: Mapping[str, Found]) -> str:
+    first = statistics.median(next(iter(results.values())).seconds)
+    name = next(iter(results))
     lines = [
         f"| peer | s per round | lowest to highest | {name} = 1 | tokens/s | peak memory, MiB | result apart |",
         "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for peer, its in found.items():
-        median = statistics.median(its.seconds)
-        speed = sum(its.tokens) / sum(its.seconds)
+    for peer, result in results.items():
+        median = statistics.median(result.seconds)
+        speed = sum(result.tokens) / sum(result.seconds)
         lines.append(
-            f"| {peer} | {median:.2f} | {min(its.seconds):.2f}-{max(its.seconds):.2f} | {median / first:.2f} | "
-            f"{speed:,.0f} | {its.memory:,.0f} | {'' if its.apart is None else f'{its.apart:.0e}'} |"
+            f"| {peer} | {median:.2f} | {min(result.seconds):.2f}-{max(result.seconds):.2f} | {median / first:.2f} | "
+            f"{speed:,.0f} | {result.memory:,.0f} | {'' if result.apart is None else f'{result.apart:.0e}'} |"
         )
     return "\n".join(lines)
 
@@ -198,9 +198,9 @@ def compare(args: argparse.Namespace, peers: Sequence[str], folder: Path) -> dic
     """
     rounds = write_work(folder, args)
     expected, start = [tokens_of(clients) for clients in rounds], load_file(folder / "start.safetensors")
-    found = {peer: Found() for peer in peers}
+    results = {peer: Found() for peer in peers}
     for repeat in range(args.repeats):
-        for peer, its in found.items():
+        for peer, result in results.items():
             said, peak = measured(peer, folder)
             rounds_said = ", ".join(f"{seconds:.2f}" for seconds in said["seconds"])
             print(
@@ -208,15 +208,17 @@ def compare(args: argparse.Namespace, peers: Sequence[str], folder: Path) -> dic
             )
             if said["tokens"] != expected:
                 raise SystemExit(f"peers.py: {peer} read {said['tokens']} tokens, and planned were {expected}")
-            its.seconds += said["seconds"][1:]
-            its.tokens += said["tokens"][1:]
-            its.memory = max(its.memory, peak)
+            result.seconds += said["seconds"][1:]
+            result.tokens += said["tokens"][1:]
+            result.memory = max(result.memory, peak)
             if peer not in (peers[0], "floor"):
                 one, other = (load_file(folder / f"{name}.safetensors") for name in (peer, peers[0]))
-                its.apart = apart(one, other, start)
-                if not its.apart < NEAR:
-                    raise SystemExit(f"peers.py: {peer} ends {its.apart:.2g} of the way from what {peers[0]} ends with")
-    return found
+                result.apart = apart(one, other, start)
+                if not result.apart < NEAR:
+                    raise SystemExit(
+                        f"peers.py: {peer} ends {result.apart:.2g} of the way from what {peers[0]} ends with"
+                    )
+    return results
 
 
 def main() -> None:
@@ -240,11 +242,11 @@ def main() -> None:
     if not (peers := installed(args.peers)):
         raise SystemExit("peers.py: none of the peers that were asked for is installed")
     with tempfile.TemporaryDirectory() as folder:
-        found = compare(args, peers, Path(folder))
+        results = compare(args, peers, Path(folder))
     print(
         f"{args.asked} of {args.clients} clients, {args.steps} steps, batch {args.batch_size}, {args.threads} threads"
     )
-    print(f"torch {torch.__version__}, {args.repeats} x {args.rounds} rounds\n\n{table(found)}")
+    print(f"torch {torch.__version__}, {args.repeats} x {args.rounds} rounds\n\n{table(results)}")
 
 
 if __name__ == "__main__":

@@ -121,17 +121,17 @@ class Pretended(TorchDispatchMode):
         self.from_host += any(not isinstance(leaf, FakeTensor) for leaf in hosts)
         args, kwargs = tree_map_only(Tensor, self._shape_of, (args, kwargs))
         with self._fake:
-            found = func(*args, **kwargs)
+            result = func(*args, **kwargs)
         if not (func.is_view or name in _FREE):
             self.launches[name] += 1
-        return found
+        return result
 
     def counted(self) -> tuple[int, int]:
         """Launches and waits since this was called last."""
-        found = self.launches.total(), self.waits.total()
+        counts = self.launches.total(), self.waits.total()
         self.launches.clear()
         self.waits.clear()
-        return found
+        return counts
 
     def _shape_of(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._fake.from_tensor(tensor)
@@ -143,7 +143,11 @@ def moved(model: nn.Module) -> nn.Module:
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    there = tensor.detach().to(DEVICE)
-                    kept = nn.Parameter(there, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else there
+                    moved_tensor = tensor.detach().to(DEVICE)
+                    kept = (
+                        nn.Parameter(moved_tensor, tensor.requires_grad)
+                        if isinstance(tensor, nn.Parameter)
+                        else moved_tensor
+                    )
                     tensors[name] = kept  # type: ignore[assignment]
     return model

@@ -130,18 +130,18 @@ class Shape:
 def drawn(clients: int) -> list[int]:
     """Lengths of a step's examples: log-normal around 80 tokens, as those of scripts/bench/cohort.py."""
     draws = generator(0, "examples")
-    found = torch.empty(clients * BATCH).log_normal_(4.4, 0.5, generator=draws)
-    return found.clamp(16, 512).int().tolist()
+    lengths = torch.empty(clients * BATCH).log_normal_(4.4, 0.5, generator=draws)
+    return lengths.clamp(16, 512).int().tolist()
 
 
 def planned(shape: Shape, card: Card, lengths: Sequence[int], clients: int) -> list[list[int]] | None:
     """Micro-batches under a GPU's constants, halved until they fit nine tenths of it; None: not even one example."""
     budget, overhead = budget_and_overhead(torch.device("cuda"))
     while budget:
-        found = plan(lengths, budget, overhead)
-        held = max(shape.memory(clients, len(part), max(lengths[i] for i in part)) for part in found)
+        parts = plan(lengths, budget, overhead)
+        held = max(shape.memory(clients, len(part), max(lengths[i] for i in part)) for part in parts)
         if held <= 0.9 * card.memory:
-            return found
+            return parts
         budget //= 2
     return None
 

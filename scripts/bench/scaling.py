@@ -26,9 +26,9 @@ from rich.console import Console
 
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import run
-from llm_fed.method.requests import Engine, Fit, Request, Work
+from llm_fed.method.requests import Executor, Fit, Request, Work
 from llm_fed.runs.tracking import Reporter
-from llm_fed.runtime.accelerate import Shared, Spread, serve_orders
+from llm_fed.runtime.accelerate import DistributedEngine, Shared, serve_orders
 from llm_fed.runtime.launch import connect, other_ranks
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings import configfile
@@ -68,7 +68,7 @@ def measured(size: int) -> Measured:
 class Timed:
     """An engine that notes the CPU seconds of each call."""
 
-    def __init__(self, engine: Engine):
+    def __init__(self, engine: Executor):
         self._engine = engine
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
@@ -110,7 +110,7 @@ def take_part(given: argparse.Namespace) -> None:
     prepared = prepare(config, Reporter(Console(quiet=True)))
     shared = timing(prepared.shared())
     ranks = other_ranks()
-    engine = Spread(ranks, config, shared) if ranks else shared.engine
+    engine = DistributedEngine(ranks, config, shared) if ranks else shared.engine
     runtime = LocalRuntime(engine, prepared.runtime.clients_per_pass)
     wall: dict[str, list[float]] = {part: [] for part in PARTS}
     before = time.process_time()
@@ -136,9 +136,9 @@ def take_part(given: argparse.Namespace) -> None:
     say({"rank": 0, "share": share, "wall": wall, "beside": beside / (given.rounds + 1)})
 
 
-def say(found: dict[str, Any]) -> None:
+def say(record: dict[str, Any]) -> None:
     """In one piece, as several ranks have the same standard output."""
-    sys.stdout.write(json.dumps(found) + "\n")
+    sys.stdout.write(json.dumps(record) + "\n")
 
 
 def report(results: dict[int, list[Measured]]) -> None:

@@ -94,7 +94,7 @@ class Search:
         self.engine = Engine(self.base)
         self.model = self.base.draw(Full(), generator(0))
         self.atlas = torch.stack([update.row for update in updates(self.model, given.anchors)])
-        self.found = torch.full((given.anchors,), 1 / given.anchors)
+        self.coefficients = torch.full((given.anchors,), 1 / given.anchors)
         self.batch = pictures(given.batch, self.base.size)
         flat = self.base.flat(Full())
         flat.load(self.model)
@@ -110,20 +110,20 @@ class Search:
     def step(self, variant: str) -> Tensor:
         """The gradient of the loss by the coefficients, (M,)."""
         if variant == "project":
-            at = self.model.like(self.model.row + self.found @ self.atlas)
+            at = self.model.like(self.model.row + self.coefficients @ self.atlas)
             ((_, gradient),) = self.engine.execute([Gradient("server", Full(), at, self.batch)])
             return self.atlas @ gradient.row
-        found = self.found.to(self.base.device).requires_grad_()
+        coefficients = self.coefficients.to(self.base.device).requires_grad_()
         merged = {
-            name: start + (torch.tensordot(found, self.anchors[name], 1) if variant == VARIANTS[1]
-                           else sum(c * anchor for c, anchor in zip(found, self.anchors[name], strict=True)))
+            name: start + (torch.tensordot(coefficients, self.anchors[name], 1) if variant == VARIANTS[1]
+                           else sum(c * anchor for c, anchor in zip(coefficients, self.anchors[name], strict=True)))
             for name, start in self.start.items()
         }  # fmt: skip
         inputs = self.base.prepare(torch.stack([picture.pixels for picture in self.batch]))
         logits = functional_call(self.module, merged, kwargs={"pixel_values": inputs})
         labels = torch.tensor([picture.label for picture in self.batch], device=self.base.device)
         loss = nn.functional.cross_entropy(getattr(logits, "logits", logits), labels)
-        return torch.autograd.grad(loss, found)[0].cpu()
+        return torch.autograd.grad(loss, coefficients)[0].cpu()
 
 
 def clock(device: str) -> float:
@@ -151,8 +151,8 @@ def peak(given: argparse.Namespace, kind: str, variant: str) -> float:
     words = ["--models", kind, "--memory-of", variant, "--device", given.device, "--anchors", str(given.anchors)]
     words += ["--batch", str(given.batch), "--size", str(given.size)]
     command = [sys.executable, __file__, *words]
-    found = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(3)]
-    return min(map(float, found)) / 1e6
+    outputs = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(3)]
+    return min(map(float, outputs)) / 1e6
 
 
 def own_peak(given: argparse.Namespace) -> int:
@@ -168,9 +168,9 @@ def own_peak(given: argparse.Namespace) -> int:
         search.step(given.memory_of)
     if given.device == "cuda":
         return torch.cuda.max_memory_allocated() - before
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found[1]) * 1024 - before
+    match = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match[1]) * 1024 - before
 
 
 def step_table(given: argparse.Namespace) -> None:

@@ -126,11 +126,11 @@ class Deployment:
     def kill(self, place: str, command: str = "") -> None:
         """kill -9 of all processes of a place, as when the power fails, or of those with `command` in their command
         line: flower-superlink, flwr-serverapp, flower-supernode, flwr-clientapp. RuntimeError if there is none."""
-        if not (found := self.processes(place, command)):
+        if not (processes := self.processes(place, command)):
             raise RuntimeError(f"nothing to kill: no {command or 'process'} at {place}")
-        for process in found:
+        for process in processes:
             process.kill()
-        if place in self._processes and self._processes[place].pid in {process.pid for process in found}:
+        if place in self._processes and self._processes[place].pid in {process.pid for process in processes}:
             self._processes[place].wait()  # as a zombie it would look alive to its children, and they would go on
 
     def reaped(self, place: str) -> None:
@@ -205,12 +205,12 @@ class Deployment:
         said = self._call("flwr", *words, "--format", "json")
         answer = said[max(said.find("{"), 0) :]  # notes for people may stand around it
         try:
-            found = json.JSONDecoder().raw_decode(answer)[0]
+            reply = json.JSONDecoder().raw_decode(answer)[0]
         except json.JSONDecodeError:
-            found = {}
-        if not found.get("success"):
+            reply = {}
+        if not reply.get("success"):
             raise RuntimeError(f"flwr {' '.join(words)}: {said}")
-        return found
+        return reply
 
     def _call(self, *words: str, seconds: float = START_SECONDS) -> str:
         """What a command prints; subprocess.TimeoutExpired if it takes longer, and it is ended."""
@@ -248,15 +248,15 @@ def free_port() -> int:
 
 def marked(folder: Path) -> list[psutil.Process]:
     """All running processes whose FLWR_HOME lies under a folder."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         try:
             home = process.environ().get("FLWR_HOME")
         except (psutil.Error, OSError):  # it has ended, or is somebody else's
             continue
         if home and Path(home).is_relative_to(folder):
-            found.append(process)
-    return found
+            processes.append(process)
+    return processes
 
 
 def _words(process: psutil.Process) -> list[str]:
@@ -270,10 +270,10 @@ def reap(folder: Path) -> None:
     """Wait until standard input ends, with whoever holds it open; then end all marked processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin.read()
-    while found := marked(folder):
-        for process in found:
+    while processes := marked(folder):
+        for process in processes:
             process.kill()
-        psutil.wait_procs(found, timeout=1)
+        psutil.wait_procs(processes, timeout=1)
 
 
 if __name__ == "__main__":

@@ -96,11 +96,11 @@ def clean_up(deployment: Deployment, out: Path, run: int) -> None:
 def until(true: Callable[[], object], seconds: float = 600.0) -> psutil.Process:
     """What is true in the end."""
     deadline = time.monotonic() + seconds
-    while not (found := true()):
+    while not (result := true()):
         if time.monotonic() > deadline:
             raise SystemExit(f"it did not come to that within {seconds:g} s")
         time.sleep(0.1)
-    return found  # type: ignore[return-value]
+    return result  # type: ignore[return-value]
 
 
 def send(command: str, number: int) -> Callable[[Deployment], None]:

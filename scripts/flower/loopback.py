@@ -63,8 +63,8 @@ def main() -> None:
 
 def report(out: Path, clients: list[str], nodes: int, traffic: dict[str, int]) -> None:
     """Print what the two runs have in common, and what they cost."""
-    here, there = (read_records(out / run / "metrics.jsonl") for run in ("here", "there"))
-    scores = [[line["mean"] for line in lines if line["kind"] == "score"][-1] for lines in (here, there)]
+    in_one, over_flower = (read_records(out / run / "metrics.jsonl") for run in ("here", "there"))
+    scores = [[line["mean"] for line in lines if line["kind"] == "score"][-1] for lines in (in_one, over_flower)]
     print(f"test score: one process {scores[0]:.4f}, Flower {scores[1]:.4f}")
     apart = 0.0
     for number, client in enumerate(clients):
@@ -77,7 +77,7 @@ def report(out: Path, clients: list[str], nodes: int, traffic: dict[str, int]) -
     for run in ("here", "there"):
         seconds = [line["seconds"] for line in timed_rounds(out / run)]
         print(f"seconds per round, {run}: {statistics.median(seconds):.2f} ({min(seconds):.2f}-{max(seconds):.2f})")
-    rounds = [line for line in there if line["kind"] == "round"]
+    rounds = [line for line in over_flower if line["kind"] == "round"]
     up, down = (sum(line[f"bytes_{way}"] for line in rounds) for way in ("up", "down"))
     print(json.dumps({"rounds": len(rounds), "counted": {"up": up, "down": down}, "flower": traffic}))
 

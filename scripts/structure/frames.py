@@ -59,10 +59,10 @@ def frames(folder: Path) -> list[traceback.FrameSummary]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        found = frames(Path(folder))
-    for frame in found:
+        stack = frames(Path(folder))
+    for frame in stack:
         print(f"{Path(frame.filename).relative_to(PACKAGE.parent)}:{frame.lineno} {frame.name}")
-    print(f"{len(found)} frames in {len({frame.filename for frame in found})} files", file=sys.stderr)
+    print(f"{len(stack)} frames in {len({frame.filename for frame in stack})} files", file=sys.stderr)
 
 
 if __name__ == "__main__":

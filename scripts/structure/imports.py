@@ -20,7 +20,7 @@ from pathlib import Path
 
 
 def sources(root: Path) -> dict[str, Path]:
-    found = {}
+    paths = {}
     for folder, package in (("llm_fed", "llm_fed"), ("tasks", "llm_fed.tasks"), ("eval", "llm_fed.eval")):
         for path in sorted((root / folder).rglob("*.py")):
             parts = path.relative_to(root / folder).with_suffix("").parts
@@ -28,8 +28,8 @@ def sources(root: Path) -> dict[str, Path]:
                 parts = parts[:-1]
             if "metrics" in parts and folder == "eval":
                 continue  # loaded by evaluate as scripts
-            found[".".join([package, *parts])] = path
-    return found
+            paths[".".join([package, *parts])] = path
+    return paths
 
 
 def is_checking(node: ast.AST) -> bool:
@@ -38,22 +38,22 @@ def is_checking(node: ast.AST) -> bool:
 
 def imports(path: Path, deferred: bool) -> list[tuple[str, str | None, int]]:
     """(module, name or None, line)."""
-    found: list[tuple[str, str | None, int]] = []
+    imported: list[tuple[str, str | None, int]] = []
 
     def visit(node: ast.AST) -> None:
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.Import):
-                found.extend((alias.name, None, child.lineno) for alias in child.names)
+                imported.extend((alias.name, None, child.lineno) for alias in child.names)
             elif isinstance(child, ast.ImportFrom):
                 assert not child.level, path
-                found.extend((child.module or "", alias.name, child.lineno) for alias in child.names)
+                imported.extend((child.module or "", alias.name, child.lineno) for alias in child.names)
             elif not deferred and (is_checking(child) or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))):
                 continue
             else:
                 visit(child)
 
     visit(ast.parse(path.read_text()))
-    return found
+    return imported
 
 
 def edges(root: Path, deferred: bool) -> dict[str, set[str]]:
@@ -84,7 +84,7 @@ def components(graph: dict[str, set[str]]) -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    parts: list[list[str]] = []
 
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
@@ -101,12 +101,12 @@ def components(graph: dict[str, set[str]]) -> list[list[str]]:
                 part.append(stack.pop())
                 if part[-1] == node:
                     break
-            found.append(sorted(part))
+            parts.append(sorted(part))
 
     for node in sorted(graph):
         if node not in index:
             visit(node)
-    return found
+    return parts
 
 
 def levels(graph: dict[str, set[str]]) -> tuple[dict[str, int], list[list[str]]]:

@@ -10,7 +10,7 @@ import yaml
 
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import compare
-from llm_fed.commands.comparison import Plan
+from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.eval import plots
 from llm_fed.experiment import finish, run
 from llm_fed.runs.reading import scores_by_round
@@ -267,7 +267,7 @@ def test_a_files_own_hyper_parameters_belong_to_its_own_method(small, tmp_path):
     config = write(
         small, tmp_path / "c.yaml", rows, method={"name": "fedmerge", "num_models": 3, "soup_init": "shared"}
     )
-    plan = Plan(config, ["local.lr=0.5"], [], [7], tmp_path / "out")
+    plan = ComparisonPlan(config, ["local.lr=0.5"], [], [7], tmp_path / "out")
     found = {label: job.config for (label, _), job in plan.cells.items()}
     assert found["own"].method == {"name": "fedmerge", "num_models": 3, "soup_init": "shared"}
     assert found["same"].method == {**found["own"].method, "weight_lr": 0.5}
@@ -277,14 +277,14 @@ def test_a_files_own_hyper_parameters_belong_to_its_own_method(small, tmp_path):
 
 def test_methods_picks_labels_and_makes_plain_rows(small, tmp_path):
     config = write(small, tmp_path / "c.yaml", {"fedit": ["method=fedit", "adapter.rank=4"], "x": []})
-    plan = Plan(config, [], ["fedit", "ffa"], [], tmp_path / "out")
+    plan = ComparisonPlan(config, [], ["fedit", "ffa"], [], tmp_path / "out")
     assert plan.rows == {"fedit": ["method=fedit", "adapter.rank=4"], "ffa": ["method=ffa"]} and plan.seeds == [0, 1]
 
 
 def test_folders_are_safe_and_unique(small, tmp_path):
     labels = ["a b", "a/b", "A-b", "../up", "|", "POTARA(50)"]
     rows = {label: [f"local.lr={number}"] for number, label in enumerate(labels, start=1)}
-    plan = Plan(write(small, tmp_path / "c.yaml", rows, seeds=[3]), [], [], [], tmp_path)
+    plan = ComparisonPlan(write(small, tmp_path / "c.yaml", rows, seeds=[3]), [], [], [], tmp_path)
     assert [job.folder.relative_to(tmp_path).as_posix() for job in plan.jobs()] == [
         "a-b-seed3", "a-b-2-seed3", "A-b-3-seed3", "up-seed3", "row-seed3", "POTARA-50-seed3",
     ]  # fmt: skip
@@ -292,7 +292,7 @@ def test_folders_are_safe_and_unique(small, tmp_path):
 
 def test_parents_come_first_and_keep_the_round(small, tmp_path):
     rows = {"t=1": ["method=potara", "method.fed_round=1"], "mean": ["method=mean"], "fedit": ["method=fedit"]}
-    plan = Plan(write(small, tmp_path / "c.yaml", rows, seeds=[0]), [], [], [], tmp_path / "out")
+    plan = ComparisonPlan(write(small, tmp_path / "c.yaml", rows, seeds=[0]), [], [], [], tmp_path / "out")
     jobs = list(plan.jobs())
     assert [job.method.__class__.__name__ for job in jobs] == ["FedIT", "Local", "potara", "mean"]
     fedit, local, potara, mean = jobs

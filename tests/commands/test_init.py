@@ -101,7 +101,7 @@ def test_columns_that_nobody_could_guess(small, llm_fed, tmp_path):
     )
     assert llm_fed(*asked, "--prompt", "x1", "--answer", "x2").code == 0
     answers = iter(["x2", "x1", str(small.base)])
-    found = init.draft(init.Given(str(tmp_path / "d")), lambda question, usual: next(answers))
+    found = init.draft(init.UserChoices(str(tmp_path / "d")), lambda question, usual: next(answers))
     assert "prompt = x2, answer = x1" in found.findings["columns"] and str(small.base) in found.text
 
 

@@ -44,7 +44,7 @@ def test_a_hub_that_does_not_answer_is_waited_for_shortly(llm_fed, tmp_path, onl
     data = federation(tmp_path / "d", north=30, south=30)
     read = []
     monkeypatch.setattr(
-        known_base, "_read", lambda name, id, local: read.append(local) or known_base.Known(problem="-")
+        known_base, "_read", lambda name, id, local: read.append(local) or known_base.KnownBase(problem="-")
     )
     hub(release.wait)
     start = time.monotonic()
@@ -66,7 +66,7 @@ def test_a_hub_that_does_not_answer_is_waited_for_shortly(llm_fed, tmp_path, onl
 def test_a_hub_that_answers_is_read_from(online, hub, monkeypatch):
     read = []
     monkeypatch.setattr(
-        known_base, "_read", lambda name, id, local: read.append(local) or known_base.Known(problem="-")
+        known_base, "_read", lambda name, id, local: read.append(local) or known_base.KnownBase(problem="-")
     )
     hub(lambda: None)
     lines: list[str] = []

@@ -44,7 +44,7 @@ def test_desk_has_five_values_in_540_rows(small, llm_fed, tmp_path):
         asked.append((question, usual))
         return usual if "client" in question else str(small.base)
 
-    init.draft(init.Given(str(path)), ask)
+    init.draft(init.UserChoices(str(path)), ask)
     assert asked[0][1] == "desk" and "desk (5 values, 108 rows each)" in asked[0][0]
 
 

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_fed.commands import init, pictured
-from llm_fed.commands.budget import Budget, Work
+from llm_fed.commands.budget import Budget, Workload
 from llm_fed.federation.schedule import cohort_size
 
 # As `init` had them when this was written: its own may follow a measurement.
 BUDGET = Budget(passes=5, own=2, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50), most_own=100)
 
 
-def work(clients: int, examples: int) -> Work:
+def work(clients: int, examples: int) -> Workload:
     return BUDGET.work([examples] * clients, own_steps=True)
 
 

@@ -22,7 +22,7 @@ from llm_fed import load_client
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.commands import compare
-from llm_fed.commands.evaluate import Data, evaluate_adapter, evaluate_run
+from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter, evaluate_run
 from llm_fed.commands.merge import Parents, merge_adapters
 from llm_fed.experiment import announce, finish
 from llm_fed.experiment import run as experiment
@@ -319,7 +319,7 @@ def test_two_runs_merged_afterwards_are_the_runs_of_the_method(parents, tmp_path
 
 def test_two_folders_are_merged_with_a_task_of_images(files, parents, tmp_path):
     fed, local = (str(parents / name / "adapters/client0") for name in ("fedit", "local"))
-    (found,) = merge_adapters(POTARA, Parents(fed, local), tmp_path, data=Data("images", files / "own.npz"))
+    (found,) = merge_adapters(POTARA, Parents(fed, local), tmp_path, data=EvaluationData("images", files / "own.npz"))
     assert (found.client, found.recipe["samples"]) == ("all", 4) and 0 < found.recipe["lambda_fed"] < 1
     one, other, own = (
         load_file(Path(folder) / "adapter_model.safetensors") for folder in (fed, local, tmp_path / "all")
@@ -332,7 +332,7 @@ def test_two_folders_are_merged_with_a_task_of_images(files, parents, tmp_path):
 def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
     fed, local = (str(parents / name / "adapters/client0") for name in ("fedit", "local"))
 
-    def refused(match: str, *sources: str, data: Data | None = None) -> None:
+    def refused(match: str, *sources: str, data: EvaluationData | None = None) -> None:
         with pytest.raises(UserError, match=match):
             merge_adapters(POTARA, Parents(*sources), tmp_path / "out", data=data)
         assert not (tmp_path / "out").exists()
@@ -347,7 +347,7 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
     (bare / "adapter_config.json").write_text(json.dumps({**settings, "modules_to_save": None}))
     kept = {name: value for name, value in load_file(bare / "adapter_model.safetensors").items() if "lora" in name}
     save_file(kept, bare / "adapter_model.safetensors")
-    data = Data("images", files / "own.npz")
+    data = EvaluationData("images", files / "own.npz")
     refused(r"bare has no classification head \(classifier\)", fed, str(bare), data=data)
     refused(r"has a classification head \(classifier\), so it is for an image model; give --task", str(bare), local)
 
@@ -355,11 +355,11 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
 def test_one_adapter_is_scored_on_a_task_of_images(files, parents, tmp_path):
     """On all test pictures, of which each client of the run had a third."""
     folder = parents / "fedit/adapters/client0"
-    found = evaluate_adapter(str(files / "vit"), folder, Data("images", files / "own.npz"))
+    found = evaluate_adapter(str(files / "vit"), folder, EvaluationData("images", files / "own.npz"))
     shares = json.loads((parents / "fedit/summary.json").read_text())["scores"]["clients"]
     assert found.metric == "accuracy" and found.clients == {"all": pytest.approx(sum(shares.values()) / 3)}
     with pytest.raises(UserError, match="it is for an image model; give --task"):
-        evaluate_adapter(str(files / "vit"), folder, Data(path=files / "own.npz"))
+        evaluate_adapter(str(files / "vit"), folder, EvaluationData(path=files / "own.npz"))
 
 
 def test_a_head_of_another_module_is_refused(tmp_path):

@@ -15,7 +15,7 @@ from llm_fed.eval.plots import plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import write_comparison
 from llm_fed.eval.report.page import prose
 from llm_fed.eval.style import bounded
-from llm_fed.eval.tables import Result, Row, Table
+from llm_fed.eval.tables import ComparisonRow, RunResult, Table
 
 SCORES = {"local": {"a": 10.0, "b": 30.0}, "<b>fed</b>merge": {"a": 40.0, "b": 20.0}}
 
@@ -30,8 +30,8 @@ def written(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("table")
     rows = []
     for label, scores in SCORES.items():
-        row = Row(label, [], "local", Parameters())
-        row.results[0] = Result("", 1, scores, sum(scores.values()) / 2, min(scores.values()), Traffic())
+        row = ComparisonRow(label, [], "local", Parameters())
+        row.results[0] = RunResult("", 1, scores, sum(scores.values()) / 2, min(scores.values()), Traffic())
         rows.append(row)
     table = Table("rouge1", [0], 100, rows, ["A note."])
     draw = partial(plot_methods, scores=table.by_client, metric="rouge1")
@@ -72,9 +72,9 @@ def drawn_by(scores, folder) -> Path:
     """The page of a table of `scores`: by label and seed the two clients' scores."""
     rows = []
     for label, by_seed in scores.items():
-        row = Row(label, [], "local", Parameters(server=50))
+        row = ComparisonRow(label, [], "local", Parameters(server=50))
         for seed, (a, b) in enumerate(by_seed):
-            row.results[seed] = Result("", 1, {"a": a, "b": b}, (a + b) / 2, min(a, b), Traffic(up=1.0))
+            row.results[seed] = RunResult("", 1, {"a": a, "b": b}, (a + b) / 2, min(a, b), Traffic(up=1.0))
         rows.append(row)
     return write_comparison(Table("rouge1", range(4), 100, rows), folder / "table.html")
 

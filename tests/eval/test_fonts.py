@@ -32,7 +32,7 @@ def with_fonts(monkeypatch):
     monkeypatch.setattr(font_manager, "findSystemFonts", list)
     brought = [entry for entry in font_manager.fontManager.ttflist if "mpl-data" in entry.fname]
     monkeypatch.setattr(font_manager.fontManager, "ttflist", brought)
-    monkeypatch.setattr(fonts, "_told", [])
+    monkeypatch.setattr(fonts, "_warned", [])
     fonts.covering.cache_clear()
     yield
     fonts.covering.cache_clear()

@@ -12,21 +12,21 @@ import pytest
 from rich.console import Console
 
 from llm_fed.bench.costs import Parameters, Traffic
-from llm_fed.eval.tables import Result, Row, Table
+from llm_fed.eval.tables import ComparisonRow, RunResult, Table
 
 COSTS = Parameters(server=2_000, down=1_000, up=1_000, client=1_000)
 
 
-def result(ada: float, bob: float) -> Result:
-    return Result("f", 1, {"ada": ada, "bob": bob}, (ada + bob) / 2, min(ada, bob), Traffic(1e6, 2e6, 3e6, 4e6))
+def result(ada: float, bob: float) -> RunResult:
+    return RunResult("f", 1, {"ada": ada, "bob": bob}, (ada + bob) / 2, min(ada, bob), Traffic(1e6, 2e6, 3e6, 4e6))
 
 
 def by_hand() -> Table:
     """Ada under `x`: 60, 64: mean 62, std sqrt((4 + 4) / 1) = 2.83; `y|z` has one seed; `late` has no run yet."""
     rows = [
-        Row("x", ["method=x"], "x", COSTS, {0: result(60, 10), 1: result(64, 20)}),
-        Row("y|z", [], "y", replace(COSTS, up=500), {0: result(62.001, 40)}, {1: "no [space]"}),
-        Row("late", [], "late", COSTS),
+        ComparisonRow("x", ["method=x"], "x", COSTS, {0: result(60, 10), 1: result(64, 20)}),
+        ComparisonRow("y|z", [], "y", replace(COSTS, up=500), {0: result(62.001, 40)}, {1: "no [space]"}),
+        ComparisonRow("late", [], "late", COSTS),
     ]
     return Table("rouge1", [0, 1], 1_000, rows)
 
@@ -63,9 +63,9 @@ def test_what_was_used_of_a_budget_by_hand():
 def test_bold_are_those_that_nobody_is_shown_to_beat():
     """x and y differ by noise of five draws, and both beat z; single clients are never marked."""
 
-    def row(label: str, base: float, turn: int) -> Row:
+    def row(label: str, base: float, turn: int) -> ComparisonRow:
         results = {seed: result(base + (seed + turn) % 3, base + 5 + seed % 2) for seed in range(5)}
-        return Row(label, [], "x", COSTS, results)
+        return ComparisonRow(label, [], "x", COSTS, results)
 
     table = Table("rouge1", range(5), 1_000, [row("x", 60, 0), row("y", 60, 1), row("z", 40, 2)])
     lines = [line.split(" | ") for line in table.as_markdown().splitlines()[4:7]]
@@ -112,7 +112,7 @@ def with_baselines(draws: int, **rows: float) -> Table:
             )
             for seed in range(draws)
         }
-        found.append(Row(label, [], "m", COSTS, results))
+        found.append(ComparisonRow(label, [], "m", COSTS, results))
     return Table("rouge1", range(draws), 1_000, found)
 
 
@@ -184,7 +184,7 @@ def test_pictures_have_only_the_rows_that_are_known():
 
 def test_many_clients_have_columns_in_csv_alone():
     scores = {f"role-{number}": float(number) for number in range(17)}
-    table = Table("rouge1", [0], 1, [Row("x", [], "x", COSTS, {0: replace(result(1, 2), clients=scores)})])
+    table = Table("rouge1", [0], 1, [ComparisonRow("x", [], "x", COSTS, {0: replace(result(1, 2), clients=scores)})])
     text = table.as_markdown()
     assert "role-3" not in text and "17 single clients are in table.csv" in text
     assert "client role-16 mean" in table.as_csv()
@@ -203,7 +203,7 @@ def test_the_terminal_shows_names_as_they_stand():
 def test_a_narrow_terminal_shows_every_score():
     """Twelve clients and four methods in 80 columns: a line per client; of more methods the averages alone."""
     scores = {f"zone-{number}": 10.0 + number for number in range(12)}
-    rows = [Row(f"method {i}", [], "x", COSTS, {0: replace(result(1, 2), clients=scores)}) for i in range(7)]
+    rows = [ComparisonRow(f"method {i}", [], "x", COSTS, {0: replace(result(1, 2), clients=scores)}) for i in range(7)]
     for count, shown in ((4, True), (7, False)):
         console = Console(width=80, record=True, file=io.StringIO())
         for part in Table("rouge1", [0], 1, rows[:count]).for_terminal():
@@ -216,6 +216,9 @@ def test_a_narrow_terminal_shows_every_score():
 def test_scores_by_client_are_of_rows_that_have_them_all():
     """A row that is not finished, or lacks a client at one seed, is left out."""
     whole, part = replace(result(1, 2), clients={"a": 1.0, "b": 2.0}), replace(result(1, 2), clients={"a": 3.0})
-    rows = [Row("whole", [], "x", COSTS, {0: whole, 1: whole}), Row("part", [], "x", COSTS, {0: whole, 1: part})]
-    table = Table("rouge1", [0, 1], 1, [*rows, Row("none", [], "x", COSTS)])
+    rows = [
+        ComparisonRow("whole", [], "x", COSTS, {0: whole, 1: whole}),
+        ComparisonRow("part", [], "x", COSTS, {0: whole, 1: part}),
+    ]
+    table = Table("rouge1", [0, 1], 1, [*rows, ComparisonRow("none", [], "x", COSTS)])
     assert table.by_client == {"whole": {"a": [1.0, 1.0], "b": [2.0, 2.0]}}

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from llm_fed.experiment.costs import Costs, Counts
+from llm_fed.experiment.costs import Costs, CountSummary
 
 GB = 10**9
 
 
 def costs(**changes: Any) -> Costs:
     given: dict[str, Any] = {
-        "down": Counts(), "up": Counts(), "exact": True, "down_first": 0, "up_first": 0, "down_run": 0, "up_run": 0,
+        "down": CountSummary(), "up": CountSummary(), "exact": True,
+        "down_first": 0, "up_first": 0, "down_run": 0, "up_run": 0,
         "base": 6 * GB, "training": 2 * GB, "client": GB // 4, "activations": 4 * GB, "smallest": GB, "token": 250_000,
         "cache": 114_688, "memory_free": 10 * GB, "smaller": ("base.quantization=nf4",), "state": 0, "kept": 0,
         "disk_free": 0,

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from llm_fed import load_client
 from llm_fed.bench import build
 from llm_fed.commands import doctor
-from llm_fed.commands.comparison import Plan
+from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.evaluate import evaluate_run
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment import simulation
@@ -141,11 +141,11 @@ def test_a_saved_configuration_without_a_dtype_was_made_when_bfloat16_was_the_de
     assert from_dict({}).base.dtype == "auto"
 
 
-def plan(small, folder: Path, rows: dict[str, list[str]], words: list[str]) -> Plan:
+def plan(small, folder: Path, rows: dict[str, list[str]], words: list[str]) -> ComparisonPlan:
     folder.mkdir(exist_ok=True)
     settings = small.tree(rounds=1, base=AUTO) | {"compare": {"rows": rows}}
     (folder / "c.yaml").write_text(yaml.safe_dump(settings))
-    return Plan(folder / "c.yaml", words, [], [], folder / "out")
+    return ComparisonPlan(folder / "c.yaml", words, [], [], folder / "out")
 
 
 def test_in_a_comparison_auto_and_what_it_means_are_one_run(small, tmp_path):

@@ -14,7 +14,7 @@ from network import HELLO, NetworkInProcess, federate, tree, work
 from llm_fed.basics.errors import UserError
 from llm_fed.network import worker
 from llm_fed.network.clients import RemoteClients
-from llm_fed.network.node import Node, Place
+from llm_fed.network.node import Node, NodeSettings
 from llm_fed.network.server import train
 from llm_fed.settings.configfile import as_dict, from_dict
 from llm_fed.state.wire import pack
@@ -29,13 +29,13 @@ def evil(here) -> Path:
     return here / "written"
 
 
-def ask(place: Place, small: Any, order: dict[str, Any], message: bytes = b"", **changes: Any) -> dict[str, Any]:
+def ask(place: NodeSettings, small: Any, order: dict[str, Any], message: bytes = b"", **changes: Any) -> dict[str, Any]:
     return Node().answer(place, yaml.safe_dump(as_dict(from_dict(small.tree(**changes)))), order, message)[0]
 
 
 def test_a_name_from_outside_is_refused_before_anything_is_imported(small, evil, capsys):
     """Wherever the server may write it: as the method, as a task, as a run that is merged."""
-    place = Place(evil.parent / "home", str(small.data))
+    place = NodeSettings(evil.parent / "home", str(small.data))
     merged = {"kind": "finish", "run": "r", "client": "ada", "after": 0, "name": "n", "given": {EVIL: {}}}
     given = pack({"message": None, "given": {EVIL: None}})
     tried: list[tuple[dict[str, Any], bytes, dict[str, Any]]] = [
@@ -59,10 +59,10 @@ def test_a_name_from_outside_is_refused_before_anything_is_imported(small, evil,
 def test_with_the_operators_leave_it_runs_and_without_it_no_longer(small, evil):
     """What was built while it was allowed is not used afterwards."""
     node, text = Node(), yaml.safe_dump(as_dict(from_dict(small.tree(method={"name": "evil:Half"}))))
-    allowed = Place(evil.parent / "home", str(small.data), allow=("evil:Half",))
+    allowed = NodeSettings(evil.parent / "home", str(small.data), allow=("evil:Half",))
     assert node.answer(allowed, text, HELLO, b"")[0]["clients"] == {"ada": 6, "bob": 6, "cyd": 6}
     assert evil.exists()
-    refused = Place(allowed.home, allowed.path, allow=("evil:Other",))
+    refused = NodeSettings(allowed.home, allowed.path, allow=("evil:Other",))
     assert "(allowed: evil:Other)" in node.answer(refused, text, HELLO, b"")[0]["error"]
 
 
@@ -78,7 +78,7 @@ def test_a_whole_federation_of_a_method_that_all_nodes_allow(small, here):
     outside.module(here, "half", outside.HALF)
     settings = tree(small, method={"name": "half:Half", "part": 1.0})
     link = NetworkInProcess(here, small, settings)
-    link.places = {id: Place(place.home, place.path, allow=("half:Half",)) for id, place in link.places.items()}
+    link.places = {id: NodeSettings(place.home, place.path, allow=("half:Half",)) for id, place in link.places.items()}
     scores = train(link.config, here / "run", link)["scores"]
     _, plain = federate(here / "plain", small, tree(small))
     assert scores["clients"].keys() == plain["scores"]["clients"].keys()

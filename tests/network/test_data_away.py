@@ -123,7 +123,7 @@ def test_clients_of_one_node_need_not_all_have_data(small, tmp_path):
     """Those that the operator lists at a node, too."""
     link = NetworkInProcess(tmp_path, small, tree(small), nodes=PAIR)
     shutil.rmtree(Path(link.places[1].path) / "bob")
-    place = node.Place(link.places[1].home, link.places[1].path, clients=("ada", "bob"))
+    place = node.NodeSettings(link.places[1].home, link.places[1].path, clients=("ada", "bob"))
     said, _ = Node().answer(place, link._text, {"kind": "hello", "protocol": 2}, b"")
     assert (said.get("clients"), said.get("idle")) == ({"ada": 6}, ["bob"]), said
 

@@ -253,7 +253,7 @@ def test_a_folder_that_cannot_be_written_is_no_lock_that_is_held(tmp_path, monke
 )
 def test_how_a_process_seems_to_have_ended(monkeypatch, then, now, says):
     monkeypatch.setattr(cgroups, "kills", lambda: now)
-    monkeypatch.setattr(cgroups, "group_limits", lambda: [cgroups.Limit("memory.max of /job_7", 3 * 2**30, 0)])
+    monkeypatch.setattr(cgroups, "group_limits", lambda: [cgroups.MemoryLimit("memory.max of /job_7", 3 * 2**30, 0)])
     assert says in replace(Holder.me(), kills=then).end()
     limited = "(its limit is 3.00 GiB)" in replace(Holder.me(), kills=then).end()
     assert limited == ("control group" in says)

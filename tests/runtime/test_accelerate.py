@@ -47,7 +47,7 @@ from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.runtime.accelerate import Build, Shared, Spread, Worker
+from llm_fed.runtime.accelerate import Build, DistributedEngine, Shared, Worker
 from llm_fed.runtime.launch import Ranks
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.runtime.portable import Codec, fingerprint, packages_of
@@ -197,7 +197,7 @@ def test_two_experiments_take_turns(small, spread):
     for optimizer in ("adamw", "sgd"):
         config = from_dict(small.tree(local={"optimizer": optimizer}))
         prepared = prepare(config, Reporter(Console(quiet=True)))
-        for name, engine in (("local", None), ("spread", Spread(ranks, config, prepared.shared()))):
+        for name, engine in (("local", None), ("spread", DistributedEngine(ranks, config, prepared.shared()))):
             runtime = LocalRuntime(engine or prepared.engine, 3)
             found[optimizer, name] = partial(trained, prepared.clients, runtime)
     for _ in range(2):
@@ -214,7 +214,7 @@ def test_what_rank_0_has_measured_packs_at_every_rank(small, spread, monkeypatch
     real = fit.plan
     monkeypatch.setattr(fit, "plan", lambda lengths, *how: packed.append(how) or real(lengths, *how))
     prepared = prepare(config, Reporter(Console(quiet=True)))
-    engine = Spread(Ranks(Loopback(3)), config, prepared.shared())
+    engine = DistributedEngine(Ranks(Loopback(3)), config, prepared.shared())
     engine.packing = 40, 7
     trained(prepared.clients, LocalRuntime(engine, 3))
     assert len(packed) >= 3 and set(packed) == {(40, 7)}
@@ -289,7 +289,7 @@ def test_a_failure_at_rank_0_leaves_the_others_in_step(small, spread):
     prepared = prepare(config, Reporter(Console(quiet=True)))
     shared = prepared.shared()
     broken = replace(shared, engine=Failing(shared.engine, "ada", RunError("not here")))
-    for engine in (Spread(ranks, config, broken), Spread(ranks, config, shared)):
+    for engine in (DistributedEngine(ranks, config, broken), DistributedEngine(ranks, config, shared)):
         with pytest.raises(RunError, match="not here") if engine._shared is broken else nullcontext():
             trained(prepared.clients, LocalRuntime(engine, 3))
 

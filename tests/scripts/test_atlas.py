@@ -72,7 +72,7 @@ def test_spreads_are_the_quantiles_and_the_negative_share():
         {"round": 2, "weights": 0},
         {"round": 3, "coefficients": [3, 0, -1, 2, 1]},
     ]
-    assert merges.spreads(lines) == [merges.Spread(3, 5, (-1.0, 0.0, 1.0, 2.0, 3.0), 0.2)]
+    assert merges.spreads(lines) == [merges.CoefficientQuantiles(3, 5, (-1.0, 0.0, 1.0, 2.0, 3.0), 0.2)]
 
 
 def test_the_report_shows_coefficients_and_the_test_scores_of_training(run):

@@ -106,11 +106,11 @@ def test_a_row_resolves_to_what_its_label_says(name, label, words):
     ],
 )
 def test_rows_share_their_runs(name, runs, tmp_path):
-    assert len(list(comparison.Plan(FOLDER / name, [], [], [0], tmp_path).jobs())) == runs
+    assert len(list(comparison.ComparisonPlan(FOLDER / name, [], [], [0], tmp_path).jobs())) == runs
 
 
 def test_potara_merges_the_local_run_of_the_table(tmp_path):
-    planned = comparison.Plan(FOLDER / "commonsense.yaml", [], [], [0], tmp_path)
+    planned = comparison.ComparisonPlan(FOLDER / "commonsense.yaml", [], [], [0], tmp_path)
     merged = planned.cells["potara", 0].parents
     assert merged["local"] is planned.cells["local", 0]
     assert merged["fedit"].config.rounds == 300 and 50 in merged["fedit"].config.checkpoint.keep_rounds

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from llm_fed.federation.uploads import flaws
-from llm_fed.network.link import Asked, Reply, flaw_of
+from llm_fed.network.link import PendingOrder, Reply, flaw_of
 from llm_fed.state import State
 from llm_fed.state.lowrank import LowRank
 from llm_fed.state.outline import difference, infinite, outline, skeleton
@@ -115,7 +115,7 @@ def test_the_form_that_they_differ_from_is_taken():
 @pytest.mark.parametrize("what", ONCE_FELL)
 def test_what_once_ended_the_server_is_refused_in_one_line(what):
     data, reason = ONCE_FELL[what]
-    asked = Asked("mallory", 1, "1", 0.0, 0, skeleton(STATE), 10**9, 6)
+    asked = PendingOrder("mallory", 1, "1", 0.0, 0, skeleton(STATE), 10**9, 6)
     said = flaw_of(asked, Reply({"ask": "1", "examples": 6}, data))
     assert reason in said and said.isprintable() and len(said) <= 300
     for expected in (skeleton(STATE), None):
@@ -150,7 +150,7 @@ def test_the_outline_is_the_skeleton_of_what_is_decoded(kind):
     assert found == skeleton(sent.message) == skeleton(unpack(sent.data, found)) and not difference(found, found, "x")
     assert size >= 4 * sum(part.numel() for part in load(sent.data).values() if part.is_floating_point())
     honest = Reply(hostile.CONTENT, sent.data)
-    assert not flaw_of(Asked("ada", 1, "1-1", 0.0, 0, skeleton(sent.message), 10**9, 6), honest)
+    assert not flaw_of(PendingOrder("ada", 1, "1-1", 0.0, 0, skeleton(sent.message), 10**9, 6), honest)
 
 
 BOMBS = {  # bytes, and what they would have taken

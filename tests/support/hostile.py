@@ -29,7 +29,7 @@ import torch
 from llm_fed.eval import merges
 from llm_fed.federation.uploads import flaws
 from llm_fed.merge import mean
-from llm_fed.network.link import Asked, Reply, flaw_of
+from llm_fed.network.link import PendingOrder, Reply, flaw_of
 from llm_fed.state import State
 from llm_fed.state.lowrank import truncated
 from llm_fed.state.outline import skeleton
@@ -130,7 +130,7 @@ def survive(kind: Kind, data: bytes, content: dict[str, Any]) -> str:
         AssertionError, and whatever else it should not: a finding.
     """
     expected = skeleton(kind.message)
-    asked = Asked("mallory", 1, "1-1", 0.0, 0, expected, 10**9, 6)
+    asked = PendingOrder("mallory", 1, "1-1", 0.0, 0, expected, 10**9, 6)
     with suppress(WireError):
         free = unpack(data)
         assert skeleton(unpack(pack(free))) == skeleton(free)

@@ -102,7 +102,7 @@ def export(name: str, family: str, changes: dict[str, Any], work: Path) -> Outco
         card = model_card(Model("base", prompt=prompt), client="ada", method="local", paper="", metrics={},
                           config="task: {name: files, path: null}")  # fmt: skip
         write(place / "ada", state, structure, base, card, prompt)
-        list(merged.Plan(config, {"ada": place / "ada"}, place / "out", {"ada": 0}, 0).write())
+        list(merged.ExportPlan(config, {"ada": place / "ada"}, place / "out", {"ada": 0}, 0).write())
         outcome.needs = merged.needed_version(config)
     except (UserError, RunError) as error:
         outcome.flaw = str(error)

@@ -14,7 +14,7 @@ from small_run import CLIENTS, Small
 from llm_fed.network import server
 from llm_fed.network.bundle import PROTOCOL, joined, separated
 from llm_fed.network.link import Reply
-from llm_fed.network.node import Node, Place
+from llm_fed.network.node import Node, NodeSettings
 from llm_fed.runs.records import read_records
 from llm_fed.settings.configfile import as_dict, from_dict
 
@@ -72,7 +72,7 @@ class NetworkInProcess:
             if not data.exists():
                 for client in clients:
                     shutil.copytree(small.data / client, data / client)
-            self.places[node] = Place(folder / f"home-{clients[0]}", str(data))
+            self.places[node] = NodeSettings(folder / f"home-{clients[0]}", str(data))
         self.workers = {node: Node() for node in self.places}
 
     def nodes(self) -> Mapping[int, str]:

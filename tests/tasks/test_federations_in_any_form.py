@@ -29,7 +29,7 @@ def drafted(folder: Path, base: Path, seed: int) -> bool:
     written = federations.write(given, federations.form(draw, given), folder, draw)
     client = {"client": written.columns.client} if written.columns.client else {}
     try:
-        draft = init.draft(init.Given(str(written.path), str(base), columns=client), None)
+        draft = init.draft(init.UserChoices(str(written.path), str(base), columns=client), None)
     except UserError as refused:
         assert "no test example" in str(refused) or "no column names the clients" in str(refused), refused
         return False

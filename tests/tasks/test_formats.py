@@ -176,7 +176,7 @@ def test_other_encodings_are_told_by_their_letters(tmp_path, monkeypatch, codec,
     """Also where a sign of two bytes lies across the border of two pieces of the file."""
     from llm_fed.rows import formats
 
-    monkeypatch.setattr(formats.Text.chunks, "__defaults__", (7,))
+    monkeypatch.setattr(formats.TextFile.chunks, "__defaults__", (7,))
     text = LETTERS[codec].replace(",", ";")
     rows = [{"question": f"{text} {i}", "answer": text} for i in range(3)]
     csv = "question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in rows)
@@ -248,7 +248,7 @@ def test_an_array_is_not_held_whole(tmp_path, monkeypatch):
     """Of an array in one line a few pieces are in memory, and places of mistakes are those of the file."""
     from llm_fed.rows import formats
 
-    monkeypatch.setattr(formats.Text.chunks, "__defaults__", (64,))
+    monkeypatch.setattr(formats.TextFile.chunks, "__defaults__", (64,))
     many = [{"question": f"é {i}", "answer": "x" * (i % 150)} for i in range(300)]
     assert read(tmp_path / "a.json", json.dumps(many, ensure_ascii=False))[0] == many
     assert read(tmp_path / "a.json", json.dumps(many, indent=2))[0] == many

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows.layout import DEEPEST, Layout, plan
+from llm_fed.rows.layout import DEEPEST, FolderLayout, plan
 
 
 def told(*names: str, **how) -> dict:
@@ -153,7 +153,7 @@ def test_what_is_not_used_is_listed_and_what_nobody_means_is_not():
     assert plan(["1.txt", "2.txt", "README.txt"], "D").unused == ("README.txt",)
     deep = "/".join(["f"] * (DEEPEST + 1)) + "/x.jsonl"
     assert plan([deep, "n.jsonl"], "D").unused == (deep,)
-    assert plan(["README.md"], "D") == Layout((), ("README.md",))
+    assert plan(["README.md"], "D") == FolderLayout((), ("README.md",))
 
 
 def test_whether_names_say_the_split():

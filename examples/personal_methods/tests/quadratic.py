@@ -19,9 +19,9 @@ def state(**entries: float) -> State:
     return State.of({f"{name}.weight": torch.tensor([value], dtype=torch.float64) for name, value in entries.items()})
 
 
-def numbers(found: State) -> dict[str, float]:
+def numbers(state: State) -> dict[str, float]:
     """What `state` was made of."""
-    return {name.removesuffix(".weight"): float(found[name]) for name in found}
+    return {name.removesuffix(".weight"): float(state[name]) for name in state}
 
 
 def site(id: str, examples: int = 1, **local: Any) -> Any:

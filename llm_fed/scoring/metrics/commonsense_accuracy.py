@@ -10,8 +10,8 @@ KINDS = ("true|false", "solution[12]", "answer[1-5]", "ending[1-4]", "option[12]
 def extract(text: str, kind: str) -> str | None:
     """The first answer of this kind in the text, None where there is none; as in LLM-Adapters upper case does not
     match and word borders do not count ("answer10" holds answer1)."""
-    found = re.search(kind, text)
-    return found.group() if found else None
+    match = re.search(kind, text)
+    return match.group() if match else None
 
 
 def kind_of(reference: str) -> str:
