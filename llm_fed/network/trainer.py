@@ -178,6 +178,8 @@ class TrainedAdapter:
         trainer.model.train()
         with _own_randomness(trainer, request.seed):
             done = trainer.train()
+        if (accelerator := getattr(trainer, "accelerator", None)) is not None:
+            accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # else each round would wrap it once more
         with torch.no_grad():
             tensors = {name: self.parameters[name].detach().to(start.row) for name in start.layout.names}
             result = start.like(State.of(tensors).row)

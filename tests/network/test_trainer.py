@@ -3,11 +3,9 @@ another client than the federation's."""
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 import llm_fed
-from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.network import server, worker
 from llm_fed.runs.tracking import Reporter
@@ -151,7 +149,7 @@ WRONG = {
     "another layer": (lambda t: t.model.get_input_embeddings().weight.requires_grad_(True), "also trains base_model"),
     "no adapter": (lambda t: setattr(t, "model", t.model.get_base_model()), "without an adapter"),
     "half precision": (lambda t: t.model.bfloat16(), "in which small updates are lost"),
-    "a checkpoint": (lambda t: setattr(t.args, "resume_from_checkpoint", "x"), "goes? on from a checkpoint|go on from"),
+    "a checkpoint": (lambda t: setattr(t.args, "resume_from_checkpoint", "x"), "go on from a checkpoint"),
 }
 
 
@@ -174,7 +172,6 @@ OTHERS: dict[str, Any] = {
     "scaffold": ({"method": {"name": "scaffold"}}, {}, {}, "corrects gradients"),
     "fedprox": ({"method": {"name": "fedprox"}}, {}, {}, "proximal"),
     "experts": ({"method": {"name": "pfedmoe"}}, {}, {}, "something else"),
-    "noise": ({"privacy": {"clip": 1.0, "noise": 1.0, "where": "example"}}, {}, {}, "."),
 }
 
 
@@ -186,11 +183,10 @@ def test_what_it_cannot_carry_is_told_to_the_server(small, tmp_path, case):
     network = NetworkInProcess(tmp_path, small, settings)
     trainer = trainer_of(small.base, tmp_path, rows_of(tree(small, **AGREE), "bob"), lora=lora, **options)
     network.workers[2] = llm_fed.network.patch(trainer)
-    with pytest.raises((UserError, RunError), match=message) if case in ("noise",) else nullcontext():
-        network_config = replace(network.config, network=replace(network.config.network, wait=0.1))
-        server.train(network_config, tmp_path / "run", network)
-        said = (tmp_path / "run/metrics.jsonl").read_text()
-        assert re.search(message, json.loads(json.dumps(said)))
+    network_config = replace(network.config, network=replace(network.config.network, wait=0.1))
+    server.train(network_config, tmp_path / "run", network)
+    said = (tmp_path / "run/metrics.jsonl").read_text()
+    assert re.search(message, said)
 
 
 def test_it_answers_in_the_place_of_the_worker(small, tmp_path, monkeypatch):
