@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,20 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-import tiny_base
 import torch
 from byte_tokenizer import byte_tokenizer
 from llama_cpp import LlamaCpp, missing
 from tokenizers import Regex, Tokenizer, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from llm_fed import load_client
 from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run as experiment
 from llm_fed.export import gguf_tokens
 from llm_fed.export.gguf_model import Architecture
-from llm_fed.models.base import Base
 from llm_fed.settings import configfile
+from llm_fed.testing.tiny import drawn
 
 CHAT = (
     "{% for m in messages %}<s>{{ m.role }} {{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
@@ -43,11 +43,31 @@ FAMILIES: dict[str, dict[str, Any]] = {
 needs_llama_cpp = pytest.mark.skipif(bool(missing()), reason=missing() or "it is there")
 
 
-def run_on(folder: Path, small: Any, kind: str = "llama", around: str = "<s> $A", **settings: Any) -> Path:
+def tokenizer_of(around: str = "<s> $A") -> PreTrainedTokenizerFast:
+    """One of bytes and a few pairs of them, as llama.cpp takes none without pairs."""
+    known = json.loads(byte_tokenizer(around).backend_tokenizer.to_str())
+    pairs = [["e", "r"], ["a", "y"], ["h", "i"], ["Ġ", "w"]]
+    known["model"]["vocab"] |= {"".join(pair): 259 + place for place, pair in enumerate(pairs)}
+    known["model"]["merges"] = pairs
+    inner = Tokenizer.from_str(json.dumps(known))
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, chat_template=CHAT, **special)
+
+
+def base_of(folder: Path, kind: str) -> Path:
+    sizes = {
+        "vocab_size": 270, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2, "tie_word_embeddings": True,
+    }  # fmt: skip
+    config = AutoConfig.for_model(kind.partition("-")[0], **{**sizes, **FAMILIES[kind]})
+    drawn(lambda: AutoModelForCausalLM.from_config(config), 0).save_pretrained(folder)
+    tokenizer_of().save_pretrained(folder)
+    return folder
+
+
+def run_on(folder: Path, small: Any, kind: str = "llama", **settings: Any) -> Path:
     """A finished run of local adapters on a tiny base whose tokens are bytes."""
-    changes = {"vocab_size": 270, "hidden_size": 32, "max_position_embeddings": 128, **FAMILIES[kind]}
-    base = tiny_base.folder(folder / "base", kind.partition("-")[0], **changes)
-    byte_tokenizer(around, CHAT).save_pretrained(base)
+    base = base_of(folder / "base", kind)
     adapter = {"target_modules": "all-linear", "dropout": 0.0, **settings.pop("adapter", {})}
     config = small.config(
         folder / "c.yaml", base={"name": str(base), "dtype": "float32"}, method={"name": "local"}, rounds=1,
@@ -84,8 +104,8 @@ def test_both_exports_of_a_family(small, llm_fed, tmp_path, kind):
         return
     base, model = LlamaCpp(tmp_path / "whole/base.gguf"), LlamaCpp(tmp_path / "whole/bob/model.gguf")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base")
-    for text in ("Which bay?", " a\n\tb ", "北京 🙂", "don't </s> 1234"):
-        assert base.tokens(text) == list(tokenizer(text.replace("</s>", "< /s>"))["input_ids"]) or "</s>" in text
+    for text in ("Which bay?", " a\n\tb ", "北京 🙂", "don't where 1234 wwww"):
+        assert base.tokens(text) == list(tokenizer(text)["input_ids"])
     for client, chosen in (("ada", base), ("bob", base), ("bob", model)):
         mine = load_client(run / "adapters" / client, str(tmp_path / "base"))
         if chosen is base:
@@ -114,9 +134,9 @@ def test_a_chat_is_put_as_in_training(small, llm_fed, tmp_path):
     run = run_on(tmp_path, small)
     assert llm_fed("export", run, tmp_path / "out", "--merged", "--gguf", "--client", "ada").code == 0
     there = LlamaCpp(tmp_path / "out/ada/model.gguf")
-    assert there.tokens("<s>user x</s><s>", special=True) == [1, *there.tokens("<s>user x</s><s>", special=True)[1:]]
     mine = load_client(run / "adapters/ada", str(tmp_path / "base"))
-    assert mine.base.tokens(["x"], None)[0] == there.tokens("<s>user x</s><s>", special=True)[1:]
+    put = there.llama.tokenize("<s>user where x</s><s>", add_special=False, parse_special=True)
+    assert mine.base.tokens(["where x"], None)[0] == put
     there.close()
 
 
@@ -189,4 +209,4 @@ def test_a_family_that_is_not_known_is_refused():
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "type dynamic"),
     ):
         with pytest.raises(UserError, match=words):
-            Architecture.of(Base(model=tiny.build(kind, **changes), name="x").model.config)
+            Architecture.of(AutoConfig.for_model(kind, **changes))

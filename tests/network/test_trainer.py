@@ -166,22 +166,22 @@ def test_a_trainer_that_cannot_be_a_client_is_refused_at_once(small, tmp_path, c
 
 
 OTHERS: dict[str, Any] = {
-    "rank": ({}, {"r": 4}, {}, "is \\(4, 24\\) in the Trainer's adapter and \\(2, 24\\)"),
-    "alpha": ({}, {"lora_alpha": 2}, {}, "scaled by 1 and the federation's by 4"),
-    "layers": ({}, {"target_modules": ["q_proj"]}, {}, "absent in the Trainer's adapter"),
-    "scaffold": ({"method": {"name": "scaffold"}}, {}, {}, "corrects gradients"),
-    "fedprox": ({"method": {"name": "fedprox"}}, {}, {}, "proximal"),
-    "experts": ({"method": {"name": "pfedmoe"}}, {}, {}, "something else"),
+    "rank": ({}, {"r": 4}, "is \\(4, 24\\) in the Trainer's adapter and \\(2, 24\\)"),
+    "alpha": ({}, {"lora_alpha": 2}, "scaled by 1 and the federation's by 4"),
+    "layers": ({}, {"target_modules": ["q_proj"]}, "absent in the Trainer's adapter"),
+    "scaffold": ({"method": {"name": "scaffold"}}, {}, "corrects gradients"),
+    "fedprox": ({"method": {"name": "fedprox"}}, {}, "proximal"),
+    "experts": ({"method": {"name": "pfedmoe"}}, {}, "something else"),
 }
 
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_what_it_cannot_carry_is_told_to_the_server(small, tmp_path, case):
     """The order's answer says it, and the other clients go on; of a clean twin nothing is said."""
-    changes, lora, options, message = OTHERS[case]
+    changes, lora, message = OTHERS[case]
     settings = tree(small, **{**AGREE, **changes})
     network = NetworkInProcess(tmp_path, small, settings)
-    trainer = trainer_of(small.base, tmp_path, rows_of(tree(small, **AGREE), "bob"), lora=lora, **options)
+    trainer = trainer_of(small.base, tmp_path, rows_of(tree(small, **AGREE), "bob"), lora=lora)
     network.workers[2] = llm_fed.network.patch(trainer)
     network_config = replace(network.config, network=replace(network.config.network, wait=0.1))
     server.train(network_config, tmp_path / "run", network)
