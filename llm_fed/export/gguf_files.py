@@ -101,14 +101,18 @@ def check(path: Path, probes: Sequence[proof.Probe], base: Base, config: Any, pr
     Raises:
         RunError: what differs.
     """
-    if config.model_type == "mistral":  # transformers takes the file for what it says that it is
-        known = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
-        config = LlamaConfig(**known)
+    known = config
+    if config.model_type == "mistral":  # transformers takes the file for the LLaMA that it says it is
+        same = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}
+        known = LlamaConfig(**same)
     try:
         with redirect_stderr(StringIO()):  # its bar of progress
             loaded = AutoModelForCausalLM.from_pretrained(
-                path.parent, gguf_file=path.name, config=config, dtype=base.dtype, local_files_only=True
+                path.parent, gguf_file=path.name, config=known, dtype=base.dtype, local_files_only=True
             )
+        if known is not config:
+            weights_of_file, loaded = loaded.state_dict(), AutoModelForCausalLM.from_config(config, dtype=base.dtype)
+            loaded.load_state_dict(weights_of_file)
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise RunError(f"the GGUF file cannot be loaded: {error}") from error
     freeze(loaded)

@@ -29,7 +29,7 @@ CHAT = (
 )
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
-    "mistral": {"sliding_window": 40},
+    "mistral": {"sliding_window": 100},
     "qwen2": {},
     "qwen3": {"head_dim": 8, "tie_word_embeddings": False},
     "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},

@@ -6,8 +6,9 @@ library brings its own libllama.so, which needs glibc 2.38; LLAMA_CPP_LIB names 
 
 from __future__ import annotations
 
-import argparse
+import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -84,37 +85,49 @@ class LlamaCpp:
         return np.frombuffer(self._ffi.buffer(given, 4 * self.llama.n_vocab), dtype=np.float32).copy()
 
 
-def main() -> None:
-    """How many answers of llama.cpp are those of `chat`, client by client."""
+def ask(run: Path, prompts: Path, answers: Path) -> None:
+    """Write each client's greedy answers in float32, as `chat` gives them, and the tokens of each prompt."""
     from llm_fed import load_client
     from llm_fed.runs.reading import exported, read_config
 
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("gguf", type=Path, help="what `llm-fed export RUN FOLDER --gguf` wrote")
-    parser.add_argument("base", type=Path, help="a GGUF file of the base")
-    parser.add_argument("prompts", type=Path, help="a prompt in each line")
-    chosen = parser.parse_args()
-    prompts = chosen.prompts.read_text().splitlines()
-    there = LlamaCpp(chosen.base, 1024)
-    name, same, alike = read_config(chosen.run).base.name, 0, 0
-    for client, folder in exported(chosen.run).items():
-        mine = load_client(folder, name, dtype="float32")
-        there.choose(chosen.gguf / client / "adapter.gguf")
-        how, equal = mine.base.prompt, 0
-        for prompt in prompts:
-            (ids,) = mine.base.tokens([prompt], None)
-            text = mine.base.tokenizer.decode(ids, skip_special_tokens=False)
-            read = there.llama.tokenize(text, add_special=False, parse_special=True)
-            alike += read == ids
-            ours = "".join(mine.reply(prompt))
-            theirs = mine.base.answer_text(ids, there.answer(ids, how.max_new_tokens))
-            equal += ours == theirs
-            if ours != theirs:
-                print(f"{client}: {prompt!r}\n  chat       {ours!r}\n  llama.cpp  {theirs!r}", flush=True)
-        same += equal
-        print(f"{client}: {equal} of {len(prompts)} answers are equal", flush=True)
-    print(f"all: {same} equal answers, {alike} equal divisions into tokens")
+    found, base = {}, None
+    for client, folder in exported(run).items():
+        mine = load_client(folder, base or read_config(run).base.name, dtype="float32")
+        base, lines = mine.base, prompts.read_text().splitlines()
+        ids = mine.base.tokens(lines, None)
+        found[client] = {
+            "prompts": [mine.base.tokenizer.decode(each, skip_special_tokens=False) for each in ids],
+            "ids": ids, "answers": mine.generate(lines), "most": mine.base.prompt.max_new_tokens,
+        }  # fmt: skip
+        print(f"{client}: {len(lines)} answers", flush=True)
+    answers.write_text(json.dumps(found))
+
+
+def compare(answers: Path, base: Path, adapters: Path) -> None:
+    """How many of these answers llama.cpp gives, client by client, and how many prompts have the same tokens there."""
+    there, same, alike, total = LlamaCpp(base, 1024), 0, 0, 0
+    for client, its in json.loads(answers.read_text()).items():
+        there.choose(adapters / client / "adapter.gguf")
+        equal = 0
+        for text, ids, ours in zip(its["prompts"], its["ids"], its["answers"], strict=True):
+            alike += there.llama.tokenize(text, add_special=False, parse_special=True) == ids
+            theirs = there.llama.detokenize(there.answer(ids, its["most"]), remove_special=True).strip()
+            equal += theirs == ours
+            if theirs != ours:
+                print(f"{text!r}\n  chat       {ours!r}\n  llama.cpp  {theirs!r}", flush=True)
+        same, total = same + equal, total + len(its["ids"])
+        print(f"{client}: {equal} of {len(its['ids'])} answers are equal", flush=True)
+    print(f"all: {same} of {total} answers are equal, and the tokens of {alike} prompts")
+
+
+def main() -> None:
+    steps: dict[str, Any] = {"ask": ask, "compare": compare}
+    words = sys.argv[1:]
+    if len(words) != 4 or words[0] not in steps:
+        sys.exit(
+            "ask RUN PROMPTS ANSWERS.json, then compare ANSWERS.json BASE.gguf FOLDER (of `export RUN FOLDER --gguf`)"
+        )
+    steps[words[0]](*map(Path, words[1:]))
 
 
 if __name__ == "__main__":
