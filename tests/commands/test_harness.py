@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from llm_fed import commands
+
 CHOICES = """
 task: words
 dataset_path: json
@@ -142,6 +144,7 @@ def test_what_is_refused(finished, llm_fed, tasks, tmp_path, monkeypatch):
     llm_fed("eval", finished, "task.noise=0.1", "--harness", tasks[0]).assert_refused("settings")
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "llm_fed.commands.harness", raising=False)
+    monkeypatch.delattr(commands, "harness", raising=False)
     llm_fed("eval", finished, "--harness", tasks[0]).assert_refused("lm-evaluation-harness", ".[harness]")
 
 
