@@ -8,12 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
+
+# Of random texts; none has an accent of its own, which llama.cpp does not compose.
+PARTS = [
+    *"abcXYZ019 .,'\n\t\r-_()[]{}éß北京🙂Гдھहि\u00a0\u3000\u200b", "'s", "'LL", "  ", "\n\n", "the", "ing", "12",
+    "def ",
+]  # fmt: skip
 
 
 def missing() -> str:
@@ -120,12 +128,28 @@ def compare(answers: Path, base: Path, adapters: Path) -> None:
     print(f"all: {same} of {total} answers are equal, and the tokens of {alike} prompts")
 
 
+def divide(tokenizer: Path, base: Path, count: Path) -> None:
+    """How many of so many random texts, with control tokens in half of them, have other tokens in llama.cpp."""
+    ours, there, draws, wrong = Tokenizer.from_file(str(tokenizer)), LlamaCpp(base), random.Random(0), 0
+    control = [token.content for token in ours.get_added_tokens_decoder().values()][:6]
+    for number in range(int(str(count))):
+        special = number % 2 == 1
+        parts = [*PARTS, *control] if special else PARTS
+        text = "".join(draws.choice(parts) for _ in range(draws.randint(1, 40)))
+        read = there.llama.tokenize(text, add_special=not special, parse_special=special)
+        if read != ours.encode(text, add_special_tokens=not special).ids:
+            wrong += 1
+            print(repr(text))
+    print(f"{wrong} of {count} texts have other tokens")
+
+
 def main() -> None:
-    steps: dict[str, Any] = {"ask": ask, "compare": compare}
+    steps: dict[str, Any] = {"ask": ask, "compare": compare, "divide": divide}
     words = sys.argv[1:]
     if len(words) != 4 or words[0] not in steps:
         sys.exit(
-            "ask RUN PROMPTS ANSWERS.json, then compare ANSWERS.json BASE.gguf FOLDER (of `export RUN FOLDER --gguf`)"
+            "ask RUN PROMPTS ANSWERS.json, compare ANSWERS.json BASE.gguf FOLDER (of `export RUN FOLDER --gguf`), or "
+            "divide TOKENIZER.json BASE.gguf COUNT"
         )
     steps[words[0]](*map(Path, words[1:]))
 
