@@ -62,4 +62,6 @@ sys.meta_path.insert(0, _Moved())  # before a folder of this name that an older 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:  # imports torch and transformers, which most commands of the command line need not
         return getattr(import_module(_HOMES[name]), name)
+    if name == "network":  # for `llm_fed.network.patch` behind `import llm_fed` alone
+        return import_module("llm_fed.network")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,6 +23,12 @@ def export(
         bool,
         typer.Option("--merged", help="Write whole models, with the adapter merged into the base: no PEFT needed."),
     ] = False,
+    gguf: Annotated[
+        bool,
+        typer.Option(
+            "--gguf", help="Also write each adapter for llama.cpp; with --merged, write GGUF models and the base's."
+        ),
+    ] = False,
     allow: Allow = None,
 ) -> None:
     """Copy the personal adapters of a run as PEFT folders, and tell on standard error which of them vLLM and LoRAX can
@@ -37,12 +43,12 @@ def export(
         if merged:
             from llm_fed.export import merged as whole
 
-            plan = whole.plan(source, out_dir, client or [])
+            plan = whole.plan(source, out_dir, client or [], gguf)
             print(printable(plan.said), file=sys.stderr)
             for folder in plan.write():
                 out.print(str(folder))
             return
-        folders = runs.export(source, out_dir, client or [])
+        folders = runs.export(source, out_dir, client or [], gguf)
     for folder in folders:
         out.print(str(folder))
     for line in serving.lines({folder.name: serving.servable(folder) for folder in folders}):

@@ -15,13 +15,16 @@ from llm_fed.basics.files import write_folders
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.experiment import splits
 from llm_fed.experiment.baselines import rule_line, shared_by
-from llm_fed.export import peft_folders
+from llm_fed.export import gguf_files, peft_folders
 from llm_fed.export.copies import handed_out, public_content
+from llm_fed.export.merged import skeleton
 from llm_fed.export.models import read as read_personal
 from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.personal import alone
 from llm_fed.method.site import Site
+from llm_fed.models.base import Base
 from llm_fed.models.labels import read_labels
+from llm_fed.models.prompt import FILE as PROMPT
 from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.rows.formats import stem_of
 from llm_fed.runs.reading import adapter_folders, exported, finished, read_config
@@ -302,17 +305,35 @@ def _one_file(config: Config, keys: Sequence[str]) -> TaskData:
     return TaskData("files", "rouge1", {client.client: client})
 
 
-def export(folder: Path, out: Path, clients: Sequence[str] = ()) -> list[Path]:
+def export(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> list[Path]:
     """Copy the personal adapters of a finished run to `out/<client>`, all clients or only those named.
 
+    Args:
+        gguf: whether each folder has the adapter as a LoRA of llama.cpp, too.
+
     Raises:
-        UserError: the folder is no finished run, it has no such client, or `out/<client>` holds other files.
+        UserError: the folder is no finished run, it has no such client, or `out/<client>` holds other files; or
+            llama.cpp cannot have such an adapter.
         RunError: the disk is full, or `out` cannot be written.
     """
     found = handed_out(folder, clients)
-    copies = ((out / client, _contents(adapter)) for client, adapter in found.items())
+    more = _as_gguf(folder, found) if gguf else dict.fromkeys(found, {})
+    copies = ((out / client, {**_contents(adapter), **more[client]}) for client, adapter in found.items())
     write_folders(copies, "an adapter")
     return [out / client for client in found]
+
+
+def _as_gguf(folder: Path, adapters: Mapping[str, Path]) -> dict[str, dict[str, bytes]]:
+    """By client the adapter as a file of llama.cpp."""
+    config = read_config(folder).base
+    for adapter in adapters.values():
+        if not (adapter / PROMPT).is_file():
+            raise UserError(f"{adapter} is not an adapter of a language model; leave out --gguf")
+    base = Base(model=skeleton(config), name=config.name)
+    return {
+        client: {gguf_files.ADAPTER: gguf_files.adapter(adapter, replace(base, origin=read_origin(adapter)))}
+        for client, adapter in adapters.items()
+    }
 
 
 def _contents(adapter: Path) -> dict[str, bytes]:

@@ -15,15 +15,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import put_folder, remove, sync_files, sync_folder
-from llm_fed.export import model_files, older, peft_folders, peft_settings, proof
+from llm_fed.export import gguf_files, gguf_tokens, model_files, older, peft_folders, peft_settings, proof
 from llm_fed.export.card import merged_card
 from llm_fed.export.copies import handed_out, public_content
 from llm_fed.export.folding import fold, untied
+from llm_fed.export.gguf_model import Architecture
 from llm_fed.kinds import wording
 from llm_fed.kinds.language import load_base
 from llm_fed.kinds.wording import Model
 from llm_fed.models.base import Base
-from llm_fed.models.loading import DTYPES, check_name, explain, settle_dtype
+from llm_fed.models.loading import DTYPES, check_name, explain, read_tokenizer, settle_dtype
 from llm_fed.models.prompt import FILE, read_prompt
 from llm_fed.runs.reading import read_config
 from llm_fed.settings.config import BaseConfig, Config
@@ -38,6 +39,7 @@ class ExportPlan:
         sizes: by client the bytes of its model.
         free: bytes that are free where the models go.
         notes: what the user should know beforehand, a line each.
+        gguf: whether each is a GGUF file, beside one of the base.
     """
 
     base: BaseConfig
@@ -46,22 +48,26 @@ class ExportPlan:
     sizes: Mapping[str, int]
     free: int
     notes: Sequence[str] = ()
+    gguf: bool = False
 
     @property
     def said(self) -> str:
         """The room that it takes, and the notes."""
-        count, largest = len(self.adapters), max(self.sizes.values())
+        count, largest = len(self.adapters) + self.gguf, max(self.sizes.values())
         many = f"{count} models, {_size(largest)} each" if count > 1 else f"a model of {_size(largest)}"
         return "\n".join((f"writing {many} ({self.base.dtype}); {_size(self.free)} are free", *self.notes))
 
     def write(self) -> Iterator[Path]:
         """Write one model after another, and yield its folder. The base is loaded anew for each, since folding changes
-        it; and each folder is loaded anew, and must compute what base and adapter do.
+        it; and each folder is loaded anew, and must compute what base and adapter do. With `gguf` the base's own file
+        comes first.
 
         Raises:
             UserError: the base cannot be loaded, or an adapter is damaged or does not fit it.
             RunError: the disk is full, a folder cannot be written, or it would be another model.
         """
+        if self.gguf:
+            yield self._write_base()
         for client, adapter in self.adapters.items():
             target, partial = self.out / client, self.out / f".{client}.partial"
             try:
@@ -76,6 +82,24 @@ class ExportPlan:
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
             yield target
+
+    def _write_base(self) -> Path:
+        """Write the base's GGUF file, which the adapters of `export --gguf` fit."""
+        base, prompt = load_base(self.base, "cpu"), read_prompt(next(iter(self.adapters.values())))
+        assert prompt is not None  # as in `_write`
+        target, partial = self.out / gguf_files.BASE, self.out / f".{gguf_files.BASE}.partial"
+        self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            gguf_files.model(partial, base, prompt)
+            partial.chmod(0o600)
+            sync_files([partial])
+            partial.replace(target)
+            sync_folder(self.out)
+        except OSError as error:
+            raise RunError(f"cannot write {target}: {error.strerror or error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        return target
 
     def _write(self, client: str, adapter: Path, folder: Path) -> None:
         """Fold one adapter in, write the model to a folder, and check it."""
@@ -93,36 +117,54 @@ class ExportPlan:
         fold(base.model, structure, state, adapter)
         remove(folder)
         folder.mkdir(mode=0o700, parents=True)
-        model_files.write_weights(folder, base, prompt)
-        model_files.write(folder, base, self.base, prompt)
+        if self.gguf:
+            gguf_files.model(folder / gguf_files.MODEL, base, prompt)
+        else:
+            model_files.write_weights(folder, base, prompt)
+            model_files.write(folder, base, self.base, prompt)
         card = (adapter / peft_folders.CARD).read_text(encoding="utf-8", errors="replace")
         (folder / peft_folders.CARD).write_text(merged_card(card, self._described(base)), encoding="utf-8")
         (folder / FILE).write_bytes(public_content(adapter / FILE) or b"")
-        del base  # before the other one is loaded
         with signs.part(f"checking the model of {client}"):
-            proof.check(folder, probes, self.base)
+            if self.gguf:
+                config, base.model = base.model.config, None  # before the other one is loaded
+                gguf_files.check(folder / gguf_files.MODEL, probes, base, config, prompt)
+            else:
+                del base
+                proof.check(folder, probes, self.base)
 
     def _described(self, base: Base) -> Model:
         origin = base.source
-        return Model(origin.name, wording.MERGED, prompt=base.prompt, dtype=self.base.dtype, revision=origin.revision)
+        shown = wording.GGUF if self.gguf else wording.MERGED
+        return Model(origin.name, shown, prompt=base.prompt, dtype=self.base.dtype, revision=origin.revision)
 
 
-def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> ExportPlan:
+def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> ExportPlan:
     """What `llm-fed export --merged` will do with the adapters of a finished run.
+
+    Args:
+        gguf: whether the models are to be GGUF files.
 
     Raises:
         UserError: see `copies.handed_out`; or these are no single adapters of a language model in full precision, or
-            they change weights that several layers share, or `out` holds such a folder already.
+            they change weights that several layers share, or `out` holds such a folder already, or llama.cpp does not
+            know the base's architecture or tokenizer.
         RunError: the disk has no room for them.
     """
     config, adapters = read_config(folder), handed_out(folder, clients)
-    for client, path in adapters.items():
+    for path in adapters.values():
         _check(config, path)
-        if (out / client).exists():
-            raise UserError(f"{out / client} already exists; delete it, or give another folder")
+    for target in [*(out / client for client in adapters), *([out / gguf_files.BASE] if gguf else [])]:
+        if target.exists():
+            raise UserError(f"{target} already exists; delete it, or give another folder")
     place = next(path for path in (out, *out.absolute().parents) if path.is_dir())
     base, _ = settle_dtype(replace(config.base, device_map=None, activation_checkpointing=False), "cpu")
-    model = _skeleton(base)
+    model = skeleton(base)
+    _check_unquantised(base, model)
+    if gguf:
+        base = replace(base, dtype="float32")  # a sum that is not rounded; llama.cpp makes smaller files of it
+        Architecture.of(model.config.get_text_config())
+        gguf_tokens.check(read_tokenizer(base)[0])
     plain, heads = _bytes(model.parameters(), base), _bytes([_head(model)], base)
     parted = [
         client for client, path in adapters.items() if untied(model, peft_settings.read(path).structure(model), path)
@@ -135,13 +177,13 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = ()) -> ExportPlan:
             f"the adapter of {whose} changes the head, which in this base is the embedding, too: both are written "
             f"(tie_word_embeddings=false), which takes {_size(heads)} more"
         )
-    if needed := needed_version(base):
+    if not gguf and (needed := needed_version(base)):
         notes.append(f"transformers 4.57 does not know {model.config.model_type}; to load it takes {needed} or newer")
-    planned = ExportPlan(base, adapters, out, sizes, free, notes)
-    if sum(sizes.values()) > free:
+    planned = ExportPlan(base, adapters, out, sizes, free, notes, gguf)
+    if sum(sizes.values()) + plain * gguf > free:
         raise RunError(
-            f"{len(adapters)} models of {_size(max(sizes.values()))} do not fit into {place}, where {_size(free)} are "
-            "free; name fewer with --client, or give another folder"
+            f"{len(adapters) + gguf} models of {_size(max(sizes.values()))} do not fit into {place}, where "
+            f"{_size(free)} are free; name fewer with --client, or give another folder"
         )
     return planned
 
@@ -167,11 +209,11 @@ def _check(config: Config, adapter: Path) -> None:
         )
 
 
-def _skeleton(base: BaseConfig) -> PreTrainedModel:
+def skeleton(base: BaseConfig) -> PreTrainedModel:
     """The base without weights, from its configuration alone.
 
     Raises:
-        UserError: it cannot be made, or its weights are quantised.
+        UserError: it cannot be made.
     """
     name = check_name(base.name)
     try:
@@ -180,12 +222,15 @@ def _skeleton(base: BaseConfig) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
     except Exception as error:  # transformers has no class of its own for what is wrong with a configuration
         raise UserError(explain(base.name, error, "a causal LM")) from error
-    if getattr(settings, "quantization_config", None):
+    return model
+
+
+def _check_unquantised(base: BaseConfig, model: PreTrainedModel) -> None:
+    if getattr(model.config, "quantization_config", None):
         raise UserError(
             f"the weights of base.name={base.name!r} are quantised, and an adapter cannot be merged into quantised "
             "weights; leave out --merged, and load the adapters on the base"
         )
-    return model
 
 
 def _head(model: PreTrainedModel) -> torch.Tensor:

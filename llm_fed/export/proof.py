@@ -96,7 +96,19 @@ def check(folder: Path, probes: Sequence[Probe], base: BaseConfig) -> None:
         raise RunError(f"the merged model cannot be loaded: {error}") from error
     if prompt is None:
         raise RunError("the merged model's folder does not say how it is asked")
-    tolerance = TOLERANCE[whole.dtype]
+    compare(whole, probes, prompt)
+
+
+def compare(whole: Base, probes: Sequence[Probe], prompt: Prompt) -> None:
+    """Refuse a model that does not do what was probed.
+
+    Args:
+        prompt: what it says of how it is asked.
+
+    Raises:
+        RunError: what differs.
+    """
+    tolerance, dtype = TOLERANCE[whole.dtype], str(whole.dtype).removeprefix("torch.")
     for each in probes:
         if each.text is not None and _cut(whole, _encoded(whole, each.text, each.template)) != each.prompt:
             raise RunError("the merged model's tokenizer divides a text into other tokens than the base's")
@@ -105,7 +117,7 @@ def check(folder: Path, probes: Sequence[Probe], base: BaseConfig) -> None:
         if not distance <= tolerance:
             raise RunError(
                 f"the merged model's logits are not those of base and adapter: they are {distance:.3g} apart, relative "
-                f"to their length, where {tolerance:g} is what {base.dtype} weights explain"
+                f"to their length, where {tolerance:g} is what {dtype} weights explain"
             )
         if differs := _differs(row, _greedy(whole, each.prompt), prompt.stop, tolerance):
             raise RunError(f"the merged model's greedy answers are not those of base and adapter: {differs}")

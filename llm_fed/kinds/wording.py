@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llm_fed.models.prompt import Prompt
 from llm_fed.settings.paths import is_local, public
@@ -35,6 +35,18 @@ _LOAD_MERGED = (
     .replace("{quantized}", "")
     .replace("model = PeftModel.from_pretrained(model, folder).eval()\n", "")
 )
+_ASK = """# after: llama-server -m model.gguf
+import httpx
+
+prompt = "a prompt"
+how = {{"temperature": 0, "max_tokens": {most}, "cache_prompt": False}}
+{ask}"""
+_ASK_TEXT = """asked = {{"prompt": {text!r}.replace("{{prompt}}", prompt), **how}}
+answer = httpx.post("http://localhost:8080/v1/completions", json=asked, timeout=600).json()
+print(answer["choices"][0]["text"].strip())"""
+_ASK_CHAT = """asked = {"messages": [{"role": "user", "content": prompt}], **how}
+answer = httpx.post("http://localhost:8080/v1/chat/completions", json=asked, timeout=600).json()
+print(answer["choices"][0]["message"]["content"].strip())"""
 _ENCODE = """text = {text!r}.replace("{{prompt}}", prompt)
 ids = tokenizer(text)["input_ids"]
 if ids[-1] == tokenizer.eos_token_id:  # some tokenizers end every text with it
@@ -111,6 +123,7 @@ SEQUENCE_EXPERTS = Wording(
     "Personal LoRA experts, a folder each, with their gate and head,", _LOAD_SEQUENCE_EXPERTS, "peft",
     "text-classification",
 )  # fmt: skip
+GGUF = replace(MERGED, loads=_ASK, library="gguf")
 IMAGE_ADAPTER = Wording("A personal LoRA adapter", _LOAD_IMAGE_ADAPTER, "peft", "image-classification")
 IMAGE_EXPERTS = Wording(
     "Personal LoRA experts, a folder each, with their gate and head,", _LOAD_IMAGE_EXPERTS, "peft",
@@ -150,12 +163,15 @@ def example(model: Model) -> str:
     """A few lines of Python that use the model, with stock transformers and PEFT where these know it."""
     shown, prompt, dtype = model.wording, model.prompt, model.dtype
     base = f"path/to/{public(model.base)}" if is_local(model.base) else model.base
-    of_text = shown.loads in (_LOAD, _LOAD_MERGED)
+    of_text = shown.loads in (_LOAD, _LOAD_MERGED, _ASK)
     if shown.loads == _LOAD and prompt is None:  # a merge of adapters that do not say how they were trained
         return _LOAD_EXPERTS.format(base=base, dtype=dtype)
     if prompt is None or not of_text:
         return shown.loads.format(base=base, labels=model.labels, dtype=dtype)
     chat = prompt.template.date is not None
+    if shown.loads == _ASK:
+        ask = _ASK_CHAT if chat else _ASK_TEXT.format(text=prompt.template.text)
+        return _ASK.format(most=prompt.max_new_tokens, ask=ask)
     kind, revision = model.quantization, model.revision
     text = shown.loads.format(
         base=base, dtype=dtype, most=prompt.max_new_tokens, stop=list(prompt.stop), pad=prompt.stop[0],

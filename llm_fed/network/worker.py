@@ -55,18 +55,19 @@ def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) 
             raise RunError(f"the worker of {home} ended while it worked; see {home / 'worker.log'}") from error
 
 
-def serve(home: Path, idle: float = IDLE, node: Sequence[int] = ()) -> None:
+def serve(home: Path, idle: float = IDLE, node: Sequence[int] = (), answering: Any = None) -> bool:
     """Answer orders one after another, until none has come for `idle` seconds or the nodes that gave any have ended;
-    returns at once where another worker serves this home.
+    returns False at once where another worker serves this home.
 
     Args:
         node: the processes of the node that starts it; it may end before its first order has come.
+        answering: a `node.Node`; None: one is made for the first order.
     """
     lock = Lock(home, "worker.lock")
     try:
         lock.acquire(lambda text: print(text, flush=True))
     except HeldError:
-        return
+        return False
     path = address(home)
     _remove_socket(path)
     nodes = Nodes(node)
@@ -79,20 +80,20 @@ def serve(home: Path, idle: float = IDLE, node: Sequence[int] = ()) -> None:
         listener.listen()
         try:
             with nodes.end_this_process():
-                _serve(listener, nodes, idle)
+                _serve(listener, nodes, idle, answering)
         finally:
             path.unlink(missing_ok=True)
             lock.release()
+    return True
 
 
-def _serve(listener: socket.socket, nodes: Nodes, idle: float) -> None:
+def _serve(listener: socket.socket, nodes: Nodes, idle: float, node: Any) -> None:
     """Answer what comes, until nothing has come for `idle` seconds.
 
     Orders are taken in while another one is carried out, so that it is known who waits when a node ends.
     """
     waiting: queue.Queue[tuple[Connection, dict[str, Any]]] = queue.Queue()
     threading.Thread(target=_accept, args=[listener, nodes, waiting], daemon=True).start()
-    node = None
     while True:
         try:
             connection, order = waiting.get(timeout=idle)

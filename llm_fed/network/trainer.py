@@ -1,0 +1,239 @@
+"""A Trainer of transformers, or of a library that derives from it as TRL does, as the client of a node.
+
+The node answers all that a server asks as every other does. Only training is the Trainer's: its data, optimizer,
+schedule, batches and number of steps, for each round anew. It begins with the adapter that the method gives the client,
+and the adapter that it ends with is what the method continues with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from llm_fed.basics.errors import ClientError, UserError
+from llm_fed.bench.build import Experiment
+from llm_fed.method.requests import Engine, Fit, Fitted, Request, Work
+from llm_fed.network import worker
+from llm_fed.network.node import Node
+from llm_fed.settings.config import Config
+from llm_fed.state import State
+
+_PREFIX, _ADAPTER = "base_model.model.", "default"  # of PEFT's names
+
+
+class TrainerNode(Node):
+    """A node whose one client trains with a Trainer; see `patch`."""
+
+    def __init__(self, trainer: Any):
+        super().__init__()
+        self._adapter = TrainedAdapter(trainer)
+
+    def serve(self, home: str | Path, idle: float = worker.IDLE) -> None:
+        """Answer what the SuperNode with this `home` in its `--node-config` passes on, in the place of the worker that
+        it would start. Returns when nothing has come for `idle` seconds; the process ends with its SuperNode.
+
+        Raises:
+            UserError: another process serves this home.
+        """
+        folder = Path(home)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not worker.serve(folder, idle, answering=self):
+            raise UserError(f"another process answers for {folder}; stop it, or wait until it ends with its SuperNode")
+
+    def _build(self, key: str, here: Config, *more: Any) -> None:
+        super()._build(key, here, *more)
+        built = self._built[key][0]
+        try:
+            self._adapter.check(built)
+        except UserError:
+            del self._built[key]
+            raise
+        built.runtime.engine = _TrainerEngine(built.engine, self._adapter)
+
+
+def patch(trainer: Any) -> TrainerNode:
+    """A node whose client trains with this Trainer; `.serve(home)` answers a server until nobody asks any more.
+
+    Args:
+        trainer: a `transformers.Trainer`, or one that derives from it, around a PEFT model with one LoRA adapter.
+
+    Raises:
+        UserError: it trains something else than that adapter, or in a way that cannot begin anew in each round.
+    """
+    return TrainerNode(trainer)
+
+
+class TrainedAdapter:
+    """The adapter that a Trainer trains.
+
+    Raises:
+        UserError: see `patch`.
+    """
+
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+        model = getattr(trainer, "model", None)
+        if not (hasattr(trainer, "train") and isinstance(model, nn.Module)):
+            raise UserError(f"{type(trainer).__name__} is no Trainer of transformers: it has no model, or no train()")
+        if _ADAPTER not in getattr(model, "peft_config", {}):
+            raise UserError(
+                f"the Trainer trains a {type(model).__name__} without an adapter named {_ADAPTER!r}, and adapters are "
+                "what clients send; give it peft.get_peft_model(model, LoraConfig(...)), or TRL's peft_config"
+            )
+        self._config = model.peft_config[_ADAPTER]
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.parameters = {_entry(name): p for name, p in trained.items() if _entry(name)}
+        if others := [name for name in trained if not _entry(name)]:
+            raise UserError(
+                f"the Trainer also trains {others[0]}, and only the A and B of one LoRA adapter are sent; leave out "
+                "modules_to_save, biases, DoRA and other adapters"
+            )
+        self._check_trainer()
+
+    def _check_trainer(self) -> None:
+        trainer, accelerator = self.trainer, getattr(self.trainer, "accelerator", None)
+        refused = {
+            "it was given an optimizer, whose memory would go on from round to round; give optimizer_cls_and_kwargs or "
+            "settings of its arguments": getattr(trainer, "optimizer", None) is not None,
+            "it trains with several processes; start it alone": getattr(accelerator, "num_processes", 1) > 1,
+            "it makes its model anew at each start (model_init); give the model": getattr(trainer, "model_init", None),
+            "it is to go on from a checkpoint, and each round begins with what the server sends; leave out "
+            "resume_from_checkpoint": getattr(trainer.args, "resume_from_checkpoint", None),
+        }
+        for reason, there in refused.items():
+            if there:
+                raise UserError(f"this Trainer cannot be a client: {reason}")
+        rough = next((name for name, p in self.parameters.items() if p.dtype != torch.float32), None)
+        if rough:
+            raise UserError(
+                f"the Trainer's adapter is {self.parameters[rough].dtype} ({rough}), in which small updates are lost; "
+                "make it float32 (PEFT's autocast_adapter_dtype)"
+            )
+
+    def check(self, built: Experiment) -> None:
+        """Refuse a federation whose one client is not what the Trainer trains.
+
+        Raises:
+            UserError: what differs.
+        """
+        if len(built.trainers) != 1:
+            names = ", ".join(built.trainers) or "none"
+            raise UserError(f"a Trainer is one client, and the data here have {names}; name one in clients=")
+        (site,) = built.trainers.values()
+        structure: Any = site.structure
+        if not (structure.fused and structure.plain and not structure.delta):
+            raise UserError("a Trainer trains one LoRA adapter, and the method gives its clients something else")
+        wanted = {name: tuple(shape) for name, shape in site.initial().layout.shape_of.items()}
+        own = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
+        for name in [*wanted, *own]:
+            if wanted.get(name) != own.get(name):
+                raise UserError(
+                    f"{name} is {own.get(name, 'absent')} in the Trainer's adapter and {wanted.get(name, 'absent')} in "
+                    "the federation's; give both the same adapter.rank and target_modules"
+                )
+        rank = self._config.r
+        scaling = self._config.lora_alpha / (math.sqrt(rank) if self._config.use_rslora else rank)
+        if not math.isclose(scaling, structure.scaling, rel_tol=1e-6):
+            raise UserError(
+                f"the Trainer's adapter is scaled by {scaling:g} and the federation's by {structure.scaling:g}; give "
+                "both the same lora_alpha"
+            )
+        self._check_base(built.base.model)
+        if (count := _length(getattr(self.trainer, "train_dataset", None))) not in (None, site.num_examples):
+            print(
+                f"the Trainer has {count} training examples, and the server weighs {site.id} by the "
+                f"{site.num_examples} that lie here",
+                flush=True,
+            )
+
+    def _check_base(self, base: Any) -> None:
+        theirs, own = (model.get_input_embeddings().weight.detach().cpu() for model in (self.trainer.model, base))
+        coarse = min(theirs.dtype, own.dtype, key=lambda dtype: dtype.itemsize)
+        if theirs.shape != own.shape or not torch.equal(theirs.to(coarse), own.to(coarse)):
+            raise UserError("the Trainer's model has other embeddings than the federation's base; load the same base")
+
+    def fit(self, request: Fit) -> Fitted | ClientError:
+        """What the Trainer makes of where a fit starts.
+
+        Raises:
+            UserError: the method asks for training that a Trainer does not do.
+        """
+        if flaw := _foreign(request):
+            raise UserError(f"a Trainer cannot carry this method: {flaw}")
+        trainer, start = self.trainer, request.start
+        trained = set(start.layout.matching(request.train))
+        if frozen := request.optimizer.frozen:
+            trained -= set(start.layout.matching(frozen, "local.freeze"))
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(start[name])
+                parameter.requires_grad_(name in trained)
+        trainer.optimizer = trainer.lr_scheduler = None  # made for the last round
+        trainer.model.train()
+        with _own_randomness(trainer, request.seed):
+            done = trainer.train()
+        if (accelerator := getattr(trainer, "accelerator", None)) is not None:
+            accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # else each round would wrap it once more
+        with torch.no_grad():
+            tensors = {name: self.parameters[name].detach().to(start.row) for name in start.layout.names}
+            result = start.like(State.of(tensors).row)
+        if not (result.is_finite() and math.isfinite(done.training_loss)):
+            return ClientError("training with its Trainer ended in NaN or infinite numbers")
+        return Fitted(result, (float(done.training_loss),) * int(done.global_step))
+
+
+class _TrainerEngine:
+    """An engine whose fits are a Trainer's."""
+
+    def __init__(self, engine: Engine, adapter: TrainedAdapter):
+        self._engine, self._adapter, self.packing = engine, adapter, engine.packing
+
+    def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
+        if isinstance(requests[0], Fit):
+            return [self._adapter.fit(request) for request in requests if isinstance(request, Fit)]
+        return self._engine.execute(requests)
+
+    def take_work(self) -> Work:
+        return self._engine.take_work()
+
+
+def _foreign(request: Fit) -> str:
+    """What a fit asks for that no Trainer does; empty where it does all."""
+    optimizer = request.optimizer
+    asked = {
+        "it corrects gradients, as SCAFFOLD does": optimizer.correction is not None,
+        "it pulls towards the server's model (proximal), as FedProx does": optimizer.proximal > 0,
+        "it gives entries learning rates of their own": bool(optimizer.lr_of),
+        "it makes the last components of an adapter small": optimizer.tail is not None,
+        "it has a loss of its own": request.loss is not None,
+        "it needs what the optimizer remembers": request.moments is not None,
+        "it asks for noise in each step (privacy at the examples)": request.private is not None,
+    }
+    return next((reason for reason, there in asked.items() if there), "")
+
+
+@contextmanager
+def _own_randomness(trainer: Any, seed: int) -> Iterator[None]:
+    """Draws of batches and dropout that belong to one fit, whatever was drawn before, and change nothing afterwards."""
+    settings = getattr(getattr(trainer, "accelerator", None), "dataloader_config", None)
+    if settings is not None:
+        settings.data_seed = seed % 2**31
+    with torch.random.fork_rng():
+        torch.manual_seed(seed % 2**63)
+        yield
+
+
+def _entry(name: str) -> str:
+    """The name here of a parameter that PEFT calls so; empty where it is no A or B of the adapter."""
+    entry = name.removeprefix(_PREFIX).removesuffix(f".{_ADAPTER}.weight")
+    return entry if name.startswith(_PREFIX) and entry.endswith((".lora_A", ".lora_B")) else ""
+
+
+def _length(dataset: Any) -> int | None:
+    return len(dataset) if hasattr(dataset, "__len__") else None
