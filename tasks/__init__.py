@@ -139,7 +139,7 @@ def of_object(data: Any) -> Task:
     pictures = given.has_pictures(data)
     metric = images.METRIC if pictures else files.METRIC
     checksums = partial(given.checksums, data)
-    return Task(partial(given.load, data), metric, "as in the data", "an object", pictures, checksums)
+    return Task(partial(given.load, data), metric, "as in the data", "an object", images=pictures, checksums=checksums)
 
 
 def load(

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import FileRows, HubRows, Source, hub_data
@@ -57,7 +58,7 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     part = PARTS[config.name]
     if config.labels is not None:
         raise UserError(f"task.labels: the labels of {config.name} are {', '.join(part.labels)}; leave it out")
-    roles = dict(zip(("prompt", "input"), part.texts, strict=False))
+    roles: dict[str, Any] = dict(zip(("prompt", "input"), part.texts, strict=False))
     columns = ColumnsConfig(**roles, answer="label")
     kind = Numbered if part.labels == (NUMBER,) else Labelled
     collected = kind(replace(config, columns=columns), config.path or HUB_ID)

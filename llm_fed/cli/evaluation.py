@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -82,8 +82,8 @@ def evaluate(
     if cross and run_dir is None:
         raise UserError("--cross compares the adapters of a run's clients, so it needs a run folder and not --base")
     if harness is not None:
-        given = {"--base": base, "--cross": cross, "--metric": metric, "--split validation": split != "test"}
-        if other := next((option for option, value in given.items() if value), "settings" if words else None):
+        excluded = {"--base": base, "--cross": cross, "--metric": metric, "--split validation": split != "test"}
+        if other := next((option for option, value in excluded.items() if value), "settings" if words else None):
             raise UserError(f"--harness scores a run's models on tasks that bring their own data; leave out {other}")
         assert run_dir is not None  # as --base is not given
         _on_harness(run_dir, harness, limit, as_json)
@@ -101,7 +101,7 @@ def evaluate(
                             "task.path=FOLDER or task.template=chat")  # fmt: skip
         from llm_fed.experiment.rounds import opened
 
-        asked = {"split": split, "metric": metric, "limit": limit, "settings": words}
+        asked: dict[str, Any] = {"split": split, "metric": metric, "limit": limit, "settings": words}
         with opened(run_dir, everybody=True) as folder:
             if cross:
                 from llm_fed.commands.cross import cross_scores

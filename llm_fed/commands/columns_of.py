@@ -43,7 +43,7 @@ def decide(path: Path, given: UserChoices, ask: Ask | None) -> tuple[dict[str, A
     Raises:
         UserError: it is not plain, and nobody can be asked.
     """
-    chosen = dict(given.columns)
+    chosen: dict[str, Any] = dict(given.columns)
     root, layout = plan_of(path, ColumnsConfig(client=chosen.get("client")))
     files = [root / name for part in layout.parts if part.split == "train" for name in part.files]
     file, sample = _first_rows(files)
@@ -74,7 +74,7 @@ def decide_labelled(
     Raises:
         UserError: it is not plain, and nobody can be asked.
     """
-    chosen = dict(given.columns)
+    chosen: dict[str, Any] = dict(given.columns)
     root, layout = plan_of(path, ColumnsConfig(client=chosen.get("client")))
     files = [root / name for part in layout.parts if part.split == "train" for name in part.files]
     file, sample = _first_rows(files)

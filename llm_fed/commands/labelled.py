@@ -35,9 +35,10 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
     """
     columns, partition, chosen, labels = columns_of.decide_labelled(path, given, ask)
     name = "regression" if are_numbers(labels) else "classification"
-    config = TaskConfig(name, str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
+    config = TaskConfig(name, str(path), columns=ColumnsConfig(**dict[str, Any](columns)), bad_rows="skip", partition=partition)
     data = tasks.load(config, 0)
-    head_for(known.config, data, base, None)  # it refuses labels that a head with names does not have
+    if known.config is not None:
+        head_for(known.config, data, base, None)  # it refuses labels that a head with names does not have
     sample, reading = survey.samples(data), data.reading or Reading()
     examples = [example for its in sample.values() for example in its]
     remarks = reading.for_people()

@@ -104,8 +104,8 @@ def deliver(
         after: what was done after the last round, in words; empty where nothing was.
         baselines: of other runs on the same data.
     """
-    beside, examples = baselines.score(experiment, run)
-    facts |= beside
+    rows, examples = baselines.score(experiment, run)
+    facts |= rows
     with signs.part("test"):
         server = experiment.scored.keys() - experiment.clients.keys()  # which has one model for all, if it is scored
         exported = models.chosen(run.config.export.clients, experiment.scored, {*seen, *server})
@@ -137,7 +137,8 @@ def deliver(
     scores = summary.clients if summary else {}
     with signs.part("writing the personal models"):
         sites = (experiment.scored[id] for id in exported)
-        warnings, beside = warned.get("warnings", ()), summary.beside if summary else {}
+        warnings: Sequence[Mapping[str, Any]] = warned.get("warnings", ())
+        beside: Mapping[str, Mapping[str, float]] = summary.beside if summary else {}
         found = contents(experiment, sites, personal, scores, config_text, spent, warnings, beside)
         write_folders(((run.folder / "adapters" / id, files) for id, files in found), "a personal model")
     return write_summary(experiment, run, record, round, **facts, **warned)

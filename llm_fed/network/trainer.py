@@ -18,7 +18,7 @@ from torch import nn
 
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.bench.build import Experiment
-from llm_fed.method.requests import Engine, Fit, Fitted, Request, Work
+from llm_fed.method.requests import Executor, Fit, Fitted, Request, Work
 from llm_fed.network import worker
 from llm_fed.network.node import Node
 from llm_fed.settings.config import Config
@@ -86,7 +86,7 @@ class TrainedAdapter:
                 f"the Trainer trains a {type(model).__name__} without an adapter named {_ADAPTER!r}, and adapters are "
                 "what clients send; give it peft.get_peft_model(model, LoraConfig(...)), or TRL's peft_config"
             )
-        self._config = model.peft_config[_ADAPTER]
+        self._config: Any = getattr(model, "peft_config")[_ADAPTER]  # noqa: B009
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.parameters = {_entry(name): p for name, p in trained.items() if _entry(name)}
         if others := [name for name in trained if not _entry(name)]:
@@ -191,7 +191,7 @@ class TrainedAdapter:
 class _TrainerEngine:
     """An engine whose fits are a Trainer's."""
 
-    def __init__(self, engine: Engine, adapter: TrainedAdapter):
+    def __init__(self, engine: Executor, adapter: TrainedAdapter):
         self._engine, self._adapter, self.packing = engine, adapter, engine.packing
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:

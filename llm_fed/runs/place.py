@@ -34,7 +34,7 @@ class Place:
         if not at or Path(text).exists():
             return cls(Path(text))
         if word == BEST:
-            return cls(Path(folder), BEST)
+            return cls(Path(folder), "best")
         if word.isascii() and word.isdigit():
             return cls(Path(folder), int(word))
         if (Path(folder) / "config.yaml").is_file():

@@ -88,7 +88,8 @@ def pairs(client: int, size: int) -> list[Pair]:
 def sequence_base(dtype: torch.dtype = torch.float64) -> Sequences:
     """A base of a RoBERTa with a head of CLASSES labels."""
     shape = {name: value for name, value in HEADS.items() if name != "num_key_value_heads"}
-    config = RobertaConfig(**shape, num_labels=CLASSES, pad_token_id=0, bos_token_id=1, eos_token_id=1)
+    shape |= {"num_labels": CLASSES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    config = RobertaConfig(**shape)
     model = drawn(lambda: RobertaForSequenceClassification(config), 0).to(dtype).eval()
     names = tuple(f"class {label}" for label in range(CLASSES))
     return Sequences(

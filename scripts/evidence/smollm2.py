@@ -44,7 +44,7 @@ def write_base(gguf: Path, out: Path) -> None:
     model = LlamaForCausalLM(LlamaConfig(**settings))
     model.load_state_dict(packed.state_dict())
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
-    model.to(torch.bfloat16).save_pretrained(out)
+    model.bfloat16().save_pretrained(out)
     tokenizer.save_pretrained(out)
 
 

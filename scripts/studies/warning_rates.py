@@ -22,7 +22,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-from results import plain_errors
 from rich.console import Console
 from rich.table import Table
 
@@ -30,6 +29,7 @@ from llm_fed.basics.files import append_file
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench.bases import Bases
 from llm_fed.commands.quickstart import ASSETS
+from llm_fed.eval.scripting import plain_errors
 from llm_fed.eval.warning import KINDS
 from llm_fed.experiment import finish, run
 from llm_fed.merge import mean
