@@ -23,7 +23,9 @@ from llm_fed.runs.records import read_records
 
 REPOSITORY = Path(__file__).parents[1]
 FLAGS = {
-    "run": ["config", "settings", "--out", "--fresh", "--from", "--dry-run", "--show", "--finish", "--continue", "--json"],
+    "run": [
+        "config", "settings", "--out", "--fresh", "--from", "--dry-run", "--show", "--finish", "--continue", "--json",
+    ],
     "quickstart": ["--out", "--seed"],
     "join": ["run_dir", "--data", "--out", "settings", "--examples", "--steps", "--allow", "--json"],
     "eval": [

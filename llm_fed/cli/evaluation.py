@@ -6,7 +6,7 @@ import json
 import sys
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,7 +71,7 @@ def evaluate(
                             "task.path=FOLDER or task.template=chat")  # fmt: skip
         from llm_fed.experiment.rounds import opened
 
-        asked = {"split": split, "metric": metric, "limit": limit, "settings": words}
+        asked: dict[str, Any] = {"split": split, "metric": metric, "limit": limit, "settings": words}
         with opened(run_dir, everybody=True) as folder:
             if cross:
                 from llm_fed.commands.cross import cross_scores

@@ -85,7 +85,8 @@ def opened(
         RunError: its checkpoint is damaged, or a client could not finish.
     """
     place = Place.parse(named)
-    folder, at, reporter = place.folder, place.round, reporter or Reporter()
+    folder, reporter = place.folder, reporter or Reporter()
+    at: At | None = place.round
     if at is None and latest and (folder / "config.yaml").is_file() and saved_summary(folder) is None:
         at = LATEST
     if at is None or (at == BEST and _has_exported_best(folder, clients, everybody)):
