@@ -23,7 +23,9 @@ from llm_fed.runs.records import read_records
 
 REPOSITORY = Path(__file__).parents[1]
 FLAGS = {
-    "run": ["config", "settings", "--out", "--fresh", "--from", "--dry-run", "--show", "--json"],
+    "run": [
+        "config", "settings", "--out", "--fresh", "--from", "--dry-run", "--show", "--finish", "--continue", "--json",
+    ],
     "quickstart": ["--out", "--seed"],
     "join": ["run_dir", "--data", "--out", "settings", "--examples", "--steps", "--allow", "--json"],
     "eval": [
@@ -40,6 +42,7 @@ FLAGS = {
         "data", "--out", "--base", "--prompt", "--input", "--answer", "--client", "--clients", "--method", "--yes",
         "-y", "--force",
     ],
+    "report": ["run_dir"],
     "audit": ["run_dir", "--rounds", "--sample", "--all", "--allow", "--json"],
     "chat": [
         "run_dir", "--client", "--base", "--adapter", "--template", "--dtype", "--max-new-tokens", "--sampling",

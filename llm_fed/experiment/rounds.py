@@ -86,7 +86,7 @@ def opened(
     """
     place = Place.parse(named)
     folder, reporter = place.folder, reporter or Reporter()
-    at: int | str | None = place.round
+    at: At | None = place.round
     if at is None and latest and (folder / "config.yaml").is_file() and saved_summary(folder) is None:
         at = LATEST
     if at is None or (at == BEST and _has_exported_best(folder, clients, everybody)):

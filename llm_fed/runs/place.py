@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from llm_fed.basics.errors import UserError
 from llm_fed.runs.checkpoint import rounds_in
@@ -17,11 +16,11 @@ class Place:
     """A folder, and of a run which round of it.
 
     Attributes:
-        round: None: what the run has exported.
+        round: its number or `BEST`; None: what the run has exported.
     """
 
     folder: Path
-    round: int | Literal["best"] | None = None
+    round: int | str | None = None
 
     @classmethod
     def parse(cls, text: str | Path) -> Place:

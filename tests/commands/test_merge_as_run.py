@@ -26,7 +26,7 @@ def merged(small, tmp_path_factory) -> Path:
 def output(merged, llm_fed) -> Path:
     out = merged / "merged"
     if not out.exists():
-        said = llm_fed("merge", "task_arithmetic", "method.space=delta", "--json", *parents(merged), "--out", out)
+        said = llm_fed("merge", "task-arithmetic", "--json", *parents(merged), "--out", out)
         assert said.code == 0, said.err
         assert json.loads(said.out)["scores"]["clients"].keys() == {"ada", "bob", "cyd"}
     return out
@@ -46,7 +46,7 @@ def test_it_is_scored_and_compared(merged, output, llm_fed):
     page = (output / "report.html").read_text()
     assert "Merged from fedit (round 3) and local (round 3)" in page and "data-refresh" not in page
     said = llm_fed("compare", "--runs", output, merged / "fedit")
-    assert said.code == 0 and "task_arithmetic" in said.out + said.err, said
+    assert said.code == 0 and "task-arithmetic" in said.out + said.err, said
 
 
 def test_it_is_chatted_with_and_exported(output, tmp_path, llm_fed, monkeypatch):

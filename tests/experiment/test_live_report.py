@@ -58,7 +58,7 @@ def test_the_page_of_a_run_that_goes_on_loads_itself_again(finished, tmp_path):
 def test_the_command_writes_it_anew_and_refuses_what_is_no_run(finished, tmp_path, llm_fed):
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
-    before = (folder / "report.html").read_bytes()
+    before = write_report(folder).read_bytes()
     (folder / "report.html").unlink()
     said = llm_fed("report", folder)
     assert said.code == 0 and said.out.strip() == str(folder / "report.html")

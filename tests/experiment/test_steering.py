@@ -65,6 +65,14 @@ def press(folder: Path, round: int, times: int = 1) -> Told:
     return Told(at)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c():
+    """A process in the background may ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(scope="module")
 def shorter(small, tmp_path_factory) -> Path:
     """A run of three rounds."""
