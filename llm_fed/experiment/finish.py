@@ -119,7 +119,7 @@ def deliver(
         _score_after(experiment, run, personal, round, after)
         samples = Samples(experiment)
         summary = experiment.score_states(personal, "test", listen=samples.listen, each=True)
-    warned = watching.watch(experiment, run, personal, summary, beside, examples)
+    warned = watching.watch(experiment, run, personal, summary, rows, examples)
     with signs.part("the base's answers to the samples"):
         samples.write(run, baselines.answers(experiment))
     with signs.part("the weights of the experts"):
