@@ -209,7 +209,7 @@ def test_a_comparison_from_before_is_taken_over(small, tmp_path, monkeypatch):
 
 def test_images_and_networks_are_refused(small, tmp_path):
     path = tiny_images.npz(tmp_path / "a.npz", train=24, test=12)
-    with pytest.raises(UserError, match="eval.base=true.*head of an image model.*eval.base=auto"):
+    with pytest.raises(UserError, match="eval.base=true.*head of a classifier.*eval.base=auto"):
         experiment.train(from_dict(tiny_images.tree(path, eval={"base": True})), tmp_path / "run")
     with pytest.raises(UserError, match="eval.base=true is for runs in one process"):
         server.train(from_dict(tree(small)), tmp_path / "run", None)  # type: ignore[arg-type]
