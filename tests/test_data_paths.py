@@ -81,7 +81,7 @@ def test_hf_names_a_data_set_of_the_hub(tmp_path, monkeypatch):
     assert list(tasks.load(TaskConfig(name="files", path="hf://some/thing"), 0).clients) == ["a", "b"]
     assert asked == ["some/thing"]
     for task in ("flan", "rolebench", "commonsense", "images", "cifar10"):
-        with pytest.raises(UserError, match="only the task `files` reads a Hub data set by its id"):
+        with pytest.raises(UserError, match="only the task `files` and its like read a Hub data set by its id"):
             tasks.load(TaskConfig(name=task, path="hf://some/thing"), 0)
     for wrong in ("hf://thing", "hf://some/thing/more", "hf:///some", "hf://some/th ing", "hf://"):
         with pytest.raises(UserError, match="a Hub data set is written hf://owner/name"):

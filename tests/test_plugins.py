@@ -241,7 +241,7 @@ def test_a_task_from_outside(here):
     server = ServerConfig(examples=4, name="own:TASK")
     data = tasks.load(TaskConfig("planted", server=server), 0)
     assert data.server and [example.prompt[0] for example in data.server.train] == ["w"] * 4
-    with pytest.raises(UserError, match="text and images do not mix; name a task like own:TASK"):
+    with pytest.raises(UserError, match="text, images and labelled texts do not mix; name a task like own:TASK"):
         tasks.load(TaskConfig("own:TASK", server=ServerConfig(examples=4, name="images")), 0)
 
 

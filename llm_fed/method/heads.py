@@ -28,7 +28,7 @@ def refuse_without_head(method: Method, server: Server, *settings: str) -> None:
     """For `init`: refuse hyper-parameters about the head where no head is trained beside the LoRA factors."""
     head = any(factor_of(name) == HEAD for name in server.initial())
     for setting in settings:
-        refuse_inert(method, setting, head, "a head that is trained beside the adapters, as image models have")
+        refuse_inert(method, setting, head, "a head that is trained beside the adapters, as classifiers have")
 
 
 def own_model(client: Site) -> State:

@@ -28,7 +28,7 @@ class FedIT(Method):
 
     wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
     wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
-    private_head: bool = False  # of image models' adapters: each client trains and keeps a head of its own
+    private_head: bool = False  # of classifiers' adapters: each client trains and keeps a head of its own
 
     @property
     def mean_only(self) -> bool:  # type: ignore[override]

@@ -76,9 +76,9 @@ def check_family(config: Any, name: str) -> None:
     for kind in (config.model_type, family_of(config)):
         reason = _REFUSED.get(kind)
         if kind in _ENCODERS and not getattr(config, "is_decoder", False):
-            raise UserError(
-                f"base.name={name!r} is of the family {kind}, which writes no texts: is_decoder is false in its "
-                "configuration, so its tokens see later ones. Train it as a classifier with task.name=classification"
+            reason = (
+                "is_decoder is false in its configuration, so its tokens see later ones; it can be trained as a "
+                "classifier, with task.name=classification"
             )
         if reason:
             raise UserError(f"base.name={name!r} is of the family {kind}, which cannot be a base: {reason}")

@@ -138,8 +138,9 @@ def test_any_path_and_column_survive_the_yaml(path, columns):
 
     work = init.BUDGET.work([9, 9], own_steps=True)
     text = init.rendered(
-        **init.settings_of("fedlora", work, init.SLOW, {}), pictures=False, base=path, known=True, path=path,
-        columns=columns, dealt=None, why_dealt="", skipped=0, template="plain", why="", max_length=0, about_eval="",
+        **init.settings_of("fedlora", work, init.SLOW, {}), task="files", base=path, known=True, path=path,
+        columns=columns, dealt=None, why_dealt="", skipped=0, template="plain", why="", max_length=0, too_long=False,
+        about_eval="",
     )  # fmt: skip
     tree = yaml.safe_load(text)
     assert (tree["task"]["path"], tree["base"]["name"]) == (path, path)

@@ -386,10 +386,15 @@ def test_classes_can_be_given_where_the_data_lacks_some(tmp_path):
         load("images", split_file(tmp_path / "a.npz"), labels=("a",))
 
 
-@pytest.mark.parametrize("settings", [{"noise": 0.1}, {"image_size": 32}, {"labels": ("a",)}])
+@pytest.mark.parametrize("settings", [{"noise": 0.1}, {"image_size": 32}])
 def test_settings_of_images_are_refused_for_text(settings):
     with pytest.raises(UserError, match="are for images, but planted is text"):
         tasks.load(TaskConfig(name="planted", **settings), 0)
+
+
+def test_labels_are_refused_where_there_are_none():
+    with pytest.raises(UserError, match="task.labels names classes, but planted has none"):
+        tasks.load(TaskConfig(name="planted", labels=("a",)), 0)
 
 
 # Files of strangers

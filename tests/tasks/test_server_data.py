@@ -193,7 +193,7 @@ def test_noise_leaves_the_server_clean(pictures):
         ({"examples": 13, "each": True}, "=13, but there are 12 to take from client 'cola'; lower it"),
         ({"examples": 47, "test": True}, "task.server.examples=47 leaves no test example"),
         ({"examples": 193, "name": "planted"}, "=193, but there are 192 to take from the training split of"),
-        ({"examples": 1, "name": "cifar100"}, "task.server.name=cifar100: text and images do not mix"),
+        ({"examples": 1, "name": "cifar100"}, "task.server.name=cifar100: text, images and labelled texts do not mix"),
         ({"examples": 1, "name": "plantet"}, "task.server.name='plantet' is unknown .the closest is 'planted'"),
     ],
 )
