@@ -17,10 +17,10 @@ from typing import NamedTuple
 import torch
 
 from llm_fed.basics.errors import UserError
+from llm_fed.method import State
 from llm_fed.method.objectives import Likelihoods, preference_losses, rewards
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data, Site
-from llm_fed.state import State
 from llm_fed.tasks.common import Example, Pair
 
 TIE = 1e-5  # of log-likelihoods that are this close, as a share of their size: what float32 rounds off
