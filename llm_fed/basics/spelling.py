@@ -166,6 +166,8 @@ def created(value: Any) -> Any:
 def _key(key: Any) -> str:
     if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
         return str(key)
+    if key is True:  # what other readers of YAML make of the key `on`, as in `stop.on`
+        return "on"
     raise UserError(f"the configuration holds the key {one_line(repr(key))}; keys are texts")
 
 
