@@ -78,7 +78,8 @@ def answers(client: int, size: int) -> list[Encoded]:
 def sequence_base(dtype: torch.dtype = torch.float64) -> Sequences:
     """A base of a RoBERTa with a head of CLASSES labels."""
     shape = {name: value for name, value in HEADS.items() if name != "num_key_value_heads"}
-    config = RobertaConfig(**shape, num_labels=CLASSES, pad_token_id=0, bos_token_id=1, eos_token_id=1)
+    special: dict[str, Any] = {"num_labels": CLASSES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+    config = RobertaConfig(**shape, **special)
     model = drawn(lambda: RobertaForSequenceClassification(config), 0).to(dtype).eval()
     names = tuple(f"class {label}" for label in range(CLASSES))
     return Sequences(
