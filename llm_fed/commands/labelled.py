@@ -33,6 +33,7 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
         UserError: the data cannot be read, a label is none that the base's head has, or nothing says whose the rows are
             and nobody can be asked.
     """
+    assert known.config is not None  # see `wanted`
     columns, partition, chosen, labels = columns_of.decide_labelled(path, given, ask)
     name = "regression" if are_numbers(labels) else "classification"
     config = TaskConfig(
@@ -72,7 +73,7 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
         base=base,
         path=given.data,
         columns=columns,
-        labels=None if known.config is None or named_labels(known.config) else written,
+        labels=None if named_labels(known.config) else written,
         dealt=partition.clients,
         why_dealt="no column names the client of a row",
         skipped=len(reading.skipped),

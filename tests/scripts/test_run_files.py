@@ -37,6 +37,7 @@ OPEN = {  # what a file leaves to the command line
     "flan_smollm2.yaml": ["base.name=base", "task.path=data"],
     **dict.fromkeys(["default_method.yaml", "default_method_200.yaml"], ["base.name=base", "task.path=data"]),
     "quickstart_ifca.yaml": ["base.name=base"],
+    "classification_cpu.yaml": ["base.name=base", "task.path=data"],
 }
 ROWS = [(name, label, words) for name in FILES for label, words in compare.load_rows(FOLDER / name).items()]
 
