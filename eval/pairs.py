@@ -53,6 +53,7 @@ class Pair:
     sd: float | None  # of the differences, over draws
     p: float | None  # adjusted for all pairs of the column; below 0.05 where the interval excludes 0
     methods: int  # in the column
+    unit: str = "draw"  # what is counted in `draws`: draws, or clients
 
     @property
     def claim(self) -> Claim:
@@ -79,13 +80,13 @@ class Pair:
 
     def __str__(self) -> str:
         if self.difference is None:
-            return f"{self.first} ? {self.second}: no common draw"
+            return f"{self.first} ? {self.second}: no common {self.unit}"
         if self.claim == "unknown":
-            unknown = f"{self.first} ? {self.second}: cannot be known from {_count(self.draws, 'draw')}"
+            unknown = f"{self.first} ? {self.second}: cannot be known from {_count(self.draws, self.unit)}"
             if self.draws < LEAST:
                 return f"{unknown} (observed difference {self.difference:.2f})"
             if not self.difference:
-                return f"{self.first} = {self.second} in each of {self.draws} draws"
+                return f"{self.first} = {self.second} in each of {self.draws} {self.unit}s"
             return f"{unknown} that all differ by exactly {self.difference:.2f}"
         interval = f"[{_signed(self.low)}, {_signed(self.high)}]"
         if self.claim == "greater":
@@ -93,7 +94,8 @@ class Pair:
         if self.claim == "equal":
             return f"{self.first} = {self.second} to within {MARGIN}: {self.difference:.2f} {interval}"
         more = self.more
-        needed = f"more than {MOST:,} more draws" if more is None else f"about {_count(_round_up(more), 'more draw')}"
+        needed = f"more than {MOST:,} more" if more is None else f"about {_round_up(more):,} more"
+        needed += f" {self.unit}" + ("" if more == 1 else "s")
         return f"{self.first} ~ {self.second}: unresolved, {self.difference:.2f} {interval}, {needed}"
 
     def as_json(self) -> dict[str, Any]:
@@ -108,6 +110,7 @@ class MethodPairs:
 
     pairs: list[Pair]
     methods: list[str]  # with a score, the highest mean first
+    unit: str = "draw"  # of replication
 
     @property
     def leaders(self) -> list[str]:
@@ -129,8 +132,8 @@ class MethodPairs:
         if not self.known:
             most = max((pair.draws for pair in self.pairs), default=0)
             if most >= LEAST:
-                return "no winner can be named: the differences do not vary from draw to draw"
-            return f"cannot be known from {_count(most, 'draw')}; at least {LEAST} are needed, and 10 are better"
+                return f"no winner can be named: the differences do not vary from {self.unit} to {self.unit}"
+            return f"cannot be known from {_count(most, self.unit)}; at least {LEAST} are needed, and 10 are better"
         if not self.best:
             return "no winner can be named: no method is shown to be better than another"
         if len(self.best) == 1:
@@ -138,12 +141,13 @@ class MethodPairs:
         return f"no winner can be named among {' and '.join([', '.join(self.best[:-1]), self.best[-1]])}"
 
 
-def compare_methods(scores: Scores) -> MethodPairs:
-    """The verdict on one quantity, 0-100, from the cells that both of a pair have; those of one draw count as one."""
+def compare_methods(scores: Scores, unit: str = "draw") -> MethodPairs:
+    """The verdict on one quantity, 0-100, from the cells that both of a pair have; those of one draw count as one.
+    `unit` is the word for what a cell's first part is."""
     methods = [name for name, values in scores.items() if values]
     methods.sort(key=lambda name: -fmean(scores[name].values()))
-    pairs = [_pair(a, b, scores[a], scores[b], len(methods)) for a, b in combinations(methods, 2)]
-    return MethodPairs(pairs, methods)
+    pairs = [_pair(a, b, scores[a], scores[b], len(methods), unit) for a, b in combinations(methods, 2)]
+    return MethodPairs(pairs, methods, unit)
 
 
 def compare_with(scores: Scores, controls: Scores, control: str) -> dict[str, Pair]:
@@ -153,23 +157,25 @@ def compare_with(scores: Scores, controls: Scores, control: str) -> dict[str, Pa
     return {name: _pair(name, control, scores[name], controls[name], len(methods) + 1) for name in methods}
 
 
-def _pair(a: str, b: str, of_a: Mapping[Cell, float], of_b: Mapping[Cell, float], methods: int) -> Pair:
+def _pair(
+    a: str, b: str, of_a: Mapping[Cell, float], of_b: Mapping[Cell, float], methods: int, unit: str = "draw"
+) -> Pair:
     by_draw: dict[Hashable, list[float]] = {}
     for cell in of_a.keys() & of_b.keys():
         by_draw.setdefault(cell[0], []).append(of_a[cell] - of_b[cell])
     differences = [fmean(of_draw) for of_draw in by_draw.values()]
     n = len(differences)
     if not n:
-        return Pair(a, b, 0, None, None, None, None, None, methods)
+        return Pair(a, b, 0, None, None, None, None, None, methods, unit)
     mean, sd = fmean(differences), stdev(differences) if n > 1 else None
     if mean < 0:
         a, b, mean = b, a, -mean
     if n < LEAST or not sd or sd <= 1e-9:  # equal to the last bits in every draw: nothing to measure their noise by
-        return Pair(a, b, n, mean, None, None, sd, None, methods)
+        return Pair(a, b, n, mean, None, None, sd, None, methods, unit)
     error = sd / math.sqrt(n)
     half = error * critical(methods, n)
     p = (1 + SIZE - int(np.searchsorted(reference(methods, n), abs(mean) / error))) / (1 + SIZE)
-    return Pair(a, b, n, mean, mean - half, mean + half, sd, p, methods)
+    return Pair(a, b, n, mean, mean - half, mean + half, sd, p, methods, unit)
 
 
 @cache

@@ -104,6 +104,7 @@ class Table:
     adapter: int  # parameters of one adapter as the configuration file describes it
     rows: list[ComparisonRow]
     notes: list[str] = field(default_factory=list)
+    natural: bool = False  # whether the clients come with the data, and are not drawn with a seed
     budget: float | None = None  # of a benchmark, in MB (2^20 bytes) that a run's clients may send and receive in all
     pictures: list[Path] = field(default_factory=list)  # as far as they are drawn
 
@@ -164,7 +165,8 @@ class Table:
             return Scored(federation, training, result.clients, result.average, result.worst_half, result.last, rule)
 
         rules = _known(self.rows, "rule")
-        return Verdict({row.label: [tested(*item) for item in row.results.items()] for row in self.rows})
+        rows = {row.label: [tested(*item) for item in row.results.items()] for row in self.rows}
+        return Verdict(rows, natural=self.natural)
 
     @property
     def failed(self) -> str:
@@ -173,7 +175,7 @@ class Table:
     def as_json(self) -> dict[str, Any]:
         """Per row the scores by seed, mean and std per client, bytes and parameters. `base` and `rule` are those of all
         rows; null where rows have others, which `baselines` lists."""
-        rows_by_kind = self.baselines
+        rows_by_kind, verdict = self.baselines, self.verdict
         baselines = {
             kind: [self._row_json(row) for row in rows_by_kind.get(kind, ()) if row.results] for kind in BASELINES
         }
@@ -181,11 +183,12 @@ class Table:
             "metric": self.metric,
             "std": "of the sample over seeds, divided by n - 1; null for one seed",
             "seeds": list(self.seeds),
+            "drawn": verdict.drawn,
             "adapter": self.adapter,
             **{kind: rows[0] if len(rows) == 1 else None for kind, rows in baselines.items()},
             "baselines": baselines,
             "rows": [self._row_json(row) for row in self.rows],
-            "verdict": self.verdict.as_json(),
+            "verdict": verdict.as_json(),
             "notes": self.notes,
         } | ({"unscored": unscored} if (unscored := self.unscored) else {})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_fed.eval.above_rule import AboveRule, above_rule
-from llm_fed.eval.pairs import LEVEL, Cell, MethodPairs, compare_methods
+from llm_fed.eval.pairs import LEAST, LEVEL, Cell, MethodPairs, compare_methods
 from llm_fed.runs.reading import saved_summary, scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import without
@@ -19,6 +19,19 @@ from llm_fed.settings.config import Config
 
 MAX_PAIRS = 15  # of more pairs the terminal shows the headline alone
 NAMES = {"average": "average over the clients", "worst_half": "worst half of the clients"}
+OVER_CLIENTS = "average over the clients, with the clients as the sample"
+_UNITS = {  # by what is drawn: over what the paired differences are, and what the intervals hold for
+    "federations": ("draws of the federation", ""),
+    "splits": (
+        "draws of the split, the start and the batches",
+        "The clients are the same in each draw, so these intervals hold for these clients. Whether a difference would "
+        "be seen at others of the kind is asked with the clients as the sample, of their mean differences over the "
+        "draws. Only what both lists claim is a claim about the kind.",
+    ),
+    "trainings": (
+        "training seeds on one federation", "It holds for this federation alone, as all runs share it."
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,14 +49,26 @@ class Scored:
 
 
 class Verdict:
-    """The verdict on all pairs of methods, of the finished runs of each."""
+    """The verdict on all pairs of methods, of the finished runs of each.
 
-    def __init__(self, runs: Mapping[str, Sequence[Scored]]):
+    Args:
+        natural: whether the clients come with the data (a task, a role, a desk each), and are not drawn with a seed.
+
+    Attributes:
+        drawn: what a seed draws: `federations`; `splits`, with the training, where the same natural clients are in all
+            runs; or `trainings`, where all runs share one federation.
+    """
+
+    def __init__(self, runs: Mapping[str, Sequence[Scored]], *, natural: bool = False):
         self.runs = {method: list(finished) for method, finished in runs.items() if finished}
         everything = [run for finished in self.runs.values() for run in finished]
         self.federations = len({run.federation for run in everything})
         trainings = len({run.training for run in everything})
         self.one_federation = self.federations == 1 and trainings > 1
+        same = natural and len({frozenset(run.clients) for run in everything}) == 1
+        self.drawn: Literal["federations", "splits", "trainings"] = (
+            "trainings" if self.one_federation else "splits" if same else "federations"
+        )
 
     @cached_property
     def columns(self) -> dict[str, MethodPairs]:
@@ -54,6 +79,19 @@ class Verdict:
             if sum(map(bool, scores.values())) > 1 and scores not in quantities.values():
                 quantities[name] = scores
         return {name: compare_methods(scores) for name, scores in quantities.items()}
+
+    @cached_property
+    def over_clients(self) -> MethodPairs | None:
+        """With the clients as the sample, each one's mean difference over its draws: whether a difference would be seen
+        at further clients of the kind. None where clients are drawn, or too few to say."""
+        if self.drawn != "splits":
+            return None
+        scores = {
+            method: {(id, (run.federation, run.training)): score for run in runs for id, score in run.clients.items()}
+            for method, runs in self.runs.items()
+        }
+        column = compare_methods(scores, "client")
+        return column if column.known else None
 
     @cached_property
     def rules(self) -> dict[str, AboveRule]:
@@ -97,6 +135,12 @@ class Verdict:
         """(title, column) of the quantities of which some pair has an interval."""
         return [(self.title(name), column) for name, column in self.columns.items() if column.known]
 
+    @property
+    def said(self) -> list[tuple[str, MethodPairs]]:
+        """(title, column) of all quantities, the test over clients last."""
+        said = [(self.title(name), column) for name, column in self.columns.items()]
+        return [*said, *([(OVER_CLIENTS, self.over_clients)] if self.over_clients else [])]
+
     def bold(self, name: str) -> list[str]:
         column = self.columns.get(name)
         return column.best if column else []
@@ -105,8 +149,8 @@ class Verdict:
     def sentences(self) -> list[str]:
         """Per quantity who is best, then each pair; then how the methods stand to `rule`."""
         said = []
-        for name, column in self.columns.items():
-            said += [f"{self.title(name)}: {column.headline}", *map(str, column.pairs)]
+        for title, column in self.said:
+            said += [f"{title}: {column.headline}", *map(str, column.pairs)]
         return [*said, *self.of_rules]
 
     def title(self, name: str) -> str:
@@ -117,12 +161,13 @@ class Verdict:
 
     @property
     def method(self) -> list[str]:
-        unit = "training seeds on one federation" if self.one_federation else "draws of the federation"
-        whole = ["It holds for this federation alone, as all runs share it."] if self.one_federation else []
+        unit, whole = _UNITS[self.drawn]
+        if self.over_clients and self.federations < LEAST:
+            whole += " With so few draws they leave out what all clients of a draw have in common, and claim too much."
         return [
             f"Intervals are of the paired difference in points over {unit}. With {LEVEL:.0%} probability all of a list "
             "hold at once, so that the number of pairs is paid for; `>` is said where the interval excludes 0.",
-            *whole,
+            *([whole] if whole else []),
             "About n more draws: as many would show a difference as large as the observed one with 80 % probability, "
             "to within a factor of two at best. Say beforehand how many there shall be: who looks after each draw and "
             "stops at the first claim makes more false ones.",
@@ -131,8 +176,8 @@ class Verdict:
     def as_markdown(self) -> str:
         """The section `Verdict`; empty where nothing is compared."""
         lines: list[str] = []
-        for name, column in self.columns.items():
-            lines += ["", f"**{_upper(self.title(name))}**: {column.headline}.", ""]
+        for title, column in self.said:
+            lines += ["", f"**{_upper(title)}**: {column.headline}.", ""]
             lines += [f"- {pair}" for pair in column.pairs]
         if self.of_rules:
             lines += ["", "**Against `rule`**, the best rule that trains nothing:", ""]
@@ -144,26 +189,24 @@ class Verdict:
     def for_terminal(self) -> list[str]:
         """The verdict on the average, and the headlines of the other quantities."""
         lines: list[str] = []
-        for name, column in self.columns.items():
-            lines.append(f"{self.title(name)}: {column.headline}")
-            if not lines[1:] and len(column.pairs) <= MAX_PAIRS:
+        for title, column in self.said:
+            lines.append(f"{title}: {column.headline}")
+            if (not lines[1:] or title == OVER_CLIENTS) and len(column.pairs) <= MAX_PAIRS:
                 lines += [f"  {pair}" for pair in column.pairs]
         return lines + self.of_rules
 
     def as_json(self) -> dict[str, Any]:
-        columns = {
-            name: {
-                "title": self.title(name),
-                "headline": column.headline,
-                "leaders": column.leaders,
-                "bold": column.best,
-                "pairs": [pair.as_json() for pair in column.pairs],
-            }
-            for name, column in self.columns.items()
-        }
-        unit = "training" if self.one_federation else "federation"
+        columns = {name: _column_json(self.title(name), column) for name, column in self.columns.items()}
         rules = {name: compared.as_json() for name, compared in self.rules.items()}
-        return {"level": LEVEL, "unit": unit, "columns": columns, "rule": rules, "sentences": self.sentences}
+        return {
+            "level": LEVEL,
+            "unit": "training" if self.one_federation else "federation",
+            "drawn": self.drawn,
+            "columns": columns,
+            "over_clients": _column_json(OVER_CLIENTS, self.over_clients) if self.over_clients else None,
+            "rule": rules,
+            "sentences": self.sentences,
+        }
 
 
 def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) -> dict[str, Any] | None:
@@ -179,6 +222,16 @@ def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) ->
         return None
     line = without(line, uncounted)
     return {"split": line["split"], "average": line["mean"], "worst_half": line["worst_half"]}
+
+
+def _column_json(title: str, column: MethodPairs) -> dict[str, Any]:
+    return {
+        "title": title,
+        "headline": column.headline,
+        "leaders": column.leaders,
+        "bold": column.best,
+        "pairs": [pair.as_json() for pair in column.pairs],
+    }
 
 
 def _upper(text: str) -> str:

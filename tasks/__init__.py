@@ -39,6 +39,7 @@ class Task:
     clients: str
     source: str
     images: bool = False  # its examples are pictures, not text
+    draws_clients: bool = False  # whether `load` makes other clients with each seed, under the same names
     # of one that is an object: by whose rows they are, a SHA-256
     checksums: Callable[[], dict[str, str]] = dict
 
@@ -54,12 +55,15 @@ TASKS = {
     "rolebench": Task(
         rolebench.load, rolebench.METRIC, "95, one per role", f"{rolebench.HUB_ID} on the Hub, or a folder"
     ),
+    "rolebench-100": Task(
+        rolebench.load, rolebench.METRIC, "100, five Chinese ones too", f"{rolebench.HUB_ID} on the Hub, or a folder"
+    ),
     "commonsense": Task(
         commonsense.load, commonsense.METRIC, "8, one per data set", "eight data sets on the Hub, or a folder"
     ),
     "xquad": Task(xquad.load, xquad.METRIC, "12, one per language", f"{xquad.HUB_ID} on the Hub, or a folder"),
     "xnli": Task(xnli.load, xnli.METRIC, "15, one per language", f"{xnli.HUB_ID} on the Hub, or a folder"),
-    "planted": Task(synthetic.load, synthetic.METRIC, "12, in three planted groups", "synthetic"),
+    "planted": Task(synthetic.load, synthetic.METRIC, "12, in three planted groups", "synthetic", draws_clients=True),
     "files": Task(files.load, files.METRIC, "as in the data", "your own files, or a Hub data set"),
 } | {
     name: Task(
@@ -88,8 +92,10 @@ def of_object(data: Any) -> Task:
     """The task of what a Python program gives as its data, see `given`; UserError where that has no rows."""
     pictures = given.has_pictures(data)
     metric = images.METRIC if pictures else files.METRIC
-    checksums = partial(given.checksums, data)
-    return Task(partial(given.load, data), metric, "as in the data", "an object", pictures, checksums)
+    return Task(
+        partial(given.load, data), metric, "as in the data", "an object", images=pictures,
+        checksums=partial(given.checksums, data),
+    )  # fmt: skip
 
 
 def load(
@@ -159,6 +165,11 @@ def load(
     return dataclasses.replace(
         data, clients={client.client: client for client in clients}, everybody=everybody, record=record
     )
+
+
+def natural(config: TaskConfig) -> bool:
+    """Whether the clients come with the data, so that a seed divides their examples and does not draw the clients."""
+    return config.partition.kind == "natural" and not find(config.name).draws_clients
 
 
 def describe() -> list[dict[str, str]]:

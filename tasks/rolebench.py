@@ -1,16 +1,16 @@
-"""The task `rolebench`: RoleBench, one role per client, questions answered in the role's own voice.
+"""The tasks `rolebench` and `rolebench-100`: RoleBench, a role per client, questions answered in the role's own voice.
 
 A row: {"role": "Captain Hull", "question": "Why did you go to sea?", "generated": ["The land was full, my lad.", ...]}
 
-Source: `ZenMoore/RoleBench` on the Hub (Wang et al. 2023, "RoleLLM"), the role-specific part of
-`rolebench-eng/instruction-generalization`: 95 English roles; not yet run against the Hub. With `task.path` a local
-folder with `train.*` and `test.*` of the same columns is read instead, without rows of another `kind`.
+Source: `ZenMoore/RoleBench` on the Hub (Wang et al. 2023, "RoleLLM"), the role-specific parts of
+`rolebench-eng/instruction-generalization`, 95 English roles, and for `rolebench-100` of `rolebench-zh`, five Chinese
+ones; not yet run against the Hub. With `task.path` a local folder with `train.*` and `test.*` of the same columns is
+read instead, all roles of it, without rows of another `kind`.
 
 As in FedMerge (Chen et al. 2026, App. B): a client gets half of its role's training and half of its test questions,
 drawn by the seed, as is the order of the roles, so `task.clients=50` is a random sample. Training takes the first of
-the answers, as more would let a role count for more in the mean over clients; ROUGE-L takes the best of all.
-
-Deviation: the paper draws from 100 roles, five of them Chinese; ROUGE knows no Chinese, so the 95 English ones here.
+the answers, as more would let a role count for more in the mean over clients; ROUGE-L takes the best of all. The paper
+draws 50 of 100 roles, which is `rolebench-100`. ROUGE takes each Chinese character for a word.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from llm_fed.tasks.published import local_folder
 
 METRIC = "rougeL"
 HUB_ID = "ZenMoore/RoleBench"
-HUB_FOLDER = "rolebench-eng/instruction-generalization/role_specific"
+ENGLISH, CHINESE = "rolebench-eng/instruction-generalization/role_specific", "rolebench-zh/role_specific"
+HUB_FOLDERS = {"rolebench": [ENGLISH], "rolebench-100": [ENGLISH, CHINESE]}
 COLUMNS = ColumnsConfig(prompt="question", answer="generated", client="role")
 KIND = "role_specific"
 SHARE = 0.5  # "we randomly select half of the original training dataset and test dataset"
@@ -37,18 +38,19 @@ SHARE = 0.5  # "we randomly select half of the original training dataset and tes
 
 def load(config: TaskConfig, seed: int) -> TaskData:
     if config.path is None:
-        files = {split: f"{HUB_FOLDER}/{split}.jsonl" for split in ("train", "test")}
+        folders = HUB_FOLDERS[config.name]
+        files = {split: [f"{folder}/{split}.jsonl" for folder in folders] for split in ("train", "test")}
         where, rows = HUB_ID, hub_rows(HUB_ID, data_files=files)
     else:
         path = local_folder(config)
         where, rows = str(path), split_rows(path)
         if not {"train", "test"} <= set(rows):
-            raise UserError(f"{path} lacks a train or a test file; rolebench needs both, e.g. train.jsonl.gz")
+            raise UserError(f"{path} lacks a train or a test file; {config.name} needs both, e.g. train.jsonl.gz")
     rows = {split: [row for row in part if row.values.get("kind", KIND) == KIND] for split, part in rows.items()}
     roles = list(by_column(rows, dataclasses.replace(config, columns=COLUMNS), where).values())
     order = np.random.default_rng(derive(seed, "rolebench", "roles")).permutation(len(roles))
     clients = (_half(roles[i], seed) for i in order.tolist())
-    return TaskData("rolebench", METRIC, {client.client: client for client in clients})
+    return TaskData(config.name, METRIC, {client.client: client for client in clients})
 
 
 def _half(role: ClientData, seed: int) -> ClientData:

@@ -162,6 +162,7 @@ def stage(tmp_path_factory) -> Path:
     (folder / "mine.jsonl").write_text((folder / "clinics/north.jsonl").read_text().replace("reply", "answer"))
     (folder / "mine.yaml").write_text(yaml.safe_dump(tree()))
     outside.module(folder, "fedavgm", outside.printed('"""FedAvgM'))
+    outside.module(folder, "by_loss", outside.printed('"""By loss'))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for method in ("fedit", "local"):

@@ -78,7 +78,7 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
     """Write the page and return its path; `drawn` is what draws its pictures, by names in PICTURES. RunError where the
     disk is full, or the folder cannot be written."""
     verdict = table.verdict
-    judged = [Forest.of(title, column) for title, column in verdict.judged]
+    judged = [Forest.of(title, column) for title, column in verdict.said if column.known]
     return write_page(
         path,
         "table.html.jinja",
@@ -91,7 +91,7 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
         notes=table.all_notes(),
         clients=_clients(table),
         forests=judged,
-        verdict=[(verdict.title(key), each.headline, each.pairs) for key, each in verdict.columns.items()],
+        verdict=[(title, each.headline, each.pairs) for title, each in verdict.said],
         rule=verdict.of_rules,
         method=verdict.method if verdict.columns else [],
         pictures=[

@@ -34,6 +34,7 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import plugins
 from llm_fed.settings.configfile import as_dict
 from llm_fed.settings.paths import public_text
+from llm_fed.tasks import natural
 
 A_MINUTE = 60.0  # seconds; of a shorter comparison nobody needs to know the rest
 
@@ -142,7 +143,9 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
         raise UserError(f"all rows need the same metric, but it differs ({scored}); set eval.metric")
     base = bases.of(plan.file)
     layout = base.layout(structure_of(plan.file.adapter, base.head))
-    table = Table(metrics[rows[0].label], plan.seeds, layout.size, rows, budget=plan.budget)
+    table = Table(
+        metrics[rows[0].label], plan.seeds, layout.size, rows, natural=natural(plan.file.task), budget=plan.budget
+    )
     if plan.file.adapter and base.head:
         head = layout.size - base.layout(structure_of(plan.file.adapter)).size
         table.notes.append(f"Of an adapter's parameters {head:,} are its head's, which is trained whole.")

@@ -16,6 +16,7 @@ from llm_fed.runs.reading import finished, read_config
 from llm_fed.scoring.scores import without
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
+from llm_fed.tasks import natural
 
 # What is no difference between methods: seeds, what is kept of a run, and where it was computed.
 _APART = (
@@ -56,7 +57,8 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
         raise UserError(
             f"these {len(runs)} runs differ only in their seeds; give runs of at least two methods or settings"
         )
-    return Verdict({label: [_tested(run) for run in found.values()] for label, found in groups.items()})
+    scored = {label: [_tested(run) for run in found.values()] for label, found in groups.items()}
+    return Verdict(scored, natural=all(natural(run.config.task) for run in runs))
 
 
 def write(verdict: Verdict, out: Path) -> list[str]:

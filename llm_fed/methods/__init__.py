@@ -19,6 +19,7 @@ from llm_fed.mergers.ties import ties
 from llm_fed.method import Method
 from llm_fed.method.merge import Merge, kind_of
 from llm_fed.methods.ca2fl import CA2FL
+from llm_fed.methods.cfl import CFL
 from llm_fed.methods.ditto import Ditto
 from llm_fed.methods.fd import FD
 from llm_fed.methods.fedalt import FedALT
@@ -46,6 +47,7 @@ from llm_fed.methods.fedsa import FedSA
 from llm_fed.methods.fedsvd import FedSVD
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.fields import check, defaults_of, fields_of
+from llm_fed.methods.fl_hc import FLHC
 from llm_fed.methods.flexlora import FlexLoRA
 from llm_fed.methods.flora import FLoRA
 from llm_fed.methods.fml import FML
@@ -96,6 +98,8 @@ METHODS: dict[str, type[Method]] = {
     "pfedmoe": PFedMoE,
     "fedem": FedEM,
     "ifca": IFCA,
+    "cfl": CFL,
+    "fl-hc": FLHC,
     "fedmerge": FedMerge,
     "fedmerge-fixed": FedMergeFixed,
     "fedpool": FedPool,

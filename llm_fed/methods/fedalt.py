@@ -17,6 +17,7 @@ class FedALT(Method):
     A router (mixer) at the client weighs the two for each token. The server keeps the latest adapter of every client,
     and sends each client the mean over the others.
     An image model's head also stays at the client, since averaging would change what it learned with its own adapter.
+    Deviation: the router starts at zero, with even weights; the published code draws it by Kaiming's rule.
     """
 
     paper: ClassVar[str] = "FedALT (Bian et al. 2026)"

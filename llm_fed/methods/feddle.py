@@ -25,7 +25,9 @@ class Feddle(Method):
     held near the fallback. A language model keeps its head, as the vocabulary is the same in every domain. With a
     robust rule (`server.aggregation`) the fallback is the robust mean of the same updates, which need not be a
     combination of anchors: the search starts with the model there and all coefficients at zero.
-    Deviation: the paper leaves open what the fallback averages; see `fallback_over`.
+    Deviation: the paper leaves open what the fallback averages; see `fallback_over`. Updates that arrive in one round
+    do not overwrite each other in the atlas, as Algorithm 1, lines 16 and 17, would let them. The new head is no
+    optimum (Eq. 8) but fitted for `head_epochs` from the last round's.
     Running statistics (BatchNorm) take no part in the search: they move by the mean of the uploads that arrived.
     """
 

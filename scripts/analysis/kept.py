@@ -6,7 +6,8 @@
 The first command trains nothing: it says what the pages say, of the rows that are asked for (default: of all). `--add`
 first appends what a comparison's folder has beyond the file, of these rows. A line has the row, the seed, the tested
 round, the clients' test scores (0-100), and, where known, the bytes that a client sent. The rows `base` and `rule`
-(`baselines.py`) come first wherever the file has them, and take no part in the verdict on pairs.
+(`baselines.py`) come first wherever the file has them, and take no part in the verdict on pairs. `--natural` says that
+the clients came with the data, so that the draws are of splits, and asks about the clients as the sample, too.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def added(lines: Lines, folder: Path, rows: Sequence[str] = ()) -> list[Mapping[
     return [*lines, *more]
 
 
-def report(lines: Lines, rows: Sequence[str]) -> str:
-    """A Markdown table of the rows, and the verdict on all their pairs.
+def report(lines: Lines, rows: Sequence[str], natural: bool = False) -> str:
+    """A Markdown table of the rows, and the verdict on all their pairs; `natural` see `Verdict`.
 
     Raises:
         UserError: the file has no such row.
@@ -88,7 +89,7 @@ def report(lines: Lines, rows: Sequence[str]) -> str:
         up = [line["up"] / 1e6 for line in own if "up" in line]
         cells = [name, str(len(own)), *map(spread, zip(*means, strict=True)), f"{fmean(up):.2f}" if up else ""]
         text.append("| " + " | ".join(cells) + " |")
-    return "\n".join(text) + "\n" + Verdict(runs).as_markdown()
+    return "\n".join(text) + "\n" + Verdict(runs, natural=natural).as_markdown()
 
 
 def _scored(line: Mapping[str, Any], rule: Mapping[str, Any] | None = None) -> Scored:
@@ -103,6 +104,8 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--rows", default="", help="e.g. local,fedit")
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FOLDER", help="of llm-fed compare")
+    parser.add_argument("--natural", action="store_true", help="the clients came with the data")
+    parser.add_argument("--from-seed", type=int, default=0, metavar="N", help="leave out the seeds below N")
     asked = parser.parse_args()
     with plain_errors(parser):
         rows = [name.strip() for name in asked.rows.split(",") if name.strip()]
@@ -114,7 +117,7 @@ def main() -> None:
         if asked.add:
             asked.file.parent.mkdir(parents=True, exist_ok=True)
             write_file(asked.file, "".join(json.dumps(line) + "\n" for line in lines).encode())
-        print(report(lines, rows))
+        print(report([line for line in lines if line["seed"] >= asked.from_seed], rows, asked.natural))
 
 
 if __name__ == "__main__":

@@ -386,6 +386,7 @@ def test_draws_are_seeds_and_go_on(small, tmp_path, llm_fed, trained):
         (2, 2, "validation")
     ] * 2
     assert (out / "verdict.png").exists() == (pair["low"] is not None)
+    assert table["drawn"] == "splits"  # a client per file: the seeds divide its rows
     llm_fed("compare", config, "--draws", 2, "--seeds", "0,1", "--out", out).assert_refused(
         "--draws 2", "one of the two"
     )

@@ -218,3 +218,64 @@ def test_as_text_and_json(tmp_path):
     drawn = path.read_text()
     for words in ("m2 − m1", "unresolved", "claimed: the interval excludes 0", "worst half of the clients"):
         assert f"<!-- {words} -->" in drawn
+
+
+def natural(differences: Mapping[str, Sequence[float]], **options) -> Verdict:
+    """Two methods on the same clients; by client by how much `b` is above `a` in each draw."""
+    draws = range(len(next(iter(differences.values()))))
+    found = {
+        "a": [scored_run(draw, dict.fromkeys(differences, 50.0)) for draw in draws],
+        "b": [scored_run(draw, {id: 50 + of[draw] for id, of in differences.items()}) for draw in draws],
+    }
+    return Verdict(found, **{"natural": True} | options)
+
+
+def test_natural_clients_are_a_sample_of_their_own():
+    """b is 1 above a at one client of four and equal at the others, in each draw to within a tenth: draws of the same
+    clients decide it, clients as the sample do not. By hand: d = 1, 0, 0, 0, mean 0.25, sd 0.5, t of 3 is 3.182."""
+    noise = [0.1, -0.1, 0.0, 0.0]
+    verdict = natural({"w": [1 + e for e in noise], "x": noise, "y": noise, "z": noise})
+    assert verdict.drawn == "splits" and verdict.columns["average"].pairs[0].claim == "greater"
+    assert verdict.over_clients is not None
+    (pair,) = verdict.over_clients.pairs
+    assert (pair.draws, pair.unit, pair.claim) == (4, "client", "unresolved")
+    assert (pair.difference, pair.low, pair.high) == pytest.approx((0.25, 0.25 - 0.7955, 0.25 + 0.7955), abs=0.01)
+    said = verdict.as_json()
+    assert said["drawn"] == "splits" and said["over_clients"]["pairs"][0]["unit"] == "client"
+    for text in (verdict.as_markdown(), "\n".join(verdict.for_terminal()), "\n".join(verdict.sentences)):
+        assert "with the clients as the sample" in text and "more clients" in text
+    assert any("clients are the same in each draw" in line for line in verdict.method)
+
+
+def test_clients_that_a_seed_draws_are_no_sample():
+    """A partition, or other names in another draw; one federation with several trainings; too few clients."""
+    of = {"x": [1.0, 2, 3], "y": [2.0, 1, 3], "z": [0.0, 1, 1]}
+    assert natural(of).over_clients and natural(of, natural=False).over_clients is None
+    assert (
+        natural(of, natural=False).drawn == "federations"
+        and natural(of, natural=False).as_json()["over_clients"] is None
+    )
+    others = {
+        name: [scored_run(draw, {f"{id}{draw}": 1.0 + draw * k for k, id in enumerate("xyz")}) for draw in range(3)]
+        for name in "ab"
+    }
+    assert Verdict(others, natural=True).drawn == "federations"
+    trained = {name: [scored_run(0, {"x": 1.0 + k, "y": 2}, training=k) for k in range(3)] for name in "ab"}
+    assert Verdict(trained, natural=True).drawn == "trainings"
+    assert natural({"x": [1.0, 2, 3], "y": [2.0, 1, 3]}).over_clients is None
+
+
+def test_a_client_that_one_draw_lacks_counts_with_its_other_draws():
+    found = {
+        name: [scored_run(draw, {"x": 1.0 + up, "y": 2.0 + 2 * up, "z": 4.0 + up}) for draw in range(3)]
+        for name, up in (("a", 0.0), ("b", 1.0))
+    }
+    del found["b"][1]
+    verdict = Verdict(found, natural=True)
+    assert verdict.over_clients is not None and verdict.over_clients.pairs[0].difference == pytest.approx(4 / 3)
+
+
+def test_one_draw_says_that_its_clients_have_its_noise_in_common():
+    verdict = natural({"x": [1.0], "y": [2.0], "z": [0.5]})
+    assert verdict.over_clients is not None and verdict.columns["average"].pairs[0].claim == "unknown"
+    assert any("claim too much" in line for line in verdict.method)

@@ -73,12 +73,33 @@ def test_both_splits_are_needed(folder):
 def test_from_the_hub(monkeypatch):
     def load_dataset(name, data_files):
         assert name == "ZenMoore/RoleBench"
-        assert data_files["test"] == "rolebench-eng/instruction-generalization/role_specific/test.jsonl"
+        assert data_files["test"] == ["rolebench-eng/instruction-generalization/role_specific/test.jsonl"]
         return DatasetDict({split: Dataset.from_list(records(split, 4)) for split in data_files})
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     data = tasks.load(TaskConfig(name="rolebench", clients=5, validation=0.0), 0)
     assert [(len(c.train), len(c.test)) for c in data.clients.values()] == [(2, 2)] * 5
+
+
+def test_all_hundred_roles_have_chinese_ones_among_them(monkeypatch, tmp_path):
+    """From the Hub both languages' files, from a folder the roles that are there; each character counts as a word."""
+    chinese = [{"role": "李白", "question": f"何处 {i}?", "generated": ["床前明月光"]} for i in range(8)]
+
+    def load_dataset(name, data_files):
+        assert data_files["train"] == [
+            "rolebench-eng/instruction-generalization/role_specific/train.jsonl",
+            "rolebench-zh/role_specific/train.jsonl",
+        ]
+        return DatasetDict({split: Dataset.from_list(records(split, 4) + chinese) for split in data_files})
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    of_hub = tasks.load(TaskConfig(name="rolebench-100", validation=0.0), 0)
+    assert sorted(of_hub.clients) == [*ROLES, "李白"] and of_hub.name == "rolebench-100"
+    for split in ("train", "test"):
+        write(tmp_path / f"{split}.jsonl", records(split, 4) + chinese)
+    of_folder = tasks.load(TaskConfig(name="rolebench-100", path=str(tmp_path), validation=0.0), 0)
+    assert of_folder.clients["李白"].train == of_hub.clients["李白"].train
+    assert score("rougeL", ["床前光"], [("床前明月光",)]) == pytest.approx(75)  # 3 of 3 and 3 of 5
 
 
 def test_rouge_takes_the_best_of_a_roles_answers():
