@@ -18,7 +18,7 @@ from torch import nn
 
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.bench.build import Experiment
-from llm_fed.method.requests import Engine, Fit, Fitted, Request, Work
+from llm_fed.method.requests import Executor, Fit, Fitted, Request, Work
 from llm_fed.network import worker
 from llm_fed.network.node import Node
 from llm_fed.settings.config import Config
@@ -191,7 +191,7 @@ class TrainedAdapter:
 class _TrainerEngine:
     """An engine whose fits are a Trainer's."""
 
-    def __init__(self, engine: Engine, adapter: TrainedAdapter):
+    def __init__(self, engine: Executor, adapter: TrainedAdapter):
         self._engine, self._adapter, self.packing = engine, adapter, engine.packing
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:

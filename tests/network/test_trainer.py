@@ -103,14 +103,11 @@ def test_a_trainer_of_trl_as_well(small, tmp_path):
     trl = pytest.importorskip("trl", reason="needs trl")
     datasets = pytest.importorskip("datasets")
     settings = tree(small, eval={"base": False}, **AGREE)
-    rows = [
-        {"input_ids": row["input_ids"], "completion_mask": [int(label >= 0) for label in row["labels"]]}
-        for row in rows_of(settings, "bob")
-    ]
+    rows = rows_of(settings, "bob")
     arguments = trl.SFTConfig(
         output_dir=str(tmp_path / "trl"), max_steps=3, per_device_train_batch_size=64, learning_rate=0.02,
         lr_scheduler_type="constant", max_grad_norm=1.0, optim="adamw_torch", report_to=[], save_strategy="no",
-        use_cpu=True, bf16=False, gradient_checkpointing=False, completion_only_loss=True, disable_tqdm=True,
+        use_cpu=True, bf16=False, gradient_checkpointing=False, disable_tqdm=True,
         dataset_kwargs={"skip_prepare_dataset": True},
     )  # fmt: skip
     trainer = trl.SFTTrainer(
