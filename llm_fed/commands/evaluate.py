@@ -317,7 +317,7 @@ def export(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fa
         RunError: the disk is full, or `out` cannot be written.
     """
     found = handed_out(folder, clients)
-    more = _as_gguf(folder, found) if gguf else dict.fromkeys(found, {})
+    more: dict[str, dict[str, bytes]] = _as_gguf(folder, found) if gguf else {client: {} for client in found}
     copies = ((out / client, {**_contents(adapter), **more[client]}) for client, adapter in found.items())
     write_folders(copies, "an adapter")
     return [out / client for client in found]
