@@ -174,7 +174,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Pair:
+class AnswerPair:
     """Two answers to a prompt, of which the first is preferred. What a reference makes of both, the log-likelihoods of
     all tokens that count, is 0 until it was asked."""
 
@@ -198,7 +198,7 @@ class Pair:
 @dataclass(frozen=True)
 class Judged:
     """An answer to a prompt that is desirable, or is not. `other` is the prompt with another example's answer, by which
-    KTO estimates how far the model is from the reference; `reference` as of a Pair, of both."""
+    KTO estimates how far the model is from the reference; `reference` as of an AnswerPair, of both."""
 
     text: Encoded
     desirable: bool

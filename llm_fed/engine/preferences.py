@@ -19,7 +19,7 @@ from llm_fed.method.losses import divergence
 from llm_fed.method.objectives import Likelihoods, preference_losses
 from llm_fed.models.joined import full
 from llm_fed.settings.objective import ObjectiveConfig
-from llm_fed.tasks.common import Encoded, Judged, Pair
+from llm_fed.tasks.common import AnswerPair, Encoded, Judged
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PreferenceBatch:
 
 @dataclass(frozen=True)
 class Pairs(Examples):
-    """`Pair`s of answers; each is one loss, and two rows of a batch."""
+    """`AnswerPair`s of answers; each is one loss, and two rows of a batch."""
 
     objective: ObjectiveConfig
 
@@ -111,7 +111,7 @@ class Pairs(Examples):
 
     def probe(self, length: int, targets: int) -> Any:
         half = TEXT.probe(length // 2, targets // 2)
-        return Pair(half, half)
+        return AnswerPair(half, half)
 
     def _likelihoods(self, tokens: Tensor, batch: PreferenceBatch) -> Likelihoods:
         """Of the log-likelihoods (n,) of target tokens."""

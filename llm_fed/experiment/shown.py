@@ -19,7 +19,7 @@ from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
 from llm_fed.models.loading import read_tokenizer
 from llm_fed.settings.config import Config
-from llm_fed.tasks.common import Encoded, Example, Judged, Pair
+from llm_fed.tasks.common import AnswerPair, Encoded, Example, Judged
 from llm_fed.tasks.templates import filled, template_of
 
 BEGINS, ENDS = ">>>", "<<<"  # around what is trained, in a terminal
@@ -120,7 +120,7 @@ def shown(config: Config, most: int) -> ShownData:
 
 def _each(split: str, item: Any) -> list[tuple[str, Any]]:
     """What is shown of an item, with the words for it: of a pair both answers."""
-    if isinstance(item, Pair):
+    if isinstance(item, AnswerPair):
         return [(f"{split}, chosen", item.chosen), (f"{split}, rejected", item.rejected)]
     if isinstance(item, Judged):
         return [(f"{split}, {'desirable' if item.desirable else 'undesirable'}", item.text)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.tasks.common import Encoded, Example, Judged, Pair, text_of
+from llm_fed.tasks.common import AnswerPair, Encoded, Example, Judged, text_of
 
 Encode = Callable[[Example], Encoded | None]  # an example with its first answer, as training sees it
 
@@ -43,7 +43,7 @@ def rejected(example: Example) -> Example:
     return replace(example, prompt=prompt, answers=(last.content,), fields=last.fields)
 
 
-def example_of(name: str, example: Example, encode: Encode) -> Encoded | Pair | Judged | None:
+def example_of(name: str, example: Example, encode: Encode) -> Encoded | AnswerPair | Judged | None:
     """What the loss `name` is given of an example; None where it is too long, or no target is left."""
     one = encode(example)
     if name == "sft" or one is None:
@@ -51,7 +51,7 @@ def example_of(name: str, example: Example, encode: Encode) -> Encoded | Pair | 
     if name == "kto":
         return Judged(one, bool(example.desirable), one)
     other = encode(rejected(example))
-    return Pair(one, other) if other and any(other.target) and any(one.target) else None
+    return AnswerPair(one, other) if other and any(other.target) and any(one.target) else None
 
 
 def beside_others(items: Sequence[Judged], max_length: int) -> list[Judged]:

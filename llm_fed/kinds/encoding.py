@@ -21,14 +21,14 @@ from llm_fed.models.loading import check_rows
 from llm_fed.settings.config import TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks.chat import ChatTemplate
-from llm_fed.tasks.common import Encoded, Example, Judged, Pair, Template, fitting, select, text_of
+from llm_fed.tasks.common import AnswerPair, Encoded, Example, Judged, Template, fitting, select, text_of
 from llm_fed.tasks.control import THINK, THOUGHT, answer_of, has_surrogates, reasoning, without_surrogates
 from llm_fed.tasks.conversations import encoded
 from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, filled, template_of
 
 BATCH = 2048  # examples whose lengths are found at once
 MOST = 2**24  # tokens that are kept, of the clients that worked last; they take some 0.7 GiB
-Trained: TypeAlias = Encoded | Pair | Judged
+Trained: TypeAlias = Encoded | AnswerPair | Judged
 Item = TypeVar("Item")
 
 

@@ -19,7 +19,7 @@ from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
 from llm_fed.state import State
 from llm_fed.tasks.augmentation import augmented
-from llm_fed.tasks.common import Encoded, Judged, Pair, Picture
+from llm_fed.tasks.common import AnswerPair, Encoded, Judged, Picture
 
 Result = TypeVar("Result")
 
@@ -180,10 +180,10 @@ class Answers(Request[Answer]):
 
 @dataclass(frozen=True, eq=False)
 class LogLikelihoods(Request[list[tuple[float, ...]]]):
-    """Of each example and each of its texts, with a Pair's two, the log-likelihood of all tokens that count."""
+    """Of each example and each of its texts, with an AnswerPair's two, the log-likelihood of all tokens that count."""
 
     state: State | None  # None: the base alone
-    examples: Sequence[Any]  # Pair or Judged
+    examples: Sequence[Any]  # AnswerPair or Judged
     mix: tuple[float, ...] | None = None  # the weight of each expert, where the gate is `mix`; None: by the prompts
     chunk: int | None = None  # of so many examples each, packed without regard to the others: the same bits in any list
 
@@ -205,8 +205,8 @@ class Query:
     answers: tuple[str, ...]  # references
     options: tuple[list[int], ...] = ()  # token ids of each option, for scoring without generation
     correct: tuple[int, ...] = ()  # which options are right
-    example: Encoded | Pair | Judged | None = None  # as training would see it; None where it is too long
-    pair: Pair | Judged | None = None  # what is preferred to what, whatever training sees; None where nothing is
+    example: Encoded | AnswerPair | Judged | None = None  # as training would see it; None where it is too long
+    pair: AnswerPair | Judged | None = None  # what is preferred to what, whatever training sees; None where nothing is
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ OPTIMIZER = "optimizer"  # key of `memory`: what is kept of it, with `local.keep
 class Data:
     """One site's examples, which never leave it."""
 
-    train: Sequence[Any] = ()  # Encoded, Pair, Judged or Picture
+    train: Sequence[Any] = ()  # Encoded, AnswerPair, Judged or Picture
     held_out: Sequence[Any] = ()  # the validation examples, as training would see them
     queries: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # Query or Picture, by split: validation, test
     metric: str = ""  # by which queries are scored, see `scoring.evaluation.score_split`

@@ -21,7 +21,7 @@ from llm_fed.method import State
 from llm_fed.method.objectives import Likelihoods, preference_losses, rewards
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data, Site
-from llm_fed.tasks.common import Example, Pair
+from llm_fed.tasks.common import AnswerPair, Example
 
 TIE = 1e-5  # of log-likelihoods that are this close, as a share of their size: what float32 rounds off
 
@@ -41,7 +41,7 @@ async def preferences(client: Site, theta: State, queries: Sequence[Query]) -> P
     if not pairs:
         return None
     own, base = [await client.log_likelihoods(state, pairs) for state in (theta, None)]
-    each = 2 if isinstance(pairs[0], Pair) else 1
+    each = 2 if isinstance(pairs[0], AnswerPair) else 1
     logps, reference = (torch.tensor([one[:each] for one in found], dtype=torch.float64) for found in (own, base))
     counts = torch.tensor([[sum(text.target[1:]) for text in pair.texts[:each]] for pair in pairs]).double()
     of = Likelihoods(logps, counts, reference, torch.tensor([pair.desirable for pair in pairs]))

@@ -24,7 +24,7 @@ from llm_fed.kinds.sentences import Sentence
 from llm_fed.kinds.sequences import Sequences
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import ARCHITECTURES, head_of
-from llm_fed.tasks.common import Encoded, Pair, Picture
+from llm_fed.tasks.common import AnswerPair, Encoded, Picture
 
 VOCABULARY = 61
 SPECIAL = {"pad_token": "<pad>", "eos_token": "</s>"}
@@ -75,13 +75,13 @@ def answers(client: int, size: int) -> list[Encoded]:
     return [Encoded([*prompt, *answer], [False] * len(prompt) + [True] * len(answer)) for prompt in prompts]
 
 
-def pairs(client: int, size: int) -> list[Pair]:
+def pairs(client: int, size: int) -> list[AnswerPair]:
     """The answers of `answers`, and beside each another one, of one word to three, which is not preferred."""
     found = []
     for place, (one, other) in enumerate(zip(answers(client, size), answers(client + 5, size), strict=True)):
         words = other.answer[-1 - place % 3 :]
         ids, start = [*one.prompt, *words], len(one.prompt)
-        found.append(Pair(one, Encoded(ids, [place >= start for place in range(len(ids))])))
+        found.append(AnswerPair(one, Encoded(ids, [place >= start for place in range(len(ids))])))
     return found
 
 

@@ -21,7 +21,7 @@ from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import LocalConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.state import State
-from llm_fed.tasks.common import Example, Judged, Pair, Turn
+from llm_fed.tasks.common import AnswerPair, Example, Judged, Turn
 from llm_fed.tasks.conversations import encoded
 from llm_fed.testing.tiny import language_base
 
@@ -36,16 +36,16 @@ PAIRS = [
 ]
 
 
-def encoded_pairs(tokenizer: Any) -> list[Pair]:
+def encoded_pairs(tokenizer: Any) -> list[AnswerPair]:
     """PAIRS in the template `{prompt}` and a line break."""
     found = []
     for asked, chosen, other in PAIRS:
         one, two = (encoded(Example(asked, (answer,)), tokenizer, "plain") for answer in (chosen, other))
-        found.append(Pair(one, two))
+        found.append(AnswerPair(one, two))
     return found
 
 
-def judged(pairs: Sequence[Pair]) -> list[Judged]:
+def judged(pairs: Sequence[AnswerPair]) -> list[Judged]:
     """The chosen answer of every other pair, and the rejected ones of those between."""
     return beside_others(
         [Judged((pair.rejected, pair.chosen)[n % 2], bool(n % 2), pair.chosen) for n, pair in enumerate(pairs)], 10**6

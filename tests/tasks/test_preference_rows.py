@@ -17,7 +17,7 @@ from llm_fed.rows import Row
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks import files
-from llm_fed.tasks.common import Example, Judged, Pair
+from llm_fed.tasks.common import AnswerPair, Example, Judged
 from llm_fed.tasks.examples import Scheme
 
 ASKED, GOOD, BAD = "Which ward for a burn?", "Burns.", "No idea."
@@ -62,7 +62,7 @@ def encoder(name: str = "dpo", template: str = "chat", **task: Any) -> Encoder:
     return Encoder(byte_tokenizer(chat_template=MARKED), config, objective=ObjectiveConfig(name))
 
 
-def texts_of(pair: Pair) -> list[tuple[str, str]]:
+def texts_of(pair: AnswerPair) -> list[tuple[str, str]]:
     """Of both answers: all that stands before what is trained, and that."""
     tokenizer, found = byte_tokenizer(), []
     for text in pair.texts:
