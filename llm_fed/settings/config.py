@@ -92,13 +92,7 @@ class ColumnsConfig:
     system: str | None = None  # a system text before the prompt (usual names: system, system_prompt)
     history: str | None = None  # earlier questions and answers, a list of pairs (usual name: history)
     text: str | None = None  # whole texts, instead of prompt and answer (usual name: text)
-<<<<<<< HEAD
-    # the preferred one of two answers, which may begin with the prompt (usual name: chosen); see docs/preferences.md
-||||||| parent of 315e01d (A comment fits its line)
-    # the preferred one of two answers, which may begin with the prompt (usual name: chosen); docs/preferences.md says more
-=======
     # the preferred one of two answers, which may begin with the prompt (usual name: chosen)
->>>>>>> 315e01d (A comment fits its line)
     chosen: str | None = None
     rejected: str | None = None  # the other one (usual name: rejected)
     label: str | None = None  # whether an answer is desirable, for objective.name=kto (usual name: label)
