@@ -41,7 +41,7 @@ def resolve(
     Raises:
         UserError: a configured column is not there or would have no effect, or there is none for the text or the label.
     """
-    given = {role: name for role, name in dataclasses.asdict(wanted).items() if name is not None}
+    given = {role: name for role, name in dataclasses.asdict(wanted).items() if name}
     if inert := [role for role in given if role not in ROLES]:
         raise UserError(
             f"{where}: task.columns.{inert[0]}={given[inert[0]]} would have no effect, since texts with labels are "

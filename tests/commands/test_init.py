@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llm_fed.commands import init, survey
@@ -35,7 +35,7 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     config = configfile.load("my data.yaml")
     assert (config.task.path, config.base.name) == ("my data", str(small.base))
     own_steps = init.BUDGET.work([29] * 5, own_steps=True).own_steps
-    assert config.method == {"name": "fedlora", "personal_steps": own_steps} and config.eval.base == "auto"
+    assert config.method == {"name": "fedlora", "personal_steps": own_steps} and config.eval.base is True
     assert (config.eval.metric, config.task.template) == ("exact_match", "alpaca-short")
     assert "compare 'my data.yaml' --out 'runs/compare-my data'" in said.out
     assert "chat 'runs/compare-my data/fedlora-seed0'" in said.out
@@ -132,6 +132,7 @@ def test_no_data(llm_fed, tmp_path):
     llm_fed("init", tmp_path, "--out", tmp_path / "c").assert_refused("no file of examples")
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first example imports much
 @given(st.text(min_size=1), st.dictionaries(st.sampled_from(["prompt", "answer", "input"]), st.text(min_size=1)))
 def test_any_path_and_column_survive_the_yaml(path, columns):
     import yaml

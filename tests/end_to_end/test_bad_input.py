@@ -83,7 +83,7 @@ def test_more_clients_than_data(small, llm_fed, tmp_path):
         ("- rounds\n", ["c.yaml", "not a mapping"]),
         ("rounds\n", ["c.yaml", "not a mapping"]),
         ("1: 2\n", ["unknown key 1"]),
-        ("method: fedit\n", ["method is 'fedit'", "mapping"]),
+        ("method: [fedit]\n", ["method", "mapping"]),
         ("method: {num_models: 2}\n", ["method", "name"]),
         ("base: {name: '???'}\n", ["c.yaml does not set base.name", "base.name=..."]),
         ("seed: ${nothing}\n", ["c.yaml", "nothing"]),

@@ -349,7 +349,7 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
     save_file(kept, bare / "adapter_model.safetensors")
     data = EvaluationData("images", files / "own.npz")
     refused(r"bare has no classification head \(classifier\)", fed, str(bare), data=data)
-    refused(r"has a classification head \(classifier\), so it is for an image model; give --task", str(bare), local)
+    refused(r"has a classification head \(classifier\), so it is for an image model, or a sequence classifier; give --task", str(bare), local)
 
 
 def test_one_adapter_is_scored_on_a_task_of_images(files, parents, tmp_path):

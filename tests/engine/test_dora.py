@@ -125,7 +125,7 @@ def test_preferences_with_dora_are_those_of_stock_peft():
         ("flora", {}, "flora computes with products of A and B"),
         ("potara", {}, "potara computes with products of A and B"),
         ("fedit", {"base": {"quantization": "nf4"}}, "base.quantization=null"),
-        ("fedavg", {"adapter": {"dora": True, "rank": [2, 4]}}, "ranks that differ"),
+        ("fedavg", {"adapter": {"dora": True, "rank": [2, 4]}}, "needs the same rank at all of them"),
     ],
 )
 def test_methods_that_compute_with_products_are_refused(method, changes, message):

@@ -31,6 +31,8 @@ OWN_STEP: dict[str, dict[str, Any]] = {  # methods whose server step is their ow
     "fed+ft": {"name": "fed+ft"},
     "hfcl": {"name": "hfcl"},
     "ifca": {"name": "ifca", "num_models": 1},
+    "cfl": {"name": "cfl"},
+    "fl-hc": {"name": "fl-hc"},
     "fedbuff": {"name": "fedbuff", "buffer": 7},
     "feddle": {"name": "feddle", "search_epochs": 0},
     "feddle over its atlas": {"name": "feddle", "search_epochs": 0, "fallback_over": "atlas"},
