@@ -103,7 +103,7 @@ def _packing() -> str:
     base = load_base(BaseConfig(name=str(TINY_BASE), dtype="auto"), "cuda")
     structure = Lora(8, 16, 0.0, ("q_proj", "v_proj"))
     found = calibrate(AdaptedModel(base.model, structure, autocast=base.autocast))
-    said = found.in_words() if found else "not measurable, as times did not grow with the tokens; defaults are used"
+    said = found.in_words() if found else "nothing is measured"
     return f"on the shipped base {said}; each run measures its own base"
 
 
