@@ -36,11 +36,19 @@ mkdir -p "$out/wheels" "$out/code" "$scratch/source"
 out="$(cd "$out" && pwd)"
 git archive HEAD | tar -x -C "$scratch/source"
 git rev-parse --short=12 HEAD > "$out/commit"
+mkdir -p "$out/code/scripts" "$out/package/llm_fed"
 cp -r "$scratch/source/pyproject.toml" "$scratch/source/tests" "$out/code/"
-mkdir -p "$out/code/scripts"
 cp -r "$scratch/source/scripts/gpu" "$scratch/source/scripts/bench" "$out/code/scripts/"
+# llm_fed as an installed package lies, without a build, for which an environment may be too old.
+cp -r "$scratch/source/llm_fed/." "$out/package/llm_fed/"
+for part in tasks eval scripts/runs scripts/launch; do
+  mkdir -p "$out/package/llm_fed/$part"
+  cp -r "$scratch/source/$part/." "$out/package/llm_fed/$part/"
+done
+number="$(sed -n 's/^version = "\(.*\)"/\1/p' "$scratch/source/pyproject.toml")"
+mkdir -p "$out/package/llm_fed-$number.dist-info"
+printf 'Metadata-Version: 2.1\nName: llm-fed\nVersion: %s\n' "$number" > "$out/package/llm_fed-$number.dist-info/METADATA"
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
-pip wheel --quiet --no-deps --no-build-isolation --no-index --wheel-dir "$out/wheels" "$scratch/source"
 
 if [ -n "$packages" ]; then
   "$python" scripts/gpu/carried.py > "$scratch/carried.txt"
@@ -65,9 +73,12 @@ export BUNDLE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 export SITE="${OUT:-$BUNDLE}/site"
 if [ ! -e "$SITE/.unpacked" ]; then
   mkdir -p "$SITE"
-  for wheel in "$BUNDLE"/wheels/*.whl; do "${PYTHON:-python3}" -m zipfile -e "$wheel" "$SITE"; done
+  for wheel in "$BUNDLE"/wheels/*.whl; do
+    if [ -e "$wheel" ]; then "${PYTHON:-python3}" -m zipfile -e "$wheel" "$SITE"; fi
+  done
   touch "$SITE/.unpacked"
 fi
+export SITE="$SITE:$BUNDLE/package"
 exec bash "$BUNDLE/code/scripts/gpu/run.sh" "$@"
 RUN
 size="$(du -sm "$out" | cut -f 1)"

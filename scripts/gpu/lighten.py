@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--cuda", default="", help="keep the kernels of this version, e.g. 130")
     args = parser.parse_args()
     for wheel in sorted(args.wheels.glob("*.whl")):
-        if wheel.stat().st_size > LARGE and not wheel.name.startswith("llm_fed-"):
+        if wheel.stat().st_size > LARGE:
             lighten(wheel, {"cpu", f"cuda{args.cuda}"})
 
 
