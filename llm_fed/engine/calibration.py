@@ -144,7 +144,7 @@ def settled(timed: Sequence[tuple[int, float, int]], free: int, default: tuple[i
         each, start = (seconds @ tokens) / (tokens @ tokens), 0.0
     most = default[0]
     budget = max(1, min(most, int(((1 - SPARE) * free - fixed) / grows))) if grows > 0 else most
-    overhead = min(most, round(start / each)) if each else most
+    overhead = round(min(most, start / each)) if each else most
     return Calibration(budget, overhead, (float(start), float(each)), (float(fixed), float(grows)))
 
 

@@ -59,8 +59,10 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
     def timed() -> dict[str, Any]:
         seconds = setting.once(lambda: fused.extend(trained(model, jobs)))
         each = setting.once(lambda: alone.extend(state for job in jobs for state in trained(model, [job])))
-        ways = zip(jobs, fused, alone, strict=True)
-        apart = max(float((one - other).norm() / (other - job.start).norm()) for job, one, other in ways)
+        ways = [float((state - job.start).norm()) for job, state in zip(jobs, alone, strict=True)]
+        if min(ways) == 0:
+            raise RuntimeError("training went nowhere, so nothing is compared")
+        apart = max(float((one - other).norm()) / way for one, other, way in zip(fused, alone, ways, strict=True))
         return {"seconds": round(seconds, 3), "alone_seconds": round(each, 3), "apart": float(f"{apart:.2g}")}
 
     return setting.with_peak(timed)

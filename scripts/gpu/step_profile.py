@@ -32,13 +32,14 @@ def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
     works = []
     with profile(activities=activities, acc_events=True) as profiler:
         seconds = setting.once(lambda: works.append(trained(bench, steps, None)))
-    wanted = DeviceType.CUDA if cuda else DeviceType.CPU
-    kernels = [event for event in profiler.events() if event.device_type == wanted and not event.is_user_annotation]
-    if not cuda:  # those within another count in it
-        kernels = [event for event in kernels if event.cpu_parent is None]
+    events = [event for event in profiler.events() if not event.is_user_annotation]
+    if cuda:
+        own = kernels = [event for event in events if event.device_type == DeviceType.CUDA]
+    else:  # operations nest, so their own time counts, and those that no other holds cover what was busy
+        own, kernels = events, [event for event in events if event.cpu_parent is None]
     taken: dict[str, float] = defaultdict(float)
-    for event in kernels:
-        taken[event.name] += event.time_range.elapsed_us()
+    for event in own:
+        taken[event.name] += event.time_range.elapsed_us() if cuda else event.self_cpu_time_total
     busy = union((event.time_range.start, event.time_range.end) for event in kernels)
     total = sum(taken.values())
     products = sum(spent for name, spent in taken.items() if any(part in name.lower() for part in PRODUCTS))
