@@ -21,7 +21,7 @@ def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
 def tests(setting: Setting) -> dict[str, Any]:
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     chosen = [str(ROOT / "tests/engine/test_on_device.py"), "-m", "not gpu"] if setting.tiny else [*files, "-m", "gpu"]
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen]
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *chosen]
     said: list[str] = []
 
     def run() -> None:
@@ -32,6 +32,7 @@ def tests(setting: Setting) -> dict[str, Any]:
     counted = {what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|skipped|error)", said[-1])}
     setting.scratch.mkdir(parents=True, exist_ok=True)
     (setting.scratch / "equality.log").write_text(said[-1])
-    if counted.get("error") or not counted.get("passed"):
-        raise RuntimeError(f"pytest ran no test: {said[-1].strip().splitlines()[-1:]}")
-    return {**{what: counted.get(what, 0) for what in ("passed", "failed", "skipped")}, "seconds": round(seconds, 1)}
+    if counted.keys() & {"failed", "error"} or not counted.get("passed"):
+        last = said[-1].strip().splitlines()[-1:]
+        raise RuntimeError(f"{' '.join(last)} (see {setting.scratch / 'equality.log'})")
+    return {**{what: counted.get(what, 0) for what in ("passed", "skipped")}, "seconds": round(seconds, 1)}
