@@ -15,7 +15,7 @@ import traceback
 from importlib import import_module
 from pathlib import Path
 
-from results import Line, append, read
+from lines import Line, append, read
 from steps import STEPS
 
 SCRIPTS = Path(__file__).resolve().parents[1]

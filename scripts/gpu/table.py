@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from results import Line, append, read
+from lines import Line, append, read
 from steps import STEPS, Step
 
 KEPT = Path(__file__).with_name("measured.jsonl")

@@ -21,7 +21,7 @@ CASE = "llama-3.2-3b, nf4"
 @pytest.fixture
 def scripts(monkeypatch) -> dict[str, ModuleType]:
     monkeypatch.setattr(sys, "path", [str(GPU), *sys.path])
-    return {name: importlib.import_module(name) for name in ("steps", "results", "table")}
+    return {name: importlib.import_module(name) for name in ("steps", "lines", "table")}
 
 
 def bash(*words: object, **environment: object) -> subprocess.CompletedProcess[str]:
@@ -115,7 +115,7 @@ def test_run_refuses_what_it_does_not_know(tmp_path, words, part):
 
 
 def test_a_table_shows_the_latest_line_of_each_card_and_empty_rows(scripts):
-    Line, steps = scripts["results"].Line, scripts["steps"]
+    Line, steps = scripts["lines"].Line, scripts["steps"]
     lines = [
         Line(**HEAD, figure={"case": CASE, "seconds": 9.5}),
         Line(**HEAD, figure={"case": CASE, "seconds": 8.25, "tokens_per_second": 12345}),
@@ -135,7 +135,7 @@ def test_a_table_shows_the_latest_line_of_each_card_and_empty_rows(scripts):
 def test_the_page_is_what_the_kept_lines_say(scripts):
     table = scripts["table"]
     page = table.PAGE.read_text()
-    assert table.written(page, list(scripts["results"].read(table.KEPT))) == page
+    assert table.written(page, list(scripts["lines"].read(table.KEPT))) == page
     assert all(f"<!-- figures of {step}, " in page for step in scripts["steps"].STEPS)
 
 
@@ -157,4 +157,4 @@ def test_a_damaged_line_is_named(scripts, tmp_path):
     path = tmp_path / "results.jsonl"
     path.write_text('{"step": "nf4"}\n')
     with pytest.raises(SystemExit, match="has not the keys of a figure"):
-        list(scripts["results"].read(path))
+        list(scripts["lines"].read(path))
