@@ -42,16 +42,3 @@ def reason(block: Block) -> str | None:
     """Why a block is not run, if it is in the list."""
     listed = not_run().get(block.page, {})
     return next((why for start, why in listed.items() if block.code.lstrip().startswith(start)), None)
-
-
-def marked(text: str, page: str) -> str:
-    """The page with a title above each block that is not run, which says why."""
-
-    def titled(match: re.Match[str]) -> str:
-        why = reason(Block(page, 0, match["language"], match["code"]))
-        if why is None:
-            return match[0]
-        fence = f"```{match['language'] or 'text'}"
-        return match[0].replace(f"```{match['language']}", f'{fence} title="The tests do not run this: {why}"', 1)
-
-    return _BLOCK.sub(titled, text)

@@ -45,6 +45,19 @@ if [ -n "${LLM_FED_BASE:-}" ] && [ -n "${LLM_FED_DATA:-}" ]; then
 else
   echo "LLM_FED_BASE and LLM_FED_DATA are not set: the benchmarks on real data are skipped"
 fi
+# The commands of docs/tutorial.md, with few steps; the base comes from packages of PyPI.
+(
+  PATH="$(cd "$bin" && pwd):$PATH"
+  repository="$PWD"
+  cd "$work" && ln -s "$repository/scripts" scripts
+  python scripts/evidence/smollm2.py SMOLLM2
+  python scripts/default/federations.py desks --kind styles --clients 5 --examples 58 78 --seed 4711
+  llm-fed init desks --base SMOLLM2 --yes
+  short=(base.dtype=bfloat16 rounds=1 local.steps=1 eval.limit=2 eval.every=0 eval.select=last)
+  llm-fed run desks.yaml "${short[@]}" --out runs/desks
+  echo "What are the rules for a room for our group?" | llm-fed chat runs/desks --client library
+  llm-fed compare desks.yaml "${short[@]}" --methods local,fedlora --out runs/table
+)
 # Cases that people report elsewhere, with real tokenizers, where a checkout of them lies beside this one.
 for cases in ../shared/wild ../shared/wild2; do
   if [ -n "${LLM_FED_WILD:-}" ] && [ -f "$cases/run_all.sh" ]; then

@@ -1,8 +1,7 @@
 """Hooks of mkdocs: what the documentation site has beside the files in docs/.
 
 `mkdocs build` (see mkdocs.yml) reads the pages of docs/ as they are. Here come the pages that lie elsewhere, those
-that are made of the program, pages of the source files that are linked to, and a line at each block of code that the
-tests do not run.
+that are made of the program, and pages of the source files that are linked to.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import doc_blocks
 import site_links
 import site_pages
 from mkdocs.config.defaults import MkDocsConfig
@@ -42,14 +40,14 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links as the site has them, and titles at the blocks that are not run."""
+    """Links as the site has them."""
     path = site_links.origin(page.file.src_uri)
     if page.file.src_uri.startswith("source/"):
         return markdown
     if path in ("docs/methods.md", "docs/choosing.md", "docs/formulas.md"):
         markdown = site_pages.linked(markdown)
     markdown = markdown.replace(" ± ", "\u00a0±\u00a0")  # which narrow tables would break
-    return site_links.placed(doc_blocks.marked(markdown, path), path)
+    return site_links.placed(markdown, path)
 
 
 def _text(path: str) -> str:
