@@ -33,7 +33,8 @@ def measured(setting: Setting, method: str) -> dict[str, Any]:
     out = setting.scratch / f"real_base-{method}"
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    chat = (model / "chat_template.jinja").exists()
+    tokenizer = model / "tokenizer_config.json"
+    chat = (model / "chat_template.jinja").exists() or "chat_template" in tokenizer.read_text(encoding="utf-8")
     words = [
         str(ASSETS / "quickstart.yaml"), f"base.name={model.resolve()}", "base.dtype=auto", f"method={method}",
         f"device={setting.device.type}", f"rounds={1 if setting.tiny else 3}",
