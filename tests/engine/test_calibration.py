@@ -104,7 +104,7 @@ class Unlike(Pretended):
         (Pretended(0.110, 9e-6), 12_222, "the host limits the speed, since a micro-batch takes 110 ms, and 9 us"),
         (Pretended(0.110, 0.0), 16_384, "the host limits the speed"),
         (Unlike(), 512, "the default, as the measured overhead of 16,384 tokens saves nothing (a step of "),
-        (Pretended(), 512, "the default, as the measured one divides a step in the same way"),
+        (Pretended(0.01024), 512, "the default, as the measured one divides a step in the same way"),
         (Pretended(0.110, 9e-6, most=SIZES[-1]), 512, "memory does not suffice for a step that is divided less"),
     ],
 )
