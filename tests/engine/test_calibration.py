@@ -167,6 +167,7 @@ def test_what_was_measured_decides_the_packing(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_it_is_measured():
     model = tiny.build("llama", max_position_embeddings=calibration.LENGTH).to("cuda")
     found = calibrate(AdaptedModel(model, LORA))
