@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from cohort import SHAPES, Bench
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from llm_fed.kinds.language import Language, load_base
 from llm_fed.settings.config import BaseConfig
@@ -101,7 +101,8 @@ class Benches:
 
     def __init__(self, setting: Setting):
         self.setting = setting
-        self._base, self._model = "", None
+        self._base = ""
+        self._model: PreTrainedModel | None = None
 
     def of(self, base: str, clients: int = 8, steps: int = 4) -> Bench:
         if base != self._base:

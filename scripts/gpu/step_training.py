@@ -73,7 +73,7 @@ def trained(bench: Bench, steps: int, packing: tuple[int, int] | None) -> Work:
 def packing_of(bench: Bench) -> tuple[int, int] | None:
     """What a run would measure first; None where it keeps the constants."""
     found = calibrate(bench.adapted(bench.structure))
-    return found and (found.budget, found.overhead)
+    return None if found is None else (found.budget, found.overhead)
 
 
 def products(setting: Setting) -> dict[str, Any]:
