@@ -13,7 +13,6 @@ import numpy as np
 from rich.table import Table
 
 from llm_fed.basics.terminal import table_of_numbers
-from llm_fed.eval.plots import plot_mixing, plot_spread
 
 Recipes = Mapping[str, Mapping[str, Any]]  # by client
 
@@ -78,6 +77,8 @@ def spreads(lines: Iterable[Mapping[str, Any]]) -> list[CoefficientQuantiles]:
 
 def draw_spreads(spreads_by_round: list[CoefficientQuantiles], path: Path, *, dark: bool = False) -> Path:
     """The picture of some spreads (Feddle, Figure 6)."""
+    from llm_fed.eval.plots import plot_spread  # with matplotlib, which a run that merges needs only at its end
+
     rounds, quantiles = [spread.round for spread in spreads_by_round], [spread.quantiles for spread in spreads_by_round]
     return plot_spread(path, rounds, quantiles, [spread.negative for spread in spreads_by_round], dark=dark)
 
@@ -112,6 +113,8 @@ def curves(recipes: Recipes) -> tuple[dict[str, dict[float, float]], dict[str, f
 
 
 def draw_curves(recipes: Recipes, metric: str, path: Path) -> None:
+    from llm_fed.eval.plots import plot_mixing
+
     scores, chosen = curves(recipes)
     if scores:
         plot_mixing(path, scores, chosen, metric=metric)

@@ -11,25 +11,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, overload
+from typing import IO, TYPE_CHECKING, Any, overload
 
 import numpy as np
-import pyarrow
-import pyarrow.ipc
 
 from llm_fed.basics.errors import RunError
 from llm_fed.tasks.common import Example, Turn
 
+if TYPE_CHECKING:  # runs without files of examples need none of it
+    import pyarrow
+
 BATCH = 4096  # examples that are written together
-# Bytes, as JSON may hold halves of characters, which are no UTF-8. A prompt is one text, two of a pair, or four fields
-# of each turn.
-_TEXTS = pyarrow.list_(pyarrow.binary())
-_SCHEMA = pyarrow.schema(
-    {
-        "prompt": _TEXTS, "answers": _TEXTS, "options": _TEXTS, "group": pyarrow.binary(), "fields": pyarrow.binary(),
-        "rejected": _TEXTS, "desirable": pyarrow.bool_(), "extra": _TEXTS,
-    }
-)  # fmt: skip
+# A prompt is one text, two of a pair, or four fields of each turn.
+_COLUMNS = ("prompt", "answers", "options", "group", "fields", "rejected", "desirable", "extra")
+_LISTS = ("prompt", "answers", "options", "rejected", "extra")
 
 
 class Store:
@@ -37,7 +32,7 @@ class Store:
     process. RunError where the folder for temporary files is full or cannot be written."""
 
     def __init__(self) -> None:
-        self._waiting: list[list[Any]] = [[] for _ in _SCHEMA]
+        self._waiting: list[list[Any]] = [[] for _ in _COLUMNS]
         self._count = 0
         self._file: IO[bytes] | None = None
         self.files: list[str] = []
@@ -73,7 +68,7 @@ class Store:
 
     def __getitem__(self, place: int) -> Example:
         columns = self._columns[place // BATCH]
-        values = {field.name: column[place % BATCH].as_py() for field, column in zip(_SCHEMA, columns, strict=True)}
+        values = {name: column[place % BATCH].as_py() for name, column in zip(_COLUMNS, columns, strict=True)}
         desirable = values.pop("desirable")
         prompt, answers, options, (group,), (fields,), rejected, extra = (
             _texts(value if isinstance(value, list) else [value]) for value in values.values()
@@ -90,6 +85,8 @@ class Store:
         """Of each batch; those in the file are mapped from it, and it needs no name any more."""
         if self._file is None:
             return [self._arrays()]
+        import pyarrow.ipc
+
         self._write()
         try:
             self._writer.close()
@@ -101,20 +98,24 @@ class Store:
         return [reader.get_batch(number).columns for number in range(reader.num_record_batches)]
 
     def _write(self) -> None:
+        import pyarrow.ipc
+
         arrays = self._arrays()
         try:
             if self._file is None:
                 self._file = tempfile.NamedTemporaryFile(prefix="llm_fed-", suffix=".arrow")  # noqa: SIM115
-                self._writer = pyarrow.ipc.new_file(self._file, _SCHEMA)
+                self._writer = pyarrow.ipc.new_file(self._file, _schema())
             if len(arrays[0]):
-                self._writer.write_batch(pyarrow.record_batch(arrays, schema=_SCHEMA))
+                self._writer.write_batch(pyarrow.record_batch(arrays, schema=_schema()))
         except OSError as error:
             raise _unwritable(error) from error
 
     def _arrays(self) -> list[pyarrow.Array]:
         """Those that wait, which then wait no longer."""
-        waiting, self._waiting = self._waiting, [[] for _ in _SCHEMA]
-        return [pyarrow.array(column, field.type) for column, field in zip(waiting, _SCHEMA, strict=True)]
+        import pyarrow
+
+        waiting, self._waiting = self._waiting, [[] for _ in _COLUMNS]
+        return [pyarrow.array(column, field.type) for column, field in zip(waiting, _schema(), strict=True)]
 
 
 class Stored(Sequence[Example]):
@@ -174,6 +175,15 @@ class Stored(Sequence[Example]):
 
     def __repr__(self) -> str:
         return f"Stored({list(self)})"
+
+
+def _schema() -> pyarrow.Schema:
+    """Bytes, as JSON may hold halves of characters, which are no UTF-8."""
+    import pyarrow
+
+    text = pyarrow.binary()
+    types = {name: pyarrow.list_(text) if name in _LISTS else text for name in _COLUMNS}
+    return pyarrow.schema(types | {"desirable": pyarrow.bool_()})
 
 
 def _flat(turn: Turn) -> tuple[str, str, str, str]:

@@ -204,7 +204,7 @@ def test_a_raising_callback_ends_the_run_where_it_can_go_on(small, tmp_path, llm
     run("whole", whole)
     assert (first.rounds, second.rounds, whole.rounds) == ([1, 2], [3], [1, 2, 3])
     assert whole.steps == [(round, step, 2) for round in (1, 2, 3) for step in (1, 2)]
-    assert whole.scores[:3] == [(1, "validation"), (2, "validation"), (3, "validation")]
+    assert whole.scores[:4] == [(0, "validation"), (1, "validation"), (2, "validation"), (3, "validation")]
     assert (whole.scores[-1][1], [type(each).__name__ for each in whole.results]) == ("test", ["Result"])
     assert adapters(tmp_path / "run") == adapters(tmp_path / "whole")
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()

@@ -86,3 +86,9 @@ def test_names_and_settings_of_methods_need_torch_alone(tmp_path):
     cases += [([*command, "typo.yaml"], "'fedmrge' is unknown (the closest is 'fedmerge')") for command in COMMANDS]
     cases += [(["compare", "c.yaml", "--methods", "fedmrg"], "no row or method 'fedmrg' (the closest is 'fedmerge')")]
     assert imported_to_refuse(tmp_path, cases) == ["torch"]
+
+
+def test_a_run_imports_pictures_and_tables_only_when_it_needs_them():
+    """It trains on examples that no file holds long before it draws a report."""
+    code = "import sys, llm_fed.experiment.run; print({'matplotlib', 'pyarrow', 'datasets', 'pandas'} & {*sys.modules})"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "set()\n"

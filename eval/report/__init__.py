@@ -1,5 +1,12 @@
-"""Reports in one HTML file each, which needs nothing from outside: of a run, and of a comparison."""
+"""The report of a run."""
 
-from llm_fed.eval.report.run import write_report
+from __future__ import annotations
 
-__all__ = ["write_report"]
+from pathlib import Path
+
+
+def write_report(run_dir: str | Path) -> Path:
+    """See `run.write_report`. Matplotlib is imported only here, as a run trains long before it draws a picture."""
+    from llm_fed.eval.report import run
+
+    return run.write_report(run_dir)

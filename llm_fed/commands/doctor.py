@@ -103,11 +103,7 @@ def _packing() -> str:
     base = load_base(BaseConfig(name=str(TINY_BASE), dtype="auto"), "cuda")
     structure = Lora(8, 16, 0.0, ("q_proj", "v_proj"))
     calibration = calibrate(AdaptedModel(base.model, structure, autocast=base.autocast))
-    said = (
-        calibration.in_words()
-        if calibration
-        else "not measurable, as times did not grow with the tokens; defaults are used"
-    )
+    said = calibration.in_words() if calibration else "nothing is measured"
     return f"on the shipped base {said}; each run measures its own base"
 
 

@@ -50,8 +50,8 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
 
 
 def packing(experiment: Experiment) -> Calibration | None:
-    """What is measured of the adapters that are trained here; None where constants stay: on a CPU, of image models,
-    where nobody trains, and in runs that began before it was measured."""
+    """What is measured of the adapters that are trained here; None where nothing is: on a CPU, of image models, and
+    where nobody trains."""
     sites, engine = list(experiment.clients.values()), experiment.engine
     if not sites:
         return None
@@ -59,8 +59,9 @@ def packing(experiment: Experiment) -> Calibration | None:
     if not largest.fused:
         return None
     at_once = min(experiment.runtime.clients_per_pass, experiment.server.cohort)
-    copies = training_copies(largest, experiment.config.local, at_once)
-    return calibrate(engine.adapted(largest), 4 * copies * experiment.base.layout(largest).size)  # float32
+    local = experiment.config.local
+    reserved = 4 * training_copies(largest, local, at_once) * experiment.base.layout(largest).size  # float32
+    return calibrate(engine.adapted(largest), reserved, at_once * local.batch_size)
 
 
 def use_packing(experiment: Experiment, recorded: Mapping[str, Any]) -> None:

@@ -72,17 +72,19 @@ class FileRows(Source):
         self.path = path
 
     def __iter__(self) -> Iterator[Row | BadRow]:
-        from llm_fed.rows import jsonrows, tables
-
         try:
             kind, encoding = formats.look(self.path)
             if kind == "json":
+                from llm_fed.rows import jsonrows
+
                 yield from jsonrows.rows(self, encoding)
             elif kind == "txt":
                 yield from _text(self, encoding)
             else:
+                from llm_fed.rows import tables
+
                 yield from tables.READERS[kind](self, encoding)
-        except formats.READING as error:
+        except formats.unreadable() as error:
             first_line = str(error).partition("\n")[0]
             raise UserError(f"{self.path} cannot be read: {first_line}; write it again, or leave it out") from error
 

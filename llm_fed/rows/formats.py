@@ -16,8 +16,6 @@ from pathlib import Path
 from shlex import quote
 from typing import IO, Any, Literal, cast
 
-import pyarrow
-
 from llm_fed.basics.errors import UserError
 from llm_fed.rows.encodings import NAMES, encoding_of
 
@@ -37,11 +35,17 @@ NO_TEXT = {  # what no table can be read from
     b"<html": ("a web page", "download the data itself"),
     b"%pdf-": ("a PDF", "give its text as JSONL, CSV or TXT"),
 }
-READING = (OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, zipfile.BadZipFile)
 SAMPLE = 1 << 18  # bytes in lines that are not ASCII, by which an encoding is told
 LONGEST = 1 << 24  # letters of a first line that are looked at
 _WORD = re.compile(r"\w*[^\W\x00-\x7f]\w*")
 _DAMAGED = re.compile("[\udc80-\udcff]")
+
+
+def unreadable() -> tuple[type[Exception], ...]:
+    """What reading a damaged file raises."""
+    import pyarrow
+
+    return OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, zipfile.BadZipFile
 
 
 def kind_of(name: str) -> Kind | None:
@@ -81,6 +85,8 @@ def opened(path: Path) -> IO[bytes]:
     if head.startswith(b"\xfd7zXZ\x00"):
         return lzma.open(path)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
+        import pyarrow
+
         return io.BufferedReader(cast(Any, pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")))
     return open(path, "rb")
 

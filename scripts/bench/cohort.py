@@ -52,6 +52,23 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
         "tie_word_embeddings": True,
     },
+    "llama-3.1-8b": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+    "smollm2-135m": {
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "vocab_size": 49152,
+        "tie_word_embeddings": True,
+    },
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 1000},
 }
 Cohort = list[list[list[Encoded]]]  # by client and step
@@ -60,11 +77,14 @@ Cohort = list[list[list[Encoded]]]  # by client and step
 class Bench:
     """The variants to time, on one base and one set of examples."""
 
-    def __init__(self, args: argparse.Namespace):
+    def __init__(self, args: argparse.Namespace, model: PreTrainedModel | None = None):
         self.args, dtype = args, getattr(torch, args.dtype)
         self.autocast = None if dtype == torch.float32 else dtype
-        if args.base:
-            self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(args.base, dtype=dtype)
+        self.model: PreTrainedModel
+        if model is not None:  # of the same shapes, from an earlier cohort
+            self.model = model
+        elif args.base:
+            self.model = AutoModelForCausalLM.from_pretrained(args.base, dtype=dtype)
         else:
             with torch.device(args.device):
                 self.model = LlamaForCausalLM(LlamaConfig(**SHAPES[args.shapes])).to(dtype)
@@ -76,12 +96,14 @@ class Bench:
     def cohort(self, steps: int) -> Cohort:
         return [client[:steps] for client in self.examples]
 
-    def ours(self, steps: int) -> Work:
-        jobs = [
+    def jobs(self, steps: int) -> list[Fit]:
+        return [
             Fit.on(f"{k}", self.structure, start, batches, Optimizer(self.args.lr))
             for k, (start, batches) in enumerate(zip(self.starts, self.cohort(steps), strict=True))
         ]
-        results, work = fit(self.adapted(self.structure), jobs)
+
+    def ours(self, steps: int) -> Work:
+        results, work = fit(self.adapted(self.structure), self.jobs(steps))
         if failed := [result for result in results if isinstance(result, ClientError)]:
             raise failed[0]
         return work

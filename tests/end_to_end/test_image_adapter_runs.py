@@ -296,7 +296,7 @@ def test_experts_are_loaded_for_use(files, tmp_path, monkeypatch):
     found = personal.classify(torch.stack([picture.pixels for picture in test]))
     score = 100 * (found == torch.tensor([picture.label for picture in test])).double().mean()
     assert float(score) == pytest.approx(summary["scores"]["clients"]["client0"])
-    with pytest.raises(UserError, match="give it pictures"):
+    with pytest.raises(UserError, match="this is an image model; give it what it classifies"):
         personal.generate(["a prompt"])
 
 
@@ -349,7 +349,10 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
     save_file(kept, bare / "adapter_model.safetensors")
     data = EvaluationData("images", files / "own.npz")
     refused(r"bare has no classification head \(classifier\)", fed, str(bare), data=data)
-    refused(r"has a classification head \(classifier\), so it is for an image model, or a sequence classifier; give --task", str(bare), local)
+    which = (
+        r"has a classification head \(classifier\), so it is for an image model, or a sequence classifier; give --task"
+    )
+    refused(which, str(bare), local)
 
 
 def test_one_adapter_is_scored_on_a_task_of_images(files, parents, tmp_path):
@@ -358,7 +361,7 @@ def test_one_adapter_is_scored_on_a_task_of_images(files, parents, tmp_path):
     found = evaluate_adapter(str(files / "vit"), folder, EvaluationData("images", files / "own.npz"))
     shares = json.loads((parents / "fedit/summary.json").read_text())["scores"]["clients"]
     assert found.metric == "accuracy" and found.clients == {"all": pytest.approx(sum(shares.values()) / 3)}
-    with pytest.raises(UserError, match="it is for an image model; give --task"):
+    with pytest.raises(UserError, match="it is for an image model, or a sequence classifier; give --task"):
         evaluate_adapter(str(files / "vit"), folder, EvaluationData(path=files / "own.npz"))
 
 

@@ -74,7 +74,7 @@ def test_a_packing_that_was_measured_is_recorded_and_taken_over(small, tmp_path,
 
     monkeypatch.setattr(fit, "plan", fused)
     measured = iter([Calibration(40, 7, (1.0, 0.1), (0.0, 1.0))])
-    monkeypatch.setattr(environment, "calibrate", lambda model, reserved: next(measured))
+    monkeypatch.setattr(environment, "calibrate", lambda model, reserved, examples: next(measured))
     assert "packing of micro-batches, measured here: at most 40 tokens" in go(small, tmp_path / "run", 1)
     found = checksum.checked(json.loads((tmp_path / "run/environment.json").read_text()))
     assert found["packing"] == {"budget": 40, "overhead": 7, "seconds": [1.0, 0.1], "bytes": [0.0, 1.0]}

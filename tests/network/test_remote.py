@@ -276,7 +276,7 @@ def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp
 
 
 def test_what_a_node_says_is_believed_only_where_it_can_be():
-    for score in (None, "97", float("nan"), -1, 101, [3], {"a": 1}):
+    for score in (None, "97", float("nan"), -101, 101, [3], {"a": 1}):  # a correlation may be below 0
         assert Reply({"score": score}).score is None
     assert Reply({"score": 50}).score == 50.0 and Reply({"score": 50, "error": "x"}).score is None
     for loss in (None, "1", float("nan"), float("inf"), -1, [3], 10**400):

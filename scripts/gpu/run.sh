@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# What a GPU has to say about this code, in steps of at most 150 seconds in order of worth:
+#
+#   bash scripts/gpu/run.sh [--tiny] [STEP ...]    # in a clone; in an unpacked bundle: bash run.sh
+#
+# Steps: equality training generation families nf4 real_base profile (default: all). Each figure is a line of
+# OUT/results.jsonl (OUT: the bundle, or gpu-results in a clone), each step's output is in OUT/logs. The same command goes
+# on where it was stopped. `--tiny` tries the steps on a CPU with tiny shapes. Variables: OUT; PYTHON; LIMIT, the seconds
+# of a step; MODEL, the folder of a chat model for real_base. Afterwards: python scripts/gpu/table.py OUT/results.jsonl
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+root="$(dirname "$(dirname "$here")")"
+
+if [ -n "${BUNDLE:-}" ]; then
+  out="${OUT:-$BUNDLE}"
+  python="${PYTHON:-python3}"
+  commit="$(cat "$BUNDLE/commit")"
+else
+  out="${OUT:-$root/gpu-results}"
+  python="${PYTHON:-$root/.venv/bin/python}"
+  commit="$(git -C "$root" rev-parse --short=12 HEAD 2> /dev/null || echo unknown)"
+  if [ -n "$(git -C "$root" status --porcelain --untracked-files=no 2> /dev/null || true)" ]; then
+    commit="$commit-dirty"
+  fi
+fi
+case "$out" in /*) ;; *) out="$PWD/$out" ;; esac
+if ! "$python" -c "pass" 2> /dev/null; then
+  echo "run.sh: $python does not start; name another as PYTHON=..." >&2
+  exit 2
+fi
+
+known="equality training generation families nf4 real_base profile"
+tiny=""
+steps=""
+for word in "$@"; do
+  case " --tiny $known " in
+    *" $word "*) if [ "$word" = --tiny ]; then tiny=--tiny; else steps="$steps $word"; fi ;;
+    *)
+      echo "run.sh: there is no step $word; known: $known, and the option --tiny" >&2
+      exit 2
+      ;;
+  esac
+done
+
+card="$(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | head -1 || true)"
+conditions="$commit ${tiny:-full} ${card:-no GPU}"
+limit="${LIMIT:-150}"
+model="${MODEL:-}"
+if [ -z "$model" ] && [ -d "$out/model" ]; then model="$out/model"; fi
+mkdir -p "$out/logs"
+export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 PYTHONPATH="${SITE:+$SITE}${SITE:+${PYTHONPATH:+:}}${PYTHONPATH:-}"
+
+open=0
+for step in ${steps:-$known}; do
+  done_file="$out/logs/$step.done"
+  if [ "$(cat "$done_file" 2> /dev/null)" = "$conditions" ]; then
+    echo "$step: done before"
+    continue
+  fi
+  code=0
+  timeout --kill-after=5 "$limit" "$python" "$here/step.py" "$step" $tiny --results "$out/results.jsonl" \
+    --limit "$((limit * 9 / 10))" --commit "$commit" ${model:+--model "$model"} > "$out/logs/$step.log" 2>&1 || code=$?
+  case "$code" in
+    0)
+      skipped="$(grep -c ': skipped, ' "$out/logs/$step.log" || true)"
+      if [ "$skipped" = 0 ]; then
+        echo "$conditions" > "$done_file"
+        echo "$step: done"
+      else
+        echo "$step: $(grep -m1 ': skipped, ' "$out/logs/$step.log")"
+      fi
+      ;;
+    75) echo "$step: time is up; the same command goes on"; open=1 ;;
+    124 | 137) echo "$step: stopped after $limit seconds, see logs/$step.log; the same command goes on"; open=1 ;;
+    *) echo "$step: failed, see $out/logs/$step.log"; open=1 ;;
+  esac
+done
+echo "figures: $out/results.jsonl"
+exit "$open"

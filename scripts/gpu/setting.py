@@ -1,0 +1,150 @@
+"""What the steps share: the device, its figures, and models and cohorts with random weights and examples."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from cohort import SHAPES, Bench
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from llm_fed.kinds.language import Language, load_base
+from llm_fed.settings.config import BaseConfig
+from llm_fed.testing.tiny import SPECIAL, tokenizer
+
+GIB = 2**30
+
+
+class Skipped(Exception):
+    """A case cannot be measured here, for a reason that is no fault."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where the steps compute.
+
+    Attributes:
+        tiny: tiny shapes on the CPU, which try the steps and measure nothing.
+        scratch: a folder for models and runs.
+        model: the folder of a real base.
+    """
+
+    device: torch.device
+    card: str
+    tiny: bool
+    scratch: Path
+    model: Path | None
+
+    @property
+    def dtype(self) -> str:
+        return "float32" if self.tiny else "bfloat16"
+
+    def clients(self, count: int) -> int:
+        """So many, or two to four where shapes are tiny."""
+        return {1: 1, 8: 2, 32: 3, 100: 4}[count] if self.tiny else count
+
+    def shapes(self, base: str) -> str:
+        """A key of `cohort.SHAPES`."""
+        return "tiny" if self.tiny else base
+
+    def wait(self) -> None:
+        """Until the device has done what it was asked."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def best(self, run: Callable[[], object], repeats: int = 2) -> float:
+        """The fewest seconds of some repeats, after a first one that counts for nothing."""
+        run()
+        return min(self.once(run) for _ in range(repeats))
+
+    def once(self, run: Callable[[], object]) -> float:
+        """The seconds that it takes."""
+        self.wait()
+        began = time.perf_counter()
+        run()
+        self.wait()
+        return time.perf_counter() - began
+
+    def with_peak(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A figure with the most memory that the device held during it, `peak_gib`; on a CPU without."""
+        if self.device.type != "cuda":
+            return measure()
+        torch.cuda.reset_peak_memory_stats()
+        figure = measure()
+        return {**figure, "peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2)}
+
+    def free(self) -> None:
+        """Give back what nothing holds any more."""
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def setting_of(*, tiny: bool, scratch: Path, model: Path | None) -> Setting:
+    """The first GPU, or for tiny shapes the CPU."""
+    if tiny:
+        return Setting(torch.device("cpu"), "CPU", tiny, scratch, model)
+    if not torch.cuda.is_available():
+        raise SystemExit("step.py: torch sees no GPU here; --tiny tries the steps on the CPU")
+    return Setting(torch.device("cuda"), torch.cuda.get_device_name(), tiny, scratch, model)
+
+
+class Benches:
+    """Cohorts on one base after another; a base is drawn when it is first asked for, and the one before it freed."""
+
+    def __init__(self, setting: Setting):
+        self.setting = setting
+        self._base = ""
+        self._model: PreTrainedModel | None = None
+
+    def of(self, base: str, clients: int = 8, steps: int = 4) -> Bench:
+        if base != self._base:
+            self._base, self._model = base, None
+            self.setting.free()
+        tiny = self.setting.tiny
+        args = argparse.Namespace(
+            base=None, data=None, shapes=self.setting.shapes(base), device=str(self.setting.device),
+            dtype=self.setting.dtype, dropout=0.0, clients=self.setting.clients(clients),
+            steps=[min(steps, 2) if tiny else steps], batch_size=2 if tiny else 4, lr=5e-4, budget=None,
+        )  # fmt: skip
+        bench = Bench(args, self._model)
+        self._model = bench.model
+        return bench
+
+
+def loaded(setting: Setting, family: str, sizes: Mapping[str, Any], **settings: Any) -> Language:
+    """A base of a family with random weights, written to disk and loaded as a run loads it.
+
+    Args:
+        settings: of `base`, such as dtype and quantization.
+    """
+    setting.free()
+    folder = setting.scratch / "base"
+    shutil.rmtree(folder, ignore_errors=True)
+    with torch.device(setting.device):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes), dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer(**SPECIAL).save_pretrained(folder)
+    del model
+    setting.free()
+    base = load_base(BaseConfig(name=str(folder), **settings), setting.device.type)
+    shutil.rmtree(folder)
+    return base
+
+
+def operations(shapes: str, tokens: int) -> float:
+    """Of a forward pass, and of a backward pass to the inputs: two each per frozen weight and token. The head counts
+    once, as the tokens that are in no loss need none; so this is a little more than what is done."""
+    size = SHAPES[shapes]
+    width, inner, layers = size["hidden_size"], size["intermediate_size"], size["num_hidden_layers"]
+    heads = size.get("num_attention_heads", 32)
+    values = width * size.get("num_key_value_heads", heads) // heads
+    layer = 2 * width * width + 2 * width * values + 3 * width * inner
+    return 4.0 * tokens * (layers * layer + 0.2 * size["vocab_size"] * width)

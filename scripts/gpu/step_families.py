@@ -1,0 +1,77 @@
+"""Families of bases, and the forms in which one is loaded: a cohort trains fused, and each client alone, which must
+come out alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cohort import synthetic
+from setting import Setting, loaded
+from steps import STEPS
+
+from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import generator
+from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.fit import fit
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit
+from llm_fed.models.lora import Lora, draw
+from llm_fed.state import State
+
+LORA = Lora(rank=8, alpha=16, dropout=0.0, target_modules=("q_proj", "v_proj"))
+SIZES: dict[str, Any] = {
+    "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16,
+    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000,
+}  # fmt: skip
+TINY: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128,
+}  # fmt: skip
+
+
+def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
+    return {case: lambda case=case: measured(setting, case) for case in STEPS["families"].cases}  # type: ignore[misc]
+
+
+def measured(setting: Setting, case: str) -> dict[str, Any]:
+    family, form = case.split(", ")
+    sizes = TINY if setting.tiny else SIZES
+    settings: dict[str, Any] = {"dtype": "float32" if form == "fp32" else "bfloat16"}
+    if form in ("nf4", "int8"):
+        settings["quantization"] = form
+    settings["activation_checkpointing"] = form == "activation checkpointing"
+    base = loaded(setting, family, sizes, **settings)
+    structure = replace(LORA, rank=16, alpha=32, target_modules="all-linear") if "all-linear" in form else LORA
+    model = AdaptedModel(base.model, structure, autocast=base.autocast)
+    draws = generator(0, "families")
+    count, steps = (2, 2) if setting.tiny else (4, 3)
+    jobs = []
+    for client in range(count):
+        batches = [[synthetic(draws, sizes["vocab_size"]) for _ in range(4)] for _ in range(steps)]
+        start = draw(base.model, structure, generator(0, client))
+        jobs.append(Fit.on(f"{client}", structure, start, batches, Optimizer(1e-3, name="sgd")))
+    fit(model, jobs[:1])  # a warm-up
+    fused: list[State] = []
+    alone: list[State] = []
+
+    def timed() -> dict[str, Any]:
+        seconds = setting.once(lambda: fused.extend(trained(model, jobs)))
+        each = setting.once(lambda: alone.extend(state for job in jobs for state in trained(model, [job])))
+        ways = [float((state - job.start).norm()) for job, state in zip(jobs, alone, strict=True)]
+        if min(ways) == 0:
+            raise RuntimeError("training went nowhere, so nothing is compared")
+        apart = max(float((one - other).norm()) / way for one, other, way in zip(fused, alone, ways, strict=True))
+        return {"seconds": round(seconds, 3), "alone_seconds": round(each, 3), "apart": float(f"{apart:.2g}")}
+
+    return setting.with_peak(timed)
+
+
+def trained(model: AdaptedModel, jobs: list[Fit]) -> list[State]:
+    states = []
+    for result in fit(model, jobs)[0]:
+        if isinstance(result, ClientError):
+            raise result
+        states.append(result.state)
+    return states

@@ -1,0 +1,70 @@
+"""`llm-fed run` as a user starts it, on a real base: what passes before the first round, what a round takes, and the
+score."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from setting import Setting, Skipped
+from steps import METHODS
+
+import llm_fed
+from llm_fed.runs.records import timed_rounds
+
+ASSETS = Path(llm_fed.__file__).parent / "assets"
+
+
+def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
+    return {method: lambda method=method: measured(setting, method) for method in METHODS}  # type: ignore[misc]
+
+
+def measured(setting: Setting, method: str) -> dict[str, Any]:
+    model = ASSETS / "tiny-base" if setting.tiny else setting.model
+    if model is None:
+        raise Skipped("no base is here; give its folder as MODEL=FOLDER, or put it beside run.sh as `model`")
+    out = setting.scratch / f"real_base-{method}"
+    shutil.rmtree(out, ignore_errors=True)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    tokenizer = model / "tokenizer_config.json"
+    chat = (model / "chat_template.jinja").exists() or "chat_template" in tokenizer.read_text(encoding="utf-8")
+    words = [
+        str(ASSETS / "quickstart.yaml"), f"base.name={model.resolve()}", "base.dtype=auto", f"method={method}",
+        f"device={setting.device.type}", f"rounds={1 if setting.tiny else 3}",
+        f"local.steps={1 if setting.tiny else 10}", "local.lr=1e-3", "local.lr_end=1e-3", "eval.every=0",
+        "eval.select=last", "eval.base=false", f"task.template={'chat' if chat else 'alpaca-short'}",
+        *(["eval.limit=4"] if setting.tiny else []),
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "llm_fed.cli", "run", *words, "--out", str(out)]
+    began = time.perf_counter()
+    with open(setting.scratch / f"real_base-{method}.log", "wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment())
+        first = None
+        while process.poll() is None:
+            if first is None and (out / "timing.jsonl").exists():  # it begins when the first round does
+                first = time.perf_counter() - began
+            time.sleep(0.02)
+    seconds = time.perf_counter() - began
+    if process.returncode:
+        tail = Path(log.name).read_text(errors="replace").strip().splitlines()[-1:]
+        raise RuntimeError(f"llm-fed run ended with {process.returncode}: {' '.join(tail)}")
+    rounds = [float(line["seconds"]) for line in timed_rounds(out)]
+    summary = json.loads((out / "summary.json").read_text())
+    return {
+        "first_round": round(first or seconds, 1),
+        "round": round(sorted(rounds)[len(rounds) // 2], 2),
+        "seconds": round(seconds, 1),
+        "score": round(summary["scores"]["mean"], 1),
+    }
+
+
+def environment() -> dict[str, str]:
+    """Nothing is looked for on the Hub."""
+    return {**os.environ, "HF_HUB_OFFLINE": "1"}

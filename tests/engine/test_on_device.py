@@ -1,0 +1,67 @@
+"""Work that clients share equals the work of each alone, on the CPU and, marked `gpu`, on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from stock_training import cohort, fitted
+
+from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.generation import generate, option_log_likelihoods
+from llm_fed.engine.inference import mean_losses
+from llm_fed.models.lora import Lora
+from llm_fed.testing.tiny import VOCABULARY, language_base
+
+STRUCTURE = Lora(rank=8, alpha=16, dropout=0.0, target_modules=("q_proj", "v_proj", "down_proj"))
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+    ),
+]
+
+
+def model_on(device: str, kind: str = "llama"):
+    return tiny.build(kind).to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("autocast", "most"), [(None, 1e-4), (torch.bfloat16, 0.1)])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_fused_training_equals_each_client_alone(device, autocast, most, kind):
+    model = model_on(device, kind)
+    jobs = cohort(model, STRUCTURE, torch.float32, name="sgd")
+    together = fitted(model, STRUCTURE, jobs, autocast=autocast)
+    for job, result in zip(jobs, together, strict=True):
+        (alone,) = fitted(model, STRUCTURE, [job], autocast=autocast)
+        way = (alone.state - job.start).norm()
+        assert way > 0.01 and (result.state - alone.state).norm() < most * way
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_training_ends_where_it_ends_on_the_cpu(device):
+    jobs = cohort(model_on("cpu"), STRUCTURE, torch.float32, name="sgd")
+    there = fitted(model_on(device), STRUCTURE, jobs)
+    for job, one, other in zip(jobs, fitted(model_on("cpu"), STRUCTURE, jobs), there, strict=True):
+        assert (one.state - other.state).norm() < 1e-3 * (one.state - job.start).norm()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_answers_and_scores_in_one_batch_equal_those_alone(device):
+    """Two adapters that differ, prompts of unequal lengths."""
+    model = model_on(device)
+    base, bank = language_base(model), AdaptedModel(model, STRUCTURE).bank(2)
+    bank.rows.data.normal_(0, 0.3, generator=torch.Generator(device).manual_seed(0))
+    draws = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(2, VOCABULARY, (length,), generator=draws).tolist() for length in (3, 11, 7, 20)]
+    asked = [(n % 2, prompt) for n, prompt in enumerate(prompts)]
+    together = generate(base, bank, asked, max_new_tokens=6, batch_size=4)
+    assert together == [generate(base, bank, [one], max_new_tokens=6, batch_size=1)[0] for one in asked]
+    scored = [(row, prompt, [[2, 3], [4]]) for row, prompt in asked]
+    likelihoods = option_log_likelihoods(base, bank, scored, batch_size=8)
+    for one, expected in zip(scored, likelihoods, strict=True):
+        assert option_log_likelihoods(base, bank, [one], batch_size=8)[0] == pytest.approx(expected, abs=1e-4)
+    examples = tiny.examples(3, [9, 14])
+    losses = mean_losses(AdaptedModel(model, STRUCTURE), bank, [(0, examples), (1, examples)])
+    assert losses[0] != pytest.approx(losses[1], abs=1e-3)
