@@ -30,7 +30,7 @@ FLAGS = {
     "join": ["run_dir", "--data", "--out", "settings", "--examples", "--steps", "--allow", "--json"],
     "eval": [
         "run_dir", "settings", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template",
-        "--dtype", "--limit", "--cross", "--allow", "--json",
+        "--dtype", "--limit", "--cross", "--harness", "--allow", "--json",
     ],
     "compare": ["config", "settings", "--methods", "--seeds", "--draws", "--runs", "--out", "--allow", "--json"],
     "merge": [
@@ -48,7 +48,7 @@ FLAGS = {
         "run_dir", "--client", "--base", "--adapter", "--template", "--dtype", "--max-new-tokens", "--sampling",
         "--system", "--allow",
     ],
-    "export": ["run_dir", "out_dir", "--client", "--merged", "--allow"],
+    "export": ["run_dir", "out_dir", "--client", "--merged", "--gguf", "--allow"],
     "push": ["run_dir", "namespace", "--client", "--private", "--license", "--prefix", "--one-repository", "--allow"],
     "flower": ["config", "settings", "--out"],
     "methods": ["--json"],
@@ -84,6 +84,7 @@ def test_run_with_words_and_the_default_folder(small, llm_fed, tmp_path, monkeyp
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
         "adapters", "checkpoints", "config.yaml", "digests.jsonl", "environment.json", "inputs.json",
         "metrics.jsonl", "report.html", "samples.jsonl", "splits.json", "summary.json", "timing.jsonl",
+        "test_scores.jsonl", "cross.json", "warnings.json",
     }  # fmt: skip
 
     before = (folder / "metrics.jsonl").read_bytes()
@@ -137,7 +138,7 @@ def test_eval_of_a_run_gives_the_runs_own_scores(llm_fed, finished):
     said = llm_fed("eval", finished, "--json")
     assert said.code == 0
     result = json.loads(said.out)  # one object alone
-    assert list(result) == [*KEYS, "base", "rule"]
+    assert list(result) == [*KEYS, "base", "rule", "warnings"]
     known = json.loads((finished / "summary.json").read_text())
     assert (result["base"], result["rule"]) == (known["base"], known["rule"])
     assert {key: result[key] for key in KEYS} == {key: scores[key] for key in KEYS}
@@ -260,7 +261,7 @@ def test_interrupted_says_how_to_go_on(llm_fed, small, tmp_path, monkeypatch, re
     assert said.code == 130
     plan, message = said.err.rsplit("llm-fed: ", 1)
     assert message == "interrupted; give the same command again to continue from the last checkpoint\n"
-    assert plan.startswith("method ") and plan.splitlines()[-1].startswith("scores ")
+    assert plan.startswith("method ") and "\nscores " in plan and "round 0 (the base alone)" in plan.splitlines()[-1]
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 

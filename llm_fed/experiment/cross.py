@@ -71,8 +71,9 @@ def planned(built: Experiment, split: str = "test", among: Collection[str] | Non
     """
     config = built.config
     asked = config.eval.cross
-    sizes = {id: len(site.data.queries.get(split, ())[: config.eval.limit]) for id, site in built.scored.items()
-             if among is None or id in among}  # fmt: skip
+    counts = {id: len(site.data.queries.get(split, ())) for id, site in built.scored.items()
+              if among is None or id in among}  # fmt: skip
+    sizes = {id: min(count, config.eval.limit or count) for id, count in counts.items()}
     clients = [id for id, size in sizes.items() if size]
     if asked is False:
         return CrossPlan(why="eval.cross is false")

@@ -102,7 +102,7 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "largest_file, what",
-    [(1500, "config.yaml"), (3000, "the checkpoint of round 1"), (3400, "a personal model"), (9000, "report.html")],
+    [(1500, "config.yaml"), (2700, "the checkpoint of round 1"), (3400, "a personal model"), (9000, "report.html")],
 )
 def test_a_full_disk(small, tmp_path, largest_file, what):
     """An error names the file and says what to do, nothing half-written stays, and with room the run goes on."""

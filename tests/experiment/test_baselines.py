@@ -124,7 +124,7 @@ def test_a_run_of_before_has_dashes(small, llm_fed, tmp_path, monkeypatch):
     """Its configuration lacks the key, or says false, and its summary has neither score."""
     path = small.config(tmp_path / "c.yaml", rounds=1, eval={"base": False})
     with monkeypatch.context() as patch:
-        patch.setattr("llm_fed.experiment.baselines.rule_line", lambda experiment: None)
+        patch.setattr("llm_fed.experiment.baselines.best_rules", lambda experiment: {})
         assert llm_fed("run", path, "--out", tmp_path / "run").code == 0
     saved = tmp_path / "run/config.yaml"
     old = yaml.safe_load(saved.read_text())

@@ -195,7 +195,7 @@ def test_the_ranks_of_a_launch_are_told(small, tmp_path, monkeypatch):
         raise Told(config.base.dtype)
 
     monkeypatch.setattr(simulation, "other_ranks", lambda: object())
-    monkeypatch.setattr(build, "Spread", spread)
+    monkeypatch.setattr(build, "DistributedEngine", spread)
     with pytest.raises(Told, match="float32"):
         experiment.train(from_dict(small.tree(base=AUTO)), tmp_path / "run")
 

@@ -205,7 +205,8 @@ def test_finish_takes_what_there_is(small, shorter, whole, tmp_path):
 def test_what_ends_between_two_scored_rounds_is_scored_there(small, tmp_path):
     folder, of = tmp_path / "run", {"eval": {"select": "best", "every": 2}}
     done = train(config(small, **of), folder, reporter=press(tmp_path, 3), ending=Ending(by_key=True))
-    scored = [line["round"] for line in read_records(folder / "metrics.jsonl") if line.get("split") == "validation"]
+    lines = [line for line in read_records(folder / "metrics.jsonl") if line["kind"] == "score"]
+    scored = [line["round"] for line in lines if line["split"] == "validation" and line["round"]]
     assert scored == [2, 3] and done["round"] in scored
     train(config(small, **of), folder, goes_on=True)
     train(config(small, **of), tmp_path / "whole")

@@ -54,7 +54,9 @@ def test_clients_without_test_examples_train_and_are_marked_wherever_scores_are(
     assert found["mean"] == fmean(found["clients"].values())
     (score,) = [line for line in read_records(run / "metrics.jsonl") if line.get("split") == "test" and line["round"]]
     assert score["unscored"] == ["cyd", "dan"]
-    (validation,) = [line for line in read_records(run / "metrics.jsonl") if line.get("split") == "validation"]
+    (validation,) = [
+        line for line in read_records(run / "metrics.jsonl") if line.get("split") == "validation" and line["round"]
+    ]
     assert set(validation["clients"]) == {"ada", "bob", "cyd"} and validation["unscored"] == ["dan"]
     assert {path.name for path in (run / "adapters").iterdir()} == set(clients)
     card = (run / "adapters/dan/README.md").read_text()
@@ -235,7 +237,8 @@ def test_the_best_round_is_that_of_the_clients_with_validation_examples(small, t
     clients = {"ada": WHOLE, "cyd": {"train": 1}, "dan": {"train": 1, "test": 1}}
     path = config(small, tmp_path, clients, rounds=3, eval={"select": "best"})
     result = api.run(path, out=tmp_path / "run")
-    lines = [line for line in result.records if line["kind"] == "score" and line["split"] == "validation"]
+    scores = [line for line in result.records if line["kind"] == "score" and line["split"] == "validation"]
+    lines = [line for line in scores if line["round"]]  # without the base's
     assert [set(line["clients"]) for line in lines] == [{"ada"}] * 3
     assert result.round in {line["round"] for line in lines if line["mean"] == max(each["mean"] for each in lines)}
     assert set(result.scores) == {"ada", "dan"}

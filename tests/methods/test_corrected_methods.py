@@ -316,7 +316,7 @@ def test_an_engine_says_what_it_cannot_do():
     ):
         drive({"a": site.generate(start, [[1]])}, pictures.engine.execute)
     site, start = text.clients["a"], text.clients["a"].initial()
-    with pytest.raises(UserError, match="loss=FUNCTION. needs whole image models"):
+    with pytest.raises(UserError, match="loss=FUNCTION returned int for"):
         drive({"a": site.fit(start, loss=lambda answer, labels, places: 0)}, text.engine.execute)
 
 
