@@ -33,6 +33,7 @@ _ONLY_IF_ANY = (
     "unscored",
     "only_tested",
     "uncounted",
+    "warnings",
     "beside",
 )  # lists of a run's clients that table.json has unless empty
 

@@ -94,7 +94,7 @@ def test_the_task_that_it_prints(here, llm_fed):
 
 def test_the_printed_loss_weighs_rows(here, small, llm_fed):
     """Rows of weight 0 teach nothing: of two runs that differ in them alone the adapters are the same."""
-    text = outside.printed("from torch.nn.functional import cross_entropy")
+    text = outside.printed("from dataclasses import dataclass\n\nfrom torch.nn.functional")
     assert len(text.strip().splitlines()) <= 14
     outside.module(here, "weighted", text)
     for run in ("one", "other"):
@@ -102,7 +102,7 @@ def test_the_printed_loss_weighs_rows(here, small, llm_fed):
             rows = [{"prompt": f"w{20 + n}", "completion": f"w{4 + n % 2}", "weight": 1.0} for n in range(8)]
             rows += [{**row, "completion": "w9" if run == "one" else "w8", "weight": 0} for row in rows]
             write(here / run / f"{client}.jsonl", rows)
-        task = {"path": str(here / run), "columns": {"extra": ["weight"]}, "partition": {"test": None}}
+        task = {"path": str(here / run), "columns": {"extra": ["weight"]}, "held_out": "position"}
         config = small.config(here / f"{run}.yaml", rounds=2, task=task, eval={"every": 0})
         assert llm_fed("run", config, "method=weighted:Weighted", "--out", run + "-run").code == 0
     one, other = (Checkpoints(Path(f"{run}-run", "checkpoints")).load(2).state["state"] for run in ("one", "other"))

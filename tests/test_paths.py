@@ -63,7 +63,7 @@ def test_the_report_s_own_command_works_from_another_folder(small, llm_fed, besi
     runs = beside.parent / "runs"
     assert llm_fed("run", "c.yaml", "--out", runs / "first").code == 0
     page = (runs / "first/report.html").read_text()
-    (command,) = re.findall(r"llm-fed run [^<]*", page)
+    (command,) = [each for each in re.findall(r"llm-fed run [^<]*", page) if "first-again" in each]
     monkeypatch.chdir(runs)
     said = llm_fed(*shlex.split(command)[1:])
     assert said.code == 0, said.err

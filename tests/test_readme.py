@@ -10,6 +10,8 @@ from pathlib import Path
 
 import outside
 import yaml
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.testing.federation import ADAPTERS, go
@@ -59,4 +61,10 @@ def test_its_first_ten_minutes(tmp_path, monkeypatch, llm_fed):
             tree |= {"rounds": 1, "local": {"steps": 1, "lr": 1e-3}, "eval": {"max_new_tokens": 2}}
             Path("clinics.yaml").write_text(yaml.safe_dump(tree))
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "import llm_fed" in block)
-    exec(compile(code, "README.md", "exec"), {})
+    code = code.replace('{"rounds": 9}', '{"rounds": 1, "local": {"steps": 1}, "eval": {"max_new_tokens": 2}}')
+    base, rows = ASSETS / "tiny-base", [{"question": each["question"], "answer": each["reply"]} for each in rows]
+    given = {
+        "model": AutoModelForCausalLM.from_pretrained(base), "tokenizer": AutoTokenizer.from_pretrained(base),
+        "rows": rows, "frame": Dataset.from_list(rows),
+    }  # fmt: skip
+    exec(compile(code, "README.md", "exec"), given)
