@@ -102,12 +102,12 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "largest_file, what",
-    [(1500, "config.yaml"), (2700, "the checkpoint of round 1"), (3400, "a personal model"), (9000, "report.html")],
+    [(1500, "config.yaml"), (5000, "the checkpoint of round 1"), (11_900, "a personal model"), (20_000, "report.html")],
 )
 def test_a_full_disk(small, tmp_path, largest_file, what):
     """An error names the file and says what to do, nothing half-written stays, and with room the run goes on."""
     config, log = small.config(tmp_path / "c.yaml", rounds=1), tmp_path / "log"
-    words = ["run", str(config), "--out", str(tmp_path / "a")]
+    words = ["run", str(config), "adapter.rank=16", "--out", str(tmp_path / "a")]
     assert small_process.llm_fed(words, log, largest_file=largest_file) == 1
     (last,) = (line for line in log.read_text().splitlines() if line.startswith("llm-fed: "))
     assert last.startswith("llm-fed: cannot write ") and what in last and "File too large" in last
