@@ -143,7 +143,10 @@ def check(command: Command) -> bool:
         check_script(ROOT / script, rest)
     else:
         options = [word.partition("=")[0] for word in rest if word.startswith("--")]
-        assert all(f'"{option}"' in source for option in options), f"{script} {options}"
+        known = [
+            f'"{option}"' in source or f"{option})" in source for option in options
+        ]  # Python's, and a shell's case
+        assert all(known), f"{script} {options}"
     return True
 
 
