@@ -92,10 +92,10 @@ def test_option_accuracy_refuses_an_option_that_does_not_exist():
 
 @pytest.mark.parametrize("metric", [name for name, its in METRICS.items() if its.module])
 def test_every_metric_scores_a_right_answer_with_100(metric):
-    right = {"labels": (1, 1), "options": ([-1.0, -2.0], 0)}.get(
-        METRICS[metric].scores, ("it is true", ("it is true",))
-    )
-    assert score(metric, [right[0]], [right[1]]) == 100
+    right = {
+        "labels": ([0, 1], [0, 1]), "values": ([1.0, 2.5, 2.0], [1.0, 2.5, 2.0]), "options": ([[-1.0, -2.0]], [0])
+    }.get(METRICS[metric].scores, (["it is true"], [("it is true",)]))  # fmt: skip
+    assert score(metric, *right) == pytest.approx(100)
 
 
 def test_an_unknown_metric_names_the_closest():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -36,6 +37,10 @@ def picture(label: int) -> Picture:
 
 
 # By the rule that wins: training and test examples, the metric, and the score on the test examples.
+def pair(chosen: str, rejected: str) -> Example:
+    return Example("q", (chosen,), rejected=(Turn("assistant", rejected),))
+
+
 WINS = {
     "most frequent answer": (
         [Example(f"q{n}", (answer,)) for n, answer in enumerate(["red", "blue", "blue", "green"])],
@@ -63,6 +68,15 @@ WINS = {
         [Example("Repeat this.\n\nanother", ("another",))], "exact_match", 100.0,
     ),
     "most frequent class": ([picture(n) for n in (0, 2, 2, 1)], [picture(2), picture(0)], "accuracy", 50.0),
+    # Always 1 has F1 = 2/3 on the test, always 0 has 0; a constant has no correlation.
+    "one class for all": ([picture(n) for n in (0, 0, 0, 1)], [picture(1), picture(0)], "f1", 200 / 3),
+    "mean of the numbers": (
+        [SimpleNamespace(label=n) for n in (1.0, 2.0, 4.0)], [SimpleNamespace(label=n) for n in (1.0, 3.0)],
+        "pearson", 0.0,
+    ),
+    "longer answer": ([pair("a long one", "short")] * 3, [pair("longer", "long"), pair("a", "b")],
+                      "preference_accuracy", 75.0),
+    "shorter answer": ([pair("short", "a long one")] * 3, [pair("long", "longer")], "preference_accuracy", 100.0),
 }  # fmt: skip
 
 

@@ -30,7 +30,10 @@ OPEN = {  # what a file leaves to the command line
     "fedmoe_cpu.yaml": ["task.path=data"],
     "fedmoe_gate.yaml": ["task.path=data"],
     **dict.fromkeys(
-        [f"fedllm_bench_{name}.yaml" for name in ("aya", "chatbotit", "wildchat_single", "wildchat_multi")],
+        [
+            f"fedllm_bench_{name}.yaml"
+            for name in ("aya", "chatbotit", "chatbotpa", "wildchat_single", "wildchat_multi")
+        ],
         ["task.path=data"],
     ),
     "potara_vit_cpu.yaml": ["base.name=base", "task.path=data"],
