@@ -223,7 +223,8 @@ def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
 
 def test_signs_change_no_number_and_are_few(small, tmp_path, monkeypatch):
     """The same run with a silent reporter and with one that listens; a sign for each fused step and for each batch of
-    answers: 3 rounds of 2 steps, four batches of scores (one in each round and the test), and the base on samples."""
+    answers: 3 rounds of 2 steps, four batches of scores (one in each round and the test), and two of the
+    base."""
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     told: list[str] = []
     for name in ("step", "answered"):
@@ -233,7 +234,7 @@ def test_signs_change_no_number_and_are_few(small, tmp_path, monkeypatch):
         console = Console(file=io.StringIO(), quiet=quiet)
         run.train(from_dict(small.tree()), tmp_path / folder, reporter=Reporter(console))
         assert (told == []) is quiet
-    assert (told.count("step"), told.count("answered")) == (3 * 2, 5)
+    assert (told.count("step"), told.count("answered")) == (3 * 2, 6)
     one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("silent", "told"))
     assert one == other
 
