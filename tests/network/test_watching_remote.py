@@ -22,7 +22,7 @@ def larger(small, tmp_path):
 
 
 def settings(small, **changes: Any) -> dict[str, Any]:
-    network = {**NETWORK, "clients": sorted(CLIENTS), "deadline": 60.0, "patience": 60.0}
+    network = {**NETWORK, "clients": ["ada", "bob@ada", "cyd"], "wait": 20.0, "deadline": 60.0, "patience": 60.0}
     return tree(small, rounds=1, method={"name": "fedmerge"}, network=network, **changes)
 
 
@@ -33,7 +33,8 @@ def test_only_models_of_the_same_machine_are_tried_and_the_table_says_so(larger,
              for b, score in zip(table["clients"], row, strict=True) if score is not None}  # fmt: skip
     assert known == {(a, b) for node in NODES for a in node for b in node}
     assert table["missing"].startswith("Columns in which models are missing: ada, bob, cyd.")
-    assert done["base"]["clients"].keys() == CLIENTS.keys() and done["warnings"] == table.get("warnings", [])
+    assert done["base"]["clients"].keys() == CLIENTS.keys()
+    assert {warned["kind"] for warned in done["warnings"]} <= {"below-rule"}  # one round teaches hardly anything
     page = (tmp_path / "there/run/report.html").read_text()
     assert "no personal model travels" in page and "the base alone" in page
 
