@@ -291,7 +291,7 @@ def test_another_metric_of_a_finished_run_is_refused_unless_it_goes_on(small, pa
 )
 def test_scores_of_another_kind_start_the_search_anew(small, tmp_path, changed, monkeypatch):
     """Round 2 had the best score, 99; no later one comes near, but it was another kind of score."""
-    first = {"every": 1}
+    first = {"every": 1, "base": "auto"}
     with monkeypatch.context() as patch:
         _scores(patch, {1: 10.0, 2: 99.0, 3: 20.0})
         train(small, tmp_path / "run", 3, eval=first)
@@ -346,12 +346,12 @@ def test_a_checkpoint_of_an_older_version_says_how_its_best_round_was_found(smal
 
 def test_another_selection_of_a_finished_run_is_made_without_training(small, tmp_path, monkeypatch):
     _scores(monkeypatch, {1: 99.0, 2: 20.0, 3: 30.0})
-    train(small, tmp_path / "best", 3, eval={"every": 1})
+    train(small, tmp_path / "best", 3, eval={"every": 1, "base": "auto"})
     _scores(monkeypatch, {1: 99.0, 2: 20.0, 3: 30.0})
-    train(small, tmp_path / "last", 3, eval={"every": 1, "select": "last"})
+    train(small, tmp_path / "last", 3, eval={"every": 1, "base": "auto", "select": "last"})
     assert json.loads((tmp_path / "best/summary.json").read_text())["round"] == 1
     trained = timed_rounds(tmp_path / "best")
-    train(small, tmp_path / "best", 3, eval={"every": 1, "select": "last"})
+    train(small, tmp_path / "best", 3, eval={"every": 1, "base": "auto", "select": "last"})
     assert results(tmp_path / "best") == results(tmp_path / "last")
     assert timed_rounds(tmp_path / "best") == trained
 
