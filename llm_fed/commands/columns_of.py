@@ -43,60 +43,73 @@ def decide(path: Path, given: UserChoices, ask: Ask | None) -> tuple[dict[str, A
     Raises:
         UserError: it is not plain, and nobody can be asked.
     """
-    chosen: dict[str, Any] = dict(given.columns)
-    root, layout = plan_of(path, ColumnsConfig(client=chosen.get("client")))
-    files = [root / name for part in layout.parts if part.split == "train" for name in part.files]
-    file, sample = _first_rows(files)
-    if file is None:
-        return chosen, PartitionConfig(), ""  # loading it says what is wrong
-    names = list(dict.fromkeys(name for values in sample for name in values))
-    form = usual_columns.form_of(chosen, names, sample)
+    looked = _Looked.at(path, given)
+    if looked.file is None:
+        return looked.chosen, PartitionConfig(), ""  # loading it says what is wrong
+    form = usual_columns.form_of(looked.chosen, looked.names, looked.sample)
     if form == "pairs":
-        chosen |= _prompt_and_answer(file, names, chosen, ask)
-    if not _has_to_be_found(path, layout, names, given, chosen):
-        return chosen, PartitionConfig(), ""
-    if given.clients is not None:
-        return chosen, PartitionConfig("iid", clients=given.clients), ""
-    roles = {role: usual_columns.usual(role, names, ()) for role in usual_columns.FORMS[form]} | chosen
-    candidates = owners.candidates(map(FileRows, files), filter(None, roles.values()), roles.get("answer"))
-    client, clients = _whose(file, names, candidates, ask)
-    if client is None:
-        return chosen, PartitionConfig("iid", clients=clients), ""
-    by = next((each.words() for each in candidates if each.name == client), client)
-    return {**chosen, "client": client}, PartitionConfig(), f"by the column {by}; --client chooses another"
+        looked.chosen.update(_prompt_and_answer(looked.file, looked.names, looked.chosen, ask))
+    roles = {role: usual_columns.usual(role, looked.names, ()) for role in usual_columns.FORMS[form]} | looked.chosen
+    return looked.divided({role: name for role, name in roles.items() if name}, ask)
 
 
 def decide_labelled(
     path: Path, given: UserChoices, ask: Ask | None
-) -> tuple[dict[str, str], PartitionConfig, str, list[str]]:
+) -> tuple[dict[str, Any], PartitionConfig, str, list[str]]:
     """The same of texts with labels, and labels of the first rows.
 
     Raises:
         UserError: it is not plain, and nobody can be asked.
     """
-    chosen: dict[str, Any] = dict(given.columns)
-    root, layout = plan_of(path, ColumnsConfig(client=chosen.get("client")))
-    files = [root / name for part in layout.parts if part.split == "train" for name in part.files]
-    file, sample = _first_rows(files)
-    if file is None:
-        return chosen, PartitionConfig(), "", []
-    names = list(dict.fromkeys(name for values in sample for name in values))
+    looked = _Looked.at(path, given)
+    if looked.file is None:
+        return looked.chosen, PartitionConfig(), "", []
     try:
-        roles = label_columns.resolve(ColumnsConfig(**chosen), names, sample, str(file), whose=True, side=True)
+        roles = label_columns.resolve(
+            ColumnsConfig(**looked.chosen), looked.names, looked.sample, str(looked.file), whose=True, side=True
+        )
     except UserError as error:
         said = re.sub(r"set task\.columns\.(\w+)=COLUMN", r"give --\1 COLUMN", str(error))
         raise UserError(said) from error
-    labels = [str(value).strip() for row in sample if (value := row.get(roles["answer"])) is not None]
-    if not _has_to_be_found(path, layout, names, given, chosen):
-        return chosen, PartitionConfig(), "", labels
-    if given.clients is not None:
-        return chosen, PartitionConfig("iid", clients=given.clients), "", labels
-    found = owners.candidates(map(FileRows, files), roles.values(), roles["answer"])
-    client, clients = _whose(file, names, found, ask)
-    if client is None:
-        return chosen, PartitionConfig("iid", clients=clients), "", labels
-    by = next((each.words() for each in found if each.name == client), client)
-    return {**chosen, "client": client}, PartitionConfig(), f"by the column {by}; --client chooses another", labels
+    labels = [str(value).strip() for row in looked.sample if (value := row.get(roles["answer"])) is not None]
+    return *looked.divided(roles, ask), labels
+
+
+@dataclass
+class _Looked:
+    """What the first rows of the training files show."""
+
+    path: Path
+    given: UserChoices
+    layout: FolderLayout
+    files: list[Path]
+    file: Path | None  # the first that has rows
+    sample: list[dict[str, Any]]
+    names: list[str]  # of its columns
+    chosen: dict[str, Any]  # role -> column, as far as it is not the usual one
+
+    @classmethod
+    def at(cls, path: Path, given: UserChoices) -> _Looked:
+        root, layout = plan_of(path, ColumnsConfig(client=given.columns.get("client")))
+        files = [root / name for part in layout.parts if part.split == "train" for name in part.files]
+        file, sample = _first_rows(files)
+        names = list(dict.fromkeys(name for values in sample for name in values))
+        return cls(path, given, layout, files, file, sample, names, dict(given.columns))
+
+    def divided(self, roles: Mapping[str, str], ask: Ask | None) -> tuple[dict[str, Any], PartitionConfig, str]:
+        """The columns to name, how rows become clients, and how their column was chosen; `roles` are known by now."""
+        assert self.file is not None
+        if not _has_to_be_found(self.path, self.layout, self.names, self.given, self.chosen):
+            return self.chosen, PartitionConfig(), ""
+        if self.given.clients is not None:
+            return self.chosen, PartitionConfig("iid", clients=self.given.clients), ""
+        candidates = owners.candidates(map(FileRows, self.files), roles.values(), roles.get("answer"))
+        client, clients = _whose(self.file, self.names, candidates, ask)
+        if client is None:
+            return self.chosen, PartitionConfig("iid", clients=clients), ""
+        by = next((each.words() for each in candidates if each.name == client), client)
+        how = f"by the column {by}; --client chooses another"
+        return {**self.chosen, "client": client}, PartitionConfig(), how
 
 
 def choice(ask: Ask, question: str, usual: str, names: Collection[str], *, number: bool = False) -> str:

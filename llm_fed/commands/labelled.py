@@ -36,9 +36,7 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
     assert known.config is not None  # see `wanted`
     columns, partition, chosen, labels = columns_of.decide_labelled(path, given, ask)
     name = "regression" if are_numbers(labels) else "classification"
-    config = TaskConfig(
-        name, str(path), columns=ColumnsConfig(**dict[str, Any](columns)), bad_rows="skip", partition=partition
-    )
+    config = TaskConfig(name, str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
     data = tasks.load(config, 0)
     if known.config is not None:
         head_for(known.config, data, base, None)  # it refuses labels that a head with names does not have

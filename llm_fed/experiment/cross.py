@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ class CrossPlan:
     """
 
     clients: tuple[str, ...] = ()
-    sizes: Mapping[str, int] = ()  # type: ignore[assignment]
+    sizes: Mapping[str, int] = field(default_factory=dict)
     of: int = 0
     limit: int | None = None
     why: str = ""

@@ -43,6 +43,7 @@ from llm_fed.models.loading import (
     check_rows,
     checkpoint_activations,
     config_of,
+    ensure_pad_token,
     explain,
     missing_weights,
     quantization,
@@ -373,13 +374,7 @@ def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
 
 
 def _frozen(model: Any, tokenizer: Any, config: BaseConfig, dtype: torch.dtype, origin: Origin | None) -> Language:
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise UserError(
-                f"the tokenizer of {config.name!r} has neither a pad nor an EOS token; "
-                'set "eos_token" or "pad_token" in its tokenizer_config.json'
-            )
-        tokenizer.pad_token = tokenizer.eos_token
+    ensure_pad_token(tokenizer, config.name)
     freeze(model)
     if config.activation_checkpointing:
         checkpoint_activations(model, config.name)

@@ -40,6 +40,7 @@ from llm_fed.models.loading import (
     check_name,
     checkpoint_activations,
     config_of,
+    ensure_pad_token,
     explain,
     settle_dtype,
 )
@@ -352,13 +353,7 @@ def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
 
 def _with_padding(model: Any, tokenizer: Any, name: str) -> None:
     """Let tokenizer and model agree on the token of padding, by which the head of a decoder finds the end of a text."""
-    if tokenizer.pad_token is None:
-        if tokenizer.eos_token is None:
-            raise UserError(
-                f"the tokenizer of {name!r} has neither a pad nor an EOS token; "
-                'set "eos_token" or "pad_token" in its tokenizer_config.json'
-            )
-        tokenizer.pad_token = tokenizer.eos_token
+    ensure_pad_token(tokenizer, name)
     for config in (model.config, model.config.get_text_config()):
         config.pad_token_id = tokenizer.pad_token_id
         if hasattr(config, "use_cache"):

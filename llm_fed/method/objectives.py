@@ -8,7 +8,7 @@ SimPO   Meng et al. 2024, Eq. 6
 
 Deviation: IPO divides each log-ratio by the answer's number of tokens, as TRL does, whose authors asked those of IPO.
 Deviation: ORPO's likelihood term is the mean over the chosen answer's tokens; TRL's is over the prompt's, too.
-`tests/engine/test_against_trl_losses.py` has the numbers.
+`tests/engine/test_preferences_against_trl.py` compares DPO and IPO with TRL.
 
 Shape letters: N examples, S answers of each: the chosen and the rejected one, or one that is desirable or not.
 """

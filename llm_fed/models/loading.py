@@ -215,3 +215,18 @@ def checkpoint_activations(model: PreTrainedModel, name: str) -> None:
         mark({"use_reentrant": False})
     except ValueError as error:
         raise UserError(f"{name!r} does not support base.activation_checkpointing; set it to false") from error
+
+
+def ensure_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
+    """Let the EOS token stand for padding where the tokenizer has no token of its own for it.
+
+    Raises:
+        UserError: it has neither.
+    """
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise UserError(
+                f"the tokenizer of {name!r} has neither a pad nor an EOS token; "
+                'set "eos_token" or "pad_token" in its tokenizer_config.json'
+            )
+        tokenizer.pad_token = tokenizer.eos_token
