@@ -101,7 +101,7 @@ def test_cfl_parts_where_the_mean_stands_still_and_clients_pull():
     [
         ({"stationary": 1e-9}, {**OPPOSITE, "a": [1.1, 0.1]}),  # the mean still moves
         ({"incongruent": 100.0}, OPPOSITE),  # nobody pulls hard enough
-        ({}, {name: OPPOSITE[name] for name in "acd"}),  # b did not answer
+        ({}, {"a": [1.0, 0.1], "c": [-1.0, -0.1]}),  # two did not answer, and the mean of the others is zero
     ],
 )
 def test_cfl_is_fedavg_where_it_does_not_part(changed, sent):

@@ -65,3 +65,10 @@ def test_flan_knows_its_tasks(hub):
     assert set(flan.TASKS + flan.TASKS_2000) <= set(flan.KNOWN) and len(set(flan.KNOWN)) == len(flan.KNOWN) == 66
     with pytest.raises(UserError, match="task.groups='sst' is unknown .the closest is 'sst2'"):
         tasks.load(TaskConfig(name="flan", groups=("sst",)), 0)
+
+
+def test_which_clients_come_with_the_data():
+    """Those of a partition and of the planted federation are drawn with a seed."""
+    assert tasks.natural(TaskConfig(name="files")) and tasks.natural(TaskConfig(name="flan"))
+    assert not tasks.natural(TaskConfig(name="files", partition=PartitionConfig("iid", clients=3)))
+    assert not tasks.natural(TaskConfig(name="planted"))
