@@ -330,6 +330,36 @@ def test_a_method_as_a_name_a_class_or_an_instance(small, tmp_path):
         package.run(tree, method=3, out=tmp_path / "no", **common)
 
 
+def test_a_comparison_of_objects(small, tmp_path):
+    """Rows are methods as names, classes and instances; two instances of a class that no module has are two rows."""
+
+    @dataclass(frozen=True)
+    class Here(Slower):
+        """No other process can find it."""
+
+    rows = {"fedit": "fedit", "quick": Here(share=1.5), "slow": Here(share=0.25)}
+    options: dict[str, Any] = {
+        "base": base_of(small), "data": rows_of(small), "metric": share_of_words, "methods": rows, "out": tmp_path,
+    }  # fmt: skip
+    table = package.compare(tree_of(small, rounds=2), seeds=[0, 1], **options)
+    assert [row.label for row in table.rows] == list(rows) and table.metric.endswith("share_of_words")
+    folders = {row.label: tmp_path / row.results[0].folder for row in table.rows}
+    assert len({repr(adapters(folder)) for folder in folders.values()}) == 3
+    alone = package.run(
+        tree_of(small, rounds=2), out=tmp_path / "alone", method=rows["slow"],
+        **{key: options[key] for key in ("base", "data", "metric")},
+    )  # fmt: skip
+    assert adapters(alone.folder) == adapters(folders["slow"])
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
+    again = package.compare(tree_of(small, rounds=2), seeds=[0, 1], **options)
+    assert again.as_json() == table.as_json()
+    assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
+    with pytest.raises(UserError, match=r"methods= has two named 'Here'; give a dictionary"):
+        package.compare(tree_of(small), out=tmp_path / "two", methods=[Here(), Here(share=0.1)])
+    with pytest.raises(UserError, match="data is int; give a data frame"):
+        package.compare(tree_of(small), out=tmp_path / "three", methods=["fedit"], data=7)
+
+
 def test_data_frames_of_the_results(small, tmp_path):
     tree = tree_of(small, rounds=2, method={"name": "fedmerge", "num_models": 2})
     frames = package.run(tree, base=base_of(small), data=rows_of(small), out=tmp_path / "run").frames

@@ -309,9 +309,12 @@ def compare(
     config: Given,
     *words: str,
     out: str | Path,
-    methods: Sequence[str] = (),
+    methods: Mapping[str, Any] | Sequence[Any] = (),
     seeds: Sequence[int] = (),
     draws: int = 0,
+    base: Any = None,
+    data: Any = None,
+    metric: Any = None,
 ) -> Table:
     """Train several methods with several seeds, or continue to, and return one table with a verdict.
 
@@ -320,9 +323,11 @@ def compare(
             `compare` section may list rows and seeds.
         words: settings that override those of every row.
         out: the folder for the runs and the tables.
-        methods: the rows or methods to compare (default: all rows of the file).
+        methods: the rows or methods to compare (default: all rows of the file); also Method objects, classes or
+            mergers, or a dictionary of any of these by label.
         seeds: the seeds (default: those of the file).
         draws: the number of federations to draw, each with its own training seed, instead of `seeds`.
+        base, data, metric: for all rows, as in `run`.
 
     Returns:
         The table; read `verdict.sentences` and `by_client`, or use `as_json()` or `as_markdown()`.
@@ -332,6 +337,7 @@ def compare(
         RunError: a run failed, and which; the table of the other runs is in `out`.
     """
     from llm_fed.commands import section
+    from llm_fed.commands.own import OwnRows
 
     if draws and seeds:
         raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
@@ -344,15 +350,17 @@ def compare(
     else:
         path = Path(config)
     seeds = list(range(draws)) if draws else seeds
-    planned = section.read_rows(path, words, methods, seeds)
-    if draws:
-        planned.check_draws()
-    planned.check()
-    from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
-    from llm_fed.experiment.run import quiet
+    own = OwnRows.of(methods, base=base, data=data, metric=metric)
+    with own.at_hand():
+        planned = section.read_rows(path, words, own.labels, seeds, own)
+        if draws:
+            planned.check_draws()
+        planned.check()
+        from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
+        from llm_fed.experiment.run import quiet
 
-    quiet()
-    table = comparison.compare(path, words, chosen=methods, seeds=seeds, out=folder)
+        quiet()
+        table = comparison.compare(path, words, chosen=own.labels, seeds=seeds, out=folder, own=own)
     if table.failed:
         raise RunError(f"{table.failed} failed, see {folder / 'table.md'}; repeat the call to retry")
     return table

@@ -19,7 +19,8 @@ from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.costs import Parameters, count_parameters
 from llm_fed.commands.comparison import ComparisonPlan, Job
-from llm_fed.commands.section import in_row, read_section
+from llm_fed.commands.own import OwnRows
+from llm_fed.commands.section import NO_OBJECTS, in_row, read_section
 from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import Draw, write_comparison
@@ -56,6 +57,7 @@ def compare(
     seeds: Sequence[int] = (),
     out: Path,
     reporter: Reporter | None = None,
+    own: OwnRows = NO_OBJECTS,
 ) -> Table:
     """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
     also as a page.
@@ -64,6 +66,7 @@ def compare(
         words: `key=value` words laid over the file and over every row.
         chosen: labels of rows, or names of methods as plain rows (default: all rows of the file).
         seeds: instead of those of the file (default: the configuration's own seed).
+        own: objects in the place of names, which must be at hand.
 
     Returns:
         The table; a run that failed has its reason there, and the others are not lost.
@@ -74,8 +77,8 @@ def compare(
     """
     reporter, out = reporter or Reporter(), out.absolute()
     with reporter.working(), turns.taken(reporter.note):
-        plan = ComparisonPlan(path, words, chosen, seeds, out)
-        for note in plan.notes:
+        plan = ComparisonPlan(path, words, chosen, seeds, out, own)
+        for note in [*plan.notes, *([own.in_words] if own.in_words else [])]:
             reporter.note(note)
         bases = Bases()
         table = _empty_table(plan, bases)

@@ -20,6 +20,7 @@ from llm_fed.basics.files import check_unlinked
 from llm_fed.bench.costs import Traffic, read_traffic
 from llm_fed.bench.parents import config_of
 from llm_fed.commands import section
+from llm_fed.commands.own import OwnRows
 from llm_fed.eval.tables import RunResult, means
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
@@ -121,8 +122,16 @@ class Job:
 class ComparisonPlan:
     """Every run of a comparison, equal ones once, resolved and checked against what lies on disk."""
 
-    def __init__(self, path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], out: Path):
-        given = section.read_rows(path, words, chosen, seeds)
+    def __init__(
+        self,
+        path: Path,
+        words: Sequence[str],
+        chosen: Sequence[str],
+        seeds: Sequence[int],
+        out: Path,
+        own: OwnRows = section.NO_OBJECTS,
+    ):
+        given = section.read_rows(path, words, chosen, seeds, own)
         self.rows, self.seeds, self.budget, self._out = given.rows, given.seeds, given.budget, out
         # By digest: what an earlier command began there (under another label, perhaps), and what is planned.
         configs = sorted([*out.glob("*/config.yaml"), *out.glob("needs/*/config.yaml")])

@@ -1,11 +1,12 @@
-"""The objects that a Python program gives `llm_fed.run` in the place of names: base, data, method and metric."""
+"""The objects that a Python program gives `llm_fed.run` and `llm_fed.compare` in the place of names: base, data,
+methods and metric."""
 
 from __future__ import annotations
 
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +15,9 @@ from llm_fed.settings import objects, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.paths import public
 
-_TASKS = ("files", "images")  # that `data=` may be said to be
+_ONLY_HERE = (
+    "{} gave objects of this program: the run folder can be read without them, but only the same call continues it"
+)
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,18 @@ class OwnObjects:
     dtype: str | None = None
 
     @classmethod
-    def of(cls, *, base: Any = None, data: Any = None, method: Any = None, metric: Any = None) -> OwnObjects:
+    def of(
+        cls, *, base: Any = None, data: Any = None, method: Any = None, metric: Any = None, label: str = ""
+    ) -> OwnObjects:
         """The arguments of `llm_fed.run`.
+
+        Args:
+            label: of a row of a comparison, which names its method where nothing else does.
 
         Raises:
             UserError: one of them is nothing that can stand there.
         """
-        parts = [_base(base), _data(data), _method(method), _metric(metric)]
+        parts = [_base(base), _data(data), _method(method, label), _metric(metric)]
         return cls(
             tuple(word for part in parts for word in part.words),
             {key: item for part in parts for key, item in part.given.items()},
@@ -87,13 +95,66 @@ class OwnObjects:
     @property
     def in_words(self) -> str:
         """What only this program has; empty where commands can go on with the run."""
-        words = [objects.WORD[key] for key in self.given]
-        if not words:
-            return ""
-        return (
-            f"{' and '.join(f'{word}=' for word in words)} gave objects of this program: the run folder can be read "
-            "without them, but only the same call continues it"
-        )
+        words = [f"{objects.WORD[key]}=" for key in self.given]
+        return _ONLY_HERE.format(" and ".join(words)) if words else ""
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """What `llm_fed.compare` was given in the place of names.
+
+    Attributes:
+        shared: what all rows have.
+        labels: of all rows that were chosen, in order.
+        methods: the method of a row, by its label, where the file does not say it.
+    """
+
+    shared: OwnObjects = OwnObjects()
+    labels: tuple[str, ...] = ()
+    methods: Mapping[str, OwnObjects] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, methods: Mapping[str, Any] | Sequence[Any], **shared: Any) -> OwnRows:
+        """The arguments of `llm_fed.compare`; names in a sequence of methods are left to the file.
+
+        Raises:
+            UserError: one of them is nothing that can stand there, or two methods have one label.
+        """
+        labelled = list(methods.items()) if isinstance(methods, Mapping) else [(_label(each), each) for each in methods]
+        rows: dict[str, OwnObjects] = {}
+        names = {label for label, method in labelled if label is method}  # one of them may be that of a row of the file
+        for label, method in labelled:
+            if label is method:
+                continue
+            if label in rows or label in names:
+                raise UserError(f"methods= has two named {label!r}; give a dictionary {{label: method}}")
+            rows[str(label)] = OwnObjects.of(method=method, label=str(label))
+        return cls(OwnObjects.of(**shared), tuple(str(label) for label, _ in labelled), rows)
+
+    @contextmanager
+    def at_hand(self) -> Iterator[None]:
+        """Within it, the objects are found by their names."""
+        with ExitStack() as stack:
+            for own in (self.shared, *self.methods.values()):
+                stack.enter_context(own.at_hand())
+            yield
+
+    def laid_over(self, label: str, config: Config) -> Config:
+        """The configuration of a row, or of what all rows have, with the names of the objects."""
+        config = self.shared.laid_over(config)
+        return self.methods[label].laid_over(config) if label in self.methods else config
+
+    @property
+    def in_words(self) -> str:
+        """What only this program has; empty where commands can go on with the runs."""
+        words = [f"{objects.WORD[key]}=" for key in self.shared.given]
+        words += ["methods="] if any(own.given for own in self.methods.values()) else []
+        return _ONLY_HERE.format(" and ".join(words)) if words else ""
+
+
+def _label(method: Any) -> str:
+    """What a method is called in the table."""
+    return method if isinstance(method, str) else str(getattr(method, "__name__", None) or type(method).__name__)
 
 
 def _base(base: Any) -> OwnObjects:
@@ -135,7 +196,7 @@ def _data(data: Any) -> OwnObjects:
     return OwnObjects(given={"task.name": (given.NAMES[task.images], task)})
 
 
-def _method(method: Any) -> OwnObjects:
+def _method(method: Any, label: str) -> OwnObjects:
     if method is None or isinstance(method, str):
         return OwnObjects(words=() if method is None else (f"method.name={method}",))
     from llm_fed import methods
@@ -147,7 +208,7 @@ def _method(method: Any) -> OwnObjects:
     if not (isinstance(kind, type) and issubclass(kind, Method)):
         raise UserError(f"method= is {method!r:.60}; give a Method, its class, a function under @Merger, or a name")
     builtin = next((name for name, its in methods.BUILTIN.items() if its is kind), None)
-    name = builtin or _importable(kind) or objects.named(kind.__name__)
+    name = builtin or _importable(kind) or objects.named(label or kind.__name__)
     given = {"method.name": (name, method)} if objects.is_object(name) else {}
     if not isinstance(method, Method):
         return OwnObjects(words=(f"method.name={name}",), given=given)

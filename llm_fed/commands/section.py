@@ -11,9 +11,12 @@ from typing import Any
 
 from llm_fed.basics import spelling
 from llm_fed.basics.errors import UserError, did_you_mean, require
+from llm_fed.commands.own import OwnRows
 from llm_fed.scoring import scores
 from llm_fed.settings import configfile, datapath
 from llm_fed.settings.config import Config
+
+NO_OBJECTS = OwnRows()
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,15 @@ def check(config: Config, *, data: bool = True) -> None:
     require("task.partition.kind", config.task.partition.kind, tasks.KINDS)
 
 
-def read_rows(path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Sequence[int]) -> Rows:
+def read_rows(
+    path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], own: OwnRows = NO_OBJECTS
+) -> Rows:
     """The rows that `chosen` names (default: all of the file) with `words` laid over each.
 
     Args:
         chosen: labels of rows, or names of methods as plain rows.
         seeds: instead of those of the file.
+        own: objects in the place of names, which must be at hand.
 
     Raises:
         UserError: the file or a row has a mistake; it says in which row.
@@ -90,15 +96,20 @@ def read_rows(path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Se
     of_file = section.rows
     if not (of_file or chosen):
         raise UserError(f"{path} has no compare section; say what to compare, e.g. --methods local,fedit,fedmerge")
-    file = configfile.load(path, list(words))
+    words = [*own.shared.words, *words]
+    file = own.laid_over("", configfile.load(path, words))
     seeds = list(dict.fromkeys(seeds or section.seeds or [file.seed]))
-    rows = {name: of_file.get(name, [f"method={name}"]) for name in chosen or of_file}
+    rows = {
+        name: list(own.methods[name].words) if name in own.methods else of_file.get(name, [f"method={name}"])
+        for name in chosen or of_file
+    }
     cells = {}
     for seed in seeds:
-        for label, own in rows.items():
+        for label, of_row in rows.items():
             with in_row(label):
-                cells[label, seed] = configfile.load(path, [*own, *words, f"seed={seed}"])
-    if others := [name for name in chosen if name not in of_file]:
+                config = configfile.load(path, [*of_row, *words, f"seed={seed}"])
+                cells[label, seed] = own.laid_over(label, config)
+    if others := [name for name in chosen if name not in of_file and name not in own.methods]:
         from llm_fed import methods
         from llm_fed.settings import plugins
 

@@ -24,13 +24,13 @@ _WORDS = {
 }
 KEYS = tuple(_WORDS)  # of a configuration, where a name may stand for an object
 WORD = {key: word for key, (word, _, _) in _WORDS.items()}  # the argument of `llm_fed.run`, by key
-_given: ContextVar[Mapping[str, tuple[str, Any]]] = ContextVar("_given", default=MappingProxyType({}))
+_given: ContextVar[Mapping[tuple[str, str], Any]] = ContextVar("_given", default=MappingProxyType({}))
 
 
 @contextmanager
 def given(objects: Mapping[str, tuple[str, Any]]) -> Iterator[None]:
     """Within it, the objects by key of the configuration, each with the name that stands there, are looked up."""
-    token = _given.set({**_given.get(), **objects})
+    token = _given.set({**_given.get(), **{(key, name): thing for key, (name, thing) in objects.items()}})
     try:
         yield
     finally:
@@ -52,9 +52,8 @@ def find(key: str, name: str) -> Any:
     Raises:
         UserError: this program was not given it; what to do.
     """
-    known, thing = _given.get().get(key, ("", None))
-    if known == name:
-        return thing
+    if (key, name) in _given.get():
+        return _given.get()[key, name]
     word, what, instead = _WORDS.get(key, ("base", "model", "give one that has a name"))
     raise UserError(
         f"{key}={name} stands for the {what} that a Python program gave as an object, which is in no file, so no "
