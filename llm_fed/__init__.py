@@ -64,4 +64,6 @@ def __getattr__(name: str) -> Any:
         return getattr(import_module(_HOMES[name]), name)
     if name == "network":  # for `llm_fed.network.patch` behind `import llm_fed` alone
         return import_module("llm_fed.network")
+    if name == "__version__":
+        return import_module("importlib.metadata").version("llm-fed")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
