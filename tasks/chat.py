@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
+from llm_fed.basics.bounded import within_limits
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.tasks.bounded import within_limits
 from llm_fed.tasks.common import Encoded, Template, Turn
 from llm_fed.tasks.control import THINK, THOUGHT, Marks, SafeTokenizer, Tokens, without_surrogates
 from llm_fed.tasks.rendering import Habits, Messages, Rendering, ReplySpan, Span

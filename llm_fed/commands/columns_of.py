@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics.errors import UserError
-from llm_fed.commands import owners, survey
-from llm_fed.rows import FileRows, Row, label_columns
+from llm_fed.commands import survey
+from llm_fed.rows import FileRows, Row, label_columns, owners
 from llm_fed.rows import columns as usual_columns
 from llm_fed.rows.columns import REQUIRED
 from llm_fed.rows.layout import FolderLayout

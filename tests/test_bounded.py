@@ -12,8 +12,8 @@ import pytest
 import transformers
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from llm_fed.basics import bounded
 from llm_fed.basics.errors import UserError
-from llm_fed.tasks import bounded
 from llm_fed.tasks.chat import ChatTemplate
 from llm_fed.tasks.common import Template, Turn
 
