@@ -407,7 +407,7 @@ _theirs: Callable[[str], Template] | None = None  # how transformers compiles a 
 
 def _install() -> None:
     """Let transformers compile templates so, but only where they are rendered `within_limits`. It has no public way to
-    say this; tests/tasks/test_bounded.py says with which versions this one works."""
+    say this; tests/test_bounded.py says with which versions this one works."""
     global _theirs
     if _theirs is not None:
         return

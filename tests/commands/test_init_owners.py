@@ -11,8 +11,8 @@ import pytest
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.commands import columns_of, init, owners
-from llm_fed.rows import FileRows
+from llm_fed.commands import columns_of, init
+from llm_fed.rows import FileRows, owners
 from llm_fed.settings import configfile
 
 DESKS = ("bank", "hotel", "clinic", "library", "phone shop")
