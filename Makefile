@@ -9,7 +9,7 @@ export OMP_NUM_THREADS ?= 1
 # Without bytecode every process that a test starts would compile some 5000 modules of its libraries anew, for 15 s.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install quickstart test check lint types docs long release clean
+.PHONY: help install quickstart test check lint types docs long mutants release clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -46,6 +46,9 @@ docs: $(VENV)/.installed ## build the documentation site into site/, which opens
 
 long: $(VENV)/.installed ## what is too long for every change: kills, full disks, hostile files, the soak, benchmarks
 	bash scripts/long.sh
+
+mutants: $(VENV)/.installed ## plant forty faults, one after another, and see whether a test notices each
+	$(BIN)/python scripts/mutants/run.py
 
 release: ## build sdist and wheel into dist, and try the wheel with every Python from 3.10 to 3.13 that is here
 	bash scripts/release.sh
