@@ -1,4 +1,4 @@
-"""Writes docs/methods.md, docs/tasks.md and docs/configuration.md from the classes and tables themselves.
+"""Writes the pages of methods, tasks, settings and error messages from the code itself.
 
 python scripts/lists.py
 """
@@ -10,6 +10,7 @@ import json
 import re
 from pathlib import Path
 
+import messages
 import settings_page
 
 from llm_fed import methods, tasks
@@ -47,7 +48,10 @@ def main() -> None:
 
 
 def pages() -> dict[str, str]:
-    return {"methods.md": methods_page(), "tasks.md": tasks_page(), "configuration.md": settings_page.page()}
+    return {
+        "methods.md": methods_page(), "tasks.md": tasks_page(), "configuration.md": settings_page.page(),
+        "troubleshooting.md": messages.page(),
+    }  # fmt: skip
 
 
 def methods_page() -> str:

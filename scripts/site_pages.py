@@ -50,7 +50,7 @@ def linked(text: str) -> str:
 def interface() -> list[Page]:
     """Pages of the Python interface: `llm_fed` itself, and a page per module of MODULES."""
     names = "\n\n".join(f"::: {home}.{name}" for name, home in llm_fed._HOMES.items())
-    first = "# llm_fed\n\nWhat `import llm_fed` offers; its use is in the [guide](../guide.md#from-python).\n\n"
+    first = "# llm_fed\n\nWhat `import llm_fed` offers; its use is on [a page of its own](../python.md).\n\n"
     pages = [("llm_fed", "api/index.md", f"{first}{names}\n")]
     for module, title in MODULES.items():
         package, whole = module.removesuffix(".*"), module.endswith(".*")
