@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import textwrap
 from pathlib import Path
 
 import yaml
@@ -36,8 +37,10 @@ def page() -> str:
     messages = collected()
     parts = [HEAD]
     for section, explained in yaml.safe_load((ROOT / "scripts/messages.yaml").read_text()).items():
-        rows = "".join(f"| {_code(_only(piece, messages))} | {meaning} |\n" for piece, meaning in explained.items())
-        parts.append(f"\n## {section}\n\n| message | what it means, and what to do |\n|---|---|\n{rows}")
+        items = [
+            f"- {_filled(_code(_only(piece, messages)))}<br>\n  {_filled(explained[piece])}" for piece in explained
+        ]
+        parts.append(f"\n## {section}\n\n" + "\n".join(items) + "\n")
     return "".join(parts)
 
 
@@ -67,6 +70,10 @@ def _only(piece: str, messages: list[str]) -> str:
 
 
 def _code(message: str) -> str:
-    """As code in a cell of a table, without the message's own signs of code."""
-    text = re.sub(f"{VALUE}+", VALUE, " ".join(message.replace("`", "").split()))
-    return f"`{text}`".replace("|", "\\|")
+    """As code, without the message's own signs of code."""
+    return f"`{re.sub(f'{VALUE}+', VALUE, message.replace('`', ''))}`"
+
+
+def _filled(text: str) -> str:
+    """As lines of an item of a list, with room for what stands before and behind them."""
+    return textwrap.fill(text, 112, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -36,4 +36,4 @@ def test_messages_have_a_sign_where_values_stand(monkeypatch):
     import messages
 
     assert "… is not a run folder: it has no config.yaml; give the --out of an llm-fed run" in messages.collected()
-    assert messages._code("`a` ……|b") == "`a …\\|b`"
+    assert messages._code("`a` ……|b") == "`a …|b`"
