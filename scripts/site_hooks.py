@@ -45,7 +45,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     path = site_links.origin(page.file.src_uri)
     if page.file.src_uri.startswith("source/"):
         return markdown
-    if path in ("docs/methods.md", "docs/choosing.md", "docs/formulas.md"):
+    if path in ("docs/methods.md", "docs/formulas.md"):
         markdown = site_pages.linked(markdown)
     markdown = markdown.replace(" ± ", "\u00a0±\u00a0")  # which narrow tables would break
     return site_links.placed(markdown, path)

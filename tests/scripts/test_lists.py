@@ -37,3 +37,13 @@ def test_messages_have_a_sign_where_values_stand(monkeypatch):
 
     assert "… is not a run folder: it has no config.yaml; give the --out of an llm-fed run" in messages.collected()
     assert messages._code("`a` ……|b") == "`a …|b`"
+
+
+def test_a_method_without_a_row_is_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import lists
+
+    known = lists.methods.builtin()
+    monkeypatch.setattr(lists.methods, "builtin", lambda: [each for each in known if each["name"] != "fedit"])
+    with pytest.raises(LookupError, match="differ in .'fedit'."):
+        lists.methods_page()
