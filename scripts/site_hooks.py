@@ -18,9 +18,10 @@ from mkdocs.structure.pages import Page
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fills in the parts of the navigation that are lists of generated pages."""
-    made = {"One by one": site_pages.methods(), "Python interface": site_pages.interface()}
-    for section in config.nav or []:
-        for entry in next(iter(section.values())):
+    methods = [("The list", "methods.md", ""), *site_pages.methods()]
+    made = {"All methods": methods, "Python interface": site_pages.interface()}
+    for shelf in config.nav or []:
+        for entry in next(iter(shelf.values())):
             for title in entry:
                 if title in made:
                     entry[title] = [{name: uri} for name, uri, _ in made[title]]
@@ -44,7 +45,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     path = site_links.origin(page.file.src_uri)
     if page.file.src_uri.startswith("source/"):
         return markdown
-    if path in ("docs/methods.md", "docs/choosing.md", "docs/formulas.md"):
+    if path in ("docs/methods.md", "docs/formulas.md"):
         markdown = site_pages.linked(markdown)
     markdown = markdown.replace(" ± ", "\u00a0±\u00a0")  # which narrow tables would break
     return site_links.placed(markdown, path)

@@ -2,7 +2,8 @@
 
 Pages link to each other, and to files of the repository, as they lie on the disk; so the links work where the
 repository is read. In the site a page from outside docs/ has a place of its own, and any other file is a page that
-shows it, so that a link leads to the file as it was when the page was written.
+shows it, so that a link leads to the file as it was when the page was written. So is a page of docs/ that mkdocs.yml
+leaves out of the site.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
+
+from mkdocs.utils.yaml import yaml_load
+from pathspec import GitIgnoreSpec
 
 ROOT = Path(__file__).parents[1]
 PAGES = {  # that do not lie in docs/, and their places in the site
@@ -22,6 +27,7 @@ PAGES = {  # that do not lie in docs/, and their places in the site
     "examples/data_frame.ipynb": "examples/data_frame.md",
 }
 FENCED = re.compile(r"(^ *(`{3,}|~{3,}).*?^ *\2 *$)", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"(\]\([^)#\s]*source/[^)#\s]+\.md)#[^)\s]+(?=\))")  # of a page that is shown as a file
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))|(?<=<img src=\")([^\"]+)")
 _HEAD = "---\nsearch: {exclude: true}\n---\n"  # who searches the site does not search the program
 _ABOUT = 110  # characters of a file's first line
@@ -31,7 +37,7 @@ def place(path: str) -> str:
     """The page or file of the site that shows a path of the repository."""
     if path in PAGES:
         return PAGES[path]
-    if path.startswith("docs/"):
+    if path.startswith("docs/") and not _left_out().match_file(path.removeprefix("docs/")):
         return path.removeprefix("docs/")
     return f"source/{path}/index.md" if (ROOT / path).is_dir() else f"source/{path}.md"
 
@@ -45,7 +51,8 @@ def origin(src_uri: str) -> str:
 def placed(text: str, path: str) -> str:
     """The text of the page at a path of the repository, with links for its place in the site."""
     here = os.path.dirname(place(path))
-    return _changed(text, lambda target: os.path.relpath(place(_beside(path, target)), here or "."))
+    changed = _changed(text, lambda target: os.path.relpath(place(_beside(path, target)), here or "."))
+    return _HEADING.sub(r"\1", changed)
 
 
 def moved(text: str, path: str, to: str) -> str:
@@ -88,6 +95,12 @@ def _changed(text: str, change: Callable[[str], str]) -> str:
 
     parts = FENCED.split(text)  # text, block, its fence, text, ...
     return "".join(_LINK.sub(other, part) if n % 3 == 0 else part for n, part in enumerate(parts) if n % 3 < 2)
+
+
+@cache
+def _left_out() -> GitIgnoreSpec:
+    """The pages of docs/ that mkdocs.yml leaves out."""
+    return GitIgnoreSpec.from_lines(yaml_load((ROOT / "mkdocs.yml").read_text())["exclude_docs"].splitlines())
 
 
 def _beside(path: str, target: str) -> str:

@@ -50,7 +50,7 @@ def linked(text: str) -> str:
 def interface() -> list[Page]:
     """Pages of the Python interface: `llm_fed` itself, and a page per module of MODULES."""
     names = "\n\n".join(f"::: {home}.{name}" for name, home in llm_fed._HOMES.items())
-    first = "# llm_fed\n\nWhat `import llm_fed` offers; its use is in the [guide](../guide.md#from-python).\n\n"
+    first = "# llm_fed\n\nWhat `import llm_fed` offers; its use is on [a page of its own](../python.md).\n\n"
     pages = [("llm_fed", "api/index.md", f"{first}{names}\n")]
     for module, title in MODULES.items():
         package, whole = module.removesuffix(".*"), module.endswith(".*")
@@ -78,7 +78,7 @@ def _method_page(described: dict[str, Any]) -> str:
     paper, *more = _paragraphs(inspect.getdoc(inspect.getmodule(kind)) or "")
     idea, deviations = _said(inspect.getdoc(kind) or "")
     aliases = ", ".join(f"`{alias}`" for alias in described["aliases"])
-    when, measured = _row("choosing.md", name)
+    when, measured, *_ = _row("methods.md", name)
     (formulas,) = _row("formulas.md", name)
     parts = [
         f"# {name}",
@@ -159,7 +159,7 @@ def _plain(text: str) -> str:
 def _row(page: str, name: str) -> list[str]:
     """What a table of a page says of a method, with links as from the method's page."""
     text = site_links.moved((DOCS / page).read_text(), f"docs/{page}", f"docs/{_uri(name)}")
-    match = re.search(rf"^\| `{re.escape(name)}` \| (.*) \|$", text, re.MULTILINE)
+    match = re.search(rf"^\| `{re.escape(name)}`[^|]*\| (.*) \|$", text, re.MULTILINE)
     if match is None:
         raise LookupError(f"docs/{page} has no row that begins with | `{name}` |; add one")
     return re.split(r" \| ", match[1])

@@ -13,7 +13,7 @@ PAGES = sorted(
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 )
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
-LONG = {f"docs/{name}.md" for name in ("decisions", "long")}
+LONG = {f"docs/{name}.md" for name in ("long",)}
 
 
 def prose(text: str) -> str:

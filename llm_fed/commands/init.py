@@ -145,7 +145,7 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
 
 
 def proposal(data: TaskData) -> tuple[str, str]:
-    """The method for several clients, and why. docs/choosing.md has the measurements."""
+    """The method for several clients, and why. docs/results/desks.md has the measurements."""
     _, middle, _ = survey.sizes(data.clients.values())
     return (ALONE, WHY) if middle >= ENOUGH else (SHARING, WHY_OWN)
 

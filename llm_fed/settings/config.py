@@ -60,12 +60,12 @@ class BaseConfig:
 class AdapterConfig:
     """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
 
-    # the rank r; for methods with clients of unequal rank (docs/guide.md) also a list of ranks in the clients' order,
+    # the rank r; for methods with clients of unequal rank (docs/bases.md) also a list of ranks in the clients' order,
     # or {client: rank, ...} with all clients
     rank: Annotated[PositiveInt, AtMost(2**16)] | tuple[int, ...] | dict[str, int] = 8
     alpha: PositiveFloat = 16  # an adapter's output is scaled by alpha / rank, with the client's own rank
     rslora: bool = False  # scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
-    # also train the length of each output's weights (DoRA, Liu et al. 2024), as PEFT does; see docs/dora.md
+    # also train the length of each output's weights (DoRA, Liu et al. 2024), as PEFT does; see docs/bases.md
     dora: bool = False
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # dropout probability of an adapter's inputs
     # last parts of module names, one regular expression, or all-linear; where a head is trained for sequence

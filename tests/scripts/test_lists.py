@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,3 +20,30 @@ def test_the_pages_are_as_the_script_writes_them(monkeypatch):
         assert (ROOT / "docs" / name).read_text() == text, "run: python scripts/lists.py"
         assert len(text.splitlines()) <= 200
         assert all(len(line) <= 120 or line.startswith("|") for line in text.splitlines())
+
+
+def test_a_message_that_the_code_has_not_or_has_twice_is_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import messages
+
+    for piece in ("no error says this", "; correct it, or drop the row"):
+        with pytest.raises(LookupError, match="correct scripts/messages.yaml"):
+            messages._only(piece, messages.collected())
+
+
+def test_messages_have_a_sign_where_values_stand(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import messages
+
+    assert "… is not a run folder: it has no config.yaml; give the --out of an llm-fed run" in messages.collected()
+    assert messages._code("`a` ……|b") == "`a …|b`"
+
+
+def test_a_method_without_a_row_is_named(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    import lists
+
+    known = lists.methods.builtin()
+    monkeypatch.setattr(lists.methods, "builtin", lambda: [each for each in known if each["name"] != "fedit"])
+    with pytest.raises(LookupError, match="differ in .'fedit'."):
+        lists.methods_page()

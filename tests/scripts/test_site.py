@@ -10,10 +10,12 @@ from pathlib import Path
 
 import browser
 import pytest
+from mkdocs.utils.yaml import yaml_load
 
 from llm_fed import methods
 
 ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "mkdocs.yml"
 ELSEWHERE = re.compile(r"<(?:script|link|img|iframe|source)[^>]+(?:src|href)=[\"'](?:https?:)?//[^\"']+")
 
 
@@ -32,6 +34,19 @@ def text_of(page: Path) -> str:
     html = page.read_text()
     content = html[html.index("<article") : html.index("</article")]
     return unescape(re.sub(r"<(pre|code)\b.*?</\1>", "", content, flags=re.DOTALL))
+
+
+def test_it_has_four_shelves_of_few_entries_and_no_page_for_maintainers(site):
+    shelves = {next(iter(shelf)): next(iter(shelf.values())) for shelf in yaml_load(CONFIG.read_text())["nav"]}
+    assert list(shelves) == ["Tutorial", "How-to", "Reference", "Explanation"]
+    assert sum(map(len, shelves.values())) <= 25
+    for name in ("decisions", "changelog_fixed", "long", "results/log/flan"):
+        assert (ROOT / f"docs/{name}.md").is_file() and not (site / f"{name}.html").exists()
+
+
+def test_a_link_to_a_page_for_maintainers_leads_to_the_file(site):
+    assert 'href="source/docs/decisions.md.html"' in (site / "index.html").read_text()
+    assert "# Decisions" in (site / "source/docs/decisions.md.html").read_text()
 
 
 def test_no_page_asks_another_host(site):

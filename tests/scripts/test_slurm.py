@@ -69,7 +69,7 @@ def test_a_failure_is_the_jobs(sbatch, tmp_path):
 
 @pytest.mark.slow
 def test_a_sharded_base_in_a_toy():
-    """docs/decisions_running.md tells of it: the plain way ends, the others have the losses of the clients alone."""
+    """docs/decisions_structure.md tells of it: the plain way ends, the others have the losses of the clients alone."""
     done = subprocess.run(
         [sys.executable, ROOT / "scripts/studies/sharded_base.py"],
         capture_output=True, text=True, timeout=600, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},

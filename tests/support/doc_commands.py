@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
-    if path.name not in ("CHANGELOG.md", "changelog_older.md", "changelog_fixed.md", "changelog_added.md")
+    if not path.name.lower().startswith("changelog")
 )
 OURS = ("scripts/", "tests/", "examples/")
 WITH_SETTINGS = ("run", "compare", "flower")
