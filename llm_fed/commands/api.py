@@ -327,7 +327,9 @@ def compare(
             mergers, or a dictionary of any of these by label.
         seeds: the seeds (default: those of the file).
         draws: the number of federations to draw, each with its own training seed, instead of `seeds`.
-        base, data, metric: for all rows, as in `run`.
+        base: of all rows, as in `run`.
+        data: of all rows, as in `run`.
+        metric: of all rows, as in `run`.
 
     Returns:
         The table; read `verdict.sentences` and `by_client`, or use `as_json()` or `as_markdown()`.
