@@ -1,4 +1,4 @@
-"""Formulas of the pages: each is LaTeX that becomes MathML in the site, and stays code where nothing converts it."""
+"""How the site draws formulas and pictures: LaTeX becomes MathML, and pictures of the dark follow the site's switch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WRITTEN = r"<td>client: $<code>\lVert \theta \rVert &lt; 2</code>$</td>"
 @pytest.fixture
 def hook(monkeypatch) -> ModuleType:
     monkeypatch.setattr(sys, "path", [str(ROOT / "scripts"), *sys.path])
-    return importlib.import_module("site_math")
+    return importlib.import_module("site_drawn")
 
 
 def test_a_formula_becomes_mathml(hook):
@@ -42,3 +42,16 @@ def test_without_the_converter_formulas_stay_code(hook, monkeypatch, caplog):
     caplog.set_level("INFO")
     assert hook.on_page_content(WRITTEN) == WRITTEN and hook.on_config(None) is None
     assert "formulas stay code" in caplog.text
+
+
+def test_a_picture_of_the_dark_follows_the_switch(hook):
+    page = (ROOT / "docs/gallery.md").read_text()
+    written = re.search(r"<picture>.*?</picture>", page, re.DOTALL)
+    assert written, "the gallery has none"
+    drawn = re.fullmatch(
+        r'<img src="(\S+)" alt="[^"]+"><img src="(\S+)" alt="[^"]+">', hook.on_page_content(written[0])
+    )
+    assert drawn, "there is no picture for each"
+    light, dark = drawn.groups()
+    assert light.endswith(".png#only-light") and dark.endswith("_dark.png#only-dark")
+    assert "<picture>" not in hook.on_page_content(page)
