@@ -110,8 +110,8 @@ def keep(name: str, data: bytes) -> None:
 def draw(folder: Path) -> None:
     """Every picture, from the runs in the folder."""
     for name, (page, title) in FIGURES.items():
-        for dark, data in figure(folder / page, title).items():
-            keep(name + dark, data)
+        for suffix, data in figure(folder / page, title).items():
+            keep(name + suffix, data)
     for name, path in FILES.items():
         keep(name, (folder / path).read_bytes())
     for name, (page, height) in SCREENS.items():
