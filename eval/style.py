@@ -15,7 +15,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from llm_fed.basics.files import write_file
 from llm_fed.eval.fonts import make_legible
@@ -90,12 +90,23 @@ def legend(figure: Figure, columns: int = 3) -> None:
     figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, lines - 2))
 
 
+def keep_ticks(figure: Figure) -> None:
+    """Fixes the ticks of y axes to those of a first drawing: where a legend is outside, the layout measures others,
+    and would cut a label whose ticks' numbers are longer."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        if isinstance(axes.yaxis.get_major_locator(), MaxNLocator):
+            low, high = sorted(axes.get_ylim())
+            axes.yaxis.set_major_locator(FixedLocator([tick for tick in axes.get_yticks() if low <= tick <= high]))
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write the file, the same bytes every time."""
 
     drawn = BytesIO()
 
     def write() -> None:
+        keep_ticks(figure)
         drawn.seek(0)
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(drawn, format=path.suffix[1:], dpi=160, metadata=metadata)

@@ -87,7 +87,7 @@ def _method_page(described: dict[str, Any]) -> str:
         f"It is also called {aliases}." if aliases else "",
         f"**Paper.** {kind.paper}. {paper}",
         f"## When to use it\n\nUse it {when}.\n\n**Measured here:** {measured}.",
-        "## Formulas\n\n```text\n" + formulas.replace("`", "").replace("; ", "\n") + "\n```",
+        "## Formulas\n\n" + "\n".join(f"- {each}" for each in formulas.split("; ")),
         "The page of [all formulas](../formulas.md) explains the symbols.",
         f"## Settings\n\n{_settings(described, kind)}",
         f"## Properties\n\n{_declared(name)}",

@@ -17,7 +17,7 @@ from llm_fed.basics.errors import RunError
 def budget_and_overhead(device: torch.device) -> tuple[int, int]:
     """Most tokens of a micro-batch, and what one more micro-batch costs in tokens.
 
-    On the CPU as measured (docs/performance.md); elsewhere reasoned, not measured.
+    On the CPU as measured (docs/results/log/performance.md); elsewhere reasoned, not measured.
     """
     return (1024, 32) if device.type == "cpu" else (16384, 512)
 

@@ -166,7 +166,7 @@ class Images(Kind):
                 values, (self.size, self.size), mode="bilinear", antialias=True, align_corners=False
             )
         mean, std = (values.new_tensor(part).view(1, 3, 1, 1) for part in (self.mean, self.std))
-        # Faster on a CPU than channels before pixels (docs/performance.md).
+        # Faster on a CPU than channels before pixels (docs/results/log/performance.md).
         return ((values - mean) / std).contiguous(memory_format=torch.channels_last)
 
     def wording(self, structure: Structure) -> wording.Wording:

@@ -14,7 +14,8 @@ from llm_fed.basics.errors import UserError, require
 from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 
-# Fused and foreach: one operation on the rows of all clients (docs/performance.md); torch takes them only when asked.
+# Fused and foreach: one operation on the rows of all clients (docs/results/log/performance.md);
+# torch takes them only when asked.
 _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": partial(torch.optim.AdamW, fused=True),
     "adam": partial(torch.optim.Adam, fused=True),

@@ -4,7 +4,7 @@ A step of a cohort is a few micro-batches, as the packing plans them. Each takes
 card's peak, as its bytes at the card's bandwidth, and as its launches; the longest of the three counts. Unpacking 4-bit
 weights comes before their products, so its bytes are added.
 
-    python scripts/bench/roofline.py                              # the table of docs/roofline.md
+    python scripts/bench/roofline.py                              # the table of docs/results/log/roofline.md
     python scripts/bench/roofline.py --base BASE --data FLAN      # the same formulas against a measurement on this CPU
 """
 

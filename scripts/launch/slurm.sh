@@ -5,7 +5,7 @@
 #   sbatch --nodes=2 --gpus-per-node=4 scripts/launch/slurm.sh CONFIG.yaml --out FOLDER
 #
 # FOLDER, data, base and this clone lie on a disk that all nodes see. A job that is preempted or whose node fails is put
-# into the queue again and continues, as the same command does. docs/cluster.md explains the rest.
+# into the queue again and continues, as the same command does. docs/machines.md explains the rest.
 #SBATCH --job-name=llm-fed
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1

@@ -9,6 +9,7 @@ import matplotlib as mpl
 import pytest
 import without
 import yaml
+from PIL import Image
 from report_page import CONFIG, read, write_run
 
 from llm_fed.basics.errors import UserError
@@ -246,6 +247,15 @@ def test_equal_data_gives_equal_files_and_leaves_matplotlib_alone(tmp_path, suff
         pictures.append(path.read_bytes())
     assert pictures[0] == pictures[1]
     assert dict(mpl.rcParams) == settings
+
+
+def test_a_label_beside_long_numbers_is_not_cut(tmp_path):
+    """With a legend outside, the layout had measured shorter numbers at the ticks than it drew."""
+    curve = ([1, 12], [2.18331, 0.528296])
+    path = plots.plot_losses(tmp_path / "l.png", {"x": curve}, curve, scored=([0, 3, 12], [1.9985, 1.0685, 0.88]))
+    with Image.open(path) as picture:
+        column = picture.convert("L").crop((0, 0, 3, picture.height))
+    assert column.getextrema() == (255, 255)
 
 
 @pytest.mark.parametrize(

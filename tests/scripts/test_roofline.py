@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_divided_and_said(roofline):
 
 
 def test_the_table_of_the_page(roofline, capsys):
-    """docs/roofline.md has what the command prints."""
+    """docs/results/log/roofline.md has what the command prints."""
     roofline.table()
-    page = (Path(__file__).parents[2] / "docs/roofline.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/results/log/roofline.md").read_text()
     assert capsys.readouterr().out in page

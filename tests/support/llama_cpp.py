@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 from tokenizers import Tokenizer
 
@@ -128,6 +129,22 @@ def compare(answers: Path, base: Path, adapters: Path) -> None:
     print(f"all: {same} of {total} answers are equal, and the tokens of {alike} prompts")
 
 
+def served(answers: Path, server: str, adapters: Path) -> None:
+    """How many of these answers a `llama-server` gives, client by client. It has the adapters of FOLDER, by name."""
+    same, total = 0, 0
+    for client, its in json.loads(answers.read_text()).items():
+        place = sorted(path.name for path in adapters.iterdir() if path.is_dir()).index(client)
+        own = {"temperature": 0, "max_tokens": its["most"], "cache_prompt": False,
+               "lora": [{"id": place, "scale": 1.0}]}  # fmt: skip
+        equal = 0
+        for text, ours in zip(its["prompts"], its["answers"], strict=True):
+            said = httpx.post(f"{server}/v1/completions", json={"prompt": text, **own}, timeout=300).raise_for_status()
+            equal += said.json()["choices"][0]["text"].strip() == ours
+        same, total = same + equal, total + len(its["ids"])
+        print(f"{client}: {equal} of {len(its['ids'])} answers are equal", flush=True)
+    print(f"all: {same} of {total} answers are equal")
+
+
 def divide(tokenizer: Path, base: Path, count: Path) -> None:
     """How many of so many random texts, with control tokens in half of them, have other tokens in llama.cpp."""
     ours, there, draws, wrong = Tokenizer.from_file(str(tokenizer)), LlamaCpp(base), random.Random(0), 0
@@ -144,14 +161,14 @@ def divide(tokenizer: Path, base: Path, count: Path) -> None:
 
 
 def main() -> None:
-    steps: dict[str, Any] = {"ask": ask, "compare": compare, "divide": divide}
+    steps: dict[str, Any] = {"ask": ask, "compare": compare, "served": served, "divide": divide}
     words = sys.argv[1:]
     if len(words) != 4 or words[0] not in steps:
         sys.exit(
-            "ask RUN PROMPTS ANSWERS.json, compare ANSWERS.json BASE.gguf FOLDER (of `export RUN FOLDER --gguf`), or "
-            "divide TOKENIZER.json BASE.gguf COUNT"
+            "ask RUN PROMPTS ANSWERS.json, compare ANSWERS.json BASE.gguf FOLDER (of `export RUN FOLDER --gguf`), "
+            "served ANSWERS.json URL FOLDER, or divide TOKENIZER.json BASE.gguf COUNT"
         )
-    steps[words[0]](*map(Path, words[1:]))
+    steps[words[0]](*(word if "://" in word else Path(word) for word in words[1:]))
 
 
 if __name__ == "__main__":
