@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 from steered_runs import SteeredRun
 
-QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None, "report_multiple_bugs": False}
+# Without shrinking, which would take hours.
+QUIET = {
+    "deadline": None, "suppress_health_check": list(HealthCheck), "database": None, "phases": [Phase.generate],
+}  # fmt: skip
 
 
 def steer(small, folder, **chosen):
@@ -24,5 +27,5 @@ def test_in_a_few_orders(small, tmp_path):
 
 @pytest.mark.slow
 def test_in_many_orders(small, tmp_path):
-    counts = steer(small, tmp_path, max_examples=60, stateful_step_count=15)
-    assert sum(counts.values()) > 200
+    counts = steer(small, tmp_path, max_examples=12, stateful_step_count=10)
+    assert sum(counts.values()) > 20

@@ -63,6 +63,7 @@ def test_the_command_writes_it_anew_and_refuses_what_is_no_run(finished, tmp_pat
     said = llm_fed("report", folder)
     assert said.code == 0 and said.out.strip() == str(folder / "report.html")
     assert (folder / "report.html").read_bytes() == before
+    llm_fed("report", f"{folder}@2").assert_refused("a report is of all rounds of a run; give ", "run\n")
     (folder / "summary.json").unlink()
     assert llm_fed("report", folder).code == 0 and "data-refresh" in (folder / "report.html").read_text()
     (tmp_path / "other").mkdir()

@@ -106,6 +106,9 @@ def test_bad_places(small, runs, tmp_path, monkeypatch):
             raise AssertionError
     with pytest.raises(UserError, match="--client='dan' is unknown"), opened(f"{run}@2", ["dan"]):
         raise AssertionError
+    with pytest.raises(UserError) as refused, opened(f"{run}@2") as folder:
+        raise UserError(f"{folder} cannot chat")
+    assert str(refused.value) == f"{run}@2 cannot chat"  # not the folder for the moment
     odd = tmp_path / "run@3"
     shutil.copytree(run, odd)
     with opened(odd) as folder:

@@ -130,7 +130,7 @@ class SteeredRun(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "_run") and rounds_in(self._run / "checkpoints"))
     @rule(data=st.data())
     def look_at_a_round(self, data: Any) -> None:
-        self._count("RUN@ROUND")
+        self._count("look")
         round = data.draw(st.sampled_from(rounds_in(self._run / "checkpoints")))
         before = everything(self._run)
         with opened(f"{self._run}@{round}", reporter=Reporter(Console(quiet=True))) as folder:
@@ -139,15 +139,9 @@ class SteeredRun(RuleBasedStateMachine):
         with opened(f"{self._run}@best", reporter=Reporter(Console(quiet=True))) as folder:
             assert weights(folder)
         assert everything(self._run) == before
-
-    @precondition(lambda self: hasattr(self, "_run") and (self._run / "config.yaml").exists())
-    @rule()
-    def report(self) -> None:
-        self._count("report")
-        before = everything(self._run)
         write_report(self._run)
-        after = everything(self._run)
         before.pop("report.html", None)
+        after = everything(self._run)
         assert after.pop("report.html") and after == before
 
     def _check(self, done: int = 0) -> None:
@@ -189,11 +183,13 @@ class SteeredRun(RuleBasedStateMachine):
         return max(rounds_in(self._run / "checkpoints"), default=0)
 
     def _summary(self) -> dict[str, Any] | None:
-        """Of a finished run; what `--continue` has taken up again is none."""
-        path = self._run / "summary.json"
-        if not path.exists() or (self._run / "continued.json").exists():
+        """Of a finished run; one that `--continue` was about to take up again when it was killed is none."""
+        path, taken_up = self._run / "summary.json", self._run / "continued.json"
+        if not path.exists():
             return None
-        return {key: value for key, value in json.loads(path.read_text()).items() if key != "checksum"}
+        done = {key: value for key, value in json.loads(path.read_text()).items() if key != "checksum"}
+        again = json.loads(taken_up.read_text())["round"] if taken_up.exists() else None
+        return None if again is not None and again == done.get("ended", {}).get("round") else done
 
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
