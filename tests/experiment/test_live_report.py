@@ -79,7 +79,10 @@ def test_ctrl_c_in_a_process_of_its_own(small, tmp_path):
     words = [sys.executable, "-m", "llm_fed.cli"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*words, "run", str(config), "--out", str(run)], env=env, text=True, **pipes)
+    process = subprocess.Popen(
+        [*words, "run", str(config), "--out", str(run)], env=env, text=True, **pipes,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     metrics = run / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and '"round": 2' in metrics.read_text()):
         time.sleep(0.01)
