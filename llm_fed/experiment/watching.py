@@ -28,8 +28,8 @@ _FIGURES = (
 _LARGEST = 1e6
 _MISSING = "no run of local on the same data lies beside this one"
 NO_LOCAL = (
-    f"{_MISSING}, so nobody knows who loses by sharing; llm-fed run RUN/config.yaml method=local --out RUN-local trains "
-    "one (RUN is this run's folder), and the command of this run, given again, then compares the two"
+    f"{_MISSING}, so nobody knows who loses by sharing; llm-fed run RUN/config.yaml method=local --out RUN-local trains"
+    " one (RUN is this run's folder), and the command of this run, given again, then compares the two"
 )
 
 
