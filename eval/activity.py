@@ -79,7 +79,7 @@ def draw(path: Path, *, updates: Updates, dark: bool = False) -> Path:
                                 vmin=-most, vmax=most)  # fmt: skip
         axes.invert_yaxis()
         style.name_rows(axes, range(rows), updates.clients)
-        shown = np.arange(0, len(updates.rounds), math.ceil(len(updates.rounds) / TICKS))
+        shown = range(0, len(updates.rounds), math.ceil(len(updates.rounds) / TICKS))
         axes.set_xticks(shown, [str(updates.rounds[column]) for column in shown])
         axes.tick_params(length=0)
         if place == 2:
