@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from llm_fed.eval import style
 
 RANGE = 8.0  # of norms, as a multiple and a fraction of the median, beyond which colours do not change
+MOST = 20  # clients in the picture, which is as wide as half a page
+TICKS = 8  # rounds that are named
 ABSENT = {False: "#c4ccd4", True: "#3d444d"}  # unlike any colour of a number
 
 
@@ -38,10 +40,10 @@ class Updates:
 
 
 def updates_of(lines: Sequence[dict[str, Any]]) -> Updates | None:
-    """Of the lines of rounds; None where they know of no updates of at least two clients. Of more than MAX_NAMES
-    clients those whose mean cosine is the lowest."""
+    """Of the lines of rounds; None where they know of no updates of at least two clients. Of more than MOST clients
+    those whose cosines are the lowest, and those whose norms are the furthest from the median, half of each."""
     known = {line["round"]: line["updates"] for line in lines if line.get("updates")}
-    clients = list(dict.fromkeys(client for updates in known.values() for client in updates))
+    clients = sorted({client for updates in known.values() for client in updates})
     if len(clients) < 2:
         return None
     cosines, norms = (np.full((len(clients), len(known)), np.nan) for _ in range(2))
@@ -52,9 +54,11 @@ def updates_of(lines: Sequence[dict[str, Any]]) -> Updates | None:
             cosines[row, column] = math.nan if cosine is None else cosine
             norms[row, column] = norm / middle if middle else math.nan
     shown = list(range(len(clients)))
-    if len(clients) > style.MAX_NAMES:
-        usual = [_mean(cosines[row]) for row in shown]
-        shown = sorted(sorted(shown, key=lambda row: usual[row])[: style.MAX_NAMES])
+    if len(clients) > MOST:
+        apart = sorted(shown, key=lambda row: _mean(cosines[row]))[: MOST // 2]
+        left = [row for row in shown if row not in apart]
+        unlike = sorted(left, key=lambda row: -_mean(np.abs(_doublings(norms[row])), none=0.0))
+        shown = sorted([*apart, *unlike[: MOST - len(apart)]])
     return Updates([clients[row] for row in shown], [*known], cosines[shown], norms[shown], len(clients) - len(shown))
 
 
@@ -64,7 +68,7 @@ def draw(path: Path, *, updates: Updates, dark: bool = False) -> Path:
     figure = Figure(figsize=(5.6, 2 * (0.9 + max(0.2 * rows, 0.8))), layout="constrained", facecolor=style.PAGE[dark])
     panels = (
         (updates.cosines, "cosine with the others", "RdBu", 1.0),
-        (np.log2(np.maximum(updates.norms, 1e-12)), "norm over the median", "PuOr", math.log2(RANGE)),
+        (_doublings(updates.norms), "norm over the median", "PuOr", math.log2(RANGE)),
     )
     for place, (values, what, colours, most) in enumerate(panels, 1):
         axes = style.plain_axes(figure, (2, 1, place), dark)
@@ -75,7 +79,7 @@ def draw(path: Path, *, updates: Updates, dark: bool = False) -> Path:
                                 vmin=-most, vmax=most)  # fmt: skip
         axes.invert_yaxis()
         style.name_rows(axes, range(rows), updates.clients)
-        shown = np.linspace(0, len(updates.rounds) - 1, min(6, len(updates.rounds))).round().astype(int)
+        shown = range(0, len(updates.rounds), math.ceil(len(updates.rounds) / TICKS))
         axes.set_xticks(shown, [str(updates.rounds[column]) for column in shown])
         axes.tick_params(length=0)
         if place == 2:
@@ -90,6 +94,11 @@ def draw(path: Path, *, updates: Updates, dark: bool = False) -> Path:
     return style.save(figure, path)
 
 
-def _mean(values: np.ndarray) -> float:
+def _mean(values: np.ndarray, none: float = math.inf) -> float:
     known = [float(value) for value in values if not math.isnan(value)]
-    return fmean(known) if known else math.inf
+    return fmean(known) if known else none
+
+
+def _doublings(norms: np.ndarray) -> np.ndarray:
+    """How many times the median was doubled; of a norm of 0 as of a very small one."""
+    return np.asarray(np.log2(np.maximum(norms, 1e-12)))

@@ -21,6 +21,7 @@ from llm_fed.eval.intervals import Estimate, between, mean_of, of_means, paired,
 ALARM = 0.05  # the probability of any warning where nothing is wrong, at most
 LEAST_EXAMPLES = 5  # of a client, below which nothing is claimed
 LEAST_ROUNDS = 8  # with a loss, below which no trend is claimed
+FALLS = 0.9  # the level of the interval that says whether the mean loss falls
 NAMED = 5  # clients of a warning that its text names
 
 KINDS = {
@@ -147,8 +148,10 @@ def rising(losses: Mapping[str, Mapping[int, float]]) -> Iterator[tuple[str, dic
     means = {round: fmean(half[round] for half in halves.values() if round in half) for round in rounds}
     everywhere = [round for round in rounds if all(round in half for half in halves.values())]
     # Where each round asks others, a mean by round compares other clients with each other.
-    trend = slope(everywhere, [means[round] for round in everywhere]) if len(everywhere) > 2 else _mean_slope(halves)
-    if trend.value >= 0:
+    together = len(everywhere) > 2
+    trend = slope(everywhere, [means[round] for round in everywhere]) if together else _mean_slope(halves)
+    # Where training has converged, the mean falls or rises by chance, and some loss always rises.
+    if (trend.interval(FALLS)[1] if together else trend.value) >= 0:
         return
     level = level_of(len(halves))
     for client, half in halves.items():

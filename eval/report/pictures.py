@@ -165,7 +165,8 @@ def _activity(updates: activity.Updates) -> ReportFigure:
         "unlike the others is a client that pulls elsewhere, or spoils the round."
     )
     if updates.left_out:
-        about += f" Of {updates.left_out + len(updates.clients)} clients those are shown that differ most."
+        count = updates.left_out + len(updates.clients)
+        about += f" Of {count} clients those are shown that differ most in one of the two."
     alt = "direction and norm of each client's update by round"
     return ReportFigure("Updates of the clients by round", alt, about, partial(activity.draw, updates=updates))
 

@@ -19,7 +19,9 @@ from llm_fed.settings.paths import hub_place, public
 
 Line = dict[str, Any]
 _NAME = "config.yaml"
-_DECISIVE = ("seed", "rounds", "base", "adapter", "task", "local")  # and seeds and eval: what runs to compare share
+# What runs share whose clients have the same test, beside seeds; and with eval what those share that train alike.
+_SAME_DATA, _TESTED = ("seed", "base", "task"), ("metric", "limit", "max_new_tokens")
+_DECISIVE = ("rounds", "adapter", "local")
 
 
 def read_config(path: Path) -> tuple[Line, str]:
@@ -98,24 +100,33 @@ def reference(run_dir: Path) -> Mapping[str, float]:
         return {}  # it is another's folder, which is no reason to have no report
 
 
-def local_beside(run_dir: Path) -> Path | None:
+def local_beside(run_dir: Path, *, alike: bool = True) -> Path | None:
     """The folder of a finished run of `local` on the same data with the same settings; None where none is known. It is
-    looked for among the runs that this one needs, and beside it, where `compare` and `quickstart` put it."""
+    looked for among the runs that this one needs, and beside it, where `compare` and `quickstart` put it.
+
+    Args:
+        alike: whether it must have trained with the same settings. Otherwise one that has is preferred, and another one
+            must have the same base, data, seeds and test.
+    """
     own: list[Any] = []
-    files = [run_dir / "config.yaml", *sorted([*run_dir.glob(f"needs/*/{_NAME}"), *run_dir.parent.glob(f"*/{_NAME}")])]
+    second: Path | None = None
+    files = [run_dir / _NAME, *sorted([*run_dir.glob(f"needs/*/{_NAME}"), *run_dir.parent.glob(f"*/{_NAME}")])]
     for file in files:
         folder = file.parent
         try:
             config = yaml.safe_load(file.read_text(encoding="utf-8"))
             evaluation = {**config["eval"], "base": None, "cross": None}
             seeds = config.get("seeds")  # earlier versions had none
-            decisive = [seeds, evaluation, *(config[key] for key in _DECISIVE)]
+            tested = [seeds, *(evaluation.get(key) for key in _TESTED), *(config[key] for key in _SAME_DATA)]
+            decisive = [tested, evaluation, *(config[key] for key in _DECISIVE)]
             own = own or decisive
             known = folder != run_dir and (folder / "summary.json").exists()
-            if known and config["method"]["name"] == "local" and decisive == own:
+            if known and config["method"]["name"] == "local" and tested == own[0] and (decisive == own or not alike):
                 read_object(folder / "summary.json")
-                return folder
+                if decisive == own:
+                    return folder
+                second = second or folder
         except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError):
             if not own:
                 return None  # else it is another's folder
-    return None
+    return second

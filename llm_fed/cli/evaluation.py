@@ -150,6 +150,9 @@ def report(
 ) -> None:
     """Write report.html of a run anew: as far as it has come, or with the pages of this version."""
     if not (run_dir / "config.yaml").is_file():
+        whole, at, _ = str(run_dir).rpartition("@")
+        if at and (Path(whole) / "config.yaml").is_file():
+            raise UserError(f"{run_dir}: a report is of all rounds of a run; give {whole}")
         held = "holds a comparison" if (run_dir / "table.json").is_file() else "has no config.yaml"
         raise UserError(f"{run_dir} is not the folder of a run: it {held}; give the --out of an llm-fed run")
     from llm_fed.eval.report import write_report  # takes seconds, so mistakes are named first

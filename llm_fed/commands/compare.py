@@ -101,6 +101,10 @@ def _trained(plan: ComparisonPlan, table: Table, bases: Bases, reporter: Reporte
         if isinstance(job.outcome, str):
             reporter.note(f"{job.folder.name} failed: {job.outcome}")
         _write(_fill(table, plan), out)
+    for row in table.rows:
+        for seed in plan.seeds:
+            if plan.cells[row.label, seed].compare_with_local():
+                row.results.pop(seed, None)
     table.notes += _changed(plan)
     _write(_fill(table, plan), out)
     drawn = _drawn(table, out, plan.file.eval.during)

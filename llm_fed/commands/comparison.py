@@ -24,6 +24,7 @@ from llm_fed.commands.own import OwnRows
 from llm_fed.eval.tables import RunResult, means
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment import watching
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.simulation import Simulation, lacks_exports
 from llm_fed.kinds import Kind
@@ -77,6 +78,14 @@ class Job:
             )  # fmt: skip
         except (RunError, UserError, torch.OutOfMemoryError) as error:
             self.outcome = " ".join(str(error).split())
+
+    def compare_with_local(self) -> bool:
+        """Let a finished run look again, as a run of `local` may have come after it; whether there is one now."""
+        if isinstance(self.outcome, str) or not watching.lacks_local(self.outcome):
+            return False
+        with Run(self.folder, self.config, contents=self.contents) as run:
+            self.outcome = watching.compared_later(run, self.outcome)
+        return not watching.lacks_local(self.outcome)
 
     def result(self, uncounted: Set[str] = frozenset()) -> RunResult:
         """What the table shows of a finished run.

@@ -99,7 +99,11 @@ def opened(
         which = {BEST: ", the best one on validation", LATEST: ", the newest that it has kept"}.get(str(at), "")
         reporter.note(f"{folder}: the models of round {found.round} of {found.experiment.config.rounds}{which}")
         del found  # the base with it, before it is loaded for its use
-        yield view
+        try:
+            yield view
+        except (RunError, UserError) as error:  # nobody else knows that folder
+            error.args = (str(error).replace(str(view), str(named)),)
+            raise
 
 
 def models_at(

@@ -357,6 +357,10 @@ class Run:
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         self._write(name, text.encode(errors="replace"))  # a text may hold half of a character
 
+    def rewrite(self, name: str, text: str) -> None:
+        """Write a text of a finished run anew, whole or not at all; RunError if the disk is full."""
+        self._write(name, text.encode())
+
     def forget(self, name: str) -> None:
         """Delete a file of the run folder that an earlier end of the run may have left."""
         (self.folder / name).unlink(missing_ok=True)

@@ -21,10 +21,13 @@ def test_a_cell_has_the_cosine_and_the_norm_over_the_rounds_median():
 
 
 def test_of_many_clients_those_are_shown_that_differ_most():
-    updates = {f"c{number:03d}": [1.0, 1 - number / 100] for number in range(100)}
-    found = activity.updates_of([{"round": 1, "updates": updates}])
-    assert found is not None and list(found.clients) == [f"c{number:03d}" for number in range(60, 100)]
-    assert found.left_out == 60
+    """Ten in direction, and ten in norm, one of which is far too short; round by round they come in another order."""
+    norms = {f"c{number:03d}": 1.0 + number / 100 for number in range(10)} | {"c020": 0.01}
+    updates = {f"c{number:03d}": [norms.get(f"c{number:03d}", 1.0), 1 - number / 100] for number in range(100)}
+    found = activity.updates_of([{"round": 1, "updates": dict(reversed(updates.items()))}])
+    shown = [*range(1, 10), 20, *range(90, 100)]
+    assert found is not None and list(found.clients) == [f"c{number:03d}" for number in shown]
+    assert found.left_out == 80
 
 
 def test_runs_of_earlier_versions_and_of_one_client_have_no_such_picture():

@@ -109,6 +109,18 @@ def test_a_loss_that_rises_while_the_mean_falls():
     assert warnings_of(Scores({}), {}, {}, losses={id: {1: 2.0, 2: 3.0} for id in CLIENTS}) == []
 
 
+def test_where_training_has_converged_no_loss_rises_while_the_mean_falls():
+    """The mean goes up and down around a level, a little lower at its end; one client's loss creeps up."""
+    rounds = range(1, 41)
+    flat = {r: 1.0 + 0.02 * (-1) ** r - 0.0001 * r for r in rounds}
+    losses = {
+        "bank": flat,
+        "hotel": {r: 0.5 + 0.0005 * r for r in rounds},
+        "zoo": {r: v - 0.001 * r for r, v in flat.items()},
+    }
+    assert warnings_of(Scores({}), {}, {}, losses=losses) == []
+
+
 def test_a_text_names_five_clients_at_most():
     ids = [f"c{number}" for number in range(9)]
     own, base = Scores(dict.fromkeys(ids, 0.0)), Scores(dict.fromkeys(ids, 100.0))

@@ -63,6 +63,7 @@ def test_the_command_writes_it_anew_and_refuses_what_is_no_run(finished, tmp_pat
     said = llm_fed("report", folder)
     assert said.code == 0 and said.out.strip() == str(folder / "report.html")
     assert (folder / "report.html").read_bytes() == before
+    llm_fed("report", f"{folder}@2").assert_refused("a report is of all rounds of a run; give ", "run\n")
     (folder / "summary.json").unlink()
     assert llm_fed("report", folder).code == 0 and "data-refresh" in (folder / "report.html").read_text()
     (tmp_path / "other").mkdir()
@@ -78,7 +79,10 @@ def test_ctrl_c_in_a_process_of_its_own(small, tmp_path):
     words = [sys.executable, "-m", "llm_fed.cli"]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen([*words, "run", str(config), "--out", str(run)], env=env, text=True, **pipes)
+    process = subprocess.Popen(
+        [*words, "run", str(config), "--out", str(run)], env=env, text=True, **pipes,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+    )  # fmt: skip
     metrics = run / "metrics.jsonl"
     while process.poll() is None and not (metrics.exists() and '"round": 2' in metrics.read_text()):
         time.sleep(0.01)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hub_server import connected
+from huggingface_hub.utils import validate_repo_id
 from rich.console import Console
 
 from llm_fed.basics.errors import UserError
@@ -106,6 +108,9 @@ def test_bad_places(small, runs, tmp_path, monkeypatch):
             raise AssertionError
     with pytest.raises(UserError, match="--client='dan' is unknown"), opened(f"{run}@2", ["dan"]):
         raise AssertionError
+    with pytest.raises(UserError) as refused, opened(f"{run}@2") as folder:
+        raise UserError(f"{folder} cannot chat")
+    assert str(refused.value) == f"{run}@2 cannot chat"  # not the folder for the moment
     odd = tmp_path / "run@3"
     shutil.copytree(run, odd)
     with opened(odd) as folder:
@@ -200,3 +205,16 @@ def test_chat_takes_a_round_and_a_run_that_goes_on(small, runs, tmp_path, llm_fe
     said = llm_fed("chat", run)
     assert said.code == 0 and f"the models of round {ROUNDS} of {ROUNDS}, the newest that it has kept" in said.err
     assert everything(run) == before
+
+
+@pytest.mark.parametrize("at", [KEPT, "best"])
+def test_a_round_is_pushed_under_names_that_the_hub_takes(runs, tmp_path, llm_fed, monkeypatch, at):
+    run = runs("own steps")
+    with connected(monkeypatch, tmp_path) as hub:
+        said = llm_fed("push", f"{run}@{at}", "ann", "--client", "bob")
+        assert said.code == 0, said.err
+        (name,) = hub.repositories
+        pushed = hub.repositories[name].files
+    validate_repo_id(name)
+    with opened(f"{run}@{at}") as folder:
+        assert pushed["adapter_model.safetensors"] == (folder / "adapters/bob/adapter_model.safetensors").read_bytes()
