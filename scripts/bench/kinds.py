@@ -13,6 +13,7 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,14 +45,14 @@ def main() -> None:
     ways: dict[tuple[str, str], Callable[[], Any]] = {}
     for kind in given.kinds:
         base, jobs = made(kind, given)
-        ways[kind, "together"] = lambda base=base, jobs=jobs: work(base, jobs)
-        ways[kind, "one by one"] = lambda base=base, jobs=jobs: [work(base, [job]) for job in jobs]
+        ways[kind, "together"] = partial(work, base, jobs)
+        ways[kind, "one by one"] = partial(one_by_one, base, jobs)
     best = dict.fromkeys(ways, float("inf"))
     for _ in range(given.repeats):
-        for way, run in ways.items():
+        for key, run in ways.items():
             began = time.process_time()
             run()
-            best[way] = min(best[way], time.process_time() - began)
+            best[key] = min(best[key], time.process_time() - began)
     print(f"{given.clients} clients, {given.steps} steps of {TEXTS} texts, {torch.get_num_threads()} threads")
     for kind in given.kinds:
         together, apart = best[kind, "together"], best[kind, "one by one"]
@@ -63,19 +64,25 @@ def main() -> None:
 
 def work(base: Any, jobs: list[Fit]) -> None:
     """The jobs, after what the base makes of preferences."""
-    if isinstance(jobs[0].batches[0][0], AnswerPair):
+    if isinstance(jobs[0].examples[0], AnswerPair):
         jobs = [compared(base, job) for job in jobs]
     for result in Engine(base).execute(jobs):
         if isinstance(result, Exception):
             raise result
 
 
+def one_by_one(base: Any, jobs: list[Fit]) -> None:
+    for job in jobs:
+        work(base, [job])
+
+
 def compared(base: Any, job: Fit) -> Fit:
     """A job with the log-likelihoods of its pairs under the base."""
-    pairs = [pair for batch in job.batches for pair in batch]
-    (known,) = Engine(base).execute([LogLikelihoods(job.id, job.structure, None, pairs)])
-    items = iter([replace(pair, reference=own) for pair, own in zip(pairs, known, strict=True)])
-    return replace(job, batches=[[next(items) for _ in batch] for batch in job.batches])
+    (known,) = Engine(base).execute([LogLikelihoods(job.site, job.structure, None, job.examples)])
+    if isinstance(known, Exception):
+        raise known
+    pairs: Any = zip(job.examples, known, strict=True)
+    return replace(job, examples=[replace(pair, reference=own) for pair, own in pairs])
 
 
 def made(kind: str, given: argparse.Namespace) -> tuple[Any, list[Fit]]:
