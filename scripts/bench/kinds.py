@@ -1,9 +1,9 @@
 """Times what clients train: eight together against the same one by one, and a step of DPO against one of SFT.
 
-    OMP_NUM_THREADS=1 python scripts/bench/kinds.py --base FOLDER --encoder FOLDER [--repeats 3] [--kinds sft dpo ...]
+    OMP_NUM_THREADS=1 python scripts/bench/kinds.py --base FOLDER --encoder FOLDER [--texts 8] [--kinds sft ...]
 
-Texts are random tokens, 24 on average. SFT, DPO and DoRA train on the same texts, eight in a step, of which DPO
-compares four with the other four; its time has the log-likelihoods under the base in it, once for each text. All ways
+Texts are random tokens, 24 on average. SFT, DPO and DoRA train on the same texts, of which DPO compares half
+with the other half; its time has the log-likelihoods under the base in it, once for each text. All ways
 take turns, and the least CPU time of each counts, so that other programs hardly matter.
 """
 
@@ -30,7 +30,7 @@ from llm_fed.settings.config import AdapterConfig, BaseConfig, Config
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, TaskData
 
-TEXTS, LENGTHS = 8, (16, 32)  # in a step; tokens of a text
+LENGTHS = (16, 32)  # tokens of a text
 KINDS = ("sft", "dpo", "dora", "classification")
 
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--base", required=True)
     parser.add_argument("--encoder", required=True)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
-    for name, usual in (("clients", 8), ("steps", 2), ("repeats", 3)):
+    for name, usual in (("clients", 8), ("texts", 8), ("steps", 2), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     given = parser.parse_args()
     ways: dict[tuple[str, str], Callable[[], Any]] = {}
@@ -53,7 +53,7 @@ def main() -> None:
             began = time.process_time()
             run()
             best[key] = min(best[key], time.process_time() - began)
-    print(f"{given.clients} clients, {given.steps} steps of {TEXTS} texts, {torch.get_num_threads()} threads")
+    print(f"{given.clients} clients, {given.steps} steps of {given.texts} texts, {torch.get_num_threads()} threads")
     for kind in given.kinds:
         together, apart = best[kind, "together"], best[kind, "one by one"]
         print(f"{kind}: together {together:.1f} s, one by one {apart:.1f} s, ratio {together / apart:.2f}")
@@ -98,17 +98,17 @@ def made(kind: str, given: argparse.Namespace) -> tuple[Any, list[Fit]]:
     structure, jobs = base.structure(adapter), []
     for client in range(given.clients):
         draws = torch.Generator().manual_seed(client)
-        batches = [examples(kind, draws) for _ in range(given.steps)]
+        batches = [examples(kind, draws, given.texts) for _ in range(given.steps)]
         start = base.draw(structure, generator(0, "initial"))
         jobs.append(Fit.on(f"client {client}", structure, start, batches, Optimizer(1e-4), seed=client))
     return base, jobs
 
 
-def examples(kind: str, draws: torch.Generator) -> list[Any]:
+def examples(kind: str, draws: torch.Generator, count: int) -> list[Any]:
     """Those of one step."""
     ids = [
         torch.randint(100, 20_000, (int(torch.randint(*LENGTHS, (), generator=draws)),), generator=draws).tolist()
-        for _ in range(TEXTS)
+        for _ in range(count)
     ]
     if kind == "classification":
         return [Sentence(each, [0] * len(each), place % 2) for place, each in enumerate(ids)]
