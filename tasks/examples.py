@@ -167,9 +167,18 @@ def _whole(row: Row, roles: Mapping[str, str], role: str, asked: Any, answer: An
     if not _is_talk(answer):
         answer = [{"role": "assistant", "content": cells.as_text(answer, row.where, column)}]
     first = answer[0].get("role", answer[0].get("from"))
-    whole = answer if asked is None or first not in ("assistant", "gpt") else [*asked, *answer]
+    begins = first not in ("assistant", "gpt")
+    if begins and asked is not None:
+        preferences.check_prompt(_unsaid(asked, answer), answer, row.where, column)
+    whole = answer if begins or asked is None else [*asked, *answer]
     turns, system = turns_of(whole, row.where, column), cells.optional(row, roles.get("system"))
     return (Turn("system", system), *turns) if system and turns[0].role != "system" else turns
+
+
+def _unsaid(asked: list[Any], answer: list[Any]) -> list[Any]:
+    """The messages of a prompt, without a system text that a conversation leaves out."""
+    roles = [str(talk[0].get("role", talk[0].get("from"))).strip().casefold() for talk in (asked, answer)]
+    return asked[1:] if roles[0] == "system" != roles[1] and len(asked) > 1 else asked
 
 
 def _conversation(row: Row, roles: Mapping[str, str], turns: tuple[Turn, ...], group: str) -> Example:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -32,6 +33,7 @@ KIND = "sequence-classification"  # of base that these tasks are for
 CLASSIFICATION, REGRESSION = "accuracy", "pearson"  # the default metrics
 SHOWN = 8  # labels in a message
 _WHOLE = re.compile(r"(-?\d+)\.0+")
+_UNSEEN = dict.fromkeys(map(ord, "\u200b\u2060\ufeff\u00ad"))  # characters without width, as copied texts have them
 
 
 class LabelScheme(Scheme):
@@ -45,7 +47,9 @@ class LabelScheme(Scheme):
     def _example(self, row: Row, group: str) -> Example:
         roles = self.roles
         pair = cells.text_of(row, roles["input"]) if "input" in roles else ""
-        label = _plain(cells.text_of(row, roles["answer"]).strip())
+        label = _plain(cells.text_of(row, roles["answer"]))
+        if not label:
+            raise UserError(f"{row.where}: column {roles['answer']!r} is empty; fill it, or drop the row")
         return Example(cells.text_of(row, roles["prompt"]), (label,), group=group, pair=pair)
 
 
@@ -173,7 +177,7 @@ def place_of(label: str, names: Sequence[str]) -> int | None:
     one, the place. None: it is none of them."""
     if label in names:
         return names.index(label)
-    alike = [place for place, name in enumerate(names) if name.casefold() == label.casefold()]
+    alike = [place for place, name in enumerate(names) if _form(name) == _form(label)]
     if len(alike) == 1:
         return alike[0]
     by_place = label.isdecimal() and label.isascii() and not any(number(name) is not None for name in names)
@@ -189,9 +193,9 @@ def check_trained(places: Mapping[tuple[str, str], str]) -> None:
     Raises:
         UserError: a test or validation row of such a label.
     """
-    trained = {label.casefold() for label, split in places if split == "train"}
+    trained = {_form(label) for label, split in places if split == "train"}
     for (label, split), where in places.items():
-        if split != "train" and trained and label.casefold() not in trained:
+        if split != "train" and trained and _form(label) not in trained:
             raise UserError(
                 f"{where}: no client has a training row with the label {label!r} of this {split} row, so it cannot be "
                 "learned; add some, drop the row, or name all labels in task.labels to score it as wrong"
@@ -199,18 +203,26 @@ def check_trained(places: Mapping[tuple[str, str], str]) -> None:
 
 
 def _plain(label: str) -> str:
-    """A label without the fraction that a column with gaps makes of whole numbers."""
+    """A label as it is seen: accents composed, without white space around it or characters without width; and without
+    the fraction that a column with gaps makes of whole numbers."""
+    label = " ".join(unicodedata.normalize("NFC", label).translate(_UNSEEN).split())
     return match[1] if (match := _WHOLE.fullmatch(label)) else label
+
+
+def _form(label: str) -> str:
+    """The same for labels that differ in case, or in the form of letters (full width, ligatures) only."""
+    return unicodedata.normalize("NFKC", _plain(label)).casefold()
 
 
 def _check_case(seen: Mapping[str, str]) -> None:
     forms: dict[str, str] = {}
     for label, where in seen.items():
-        other = forms.setdefault(label.casefold(), label)
+        other = forms.setdefault(_form(label), label)
         if other != label:
+            what = "case" if other.casefold() == label.casefold() else "the form of its letters"
             raise UserError(
-                f"{where}: the label {label!r} differs from {other!r} ({seen[other]}) in case only; write both alike, "
-                "or give two classes names that differ"
+                f"{where}: the label {label!r} differs from {other!r} ({seen[other]}) in {what} only; write both "
+                "alike, or give two classes names that differ"
             )
 
 

@@ -9,6 +9,7 @@ may stand in both answers, as the part with which they begin.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from os.path import commonprefix
 from typing import Any
@@ -49,6 +50,28 @@ def of_conversations(chosen: Sequence[Turn], rejected: Sequence[Turn], where: st
         for turns in (chosen, rejected)
     )
     return Example(one[:-1], (one[-1].content,), (), group, one[-1].fields, rejected=other)
+
+
+def check_prompt(asked: Sequence[Any], whole: Sequence[Any], where: str, column: str) -> None:
+    """UserError where whole conversations stand beside a prompt that is not theirs: neither the messages with which
+    they begin nor a text that has one of the user's in it."""
+    said, turns = ([_content(message) for message in messages] for messages in (asked, whole))
+    if said == turns[: len(said)]:
+        return
+    held = [text for message, text in zip(whole, turns, strict=True) if _speaker(message) in ("user", "human")]
+    if len(said) > 1 or not any(text and text in said[0] for text in held):
+        raise UserError(
+            f"{where}: the prompt, {one_line(said[-1])[-60:]!r}, is not what the messages in column {column!r} begin "
+            "with; correct one of both, or drop the row"
+        )
+
+
+def _speaker(message: Any) -> str:
+    return str(message.get("role", message.get("from"))).strip().casefold()
+
+
+def _content(message: Any) -> str:
+    return str(message.get("content", message.get("value"))).strip()
 
 
 def messages_of(text: str) -> list[dict[str, str]] | None:
@@ -94,7 +117,8 @@ def desirable(value: Any, where: str, column: str) -> bool:
 
 
 def _check(chosen: str, rejected: str, where: str) -> None:
-    if chosen.strip() == rejected.strip():
+    one, other = (unicodedata.normalize("NFC", text).strip() for text in (chosen, rejected))
+    if one == other:
         raise _same(chosen, where)
 
 

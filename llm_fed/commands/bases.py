@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokeni
 
 from llm_fed.basics.errors import UserError
 from llm_fed.models.families import feels_padding
+from llm_fed.models.fused_experts import fused_parameters, known_parameters
 from llm_fed.models.loading import check_name, config_of, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.models.rotary import context
@@ -42,6 +43,7 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         model.tie_weights()  # which some transformers do not do by themselves here
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(name, error, "a causal LM")) from error
+    experts = AdapterConfig(dropout=0, target_modules=(), target_parameters=known_parameters(model))
     questions: dict[str, Callable[[], str]] = {
         "family": lambda: _family(model),
         "answers in batches": lambda: _batches(model),
@@ -49,6 +51,7 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         "context": lambda: _context(model),
         "adapters on q_proj and v_proj (the default)": lambda: _adapters(model, AdapterConfig()),
         "adapters on all-linear": lambda: _adapters(model, AdapterConfig(target_modules="all-linear")),
+        **({"adapters on the experts": lambda: _adapters(model, experts)} if experts.target_parameters else {}),
         "tokens": lambda: _tokens(model, tokenizer),
         "chat template": lambda: _template(tokenizer),
         "end-of-answer tokens": lambda: _end(ends, tokenizer),
@@ -94,7 +97,7 @@ def _context(model: PreTrainedModel) -> str:
 
 def _adapters(model: PreTrainedModel, adapter: AdapterConfig) -> str:
     structure = Lora.from_config(adapter)
-    layers = targets(model, structure)
+    layers = [*targets(model, structure), *fused_parameters(model, structure.parameters)]
     kinds = sorted({name.rpartition(".")[2] for name in layers})
     size = layout(model, structure).size
     return f"{len(layers)} layers ({', '.join(kinds)}), {size:,} parameters at rank {structure.rank}"

@@ -32,7 +32,7 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.scoring.scores import Summary
 from llm_fed.settings import datapath
-from llm_fed.settings.config import AdapterConfig, Config, TaskConfig, check
+from llm_fed.settings.config import Config, TaskConfig, check
 from llm_fed.settings.configfile import from_dict, keys_of, overlay
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
@@ -290,7 +290,7 @@ def evaluate_adapter(
         return found
 
     base, config, _ = base.as_said(config, said, keys)
-    own = AdapterConfig(structure.rank, structure.alpha, target_modules=structure.target_modules)
+    own = structure.as_config()
     experiment = prepare(replace(config, adapter=own), Reporter(), base=base, task=loaded)
     return _score(experiment, dict.fromkeys(experiment.clients, state), split if named else "test")
 

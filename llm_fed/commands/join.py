@@ -24,7 +24,7 @@ from llm_fed.models.trained import Structure
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
-from llm_fed.settings.config import AdapterConfig, Config, EvalConfig, TaskConfig, check
+from llm_fed.settings.config import Config, EvalConfig, TaskConfig, check
 from llm_fed.settings.configfile import as_dict
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
@@ -148,10 +148,7 @@ def _alone(config: Config, structure: Any, start: str | None) -> Config:
         seeds=config.seeds,
         device=config.device,
         base=config.base,
-        adapter=AdapterConfig(
-            structure.rank, structure.alpha, dropout=structure.dropout, target_modules=structure.target_modules,
-            start=start,
-        ),
+        adapter=replace(structure.as_config(), start=start),
         task=TaskConfig(
             "files", max_length=task.max_length, too_long=task.too_long, template=task.template, loss_on=task.loss_on
         ),

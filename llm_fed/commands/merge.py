@@ -26,7 +26,7 @@ from llm_fed.export.card import model_card
 from llm_fed.export.origins import as_trained, check_text, read_origin
 from llm_fed.export.peft_settings import CONFIG
 from llm_fed.kinds import Kind
-from llm_fed.models.lora import Lora, targets
+from llm_fed.models.lora import Lora, adapted
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.runs.checkpoint import rounds_in
@@ -34,7 +34,7 @@ from llm_fed.runs.place import BEST, Place
 from llm_fed.runs.reading import read_config, saved_summary
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
-from llm_fed.settings.config import AdapterConfig, BaseConfig, Config, TaskConfig
+from llm_fed.settings.config import BaseConfig, Config, TaskConfig
 from llm_fed.settings.configfile import as_dict, from_dict, keys_of
 from llm_fed.state import State
 from llm_fed.state.entries import FACTORS, factor_of
@@ -211,7 +211,7 @@ def merge_adapters(
     loaded: Any = kinds.load(config, task, choose_device(config.device))
     loaded, config, said = loaded.as_said(config, lambda: _said(sources, loaded, keys, reporter), keys)
     structure = _common_structure(sources, loaded)
-    adapter = AdapterConfig(structure.rank, structure.alpha, target_modules=structure.target_modules)
+    adapter = structure.as_config()
     experiment = prepare(config if runs else replace(config, adapter=adapter), reporter, base=loaded, task=task)
     if runs:
         experiment.clients = experiment.trainers  # the others have no adapter of their own
@@ -337,7 +337,7 @@ def _common_structure(sources: Mapping[str, MergeParent], base: Kind) -> Lora:
             "--fed and --local are DoRA adapters, whose magnitudes no merge can weigh; train with adapter.dora=false, "
             "or use one of the two as it is"
         )
-    layers = {option: targets(base.model, structure) for option, structure in structures.items()}
+    layers = {option: adapted(base.model, structure) for option, structure in structures.items()}
     for option, other in (OPTIONS, OPTIONS[::-1]):
         if alone := [layer for layer in layers[option] if layer not in layers[other]]:
             raise UserError(

@@ -7,7 +7,7 @@ all its experts and routers, D inputs of all adapted layers together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
+from llm_fed.engine.routed import RoutedExperts, in_place_of
 from llm_fed.models.frozen import device_of, freeze
+from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
 from llm_fed.models.shared import is_for_all_rows
 from llm_fed.state import State
@@ -52,6 +54,7 @@ class AdapterBank:
         freeze(model)
         self.model, self.structure = model, structure
         self.targets, self.layout = targets(model, structure), layout(model, structure)
+        self.fused = fused_parameters(model, structure.parameters)
         self.whole = {name: model.get_submodule(name) for name in structure.whole}
         for name, module in self.whole.items():
             if not isinstance(module, nn.Linear):
@@ -170,7 +173,7 @@ class AdapterBank:
             raise RuntimeError("this bank is attached already; leave the first `with` block before the next")
         if (mix is not None) != (self.structure.gate == "mix"):
             raise ValueError(f"weights of rows belong to the gate `mix` alone; here it is {self.structure.gate}")
-        handles = []
+        handles, blocks = [], ExitStack()
         try:
             self._attached = True
             # Outside the layers, so that activation checkpointing does not repeat it. A path of its own for rows that
@@ -206,11 +209,24 @@ class AdapterBank:
             for name, module in self.whole.items():
                 own = _Whole(name, len(index), chosen[f"{name}.weight"], chosen.get(f"{name}.bias"))
                 handles.append(module.register_forward_hook(own))
+            for routed in self._routed(chosen, len(index)):
+                blocks.enter_context(in_place_of(routed.block, routed))
             yield
         finally:
+            blocks.close()
             for handle in handles:
                 handle.remove()
             self._attached = False
+
+    def _routed(self, chosen: Mapping[str, Tensor], num_rows: int) -> Iterator[RoutedExperts]:
+        """What the blocks of a mixture compute whose experts have adapters."""
+        blocks: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
+        for name, fused in self.fused.items():
+            pairs = [pair(f"{name}.{expert}", "") for expert in range(fused.experts)]
+            a, b = (torch.stack([chosen[each[place]] for each in pairs], 1) for place in (0, 1))
+            blocks.setdefault(name.rpartition(".")[0], {})[fused.name] = a, b
+        for name, factors in blocks.items():
+            yield RoutedExperts(name, self.model.get_submodule(name), factors, self.structure.scaling, num_rows)
 
 
 class _Own(torch.autograd.Function):

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from llm_fed.basics.errors import UserError
+from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, targets
 from llm_fed.state import State
 from llm_fed.state.entries import magnitude, pair
@@ -65,14 +66,23 @@ def fold(model: PreTrainedModel, structure: Lora, state: State, adapter: Path) -
         if structure.dora:
             lengths = state[magnitude(name)].to(exact) / torch.linalg.vector_norm(whole, dim=_inputs(layer))
             whole = whole * (lengths if isinstance(layer, Conv1D) else lengths[:, None])
-        changed = whole.to(weight.dtype)
-        if not changed.isfinite().all():
-            raise UserError(
-                f"the adapter {adapter} cannot be merged into {weight.dtype} weights: {name} becomes infinite or NaN"
-            )
-        layer.weight = nn.Parameter(changed, requires_grad=False)
+        layer.weight = nn.Parameter(_finite(whole, weight.dtype, name, adapter), requires_grad=False)
+    for name, fused in fused_parameters(model, structure.parameters).items():
+        of = [pair(f"{name}.{expert}", "") for expert in range(fused.experts)]
+        weight = fused.weight
+        exact = torch.promote_types(weight.dtype, state.row.dtype)
+        update = structure.scaling * torch.stack([state[b].to(exact) @ state[a].to(exact) for a, b in of])
+        whole = weight.to(exact) + (update.mT if fused.transposed else update)
+        setattr(fused.block, fused.name, nn.Parameter(_finite(whole, weight.dtype, name, adapter), requires_grad=False))
     if parted:
         for config in (model.config, model.config.get_text_config(decoder=True)):
             config.tie_word_embeddings = False
         # Transformers saves names as it has read them, and it has read none of the head: let it look them up.
         model._weight_conversions = None  # type: ignore[assignment]
+
+
+def _finite(weights: Tensor, dtype: torch.dtype, name: str, adapter: Path) -> Tensor:
+    changed = weights.to(dtype)
+    if not changed.isfinite().all():
+        raise UserError(f"the adapter {adapter} cannot be merged into {dtype} weights: {name} becomes infinite or NaN")
+    return changed

@@ -40,9 +40,11 @@ def adapter(folder: Path, base: Base) -> bytes:
             "with fixed weights; leave out --gguf"
         )
     config = base.model.config.get_text_config()
-    of = Architecture.of(config)
     state, structure = peft_folders.read(folder, base)
-    gguf = library()
+    if structure.dora or structure.parameters:
+        what = "lengths of outputs (DoRA)" if structure.dora else "the experts of a mixture"
+        raise UserError(f"{folder} adapts {what}, which llama.cpp's adapters do not have; give --merged --gguf")
+    gguf, of = library(), Architecture.of(config)
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / ADAPTER
         writer = gguf.GGUFWriter(path, of.file_name)

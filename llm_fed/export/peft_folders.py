@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.files import write_folder
-from llm_fed.export import peft_settings
+from llm_fed.export import fused_experts, peft_settings
 from llm_fed.export.origins import read_origin
 from llm_fed.export.peft_settings import CONFIG, AdapterSettings, trained_whole
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
@@ -106,7 +106,7 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
         expected = layout(base.model, structure or stored)
     except UserError as error:
         raise UserError(f"the adapter {folder} does not fit the base: {error}{other_base}") from error
-    tensors = _read_tensors(folder, stored)
+    tensors = fused_experts.apart(_read_tensors(folder, stored), base.model, stored, _PREFIX)
     if difference := _difference(expected, tensors, base.model):
         raise UserError(f"the adapter {folder} does not fit the base: {difference}{other_base}")
     if other_base:
@@ -152,7 +152,8 @@ def _files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
     """What an adapter's folder holds beside its card, by path in the folder."""
     if not structure.plain:
         return _expert_files(state, structure, base)
-    tensors = {_peft_name(name): tensor for name, tensor in state.tensors().items()}
+    entries = fused_experts.together(state.tensors(), base.model, structure)
+    tensors = {_peft_name(name): tensor for name, tensor in entries.items()}
     return {CONFIG: peft_settings.written(structure, base), WEIGHTS: pack(tensors, {}, _decisive(structure))}
 
 

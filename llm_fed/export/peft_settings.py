@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.models.base import Base
+from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, matching, names_of, targets
 from llm_fed.models.origin import Origin
 from llm_fed.settings.config import AdapterConfig
@@ -28,6 +29,7 @@ CONFIG = "adapter_config.json"
 _UNDERSTOOD = {
     "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "fan_in_fan_out", "modules_to_save",
     "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "use_dora",
+    "target_parameters",
 }  # fmt: skip
 _INERT = {
     "peft_version", "task_type", "inference_mode", "auto_mapping", "base_model_name_or_path", "revision",
@@ -59,6 +61,7 @@ class AdapterSettings:
         exclude: modules that are left alone, as in `target_modules`.
         layers: the numbers of the layers that are adapted, which the modules named `layer_lists` hold ((): whichever
             module has numbers in it); None: all layers.
+        parameters: fused experts that are adapted, as in `Lora`.
         ranks, alphas: by a regular expression for the end of a name, a rank or alpha of its own.
     """
 
@@ -77,6 +80,7 @@ class AdapterSettings:
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     dora: bool = False
+    parameters: tuple[str, ...] = ()
 
     def structure(self, model: nn.Module) -> Lora:
         """The structure of the adapter on a model. That of an rsLoRA adapter is the plain LoRA that computes the same.
@@ -84,13 +88,16 @@ class AdapterSettings:
         Raises:
             UserError: it adapts no layer of the model, or its layers differ in rank or alpha.
         """
-        chosen = _usual(model, self.folder) if self.target_modules is None else self.target_modules
+        chosen = self.target_modules
+        if chosen is None:
+            chosen = () if self.parameters else _usual(model, self.folder)
         matched = names_of(model, chosen)
         names = self._kept(matched, chosen)
         if matched and not names:
             raise UserError(f"the adapter {self.folder} adapts no layer of {type(model).__name__}")
-        ranks, alphas = _own(self.ranks, names, "rank_pattern"), _own(self.alphas, names, "alpha_pattern")
-        values = {(ranks.get(name, self.rank), alphas.get(name, self.alpha)) for name in names}
+        every = [*names, *fused_parameters(model, self.parameters)]
+        ranks, alphas = _own(self.ranks, every, "rank_pattern"), _own(self.alphas, every, "alpha_pattern")
+        values = {(ranks.get(name, self.rank), alphas.get(name, self.alpha)) for name in every}
         if len(values) > 1:
             unequal = len({rank for rank, _ in values}) > 1
             key, given = ("rank_pattern", self.ranks) if unequal else ("alpha_pattern", self.alphas)
@@ -100,7 +107,7 @@ class AdapterSettings:
             made = Lora.from_config(
                 AdapterConfig(
                     rank=rank, alpha=alpha, rslora=self.rslora, dropout=self.dropout, dora=self.dora,
-                    target_modules=chosen if names == matched else tuple(names),
+                    target_modules=chosen if names == matched else tuple(names), target_parameters=self.parameters,
                 ),
                 whole=self.whole,
             )  # fmt: skip
@@ -157,12 +164,14 @@ def read(folder: Path) -> AdapterSettings:
             None if layers in (None, []) else tuple([layers] if isinstance(layers, int) else layers),
             tuple(_listed(known["layers_pattern"])), dict(known["rank_pattern"] or {}),
             dict(known["alpha_pattern"] or {}), known["use_dora"] is True,
+            tuple(known.get("target_parameters") or ()),
         )  # fmt: skip
         texts = (
             made.base,
             made.revision or "",
             *([made.target_modules] if isinstance(made.target_modules, str) else made.target_modules or ()),
             *made.whole,
+            *made.parameters,
             *made.exclude,
             *made.layer_lists,
             *made.ranks,
@@ -196,13 +205,15 @@ def written(structure: Lora, base: Base) -> bytes:
             lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
             lora_dropout=structure.dropout,
             target_modules=_chosen(base.model, structure),
-            fan_in_fan_out=all(isinstance(module, Conv1D) for module in modules),
+            fan_in_fan_out=bool(modules) and all(isinstance(module, Conv1D) for module in modules),
             modules_to_save=list(structure.whole) or None,
             use_dora=structure.dora,
             inference_mode=True,
+            **({"target_parameters": list(structure.parameters)} if structure.parameters else {}),
         )
         # Sets are sorted: their own order changes from process to process.
-        text = json.dumps({key: settings[key] for key in _WRITTEN}, indent=2, sort_keys=True, default=sorted)
+        keys = _WRITTEN + ("target_parameters",) * bool(structure.parameters)
+        text = json.dumps({key: settings[key] for key in keys}, indent=2, sort_keys=True, default=sorted)
         known[structure, origin, base.head] = text.encode()
     return known[structure, origin, base.head]
 

@@ -13,6 +13,7 @@ from llm_fed.basics import turns
 from llm_fed.basics.rng import generator
 from llm_fed.export.peft_folders import AdapterWarning
 from llm_fed.kinds import Kind
+from llm_fed.models.architectures import usual_targets
 from llm_fed.models.lora import Lora
 from llm_fed.state import State
 from llm_fed.tasks.common import Template
@@ -119,5 +120,5 @@ def _next(tokens: Iterator[int]) -> int | None:
 
 def alone(base: Kind) -> Personal:
     """A language model without any adapter: one whose B is zero, so that it adds nothing."""
-    structure = Lora(rank=1, alpha=1, dropout=0.0, target_modules="all-linear")
+    structure = Lora(rank=1, alpha=1, dropout=0.0, target_modules=usual_targets(base.model) or "all-linear")
     return Personal(base, base.draw(structure, generator(0)), structure)

@@ -68,7 +68,7 @@ def servable(folder: Path) -> Servable:
             names = list(file.keys())
     except (OSError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError, SafetensorError) as error:
         raise UserError(f"the adapter {folder} is damaged ({one_line(str(error))}); export it again") from error
-    for key, off in (("modules_to_save", None), ("use_dora", False), ("bias", "none")):
+    for key, off in (("modules_to_save", None), ("use_dora", False), ("target_parameters", None), ("bias", "none")):
         if (value := settings.get(key, off)) not in (off, []):
             return _by_nobody(f"its {key} is {one_line(json.dumps(value))}, where only {json.dumps(off)} can be served")
     refused = {}

@@ -109,8 +109,7 @@ class Encoder:
         places = [
             place
             for place, length in enumerate(lengths)
-            if length.whole <= self.task.max_length
-            or (self.task.too_long != "skip" and self._encode(examples[place]) is not None)
+            if length.whole <= self.task.max_length or (self.task.too_long != "skip" and self._is_left(examples[place]))
         ]
         if required:
             self._count(client, split, len(examples), len(places))
@@ -301,6 +300,12 @@ class Encoder:
 
     def _encode(self, example: Example) -> Trained | None:
         return comparing.example_of(self.objective.name, example, self._encode_one)
+
+    def _is_left(self, example: Example) -> bool:
+        """Whether something is left to learn of an example that is cut; two answers may be the same then."""
+        found = self._encode(example)
+        same = isinstance(found, AnswerPair) and found.chosen.input_ids == found.rejected.input_ids
+        return found is not None and not same
 
     def _encode_one(self, example: Example) -> Encoded | None:
         found = self._fitting(self.encoded(example))

@@ -18,13 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.trained import Structure
 from llm_fed.settings import check_fields
-from llm_fed.settings.config import AdapterConfig
+from llm_fed.settings.config import MODULES, AdapterConfig
 from llm_fed.state import Layout, State
 from llm_fed.state.entries import FACTORS, factor_of, magnitude, pair, router
 
 _LONGEST = 2.0  # seconds for a regular expression; an honest one takes milliseconds on thousands of names
+_MOVED = (  # what becomes of adapters on layers of a mixture
+    "where PEFT takes the names of layers for others; name the attention layers, e.g. "
+    "adapter.target_modules=[q_proj,k_proj,v_proj,o_proj], and for all experts adapter.target_parameters="
+    "[experts.gate_up_proj,experts.down_proj]"
+)
 ANCHORS, SCALE = "mix.anchors", "mix.scale"  # extras of a state whose gate is `mix`: (S, H) and ()
 
 
@@ -46,6 +52,7 @@ class Lora(Structure):
     gate: str = "sum"  # sum | router | mix
     whole: tuple[str, ...] = ()  # modules trained whole beside the adapters: an image model's head
     dora: bool = False  # whether each output has a magnitude beside the factors (DoRA, Liu et al. 2024)
+    parameters: tuple[str, ...] = ()  # fused experts that are adapted beside the modules, as in PEFT: ends of names
     delta: bool = False  # whether something frozen lies beneath the adapters, in a state's extras (`merge.delta`)
 
     @classmethod
@@ -57,7 +64,22 @@ class Lora(Structure):
         chosen = config.target_modules
         chosen = chosen if isinstance(chosen, str) else tuple(chosen)
         alpha = config.alpha * (math.sqrt(config.rank) if config.rslora else 1)
-        return cls(config.rank, alpha, config.dropout, chosen, whole=whole, dora=config.dora)
+        fused = tuple(sorted(set(config.target_parameters)))  # a set, as in PEFT
+        if not chosen and not fused:
+            raise UserError(f"adapter.target_modules is {chosen!r}; it must be {MODULES}")
+        if fused and (config.dropout or config.dora):
+            raise UserError(
+                "adapter.target_parameters adapts the experts of a mixture, for which PEFT has neither dropout nor "
+                "DoRA; set adapter.dropout=0 and adapter.dora=false"
+            )
+        return cls(config.rank, alpha, config.dropout, chosen, whole=whole, dora=config.dora, parameters=fused)
+
+    def as_config(self) -> AdapterConfig:
+        """The settings of such adapters, by which `from_config` makes it again."""
+        return AdapterConfig(
+            self.rank, self.alpha, dora=self.dora, dropout=self.dropout, target_modules=self.target_modules,
+            target_parameters=self.parameters,
+        )  # fmt: skip
 
     @property
     def scaling(self) -> float:
@@ -80,6 +102,7 @@ class Lora(Structure):
                 "this method adds up several adapters on a layer, and the magnitudes of DoRA belong to one; set "
                 "adapter.dora=false, or choose another method"
             )
+        self._refuse_fused("adds up several adapters on a layer")
         return replace(self, experts=names, gate=gate)
 
     def only(self, expert: str) -> Lora:
@@ -92,7 +115,15 @@ class Lora(Structure):
         return self.with_experts(shared, own, gate="router")
 
     def over_frozen(self) -> Lora:
+        self._refuse_fused("folds adapters into the base")
         return replace(self, delta=True)
+
+    def _refuse_fused(self, what: str) -> None:
+        if self.parameters:
+            raise UserError(
+                f"this method {what}, which the experts of a mixture do not have; leave out adapter.target_parameters, "
+                "or choose another method"
+            )
 
     def of_rank(self, rank: int) -> Lora:
         return self if rank == self.rank else replace(self, rank=rank, alpha=self.scaling * rank)
@@ -102,7 +133,7 @@ class Lora(Structure):
 
     def in_words(self, ranks: Sequence[int] = ()) -> str:
         chosen = self.target_modules
-        layers = chosen if isinstance(chosen, str) else ", ".join(chosen)
+        layers = ", ".join(([chosen] if isinstance(chosen, str) else [*chosen]) + [*self.parameters])
         one = "DoRA" if self.dora else "LoRA"
         several = f"{len(self.experts)} {one} adapters" if len(self.experts) > 1 else f"a {one} adapter"
         head = f" and the head {', '.join(self.whole)}" if self.whole else ""
@@ -128,10 +159,9 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
         names = [name for name in names if name not in structure.whole]
         if mixture := next((name for name in modules if name.endswith(".experts")), None):
             raise UserError(
-                f"adapter.target_modules=all-linear would include the mixture of experts {mixture}, which is not "
-                "supported; name the attention layers, e.g. adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
+                f"adapter.target_modules=all-linear would include {mixture}, a mixture of experts, {_MOVED}"
             )
-    if not names:
+    if not names and (chosen or not structure.parameters):
         raise UserError(
             f"adapter.target_modules={chosen!r} matches no layer of {type(model).__name__}; "
             + _closest_layers([chosen.rpartition(".")[2]] if isinstance(chosen, str) else chosen, list(linear))
@@ -145,9 +175,7 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
             )
         if any(f"{part}.experts" in modules for part in _parts(name)):
             raise UserError(
-                f"adapter.target_modules={chosen!r} matches {name}, which belongs to a mixture of experts. Experts get "
-                "tokens without knowing which client they belong to, so they cannot be adapted; name the attention "
-                "layers, e.g. adapter.target_modules=[q_proj,k_proj,v_proj,o_proj]"
+                f"adapter.target_modules={chosen!r} matches {name}, which belongs to a mixture of experts, {_MOVED}"
             )
         if name in structure.whole:
             raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")
@@ -275,7 +303,8 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
 
     Per layer and expert `{module}.{expert}.lora_A` (r, in) and `.lora_B` (out, r), an unnamed expert without its
     part of the name; with DoRA `{module}.lora_magnitude_vector` (out,); then, with a router, `{module}.router` (E, in).
-    Last the parameters of modules trained whole.
+    Then those of fused experts, `{block}.{parameter}.{expert}.lora_A` and `.lora_B`; last the parameters of modules
+    trained whole.
     """
     names: list[str] = []
     shapes: list[tuple[int, ...]] = []
@@ -290,10 +319,27 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
         if structure.gate == "router":
             names.append(router(name))
             shapes.append((len(structure.experts), inputs))
+    for name, (inputs, outputs) in expert_sizes(model, structure).items():
+        names += pair(name, "")
+        shapes += [(structure.rank, inputs), (outputs, structure.rank)]
     for name, parameter in whole_parameters(model, structure).items():
         names.append(name)
         shapes.append(tuple(parameter.shape))
     return Layout(tuple(names), tuple(shapes))
+
+
+def expert_sizes(model: nn.Module, structure: Lora) -> dict[str, tuple[int, int]]:
+    """(in, out) of each adapted expert of a mixture, by `{block}.{parameter}.{expert}`."""
+    return {
+        f"{name}.{expert}": fused.sizes
+        for name, fused in fused_parameters(model, structure.parameters).items()
+        for expert in range(fused.experts)
+    }
+
+
+def adapted(model: nn.Module, structure: Lora) -> list[str]:
+    """The names of all that has an A and a B: linear layers, and experts of a mixture."""
+    return [*targets(model, structure), *expert_sizes(model, structure)]
 
 
 def whole_parameters(model: nn.Module, structure: Lora) -> dict[str, nn.Parameter]:

@@ -56,6 +56,9 @@ class BaseConfig:
     kind: str | None = None
 
 
+MODULES = "at least one module name"
+
+
 @dataclass(frozen=True)
 class AdapterConfig:
     """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
@@ -70,9 +73,10 @@ class AdapterConfig:
     dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # dropout probability of an adapter's inputs
     # last parts of module names, one regular expression, or all-linear; where a head is trained for sequence
     # classification, the default is what the architecture calls these layers, such as query and value
-    target_modules: Annotated[tuple[str, ...] | str, NonEmpty("at least one module name")] = (
-        "q_proj", "v_proj",
-    )  # fmt: skip
+    target_modules: tuple[str, ...] | str = ("q_proj", "v_proj")
+    # ends of the names of fused experts that are adapted too, all experts of a set at once, as PEFT does:
+    # [experts.gate_up_proj, experts.down_proj]; with target_modules=[] these alone (docs/bases.md)
+    target_parameters: tuple[str, ...] = ()
     # adapters to start from, instead of fresh ones: a finished run's folder, a folder with one PEFT folder per client,
     # or one PEFT folder
     start: str | None = None
@@ -413,7 +417,9 @@ def check(config: Config) -> None:
 
     require(config.task.clients is not None or not config.task.sample_clients, "task.clients",
             "a number with task.sample_clients")  # fmt: skip
-    test, server = config.task.partition.test, config.task.server
+    test, server, adapter = config.task.partition.test, config.task.server, config.adapter
+    require(adapter is None or bool(adapter.target_modules or adapter.target_parameters), "adapter.target_modules",
+            MODULES)  # fmt: skip
     require(test is None or not server.test, "task.partition.test", "null with task.server.test: no client is tested")
     if server.name is None:
         require(server.examples is not None, "task.server.examples", "a number, unless task.server.name is given")

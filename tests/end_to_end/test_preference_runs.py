@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from network import NETWORK, federate
 from small_run import CLIENTS
 
 from llm_fed.audit.audit import audit
@@ -129,3 +131,17 @@ def test_pairs_are_needed_for_their_loss_and_their_score(small, wards, tmp_path)
     with pytest.raises(UserError, match="so there is no preference_accuracy"):
         config = settings(small, wards, task=plain, objective={"name": "sft"}, eval={"metric": "preference_accuracy"})
         experiment.train(config, tmp_path / "two")
+
+
+def test_a_network_gives_the_same_numbers(small, wards, tmp_path):
+    """Each node has the pairs of one client, and computes what its base makes of them by itself."""
+    changes = {"rounds": 2, "objective": {"name": "dpo", "beta": 0.5, "reference": "last"}, "network": NETWORK}
+    settings_of = small.tree(task={"path": str(wards)}, eval={"metric": None, "base": False}, **changes)
+    here = experiment.train(from_dict(settings_of), tmp_path / "here")
+    link, there = federate(tmp_path / "there", SimpleNamespace(data=wards), settings_of)
+    assert there["scores"]["clients"] == here["scores"]["clients"] and set(link.names.values()) == set(CLIENTS)
+    for name in ("margin", "rouge1"):
+        assert there["scores"]["beside"][name]["clients"] == pytest.approx(
+            here["scores"]["beside"][name]["clients"], rel=1e-4
+        )
+    assert here["scores"]["beside"]["margin"]["mean"] > 0

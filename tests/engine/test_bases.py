@@ -7,12 +7,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import mixtures
 import peft
 import pytest
 import tiny
 import tiny_base
 import torch
 import transformers as hf
+from mixtures import PROMPTS, config, states
 from torch import nn
 
 from llm_fed.basics.errors import RunError, UserError
@@ -24,21 +26,13 @@ from llm_fed.engine.fit import fit
 from llm_fed.export import peft_folders
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
-from llm_fed.models.lora import Lora, draw, layout, targets
+from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.models.prompt import stop_tokens
-from llm_fed.testing.tiny import HEADS, drawn
+from llm_fed.testing.tiny import drawn
 
 EVERY = Lora(2, 4, 0.0, "all-linear")
 ATTENTION = Lora(2, 4, 0.0, ("q_proj", "k_proj", "v_proj", "o_proj"))
-MIXTURES = ("qwen2_moe", "qwen3_moe", "mixtral", "olmoe")
-MIXTURE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-PROMPTS = [(0, [5, 6, 7, 8]), (1, [9, 10]), (1, [11, 12, 13, 14, 15, 16])]
-
-
-def config(kind: type, **changes: Any) -> Any:
-    return kind(**{**HEADS, "eos_token_id": 1, "pad_token_id": 0, "bos_token_id": 2, **changes})
-
-
+MIXTURES = tuple(mixtures.FAMILIES)
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: hf.LlamaForCausalLM(config(hf.LlamaConfig)),
     "qwen2": lambda: hf.Qwen2ForCausalLM(config(hf.Qwen2Config)),  # Qwen 2.5 is of this kind, too
@@ -53,34 +47,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "olmo2": lambda: hf.Olmo2ForCausalLM(config(hf.Olmo2Config)),
     "smollm3": lambda: hf.SmolLM3ForCausalLM(config(hf.SmolLM3Config)),
     "granite": lambda: hf.GraniteForCausalLM(config(hf.GraniteConfig)),
-    "qwen2_moe": lambda: hf.Qwen2MoeForCausalLM(
-        config(hf.Qwen2MoeConfig, **MIXTURE, shared_expert_intermediate_size=16)
-    ),
-    "qwen3_moe": lambda: hf.Qwen3MoeForCausalLM(config(hf.Qwen3MoeConfig, **MIXTURE, head_dim=8)),
-    "mixtral": lambda: hf.MixtralForCausalLM(config(hf.MixtralConfig, **MIXTURE, head_dim=8, sliding_window=4)),
-    "olmoe": lambda: hf.OlmoeForCausalLM(config(hf.OlmoeConfig, **MIXTURE)),
+    **mixtures.FAMILIES,
 }
 
 
 def build(family: str, dtype: torch.dtype) -> Any:
-    model = drawn(FAMILIES[family], 0)
     if family in MIXTURES:
-        model.set_experts_implementation("eager")  # the others know no float64
-    return nn.Module.to(model, dtype).eval()
+        return mixtures.build(family, dtype)
+    return nn.Module.to(drawn(FAMILIES[family], 0), dtype).eval()
 
 
 def adapter_of(family: str) -> Lora:
     return ATTENTION if family in MIXTURES else EVERY
-
-
-def states(model: Any, structure: Lora, dtype: torch.dtype) -> list[Any]:
-    """Of two clients, without a zero in them."""
-    found = []
-    for k in range(2):
-        draws = torch.Generator().manual_seed(k)
-        fresh = draw(model, structure, draws, dtype)
-        found.append(fresh.like(fresh.row + 0.05 * torch.randn(fresh.row.shape, generator=draws, dtype=dtype)))
-    return found
 
 
 def test_these_are_the_families_that_the_doctor_calls_compared():
@@ -142,13 +120,6 @@ def test_stock_peft_loads_what_is_exported(family, tmp_path):
     expected = tiny.stock_peft(model, structure, state).eval()(**inputs).logits
     loaded = peft.PeftModel.from_pretrained(build(family, torch.float32), str(tmp_path / "adapter")).eval()
     torch.testing.assert_close(loaded(**inputs).logits, expected, rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("family", MIXTURES)
-def test_a_mixture_of_experts_is_not_adapted(family):
-    """Stock PEFT would adapt experts and router under these names, too."""
-    with pytest.raises(UserError, match=r"mixture of experts model\.layers\.0\.mlp\.experts, which is not supported"):
-        targets(build(family, torch.float32), EVERY)
 
 
 def test_a_list_of_experts_and_what_stands_beside_it_is_refused():

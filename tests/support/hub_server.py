@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import parse_qsl, unquote
 
+import datasets
 import pytest
 import yaml
 from huggingface_hub import constants, hf_api
@@ -61,7 +63,7 @@ class Hub:
             )
         for pattern, handle in self.routes.items():
             if match := re.fullmatch(pattern, request):
-                return handle(self, body, **match.groupdict())
+                return handle(self, body, **{key: value for key, value in match.groupdict().items() if value})
         return reply({"error": request}, 404)
 
     def whoami(self, body: bytes) -> Answer:
@@ -127,6 +129,27 @@ class Hub:
             for path, data in self.repositories[id].files.items()
         ])  # fmt: skip
 
+    def data_info(self, body: bytes, id: str, revision: str = "main") -> Answer:
+        repository = self.repositories.get(f"datasets/{id}")
+        if repository is None:
+            return reply({"error": "Repository not found"}, 404, **{"X-Error-Code": "RepoNotFound"})
+        names = [{"rfilename": path} for path in repository.files]
+        return reply({"id": id, "sha": repository.commits[-1], "private": repository.private, "siblings": names})
+
+    def data_paths(self, body: bytes, id: str, path: str = "") -> Answer:
+        """What lies within a folder, or what is at the paths that are asked for."""
+        files = self.repositories[f"datasets/{id}"].files
+        asked = [unquote(value) for key, value in parse_qsl(body.decode()) if key == "paths"] or None
+        folders = {parent: 0 for name in files for parent in map(str, PurePosixPath(name).parents) if parent != "."}
+        entries = [{"type": "directory", "path": name, "oid": "0" * 40, "size": 0} for name in folders] + [
+            {"type": "file", "path": name, "size": len(data), "oid": oid(name, data)} for name, data in files.items()
+        ]
+        inner = f"{path}/" if path else ""
+        return reply([each for each in entries if (each["path"] in asked if asked else each["path"].startswith(inner))])
+
+    def data_file(self, body: bytes, id: str, path: str) -> Answer:
+        return self.resolve(body, f"datasets/{id}", path)
+
     def resolve(self, body: bytes, id: str, path: str) -> Answer:
         repository = self.repositories.get(id, Repository(False))
         if path not in repository.files:
@@ -145,6 +168,10 @@ class Hub:
         r"PUT /large/(?P<id>[^/]+/[^/]+)/(?P<sha>\w+)": put,
         r"POST /api/models/(?P<id>[^/]+/[^/]+)/commit/main": commit,
         r"GET /api/models/(?P<id>[^/]+/[^/]+)/tree/\w+": tree,
+        r"GET /api/datasets/(?P<id>[^/]+/[^/]+)(/revision/(?P<revision>\w+))?": data_info,
+        r"GET /api/datasets/(?P<id>[^/]+/[^/]+)/tree/\w+(/(?P<path>.+))?": data_paths,
+        r"POST /api/datasets/(?P<id>[^/]+/[^/]+)/paths-info/\w+": data_paths,
+        r"(GET|HEAD) /datasets/(?P<id>[^/]+/[^/]+)/resolve/\w+/(?P<path>.+)": data_file,
         r"(GET|HEAD) /(?P<id>[^/]+/[^/]+)/resolve/\w+/(?P<path>.+)": resolve,
     }
 
@@ -174,6 +201,8 @@ def connected(patch: pytest.MonkeyPatch, folder: Path) -> Iterator[Hub]:
         patch.setattr(constants, "ENDPOINT", hub.url)
         patch.setattr(hf_api.api, "endpoint", hub.url)  # which PEFT asks whether a file exists
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.url + "/{repo_id}/resolve/{revision}/{filename}")
+        patch.setattr(datasets.config, "HF_ENDPOINT", hub.url)
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "datasets")
         patch.setattr(constants, "HF_HUB_CACHE", str(folder / "cache"))
         patch.setattr(constants, "HF_TOKEN_PATH", str(folder / "token"))
         patch.setattr(constants, "HF_HUB_DISABLE_XET", True)

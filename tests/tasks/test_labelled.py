@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.settings.config import ColumnsConfig, PartitionConfig, TaskConfig
-from llm_fed.tasks.labelled import place_of
+from llm_fed.tasks.labelled import _form, place_of
 
 
 def write(folder: Path, **splits: list[dict[str, Any]]) -> TaskConfig:
@@ -156,7 +156,7 @@ def test_labels_are_what_partitions_divide_by(tmp_path):
     assert sorted(len({example.answers for example in client.train}) for client in data.clients.values()) == [1, 1, 1]
 
 
-@given(st.lists(st.text(min_size=1, max_size=6), min_size=2, max_size=6, unique_by=str.casefold))
+@given(st.lists(st.text(min_size=1, max_size=6), min_size=2, max_size=6, unique_by=_form))
 def test_every_class_is_found_by_its_name(names):
     assert [place_of(name, names) for name in names] == list(range(len(names)))
 

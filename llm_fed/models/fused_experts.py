@@ -1,0 +1,92 @@
+"""The experts of a mixture as transformers holds them: one parameter (E, ...) for the matrices of all E experts.
+
+PEFT adapts such a parameter by its name (`target_parameters`), all of its experts at once. Here each expert's matrix
+has entries of its own, `{block}.{parameter}.{expert}.lora_A` and `.lora_B`, so that means, products and merges treat it
+as they treat a linear layer's; `export.fused_experts` says how PEFT lays them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from llm_fed.basics.errors import UserError
+
+_NAMES = ("gate_up_proj", "up_proj", "down_proj")  # of such parameters, in all families of transformers
+
+
+@dataclass(frozen=True, eq=False)
+class FusedParameter:
+    """The matrices of all experts of one block."""
+
+    block: Any  # the module that holds it, and routes tokens to it
+    name: str
+
+    @property
+    def weight(self) -> Tensor:
+        """(E, out, in), or (E, in, out) where `transposed`."""
+        return getattr(self.block, self.name)
+
+    @property
+    def transposed(self) -> bool:
+        return self.block.is_transposed
+
+    @property
+    def experts(self) -> int:
+        """E."""
+        return len(self.weight)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """(in, out) of each expert."""
+        first, second = self.weight.shape[1:]
+        return (first, second) if self.transposed else (second, first)
+
+
+def is_block(module: nn.Module) -> bool:
+    """Whether a module holds fused experts as transformers' interface for them says."""
+    return all(hasattr(module, each) for each in ("_apply_gate", "has_gate", "has_bias", "is_transposed", "down_proj"))
+
+
+def fused_parameters(model: nn.Module, chosen: Sequence[str]) -> dict[str, FusedParameter]:
+    """Those whose names end with one of `chosen`, by name and in module order, as PEFT finds them.
+
+    Raises:
+        UserError: one of `chosen` matches nothing, or what is no parameter of fused experts.
+    """
+    if not chosen:
+        return {}
+    known = _all(model)
+    for ending in chosen:
+        if not any(_ends(name, ending) for name in known):
+            other = next((name for name, _ in model.named_parameters() if _ends(name, ending)), "")
+            there = known_parameters(model)
+            raise UserError(
+                f"adapter.target_parameters names {ending!r}, "
+                + (f"which is {other}; only the parameters of fused experts can be named"
+                   if other else f"but no parameter of {type(model).__name__} has this name")
+                + (f"; it has {', '.join(there)}" if there else "; this base has no fused experts, leave it out")
+            )  # fmt: skip
+    return {name: one for name, one in known.items() if any(_ends(name, ending) for ending in chosen)}
+
+
+def known_parameters(model: nn.Module) -> tuple[str, ...]:
+    """What the fused parameters of a model are called, each with its block's name: `experts.down_proj`."""
+    return tuple(sorted({".".join(name.split(".")[-2:]) for name in _all(model)}))
+
+
+def _all(model: nn.Module) -> dict[str, FusedParameter]:
+    return {
+        f"{place}.{name}": FusedParameter(module, name)
+        for place, module in model.named_modules()
+        if is_block(module)
+        for name, parameter in module.named_parameters(recurse=False)
+        if name in _NAMES and parameter.dim() == 3
+    }
+
+
+def _ends(name: str, ending: str) -> bool:
+    return name == ending or name.endswith(f".{ending}")

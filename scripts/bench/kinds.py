@@ -1,0 +1,122 @@
+"""Times what clients train: eight together against the same one by one, and a step of DPO against one of SFT.
+
+    OMP_NUM_THREADS=1 python scripts/bench/kinds.py --base FOLDER --encoder FOLDER [--texts 8] [--kinds sft ...]
+
+Texts are random tokens, 24 on average. SFT, DPO and DoRA train on the same texts, of which DPO compares half
+with the other half; its time has the log-likelihoods under the base in it, once for each text. All ways
+take turns, and the least CPU time of each counts, so that other programs hardly matter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from llm_fed.basics.rng import generator
+from llm_fed.engine.engine import Engine
+from llm_fed.engine.preferences import examples_of
+from llm_fed.kinds.language import load_base
+from llm_fed.kinds.sentences import Sentence
+from llm_fed.kinds.sequences import load_sequences
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit, LogLikelihoods
+from llm_fed.settings.config import AdapterConfig, BaseConfig, Config
+from llm_fed.settings.objective import ObjectiveConfig
+from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, TaskData
+
+LENGTHS = (16, 32)  # tokens of a text
+KINDS = ("sft", "dpo", "dora", "classification")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", required=True)
+    parser.add_argument("--encoder", required=True)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    for name, usual in (("clients", 8), ("texts", 8), ("steps", 2), ("repeats", 3)):
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    given = parser.parse_args()
+    ways: dict[tuple[str, str], Callable[[], Any]] = {}
+    for kind in given.kinds:
+        base, jobs = made(kind, given)
+        ways[kind, "together"] = partial(work, base, jobs)
+        ways[kind, "one by one"] = partial(one_by_one, base, jobs)
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(given.repeats):
+        for key, run in ways.items():
+            began = time.process_time()
+            run()
+            best[key] = min(best[key], time.process_time() - began)
+    print(f"{given.clients} clients, {given.steps} steps of {given.texts} texts, {torch.get_num_threads()} threads")
+    for kind in given.kinds:
+        together, apart = best[kind, "together"], best[kind, "one by one"]
+        print(f"{kind}: together {together:.1f} s, one by one {apart:.1f} s, ratio {together / apart:.2f}")
+    if {"sft", "dpo"} <= {*given.kinds}:
+        for way in ("together", "one by one"):
+            print(f"dpo / sft, {way}: {best['dpo', way] / best['sft', way]:.2f}")
+
+
+def work(base: Any, jobs: list[Fit]) -> None:
+    """The jobs, after what the base makes of preferences."""
+    if isinstance(jobs[0].examples[0], AnswerPair):
+        jobs = [compared(base, job) for job in jobs]
+    for result in Engine(base).execute(jobs):
+        if isinstance(result, Exception):
+            raise result
+
+
+def one_by_one(base: Any, jobs: list[Fit]) -> None:
+    for job in jobs:
+        work(base, [job])
+
+
+def compared(base: Any, job: Fit) -> Fit:
+    """A job with the log-likelihoods of its pairs under the base."""
+    (known,) = Engine(base).execute([LogLikelihoods(job.site, job.structure, None, job.examples)])
+    if isinstance(known, Exception):
+        raise known
+    pairs: Any = zip(job.examples, known, strict=True)
+    return replace(job, examples=[replace(pair, reference=own) for pair, own in pairs])
+
+
+def made(kind: str, given: argparse.Namespace) -> tuple[Any, list[Fit]]:
+    """The base, and the training of each client."""
+    adapter = AdapterConfig(dropout=0.0, dora=kind == "dora")
+    if kind == "classification":
+        clients = {"all": ClientData([], [], [])}
+        task = TaskData("classification", "accuracy", clients, ("no", "yes"), kind="sequence-classification")
+        base: Any = load_sequences(Config(base=BaseConfig(given.encoder, dtype="float32")), task, "cpu")
+    else:
+        base = load_base(BaseConfig(given.base, dtype="float32"), "cpu")
+        base = replace(base, trains=examples_of(ObjectiveConfig("dpo"))) if kind == "dpo" else base
+    structure, jobs = base.structure(adapter), []
+    for client in range(given.clients):
+        draws = torch.Generator().manual_seed(client)
+        batches = [examples(kind, draws, given.texts) for _ in range(given.steps)]
+        start = base.draw(structure, generator(0, "initial"))
+        jobs.append(Fit.on(f"client {client}", structure, start, batches, Optimizer(1e-4), seed=client))
+    return base, jobs
+
+
+def examples(kind: str, draws: torch.Generator, count: int) -> list[Any]:
+    """Those of one step."""
+    ids = [
+        torch.randint(100, 20_000, (int(torch.randint(*LENGTHS, (), generator=draws)),), generator=draws).tolist()
+        for _ in range(count)
+    ]
+    if kind == "classification":
+        return [Sentence(each, [0] * len(each), place % 2) for place, each in enumerate(ids)]
+    texts = [Encoded(each, [place >= len(each) // 2 for place in range(len(each))]) for each in ids]
+    if kind != "dpo":
+        return texts
+    return [AnswerPair(*pair) for pair in zip(texts[::2], texts[1::2], strict=True)]
+
+
+if __name__ == "__main__":
+    main()
