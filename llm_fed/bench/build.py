@@ -169,7 +169,8 @@ def prepare(
     given = task is not None
     with signs.part(f"reading the data of {config.task.name}"):
         seeds = config.federation_seed, config.evaluation_seed
-        task = task or tasks.load(config.task, *seeds, known, absent=not everybody)
+        load = base.reuse.task if base and base.reuse else tasks.load
+        task = task or load(config.task, *seeds, known, absent=not everybody)
     if config.task.held_out == "auto":
         config = replace(config, task=replace(config.task, held_out="hash"))
     metric = config.eval.metric or (PREFERENCE if config.objective.preferences else task.metric)

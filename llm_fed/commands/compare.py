@@ -77,7 +77,7 @@ def compare(
         plan = ComparisonPlan(path, words, chosen, seeds, out)
         for note in plan.notes:
             reporter.note(note)
-        bases = Bases()
+        bases = Bases(reuse=True)
         table = _empty_table(plan, bases)
     with plugins.allowing([name for job in plan.jobs() for name in plugins.named_in(as_dict(job.config)).values()]):
         return _trained(plan, table, bases, reporter, out)
