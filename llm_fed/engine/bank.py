@@ -91,23 +91,41 @@ class AdapterBank:
         """A copy of row k, on the bank's device."""
         return State(self.layout, self.rows[k].clone())
 
-    def draw_masks(self, seeds: Sequence[int], lengths: Sequence[int]) -> Tensor | None:
+    @property
+    def drops(self) -> bool:
+        """Whether there is dropout."""
+        return self._kept < 2**16
+
+    @property
+    def width(self) -> int:
+        """D"""
+        return self._width
+
+    def draw_masks(self, seeds: Sequence[int], lengths: Sequence[int], out: Tensor | None = None) -> Tensor | None:
         """Dropout masks (N, T, D) for `attached`, True where an input is kept; None without dropout.
 
         Row n's mask depends on seeds[n] and lengths[n] alone: not on padding, nor on the rows beside it. The
         share of inputs kept is 1 - dropout to within 2^-17. A mask is one byte per input of an adapted layer,
         held until the backward pass is done, also under activation checkpointing.
+
+        Args:
+            out: (N or more, T or more, D) that takes them; rows behind them are as the last.
         """
-        if self._kept == 2**16:
+        if not self.drops:
             return None
         device, width = self.rows.device, self._width
-        masks = torch.zeros(len(seeds), max(lengths), width, dtype=torch.bool, device=device)
+        if out is None:
+            masks = torch.zeros(len(seeds), max(lengths), width, dtype=torch.bool, device=device)
+        else:
+            masks = out.zero_()
         generator = torch.Generator(device)
-        for mask, seed, length in zip(masks, seeds, lengths, strict=True):
+        for mask, seed, length in zip(masks[: len(seeds)], seeds, lengths, strict=True):
             # 16 bits per input, cut from 64-bit words, take a quarter of the time of bernoulli_ on a CPU.
             words = torch.empty(-(-length * width // 4), dtype=torch.int64, device=device)
             bits = words.random_(-(2**63), None, generator=generator.manual_seed(seed)).view(torch.int16)
             torch.lt(bits[: length * width].view(length, width), self._kept - 2**15, out=mask[:length])
+        if len(masks) > len(seeds):
+            masks[len(seeds) :] = masks[len(seeds) - 1]
         return masks
 
     def beneath(self, owners: Sequence[int]) -> dict[str, DeltaHook]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeVar
 
 from llm_fed import tasks
+from llm_fed.engine.capture import Captures
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.record import Record
@@ -20,13 +21,18 @@ Made = TypeVar("Made")
 
 
 class Reuse:
-    """Kept with a base, hence with its tokenizer. What it takes does not grow with the number of runs."""
+    """Kept with a base, hence with its tokenizer. What it takes does not grow with the number of runs.
+
+    Attributes:
+        captures: of training passes, for the engines of all runs.
+    """
 
     def __init__(self) -> None:
         self._settings: dict[Hashable, int] = {}
         self._packed: dict[bytes, bytes] = {}
         self._bytes = 0
         self._task: tuple[Hashable, TaskData] | None = None
+        self.captures = Captures()
 
     def task(self, config: TaskConfig, seed: int, held_out: int, known: Record | None, *, absent: bool) -> TaskData:
         """See `tasks.load`. Read again with other settings or seeds, and for a run that knows rows of its own."""
