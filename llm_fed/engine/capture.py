@@ -18,6 +18,7 @@ from torch import Tensor
 
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.laid import Laid, Static
+from llm_fed.engine.masks import not_captured
 from llm_fed.engine.packing import Grid, repeated, widened
 from llm_fed.engine.passes import one_pass
 from llm_fed.merge.delta import under
@@ -82,6 +83,24 @@ def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
     }.items():
         if holds:
             return why
+    return ""
+
+
+def in_words(asked: str, device: torch.device, *, adapters: bool) -> str:
+    """What `engine.capture` means for a run, where it means something: for people.
+
+    Args:
+        adapters: whether these are trained, and not whole models.
+    """
+    on_gpu = device.type == "cuda"
+    if asked == "on" and not adapters:
+        return "as they are written: whole models are not captured (engine.capture)"
+    if asked == "on" and on_gpu:
+        return "captured as CUDA graphs (engine.capture=on), which no GPU has run yet"
+    if asked == "on":
+        return f"in fixed shapes (engine.capture=on), which gains nothing on {device}"
+    if asked == "auto" and on_gpu and adapters:
+        return "as they are written; engine.capture=on captures them as CUDA graphs, which no GPU has run yet"
     return ""
 
 
@@ -221,7 +240,7 @@ class CudaGraphs(Graphs):
 
     def capture(self, run: Replay) -> Replay:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        with torch.cuda.graph(graph, pool=self._pool), not_captured():
             run()
         return graph.replay
 

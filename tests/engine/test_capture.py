@@ -16,6 +16,7 @@ from llm_fed.engine import capture, packing
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.capture import USES, Captures
 from llm_fed.engine.fit import fit
+from llm_fed.engine.masks import not_captured
 from llm_fed.engine.packing import Grid, collate, padded_tokens, plan, widened
 from llm_fed.merge.delta import beneath, of_pairs
 from llm_fed.method.requests import Distillation, Fitted, PerExample
@@ -67,7 +68,7 @@ def test_a_captured_fit_equals_one_as_it_is_written(kind, structure):
         assert 0 < differ(results, written) < 1e-10
         assert work.tokens == plain.tokens and work.padded > plain.padded and not captures.said
         assert work.replayed == (0 if not again else work.replayed)
-    assert work.replayed > work.micro_batches / 2
+    assert work.replayed > 3
 
 
 def test_what_needs_no_padding_is_equal_to_the_last_bit(monkeypatch):
@@ -107,19 +108,25 @@ def test_a_loss_that_becomes_infinite_in_a_replay_has_the_same_error():
     captures = Captures()
     written, _ = trained(jobs, dtype=torch.float32)
     model = AdaptedModel(tiny.build("llama"), replace(LORA, dropout=0.0), captures=captures)
-    for _ in range(3):
+    for _ in range(3 * USES):
         results, work = fit(model, jobs)
     assert work.replayed and [str(each) for each in results] == [str(each) for each in written]
     assert all(isinstance(each, ClientError) and "lower local.lr" in str(each) for each in results)
 
 
-def test_float16_keeps_the_scale_of_each_client():
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_and_the_scale_of_each_client_are_kept(dtype):
+    """In float16 each client has its own scale, which grows and shrinks."""
     jobs = cohort(tiny.build("llama"), LORA, torch.float32)
-    settings = {"autocast": torch.bfloat16, "dtype": torch.float32}
-    written, captures = trained(jobs, **settings)[0], Captures()
-    for _ in range(2):
-        results, _ = trained(jobs, captures, **settings)
-    assert differ(results, written) < 2e-2
+    written, captures = trained(jobs, dtype=torch.float32, autocast=dtype)[0], Captures()
+    model = AdaptedModel(tiny.build("llama"), LORA, captures=captures, autocast=dtype)
+    for _ in range(USES):
+        results, work = fit(model, jobs)
+    assert work.replayed
+    for one, other, job in zip(results, written, jobs, strict=True):
+        way = (other.state.row - job.start.row).norm()
+        assert (one.state.row - other.state.row).norm() < 0.1 * way
+        assert one.losses == pytest.approx(other.losses, rel=5e-3)
 
 
 @pytest.mark.parametrize(
@@ -229,12 +236,12 @@ def test_memory_that_does_not_suffice_gives_the_graphs_back(monkeypatch):
     assert work.budget == 64 and max(sizes[-work.micro_batches :]) <= 64
     assert differ(results, trained(jobs)[0]) < 1e-10
     assert len(captures._stages) == 1
-    monkeypatch.setattr(capture, "one_pass", lambda *given: small(*given) if False else sizes.append(1) or _none())
+    monkeypatch.setattr(capture, "one_pass", _out_of_memory)
     with pytest.raises(RunError, match="out of memory even with one example"):
         trained(jobs, captures, budget=2)
 
 
-def _none():
+def _out_of_memory(*given):
     raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
@@ -311,3 +318,42 @@ def test_a_widened_batch_holds_the_same_targets():
     for name in ("labels", "rows", "places"):
         assert getattr(wide, name)[count:].unique().tolist() == [int(getattr(wide, name)[count - 1])]
     assert packing.widened(collate(tiny.examples(0, [8] * 5)), Grid()).input_ids.shape == (6, 8)
+
+
+def test_attention_in_a_graph_has_the_masks_of_the_pass_as_it_is_written(monkeypatch):
+    """None, and `is_causal` in their place: transformers keeps an explicit mask where it sees that a stream is
+    captured."""
+    from transformers.utils import import_utils
+
+    seen, attention = [], torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*given, **options):
+        seen.append((options.get("attn_mask") is None, bool(options.get("is_causal"))))
+        return attention(*given, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(import_utils, "is_cuda_stream_capturing", lambda: True, raising=False)
+    jobs, before = cohort(tiny.build("llama"), LORA, EXACT)[:1], import_utils.is_cuda_stream_capturing
+    with not_captured():
+        trained(jobs)
+        assert not import_utils.is_tracing()
+    assert set(seen) == {(True, True)} and import_utils.is_cuda_stream_capturing is before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+def test_graphs_train_as_the_passes_that_they_hold(autocast):
+    """On a card: nearly all micro-batches are replayed, and the result is that of passes as they are written, in
+    float32 to 1e-4 of the way, and else within the rounding of 16 bits."""
+    base = tiny.build("llama").to("cuda")
+    jobs = cohort(base, LORA, torch.float32)
+    model = AdaptedModel(base, LORA, autocast=autocast)
+    written, _ = fit(model, jobs)
+    captured = replace(model, captures=(captures := Captures()))
+    for _ in range(2 * USES):
+        results, work = fit(captured, jobs)
+    assert not captures.said and work.replayed == work.micro_batches
+    for one, other, job in zip(results, written, jobs, strict=True):
+        way = (other.state.row - job.start.row).norm()
+        assert (one.state.row - other.state.row).norm() < (1e-4 if autocast is None else 0.1) * way
