@@ -32,7 +32,8 @@ def one_pass(
         each: (examples, P) that takes the gradients of single examples.
         own: losses (n,) of logits (n, C), in the place of the examples' own.
     """
-    with bank.attached(laid.index, laid.masks, laid.mix, each=each, into=laid.into, below=laid.below):
+    cast = None if model.captures is None or bank.structure.dora else model.autocast
+    with bank.attached(laid.index, laid.masks, laid.mix, each=each, into=laid.into, below=laid.below, cast=cast):
         with model.computing():
             if own:
                 loss = own(model.examples.logits(model.model, laid.batch, all_rows=bank.adapts_head))

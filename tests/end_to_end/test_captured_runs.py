@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from llm_fed.engine import capture
@@ -56,8 +57,12 @@ def test_a_run_that_began_as_written_may_go_on_captured(small, tmp_path, llm_fed
     config, run = small.config(tmp_path / "c.yaml", **CHANGES), tmp_path / "run"
     assert llm_fed("run", config, "rounds=1", "--out", run).code == 0
     environment = json.loads((run / "environment.json").read_text())
-    del environment["captured"]
-    (run / "environment.json").write_text(json.dumps(environment))
+    kept = {key: value for key, value in environment.items() if key not in ("captured", "checksum")}
+    (run / "environment.json").write_text(json.dumps(kept))
+    lines = (run / "config.yaml").read_text().splitlines(True)
+    older = [line for line in lines if not line.startswith(("engine:", "  capture:", "# sha256"))]
+    assert len(lines) == len(older) + 3
+    (run / "config.yaml").write_text("".join(older))
     again = llm_fed("run", config, "rounds=2", "--out", run)
     assert again.code == 0 and "another environment" not in again.err
     said = llm_fed("run", config, "engine.capture=on", "--out", run)
@@ -77,13 +82,14 @@ def test_methods_that_cannot_be_captured_say_so_and_train(small, tmp_path, llm_f
 
 
 @pytest.mark.parametrize("text", ["on", "off", "auto"])
-def test_on_and_off_are_words_in_a_file_too(text):
-    """YAML reads them as true and false."""
-    import yaml
-
-    for tree in ({"engine": {"capture": text}}, yaml.safe_load(f"engine: {{capture: {text}}}")):
-        assert configfile.from_dict(tree).engine.capture == text
-    assert configfile.load({}, [f"engine.capture={text}"]).engine.capture == text
+def test_on_and_off_are_words_in_a_file_too(text, tmp_path):
+    """YAML reads them as true and false. A saved configuration is read back, too."""
+    path = tmp_path / "c.yaml"
+    path.write_text(f"engine: {{capture: {text}}}\n")
+    found = configfile.load(path)
+    assert found.engine.capture == configfile.load({}, [f"engine.capture={text}"]).engine.capture == text
+    path.write_text(yaml.safe_dump(configfile.as_dict(found)))
+    assert configfile.load(path) == found
 
 
 def test_a_plan_says_what_is_forced_and_what_is_not_on():

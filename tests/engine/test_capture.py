@@ -14,7 +14,9 @@ from stock_training import cohort
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.engine import capture, packing
 from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import USES, Captures
+from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fit import fit
 from llm_fed.engine.masks import not_captured
 from llm_fed.engine.packing import Grid, collate, padded_tokens, plan, widened
@@ -318,6 +320,26 @@ def test_a_widened_batch_holds_the_same_targets():
     for name in ("labels", "rows", "places"):
         assert getattr(wide, name)[count:].unique().tolist() == [int(getattr(wide, name)[count - 1])]
     assert packing.widened(collate(tiny.examples(0, [8] * 5)), Grid()).input_ids.shape == (6, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gate", ["", "router", "mix"])
+def test_adapters_that_are_cast_at_once_have_the_bits_of_those_cast_layer_by_layer(dtype, gate):
+    """And so have their gradients: a cast and a choice of rows are one whatever comes first."""
+    structure = LORA.with_experts("one", "two", gate=gate) if gate else LORA
+    base, found = tiny.build("llama"), []
+    batch = collate(tiny.examples(0, [9, 17, 12, 6]))
+    index, mix = torch.tensor([2, 0, 1, 2]), torch.rand(4, 2) if gate == "mix" else None
+    for cast in (None, dtype):
+        bank = AdapterBank(base, structure, 3)
+        with torch.no_grad():
+            bank.rows.normal_(0, 0.05, generator=torch.Generator().manual_seed(0))
+        with bank.attached(index, mix=mix, below={}, cast=cast), torch.autocast("cpu", dtype):
+            losses = TEXT.losses(base, batch)
+            losses.sum().backward()
+        found.append((losses.detach(), bank.grads))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+    assert found[0][1].abs().sum() > 0 and found[0][1].dtype == torch.float32
 
 
 def test_attention_in_a_graph_has_the_masks_of_the_pass_as_it_is_written(monkeypatch):
