@@ -228,7 +228,7 @@ class CudaGraphs(Graphs):
     """Graphs that share a pool of memory, which torch does not take any more once all of its graphs have died."""
 
     def __init__(self) -> None:
-        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._pool: Any = None
 
     def warm(self, run: Replay) -> None:
         """On a stream of its own, as torch wants it: some libraries prepare themselves for each stream."""
@@ -239,9 +239,15 @@ class CudaGraphs(Graphs):
         now.wait_stream(beside)
 
     def capture(self, run: Replay) -> Replay:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool), not_captured():
-            run()
+        now = torch.cuda.current_stream()
+        try:
+            graph = torch.cuda.CUDAGraph()
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._pool), not_captured():
+                run()
+        except BaseException:
+            torch.cuda.set_stream(now)  # torch stays on the stream of a capture that fails at its end
+            raise
         return graph.replay
 
 

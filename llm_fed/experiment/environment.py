@@ -34,7 +34,8 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     now["base"] = experiment.base.source.as_json()
     recorded = run.recall("environment.json")
     if recorded is None:
-        if measured := packing(experiment):
+        # What is measured are passes as they are written, of which a captured one has not the overhead.
+        if not captured and (measured := packing(experiment)):
             now["packing"] = measured.as_json()
             use_packing(experiment, now)
             reporter.note(f"packing of micro-batches, measured here: {measured.in_words()}")

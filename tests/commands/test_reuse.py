@@ -114,14 +114,16 @@ def counted(monkeypatch) -> dict[str, int]:
     return counts
 
 
-def test_runs_of_a_comparison_equal_runs_alone(small, tmp_path, counted, monkeypatch):
+@pytest.mark.parametrize("captured", ["auto", "on"])
+def test_runs_of_a_comparison_equal_runs_alone(small, tmp_path, counted, monkeypatch, captured):
     """Byte for byte, with two methods and two seeds that hold other rows out; the data are read once for each seed,
-    beside once to load the base, and each row is encoded once to be measured, once to train and once to be asked."""
+    beside once to load the base, and each row is encoded once to be measured, once to train and once to be asked. Runs
+    whose passes are captured share graphs, too."""
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     data = small_run.write_data(tmp_path / "data", {"train": 11})
     path = small.config(tmp_path / "c.yaml", rounds=2, task={"path": str(data), "validation": 0.4})
     out = tmp_path / "out"
-    compare.compare(path, chosen=["fedit", "local"], seeds=[0, 1], out=out)
+    compare.compare(path, [f"engine.capture={captured}"], chosen=["fedit", "local"], seeds=[0, 1], out=out)
     shared = dict(counted)
     folders = sorted(config.parent for config in out.glob("*/config.yaml"))
     assert len(folders) == 4
