@@ -111,7 +111,7 @@ class Slot:
     static: Static[Laid]
     uses: int = 0
     replay: Replay | None = None
-    never: bool = False  # whether it cannot be captured
+    never: bool = False  # whether memory does not suffice to capture it
 
 
 class Stage:
@@ -131,6 +131,7 @@ class Stage:
         self._captures, self._model, self._slots = captures, model, dict[Hashable, Slot]()
         self._masks = torch.zeros(0, dtype=torch.bool, device=model.device)
         self._graphs = self._new_graphs()
+        self._barred = False  # whether nothing can be captured
 
     def begin(self, scales: Tensor | None) -> None:
         """A step, in float16 with the scale of each client's loss."""
@@ -151,7 +152,7 @@ class Stage:
         if self.bank.drops:
             self.bank.draw_masks(seeds, sizes, out=slot.static.laid.masks)
         slot.uses += 1
-        if slot.replay is None and slot.uses > USES and not slot.never:
+        if slot.replay is None and slot.uses > USES and not (slot.never or self._barred):
             slot.replay = self._captured(slot)
         if slot.replay is not None:
             slot.replay()
@@ -195,8 +196,7 @@ class Stage:
                 return None
             why = " ".join(str(error).split())[:200]
             self._captures.say(f"training passes are not captured, as what they call does not allow it: {why}")
-            for each in self._slots.values():
-                each.never = True
+            self._barred = True
             return None
 
     def _forget(self) -> None:

@@ -44,9 +44,9 @@ class Reuse:
             self._task = asked, tasks.load(config, seed, held_out, absent=absent)
         return self._task[1]
 
-    def under(self, *settings: Hashable) -> Examples:
+    def under(self, *settings: Hashable) -> EncodingMemo:
         """What is made of examples under settings: all that it depends on, but the tokenizer."""
-        return Examples(self, self._settings.setdefault(settings, len(self._settings)).to_bytes(4, "little"))
+        return EncodingMemo(self, self._settings.setdefault(settings, len(self._settings)).to_bytes(4, "little"))
 
     def get(self, key: bytes) -> bytes | None:
         return self._packed.get(key)
@@ -57,7 +57,7 @@ class Reuse:
             self._bytes += len(packed) + _ENTRY
 
 
-class Examples:
+class EncodingMemo:
     """What was made of examples under some settings."""
 
     def __init__(self, reuse: Reuse, settings: bytes):
