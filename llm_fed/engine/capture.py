@@ -120,6 +120,7 @@ class Stage:
     Attributes:
         losses: (K,) what the passes of a step add to.
         grid: of the shapes of micro-batches.
+        why: some micro-batches of whatever shape cannot be replayed; empty where all can.
     """
 
     def __init__(self, captures: Captures, model: AdaptedModel, num_rows: int, dtype: torch.dtype, trained: str):
@@ -131,7 +132,7 @@ class Stage:
         self._captures, self._model, self._slots = captures, model, dict[Hashable, Slot]()
         self._masks = torch.zeros(0, dtype=torch.bool, device=model.device)
         self._graphs = self._new_graphs()
-        self._barred = False  # whether nothing can be captured
+        self._barred, self.why = False, ""  # whether nothing can be captured
 
     def begin(self, scales: Tensor | None) -> None:
         """A step, in float16 with the scale of each client's loss."""
@@ -191,12 +192,13 @@ class Stage:
         except RuntimeError as error:
             self._forget()
             if should_reduce_batch_size(error):
-                self._captures.say("memory does not suffice for all captured passes; some run as they are written")
+                self.why = "memory does not suffice for all captured passes; some run as they are written"
                 slot.never = True
-                return None
-            why = " ".join(str(error).split())[:200]
-            self._captures.say(f"training passes are not captured, as what they call does not allow it: {why}")
-            self._barred = True
+            else:
+                text = " ".join(str(error).split())[:200]
+                self.why = f"training passes are not captured, as what they call does not allow it: {text}"
+                self._barred = True
+            self._captures.say(self.why)
             return None
 
     def _forget(self) -> None:

@@ -20,7 +20,7 @@ from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.capture import Stage
+from llm_fed.engine.capture import Stage, refusal
 from llm_fed.engine.examples import Batch, Examples
 from llm_fed.engine.inference import log_likelihoods
 from llm_fed.engine.laid import Laid, on_device
@@ -112,6 +112,8 @@ class FusedFit:
                     loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
                 signs.step(step + 1, last, len(active), total, loss)
         results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
+        if self.model.captures:
+            self.work = replace(self.work, why=self.stage.why if self.stage else refusal(self.model, self.jobs))
         return results, self.work
 
     def step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:

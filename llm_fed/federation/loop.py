@@ -173,7 +173,7 @@ def federate(
             with watch("evaluate"):
                 score()
             on_trained()
-        passes = {"passes": work.passes} if config.engine.capture == "on" else {}
+        passes = {"passes": work.passes, "why": work.why} if config.engine.capture == "on" else {}
         run.log_timing({"round": round, **watch.record(), **passes})
         if not last:
             on_round()

@@ -236,13 +236,14 @@ class AnswerLoss(Request[float]):
 @dataclass(frozen=True)
 class Work:
     """What a fit processed: real tokens (of pictures what they count as), tokens with padding, micro-batches, the token
-    budget of each, and how many of them were replayed (`engine/capture.py`)."""
+    budget of each, how many of them were replayed (`engine/capture.py`), and why others could not be."""
 
     tokens: int = 0
     padded: int = 0
     micro_batches: int = 0
     budget: int = 0
     replayed: int = 0
+    why: str = ""
 
     @property
     def padding(self) -> float:
@@ -262,6 +263,7 @@ class Work:
             self.micro_batches + other.micro_batches,
             other.budget,
             self.replayed + other.replayed,
+            other.why or self.why,
         )
 
 

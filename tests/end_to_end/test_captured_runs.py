@@ -77,6 +77,8 @@ def test_methods_that_cannot_be_captured_say_so_and_train(small, tmp_path, llm_f
     words = ["rounds=1", "privacy.unit=example", "privacy.clip=1.0", "privacy.noise=0.5", "engine.capture=on"]
     said = llm_fed("run", config, *words, "--out", tmp_path / "run")
     assert said.code == 0 and passes(tmp_path / "run")[0]["replayed"] == 0
+    whys = [line.get("why") for line in read_records(tmp_path / "run/timing.jsonl") if "round" in line]
+    assert whys == ["gradients of single examples are asked for"]
     lines = [record.getMessage() for record in caplog.records]
     assert lines.count("training passes are not captured: gradients of single examples are asked for") == 1
 
