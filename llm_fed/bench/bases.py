@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from llm_fed import kinds, tasks
 from llm_fed.kinds import Kind
+from llm_fed.kinds.reuse import Reuse
 from llm_fed.runtime.launch import choose_device
 from llm_fed.runtime.portable import fingerprint
 from llm_fed.settings.config import BaseConfig, Config
@@ -17,10 +19,14 @@ def identity(base: Kind) -> str:
 
 
 class Bases:
-    """Loads bases as they are asked for, one in memory at a time; `loads` counts them."""
+    """Loads bases as they are asked for, one in memory at a time; `loads` counts them.
 
-    def __init__(self) -> None:
-        self.loads = 0
+    Args:
+        reuse: whether the runs on a base also share what they make of their data, which must not change meanwhile.
+    """
+
+    def __init__(self, reuse: bool = False) -> None:
+        self.loads, self._reuse = 0, reuse
         self._key: tuple[BaseConfig, str, str, str | None, int | None, tuple[str, ...] | None] | None = None
         self._base: Any = None
 
@@ -31,6 +37,9 @@ class Bases:
             self._key = self._base = None
             data = tasks.load(task, config.federation_seed, config.evaluation_seed, absent=True)
             self._base = kinds.load(config, data, choose_device(config.device))
+            if self._reuse:
+                self._base = copy(self._base)  # which may be an object of a user's own
+                self._base.reuse = Reuse()
             self.loads += 1
             self._key = key
         return self._base

@@ -169,7 +169,8 @@ def prepare(
     given = task is not None
     with signs.part(f"reading the data of {config.task.name}"):
         seeds = config.federation_seed, config.evaluation_seed
-        task = task or tasks.load(config.task, *seeds, known, absent=not everybody)
+        load = base.reuse.task if base and base.reuse else tasks.load
+        task = task or load(config.task, *seeds, known, absent=not everybody)
     if config.task.held_out == "auto":
         config = replace(config, task=replace(config.task, held_out="hash"))
     metric = config.eval.metric or (PREFERENCE if config.objective.preferences else task.metric)
@@ -204,6 +205,7 @@ def prepare(
     cohort = schedule.cohort_size if everybody else max(1, len(clients))  # of a machine's clients all may be asked
     per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
     engine = base.engine(config.eval)
+    engine.configure(config.engine, base.reuse.captures if base.reuse else None)
     runtime = LocalRuntime(engine, per_pass)
     return Experiment(
         config, base, metric, method, clients, server, schedule, engine, runtime, left_out,

@@ -80,7 +80,7 @@ def compare(
         plan = ComparisonPlan(path, words, chosen, seeds, out, own)
         for note in [*plan.notes, *([own.in_words] if own.in_words else [])]:
             reporter.note(note)
-        bases = Bases()
+        bases = Bases(reuse=True)
         table = _empty_table(plan, bases)
     with plugins.allowing([name for job in plan.jobs() for name in plugins.named_in(as_dict(job.config)).values()]):
         return _trained(plan, table, bases, reporter, out)

@@ -282,8 +282,11 @@ def _begun(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]], value:
     return None
 
 
+_INDECISIVE = ("checkpoint", "engine", "export", "report", "track")  # sections of a configuration
+
+
 def _digest(config: Mapping[str, Any]) -> str:
     """Of what decides a run's numbers."""
-    decisive = {key: value for key, value in config.items() if key not in ("checkpoint", "export", "report", "track")}
+    decisive = {key: value for key, value in config.items() if key not in _INDECISIVE}
     decisive["eval"] = {key: value for key, value in config["eval"].items() if key != "base"}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:8]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.memory import Attempts, budget_and_overhead
 from llm_fed.models.frozen import device_of
 from llm_fed.models.lora import Lora
+
+if TYPE_CHECKING:
+    from llm_fed.engine.capture import Captures
 
 Result = TypeVar("Result")
 
@@ -31,6 +34,7 @@ class AdaptedModel:
     autocast: torch.dtype | None = None  # compute in this dtype; the adapters keep theirs
     budget: int | None = None  # most tokens of a micro-batch; None: as of `packing`
     packing: tuple[int, int] | None = None  # budget and overhead as measured (`calibration`); None: by device
+    captures: Captures | None = None  # of training passes; None: they run as they are written
 
     @property
     def device(self) -> torch.device:
@@ -52,12 +56,15 @@ class AdaptedModel:
         return AdapterBank(self.model, self.structure, num_rows, dtype, train)
 
     def computing(self) -> torch.autocast:
-        """The context of a forward pass."""
-        return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
+        """The context of a forward pass. A graph must make its own casts, as a cache does not outlive the pass."""
+        cached = None if self.captures is None else False
+        return torch.autocast(
+            self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=cached
+        )  # fmt: skip
 
     def attempts(self) -> Attempts:
         """Budgets for a piece of work."""
-        return Attempts(self.most_tokens)
+        return Attempts(self.most_tokens, self.captures.clear) if self.captures else Attempts(self.most_tokens)
 
     def within_memory(self, run: Callable[[int], Result]) -> Result:
         """`run(budget)` with the first of the `attempts` that succeeds."""

@@ -94,23 +94,41 @@ class AdapterBank:
         """A copy of row k, on the bank's device."""
         return State(self.layout, self.rows[k].clone())
 
-    def draw_masks(self, seeds: Sequence[int], lengths: Sequence[int]) -> Tensor | None:
+    @property
+    def drops(self) -> bool:
+        """Whether there is dropout."""
+        return self._kept < 2**16
+
+    @property
+    def width(self) -> int:
+        """D"""
+        return self._width
+
+    def draw_masks(self, seeds: Sequence[int], lengths: Sequence[int], out: Tensor | None = None) -> Tensor | None:
         """Dropout masks (N, T, D) for `attached`, True where an input is kept; None without dropout.
 
         Row n's mask depends on seeds[n] and lengths[n] alone: not on padding, nor on the rows beside it. The
         share of inputs kept is 1 - dropout to within 2^-17. A mask is one byte per input of an adapted layer,
         held until the backward pass is done, also under activation checkpointing.
+
+        Args:
+            out: (N or more, T or more, D) that takes them; rows behind them are as the last.
         """
-        if self._kept == 2**16:
+        if not self.drops:
             return None
         device, width = self.rows.device, self._width
-        masks = torch.zeros(len(seeds), max(lengths), width, dtype=torch.bool, device=device)
+        if out is None:
+            masks = torch.zeros(len(seeds), max(lengths), width, dtype=torch.bool, device=device)
+        else:
+            masks = out.zero_()
         generator = torch.Generator(device)
-        for mask, seed, length in zip(masks, seeds, lengths, strict=True):
+        for mask, seed, length in zip(masks[: len(seeds)], seeds, lengths, strict=True):
             # 16 bits per input, cut from 64-bit words, take a quarter of the time of bernoulli_ on a CPU.
             words = torch.empty(-(-length * width // 4), dtype=torch.int64, device=device)
             bits = words.random_(-(2**63), None, generator=generator.manual_seed(seed)).view(torch.int16)
             torch.lt(bits[: length * width].view(length, width), self._kept - 2**15, out=mask[:length])
+        if len(masks) > len(seeds):
+            masks[len(seeds) :] = masks[len(seeds) - 1]
         return masks
 
     def beneath(self, owners: Sequence[int]) -> dict[str, DeltaHook]:
@@ -147,6 +165,7 @@ class AdapterBank:
         each: Tensor | None = None,
         into: Tensor | None = None,
         below: Mapping[str, DeltaHook] | None = None,
+        cast: torch.dtype | None = None,
     ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 
@@ -162,6 +181,8 @@ class AdapterBank:
             each: (M, P): what takes the gradients of rows of the batch by themselves, in the place of `grads`.
             into: (N,), which row of `each` takes that of each row of the batch (default: each its own).
             below: as of `beneath`, where it was made already.
+            cast: the dtype of autocast, to which all adapters are cast at once, and not each row's copy of each layer:
+                with the same bits, but not with DoRA, which reads adapters in their own dtype.
             listen: is given the weights (N, T, E) that a router finds, layer by layer.
 
         Raises:
@@ -179,14 +200,16 @@ class AdapterBank:
             # Outside the layers, so that activation checkpointing does not repeat it. A path of its own for rows that
             # all share one adapter was not faster.
             where = index.to(self.rows.device)
+            rows = self.rows if cast is None else self.rows.to(cast)
             chosen = {}
             for entry, (values, grads) in self._entries.items():
+                taken = values if cast is None else rows[:, self.layout.slices[entry]].view(values.shape)
                 if each is None:
-                    chosen[entry] = _Own.apply(values, grads, where, where)
+                    chosen[entry] = _Own.apply(values, taken, grads, where, where)
                 else:
                     apart = each[:, self.layout.slices[entry]].view(len(each), *values.shape[1:])
                     taker = torch.arange(len(index), device=where.device) if into is None else into
-                    chosen[entry] = _Own.apply(values, apart, where, taker)
+                    chosen[entry] = _Own.apply(values, taken, apart, where, taker)
             below = self.beneath(index.tolist()) if below is None else below
             for name, module in self.targets.items():
                 if name in below:
@@ -230,17 +253,18 @@ class AdapterBank:
 
 
 class _Own(torch.autograd.Function):
-    """values[index], (N, ...); backward adds to the rows `into` of `grads` at once, with no (K, ...) between."""
+    """taken[index], (N, ...), where `taken` is a cast of `values`; backward adds to the rows `into` of `grads` at once,
+    with no (K, ...) between."""
 
     @staticmethod
-    def forward(ctx, values: Tensor, grads: Tensor, index: Tensor, into: Tensor) -> Tensor:
+    def forward(ctx, values: Tensor, taken: Tensor, grads: Tensor, index: Tensor, into: Tensor) -> Tensor:
         ctx.grads, ctx.into = grads, into
-        return values.index_select(0, index)
+        return taken.index_select(0, index)
 
     @staticmethod
-    def backward(ctx, chosen: Tensor) -> tuple[None, None, None, None]:
-        ctx.grads.index_add_(0, ctx.into, chosen)
-        return None, None, None, None
+    def backward(ctx, chosen: Tensor) -> tuple[None, None, None, None, None]:
+        ctx.grads.index_add_(0, ctx.into, chosen.to(ctx.grads.dtype))
+        return None, None, None, None, None
 
 
 @dataclass(frozen=True)

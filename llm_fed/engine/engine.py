@@ -18,6 +18,7 @@ from llm_fed.engine import classifying, fit, gradients, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import Answering, answers
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.capture import Captures
 from llm_fed.engine.trainable import Trainable
 from llm_fed.engine.whole import WholeModel
 from llm_fed.merge.delta import under
@@ -38,7 +39,7 @@ from llm_fed.method.requests import (
 )
 from llm_fed.models.joined import Answer
 from llm_fed.models.trained import Structure
-from llm_fed.settings.config import EvalConfig
+from llm_fed.settings.config import EngineConfig, EvalConfig
 from llm_fed.state import State
 
 
@@ -49,6 +50,7 @@ class Engine(Answering):
         budget: most tokens of a micro-batch, found at the first training; it decides the packing, hence the bits.
         work: of all training since it was last taken.
         packing: budget and overhead of micro-batches as they were measured; None: by device.
+        captures: of training passes; None: they run as they are written.
     """
 
     def __init__(self, base: Trainable, evaluation: EvalConfig | None = None):
@@ -57,7 +59,13 @@ class Engine(Answering):
         self.evaluation = evaluation or EvalConfig()
         self.budget: int | None = None
         self.packing: tuple[int, int] | None = None
+        self.captures: Captures | None = None
         self._whole: dict[Structure, WholeModel] = {}
+
+    def configure(self, config: EngineConfig, captures: Captures | None = None) -> None:
+        """Compute as a configuration says, with the captures of other runs on the same base, where there are some."""
+        if config.capture == "on":  # `auto` is off until a GPU has run them
+            self.captures = captures or Captures()
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.
@@ -87,7 +95,9 @@ class Engine(Answering):
     def adapted(self, structure: Any) -> AdaptedModel:
         """The base under adapters of this structure."""
         base = self.base
-        return AdaptedModel(base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing)
+        return AdaptedModel(
+            base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing, self.captures
+        )  # fmt: skip
 
     def whole(self, structure: Structure) -> WholeModel:
         """The model, or models side by side, that clients of this structure train whole."""

@@ -43,12 +43,14 @@ class Examples(ABC):
         each: how many rows of a batch an example is, one behind the other.
         drifts: whether the losses of a client's batch depend on how far its model is from a reference.
         replaceable: whether a method's own loss of logits can take the place of theirs.
+        fixed: whether a batch is a `MicroBatch`, which can be widened to a shape of a grid.
     """
 
     single: ClassVar[bool]
     each: ClassVar[int] = 1
     drifts: ClassVar[bool] = False
     replaceable: ClassVar[bool] = True
+    fixed: ClassVar[bool] = False
 
     @abstractmethod
     def length(self, example: Any) -> int:
@@ -140,6 +142,7 @@ class Text(Examples):
     """Token sequences (`packing.TokenSequence`) of a causal language model; each target token is one target."""
 
     single: ClassVar[bool] = False
+    fixed: ClassVar[bool] = True
 
     num_targets = staticmethod(num_targets)
     collate = staticmethod(collate)

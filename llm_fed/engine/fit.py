@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -19,13 +20,14 @@ from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.deltas import DeltaHook
+from llm_fed.engine.capture import Stage, refusal
 from llm_fed.engine.examples import Batch, Examples
 from llm_fed.engine.inference import log_likelihoods
-from llm_fed.engine.laid import on_device
+from llm_fed.engine.laid import Laid, on_device
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.own_losses import columns_of, names_of, own_losses
 from llm_fed.engine.packing import padded_tokens, plan
+from llm_fed.engine.passes import one_pass
 from llm_fed.engine.steps import Steps, together
 from llm_fed.method.requests import Fit, Fitted, Work
 
@@ -59,23 +61,6 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
     return [error or next(remaining) for error in errors], work
 
 
-@dataclass(frozen=True)
-class Laid:
-    """A micro-batch of N rows and n losses with all that the device is given for it."""
-
-    batch: Any  # `examples.Batch`
-    index: Tensor  # (N,) the row of the bank that each goes through
-    owner: Tensor  # (n,) the same of each loss
-    weights: Tensor  # (n,) what each loss counts
-    into: Tensor  # (N,) the example that each row belongs to
-    owners: Sequence[int]  # the row of the bank of each example, for the host
-    mix: Tensor | None = None  # (N, E)
-    columns: Tensor | None = None  # (examples, numbers): what a loss of one's own is given, see `own_losses`
-    masks: Tensor | None = None  # of dropout
-    wanted: Tensor | None = None  # (targets, C) the teachers' logits
-    below: Mapping[str, DeltaHook] = field(default_factory=dict)  # what lies beneath the adapters, by layer
-
-
 class FusedFit:
     """One fused training run over usable jobs; client k is row k of the bank."""
 
@@ -84,7 +69,8 @@ class FusedFit:
         self.work = Work(budget=budget)
         self.private = jobs[0].private is not None  # then all are: see `Engine.fit`
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
-        self.bank = model.bank(len(jobs), jobs[0].start.row.dtype, trained)
+        self.stage = model.captures and model.captures.stage(model, jobs, trained)
+        self.bank = self.stage.bank if self.stage else model.bank(len(jobs), jobs[0].start.row.dtype, trained)
         for k, job in enumerate(jobs):
             self.bank.load(k, job.start)
         self.scalers: list[torch.amp.GradScaler] = []  # of each client, in float16
@@ -126,6 +112,8 @@ class FusedFit:
                     loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
                 signs.step(step + 1, last, len(active), total, loss)
         results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
+        if self.model.captures:
+            self.work = replace(self.work, why=self.stage.why if self.stage else refusal(self.model, self.jobs))
         return results, self.work
 
     def step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:
@@ -135,31 +123,49 @@ class FusedFit:
         """
         examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
         lengths = [self.examples.length(example) for _, _, example in examples]
-        batches = plan(lengths, self.work.budget, self.model.overhead)
+        grid = self.stage.grid if self.stage else None
+        batches = plan(lengths, self.work.budget, self.model.overhead, grid)
         self.work = replace(
             self.work,
             tokens=self.work.tokens + sum(sum(self.examples.sizes(example)) for _, _, example in examples),
-            padded=self.work.padded + padded_tokens(lengths, batches),
+            padded=self.work.padded + padded_tokens(lengths, batches, grid),
             micro_batches=self.work.micro_batches + len(batches),
         )
         weights, scales, drifts = self._weights(seen), self._scales(), self._drifts(seen)
         self.bank.grads.zero_()
-        for chosen in batches:
-            rows = [examples[i] for i in chosen]
-            laid = self._lay_out(step, rows, weights[chosen], drifts)
-            if (each := self._pass(laid, scales, losses)) is not None:
-                for steps in self.steps:
-                    steps.add_clipped(each, laid.owners)
+        by_batch = [([examples[i] for i in chosen], weights[chosen]) for chosen in batches]
+        if self.stage:
+            self._replay(self.stage, step, by_batch, scales, losses)
+        else:
+            for rows, of_rows in by_batch:
+                laid = self._lay_out(step, rows, of_rows, drifts)
+                if (each := self._pass(laid, scales, losses)) is not None:
+                    for steps in self.steps:
+                        steps.add_clipped(each, laid.owners)
         for n, steps in enumerate(self.steps):
             steps.step(seen, self.scalers[n] if self.scalers else None)
         if self.private:
             sizes = [max(1, len(seen.get(k, ()))) for k in range(len(self.jobs))]
             losses /= torch.tensor(sizes).to(self.device)
 
+    def _replay(self, stage: Stage, step: int, by_batch: Sequence[Any], scales: Tensor | None, losses: Tensor) -> None:
+        """The passes of a step over the stage's static memory."""
+        stage.begin(scales)
+        for rows, weights in by_batch:
+            replayed = stage.take(self._on_host(step, rows, weights, {}), *self._dropout(step, rows))
+            self.work = replace(self.work, replayed=self.work.replayed + replayed)
+        losses.add_(stage.losses[: len(losses)])
+
     def _lay_out(self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float]) -> Laid:
         """A micro-batch of examples (k, n, example), with one copy from the host to the device."""
+        laid = on_device(self._on_host(step, rows, weights, drifts), self.device)
+        wanted = self._taught(laid.batch, [self.jobs[k].batches[step][n] for k, n, _ in rows])
+        below = self.bank.beneath([k for k, _, _ in rows for _ in range(self.examples.each)])
+        return replace(laid, masks=self.bank.draw_masks(*self._dropout(step, rows)), wanted=wanted, below=below)
+
+    def _on_host(self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float]) -> Laid:
         of, owners = self.examples, [k for k, _, _ in rows]
-        batch, owner, each = of.collate([example for _, _, example in rows]), torch.tensor(owners), range(of.each)
+        batch, owner = of.collate([example for _, _, example in rows]), torch.tensor(owners)
         if drifts:
             batch = replace(batch, drift=torch.tensor([drifts[k] for k in owners], dtype=torch.float64))
         mixed = self.bank.structure.gate == "mix"
@@ -167,35 +173,25 @@ class FusedFit:
         places = [self.jobs[k].batches[step][n] for k, n, _ in rows]
         columns = columns_of([example for _, _, example in rows], places) if self.names else None
         into = of.by_row(torch.arange(len(rows)))
-        laid = Laid(
+        return Laid(
             batch, of.by_row(owner), owner[batch.rows], weights[batch.rows], into, owners, mix, columns
         )  # fmt: skip
-        laid = on_device(laid, self.device)
+
+    def _dropout(self, step: int, rows: Sequence[Any]) -> tuple[list[int], list[int]]:
+        """The seeds of the rows' masks, and their lengths."""
+        each = range(self.examples.each)
         seeds = [derive(self.jobs[k].seed, step, n, *([m] if m else [])) for k, n, _ in rows for m in each]
-        sizes = [size for _, _, example in rows for size in of.sizes(example)]
-        wanted = self._taught(laid.batch, places)
-        below = self.bank.beneath([k for k in owners for _ in each])
-        return replace(laid, masks=self.bank.draw_masks(seeds, sizes), wanted=wanted, below=below)
+        return seeds, [size for _, _, example in rows for size in self.examples.sizes(example)]
 
     def _pass(self, laid: Laid, scales: Tensor | None, losses: Tensor) -> Tensor | None:
-        """Forward and backward pass. It reads nothing of the host's memory, so that a graph could hold it.
+        """Forward and backward pass.
 
         Returns:
             (examples, P) the gradient of each example, where jobs are private; else the bank has the gradients.
         """
         each = self.bank.rows.new_zeros(len(laid.owners), self.bank.layout.size) if self.private else None
-        with self.bank.attached(laid.index, laid.masks, laid.mix, each=each, into=laid.into, below=laid.below):
-            with self.model.computing():
-                if self.names:
-                    logits = self.examples.logits(self.model.model, laid.batch, all_rows=self.bank.adapts_head)
-                    loss = own_losses(self.jobs, self.names, logits, laid)
-                else:
-                    loss = self.examples.losses(
-                        self.model.model, laid.batch, all_rows=self.bank.adapts_head, wanted=laid.wanted
-                    )
-                loss = loss * laid.weights.to(loss.dtype)
-            losses.index_add_(0, laid.owner, loss.detach().to(losses.dtype))
-            (loss if scales is None else loss * scales[laid.owner]).sum().backward()
+        own = partial(own_losses, self.jobs, self.names, laid=laid) if self.names else None
+        one_pass(self.model, self.bank, laid, scales, losses, each, own)
         return each
 
     def _drifts(self, seen: Mapping[int, Sequence[Any]]) -> dict[int, float]:

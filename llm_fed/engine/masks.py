@@ -37,6 +37,24 @@ def known_masks(padded: bool = False) -> Iterator[None]:
             setattr(masking_utils, name, original)
 
 
+@contextmanager
+def not_captured() -> Iterator[None]:
+    """Within, transformers does not notice that a stream is captured. It would keep an explicit causal mask then, with
+    which attention rounds otherwise. What it looks up in tensors ends the capture with an error."""
+    from transformers.utils import import_utils
+
+    name = "is_cuda_stream_capturing"  # newer versions alone have it
+    original = getattr(import_utils, name, None)
+    if original is None:
+        yield
+        return
+    try:
+        setattr(import_utils, name, lambda: False)
+        yield
+    finally:
+        setattr(import_utils, name, original)
+
+
 @cache
 def _originals() -> dict[str, Callable[..., Any]]:
     """Looked up once, so that two threads cannot leave each other's in place."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -29,18 +29,22 @@ class Attempts:
             with attempt as tokens:
                 ...
 
+    Args:
+        free: gives memory back before the next attempt.
+
     Raises:
         RunError: it does not suffice for one example.
     """
 
-    def __init__(self, budget: int):
-        self._budget, self._done = budget, False
+    def __init__(self, budget: int, free: Callable[[], None] = lambda: None):
+        self._budget, self._done, self._free = budget, False, free
 
     def __iter__(self) -> Iterator[Attempts]:
         from accelerate.utils.memory import clear_device_cache
 
         yield self
         while not self._done:  # by now nothing holds the tensors of the attempt that failed
+            self._free()
             clear_device_cache(garbage_collection=True)
             self._budget //= 2
             yield self

@@ -25,7 +25,34 @@ class TokenSequence(Protocol):
     def target(self) -> Sequence[bool]: ...
 
 
-def plan(lengths: Sequence[int], budget: int, overhead: int) -> list[list[int]]:
+@dataclass(frozen=True)
+class Grid:
+    """The few shapes to which micro-batches are rounded up, so that what was captured for one fits many.
+
+    Attributes:
+        longest: most tokens of a row that the model has positions for; None: any number.
+    """
+
+    longest: int | None = None
+
+    def rows(self, count: int) -> int:
+        return _rounded(count, 2, 1)
+
+    def tokens(self, length: int) -> int:
+        rounded = _rounded(length, 4, 8)
+        return rounded if self.longest is None else max(length, min(rounded, self.longest))
+
+    def targets(self, count: int) -> int:
+        return _rounded(count, 1, 16)
+
+
+def _rounded(number: int, parts: int, least: int) -> int:
+    """The next of so many numbers between one power of two and the next, and a multiple of `least`."""
+    step = max(least, 2 ** (number.bit_length() - 1) // parts) if number else least
+    return -(-number // step) * step
+
+
+def plan(lengths: Sequence[int], budget: int, overhead: int, grid: Grid | None = None) -> list[list[int]]:
     """Partition examples into micro-batches of neighbouring lengths at the least cost.
 
     The cost of a plan is the sum of count * longest over its micro-batches, plus `overhead` for each of them.
@@ -35,6 +62,7 @@ def plan(lengths: Sequence[int], budget: int, overhead: int) -> list[list[int]]:
         lengths: tokens of each example.
         budget: most tokens, padding included, of a micro-batch. A longer example is a micro-batch of its own.
         overhead: what one more micro-batch costs, in tokens.
+        grid: to whose shapes micro-batches are rounded up, which is part of their cost.
 
     Returns:
         Positions in `lengths`, the longest micro-batch first.
@@ -42,10 +70,13 @@ def plan(lengths: Sequence[int], budget: int, overhead: int) -> list[list[int]]:
     order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
     best = np.zeros(len(order) + 1)  # best[j]: least cost of the j shortest examples
     cut = [0] * (len(order) + 1)  # where the last micro-batch of that plan begins
+    rows = np.array([grid.rows(count) if grid else count for count in range(len(order) + 1)])
     for end in range(1, len(order) + 1):
         longest = lengths[order[end - 1]]
-        begins = np.arange(max(0, end - max(1, budget // longest)), end)
-        costs = best[begins] + (end - begins) * longest + overhead
+        longest = grid.tokens(longest) if grid else longest
+        most = int(np.searchsorted(rows, budget // longest, "right")) - 1
+        begins = np.arange(max(0, end - max(1, most)), end)
+        costs = best[begins] + rows[end - begins] * longest + overhead
         chosen = int(costs.argmin())
         best[end], cut[end] = costs[chosen], int(begins[chosen])
     batches, end = [], len(order)
@@ -55,9 +86,10 @@ def plan(lengths: Sequence[int], budget: int, overhead: int) -> list[list[int]]:
     return batches
 
 
-def padded_tokens(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> int:
+def padded_tokens(lengths: Sequence[int], batches: Sequence[Sequence[int]], grid: Grid | None = None) -> int:
     """Tokens that the micro-batches hold, padding included."""
-    return sum(len(batch) * max(lengths[i] for i in batch) for batch in batches)
+    sizes = ((len(batch), max(lengths[i] for i in batch)) for batch in batches)
+    return sum(grid.rows(rows) * grid.tokens(tokens) if grid else rows * tokens for rows, tokens in sizes)
 
 
 @dataclass(frozen=True)
@@ -79,6 +111,26 @@ def collate(examples: Sequence[TokenSequence]) -> MicroBatch:
     places = rows * input_ids.shape[1] + columns
     lengths = torch.tensor([len(example.input_ids) for example in examples])
     return MicroBatch(input_ids, input_ids.flatten()[places + 1], rows, places, lengths)
+
+
+def widened(batch: MicroBatch, grid: Grid) -> MicroBatch:
+    """The same in a shape of the grid. Further rows and targets repeat the last one: so they hold nothing that is not
+    finite where the last one does not, and where the weights of these targets are 0, they change no gradient."""
+    (rows, tokens), targets = batch.input_ids.shape, len(batch.labels)
+    wide = grid.tokens(tokens)
+    ids = torch.nn.functional.pad(batch.input_ids, (0, wide - tokens))
+    places = batch.places + batch.rows * (wide - tokens)
+    more, later = grid.rows(rows), grid.targets(targets)
+    return MicroBatch(
+        repeated(ids, more), repeated(batch.labels, later), repeated(batch.rows, later), repeated(places, later),
+        repeated(batch.lengths, more),
+    )  # fmt: skip
+
+
+def repeated(tensor: Tensor, size: int) -> Tensor:
+    """The rows of a tensor, and so often the last one that there are `size`."""
+    more = size - len(tensor)
+    return torch.cat([tensor, tensor[-1:].expand(more, *tensor.shape[1:])]) if more else tensor
 
 
 def num_targets(examples: Sequence[TokenSequence]) -> int:

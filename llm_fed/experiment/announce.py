@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from llm_fed.bench.costs import after_a_step
+from llm_fed.engine import capture
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
 from llm_fed.engine.memory import free_memory, memory_limit
 from llm_fed.experiment import cross
@@ -89,6 +90,7 @@ class RunPlan:
     costs: Costs | None = None
     time: str = ""
     loss: str = ""
+    passes: str = ""
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -110,6 +112,7 @@ class RunPlan:
         rows["training"], rows["loss"] = self._training(), self.loss
         if self.asked:
             rows["each round"] = self._work()
+        rows["passes"] = self.passes
         rows["scores"] = self.scored
         rows["cross"] = self.cross
         return {label: text for label, text in rows.items() if text}
@@ -220,6 +223,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
         work=method.in_words(config.rounds), asked=len(asked), loss=config.objective.in_words(),
+        passes=capture.in_words(config.engine.capture, base.device, adapters=server.structure.fused),
     )  # fmt: skip
 
 

@@ -186,7 +186,7 @@ def join_launch() -> AbstractContextManager[Any] | None:
 
 def builder() -> Build:
     """How a rank above 0 makes, of rank 0's configurations one after another, what it shares with it."""
-    bases, silent = Bases(), Reporter(Console(quiet=True))
+    bases, silent = Bases(reuse=True), Reporter(Console(quiet=True))
 
     def build(config: Config, known: Mapping[str, Any] | None) -> Shared:
         rows = None if known is None else Record.from_json(known)

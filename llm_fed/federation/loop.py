@@ -173,7 +173,8 @@ def federate(
             with watch("evaluate"):
                 score()
             on_trained()
-        run.log_timing({"round": round, **watch.record()})
+        passes = {"passes": work.passes, "why": work.why} if config.engine.capture == "on" else {}
+        run.log_timing({"round": round, **watch.record(), **passes})
         if not last:
             on_round()
         turns.offer()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
@@ -16,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.kinds import comparing
+from llm_fed.kinds.reuse import Reuse
 from llm_fed.method.requests import Query
 from llm_fed.models.loading import check_rows
 from llm_fed.settings.config import TaskConfig
@@ -44,6 +46,16 @@ class Length(NamedTuple):
     is_text: bool = False  # whether there is no prompt
 
 
+class Odd(NamedTuple):
+    """What is odd in an example."""
+
+    plain: bool  # nothing: it is text in a template of text
+    untrained: int = 0  # messages of the assistant that are no targets
+    halves: bool = False  # of characters
+    unanswered: bool = False  # whether its reply is reasoning alone
+    spelled: tuple[str, ...] = ()  # the first control token that it spells
+
+
 class Encoder:
     """Encodes the examples of all clients of a task.
 
@@ -52,6 +64,7 @@ class Encoder:
         rows: of the base's embedding, if they are known.
         room: how many tokens may be answered to a prompt of so many, where answers are texts.
         objective: which loss the examples are for.
+        reuse: what other runs have made of the same examples with this tokenizer.
 
     Attributes:
         skipped: how many examples of each split were longer than `task.max_length` tokens.
@@ -68,12 +81,15 @@ class Encoder:
         rows: int | None = None,
         room: Callable[[int], int] | None = None,
         objective: ObjectiveConfig = ObjectiveConfig(),  # noqa: B008  frozen
+        reuse: Reuse | None = None,
     ):
         self.tokenizer, self.task, self.rows, self._room = tokenizer, task, rows, room
         self.objective = objective
         self.template = template or template_of(task.template, tokenizer)
         self.skipped: Counter[str] = Counter()
         self._filled = filled(self.template, tokenizer)
+        limits = task.max_length, task.too_long, task.loss_on
+        self._reuse = reuse and reuse.under(self.template, rows, *limits, objective)
         self._kept = _Kept()
         self._halves = 0  # examples with halves of characters
         self._untrained = 0  # messages of the assistant that are no targets
@@ -202,31 +218,41 @@ class Encoder:
         return found
 
     def _lengths_of_one(self, examples: Sequence[Example]) -> list[Length]:
-        plain = [self._look(example) for example in examples]
-        texts = [example for example, is_plain in zip(examples, plain, strict=True) if is_plain]
+        measured = self._reuse.all("length", examples, self._measured) if self._reuse else self._measured(examples)
+        for _, odd in measured:
+            self._untrained += odd.untrained
+            self._halves += odd.halves
+            self._unanswered += odd.unanswered
+            self._spelled.update(odd.spelled)
+        return [length for length, _ in measured]
+
+    def _measured(self, examples: Sequence[Example]) -> list[tuple[Length, Odd]]:
+        odd = [self._look(example) for example in examples]
+        texts = [example for example, its in zip(examples, odd, strict=True) if its.plain]
         together = iter(self._lengths_of_texts(texts) if texts else ())
         return [
-            next(together) if is_plain else self._length(example)
-            for example, is_plain in zip(examples, plain, strict=True)
+            (next(together) if its.plain else self._length(example), its)
+            for example, its in zip(examples, odd, strict=True)
         ]
 
-    def _look(self, example: Example) -> bool:
-        """Whether an example is plain text in a template of text; what is odd in it is counted."""
+    def _look(self, example: Example) -> Odd:
         safe, replies = self._filled.safe, [*example.answers[:1]]
-        others = [*example.options]
+        others, untrained = [*example.options], 0
         for turn in as_turns(example.prompt):
-            self._untrained += turn.role == "assistant" and not turn.trained and not example.rejected
+            untrained += turn.role == "assistant" and not turn.trained and not example.rejected
             (replies if turn.role == "assistant" else others).append(turn.content)
         if all(map(safe.is_plain, [*others, *replies])):
             text = isinstance(example.prompt, str) and (self.template.date is None or not example.prompt)
-            return text and self.tokenizer.eos_token_id is not None
-        self._halves += any(map(has_surrogates, [*others, *replies]))
-        self._unanswered += any(map(self._lacks_answer, example.answers[:1]))
+            return Odd(text and self.tokenizer.eos_token_id is not None, untrained)
         answers = (text[reasoning(text) :] for text in replies)
         spelled = next(filter(None, map(safe.spells, [*others, *answers])), None)
-        if spelled:
-            self._spelled[spelled] += 1
-        return False
+        return Odd(
+            False,
+            untrained,
+            any(map(has_surrogates, [*others, *replies])),
+            any(map(self._lacks_answer, example.answers[:1])),
+            (spelled,) if spelled else (),
+        )
 
     def _lacks_answer(self, reply: str) -> bool:
         """Whether a reply is reasoning alone. One that never ends is text where `<think>` has a token of its own."""
@@ -277,6 +303,9 @@ class Encoder:
             raise UserError(f"{error} (the conversation {one_line(text_of(example.prompt))[:80]!r})") from error
 
     def _query(self, example: Example) -> Query:
+        return self._made("query", example, self._query_of)
+
+    def _query_of(self, example: Example) -> Query:
         """The prompt as it is in training; a reply is asked for with reasoning where its reference has some."""
         found = self.encoded(example) if example.answers else None
         whole = self._before(example, found)
@@ -299,6 +328,12 @@ class Encoder:
         return Query(prompt, answers, options, right, as_trained, pair)
 
     def _encode(self, example: Example) -> Trained | None:
+        return self._made("trained", example, self._trained_of)
+
+    def _made(self, what: str, example: Example, make: Callable[[Example], Item]) -> Item:
+        return self._reuse.made(what, example, partial(make, example)) if self._reuse else make(example)
+
+    def _trained_of(self, example: Example) -> Trained | None:
         return comparing.example_of(self.objective.name, example, self._encode_one)
 
     def _is_left(self, example: Example) -> bool:

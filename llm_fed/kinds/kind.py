@@ -17,6 +17,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive, generator
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.trainable import Trainable
+from llm_fed.kinds.reuse import Reuse
 from llm_fed.kinds.samples import Shown
 from llm_fed.kinds.wording import Wording
 from llm_fed.method.requests import Logits
@@ -55,6 +56,7 @@ class Kind(Trainable):
             head cannot.
         uses: settings of `task` that count beside those that all kinds read.
         before_data: whether it can be loaded before the task's data are read.
+        reuse: of a base that several runs share: what they make of the same data.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("labels",)
@@ -63,6 +65,8 @@ class Kind(Trainable):
     knows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("template", "loss_on", "max_length", "too_long", "bad_rows")
     before_data: ClassVar[bool] = False
+
+    reuse: Reuse | None = None
 
     @classmethod
     @abstractmethod

@@ -235,18 +235,25 @@ class AnswerLoss(Request[float]):
 
 @dataclass(frozen=True)
 class Work:
-    """What a fit processed: real tokens (of pictures what they count as), tokens with padding, micro-batches, and the
-    token budget of each."""
+    """What a fit processed: real tokens (of pictures what they count as), tokens with padding, micro-batches, the token
+    budget of each, how many of them were replayed (`engine/capture.py`), and why others could not be."""
 
     tokens: int = 0
     padded: int = 0
     micro_batches: int = 0
     budget: int = 0
+    replayed: int = 0
+    why: str = ""
 
     @property
     def padding(self) -> float:
         """The share of padding among all tokens processed."""
         return 1 - self.tokens / self.padded if self.padded else 0.0
+
+    @property
+    def passes(self) -> dict[str, int]:
+        """How many micro-batches were replayed, and how many ran as they are written."""
+        return {"replayed": self.replayed, "as written": self.micro_batches - self.replayed}
 
     def plus(self, other: Work) -> Work:
         """Both together, with the budget of `other`, the later one."""
@@ -255,6 +262,8 @@ class Work:
             self.padded + other.padded,
             self.micro_batches + other.micro_batches,
             other.budget,
+            self.replayed + other.replayed,
+            other.why or self.why,
         )
 
 

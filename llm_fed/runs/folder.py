@@ -32,7 +32,7 @@ from llm_fed.settings.contents import Contents, translated
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
-_FREE_KEYS = ("checkpoint.", "export.", "report.", "track.", "network.", "eval.base", "eval.cross")
+_FREE_KEYS = ("checkpoint.", "engine.", "export.", "report.", "track.", "network.", "eval.base", "eval.cross")
 
 SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
 EXPERTS = "experts.jsonl"  # how much each expert counts, see `experiment/experts.py`

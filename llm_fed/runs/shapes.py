@@ -270,6 +270,7 @@ _ENVIRONMENT = _keys(
     {
         "processes": _positive,
         "packing": _keys(budget=finite, overhead=finite),
+        "captured": _flag,
         "continued": _list(_keys()),
         "base": _keys(),
         "threads": _positive,
@@ -278,7 +279,10 @@ _ENVIRONMENT = _keys(
 )
 _ENDED = _keys(round=_positive, why=_text)
 _FILES: Mapping[str, Shape] = {
-    "timing.jsonl": _keys({"ended": _text, "round": count}, seconds=finite, parts=_by(_text, finite)),
+    "timing.jsonl": _keys(
+        {"ended": _text, "round": count, "passes": _by(_text, count), "why": _text},
+        seconds=finite, parts=_by(_text, finite),
+    ),
     "samples.jsonl": _keys({"base": _maybe(_text)}, client=_name, prompt=_text, references=_list(_text), answer=_text),
     "experts.jsonl": _keys({"std": _maybe(_by(_text, finite))}, client=_name, examples=count, mean=_by(_text, finite)),
     "cross.json": _all(

@@ -339,6 +339,15 @@ class TrackConfig:
 
 
 @dataclass(frozen=True)
+class EngineConfig:
+    """How passes are computed; see docs/performance_gpu.md."""
+
+    # capture the training passes of adapters as CUDA graphs, which are replayed; without a GPU the passes run on the
+    # same static memory, which gains nothing. `auto` is off, as no GPU has run them yet
+    capture: Literal["auto", "on", "off"] = "auto"
+
+
+@dataclass(frozen=True)
 class SeedsConfig:
     """Separate seeds for parts of a run; null: `seed`."""
 
@@ -373,6 +382,7 @@ class Config:
     method: dict[str, Any] = field(default_factory=lambda: {"name": "fedmerge"})  # name and settings of the method
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     local: LocalConfig = field(default_factory=LocalConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     delay: DelayConfig = field(default_factory=DelayConfig)
     transport: TransportConfig = field(default_factory=TransportConfig)
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)

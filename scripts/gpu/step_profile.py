@@ -31,7 +31,7 @@ def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     works = []
     with profile(activities=activities, acc_events=True) as profiler:
-        seconds = setting.once(lambda: works.append(trained(bench, steps, None)))
+        seconds = setting.once(lambda: works.append(trained(bench, steps, None)[1]))
     events = [event for event in profiler.events() if not event.is_user_annotation]
     if cuda:
         own = kernels = [event for event in events if event.device_type == DeviceType.CUDA]

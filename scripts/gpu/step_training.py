@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from cohort import Bench
 from setting import Benches, Setting, operations
-from steps import FLOOR, MEASURED, PEFT, TRAINING
+from steps import CAPTURED, FLOOR, MEASURED, PEFT, TRAINING
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine.calibration import calibrate
+from llm_fed.engine.capture import USES, Captures
 from llm_fed.engine.fit import fit
-from llm_fed.method.requests import Work
+from llm_fed.method.requests import Fitted, Work
 from llm_fed.models.lora import draw
 
 
@@ -28,7 +29,7 @@ def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
     if case == "products":
         return products(setting)
     base, clients, variant = (*case.split(", ", 2), "")[:3]
-    steps = int(variant.split()[0]) if variant.endswith("steps") else 4
+    steps = int(variant.split()[0]) if "steps" in variant else 4
     bench = benches.of(base, int(clients.split()[0]), steps)
     if variant == "all-linear r=16":
         bench.structure = replace(bench.structure, rank=16, alpha=32, target_modules="all-linear")
@@ -39,16 +40,28 @@ def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
 def timed(setting: Setting, bench: Bench, variant: str) -> dict[str, Any]:
     (steps,), examples = bench.args.steps, bench.examples
     tokens = sum(len(e.input_ids) for client in examples for batch in client for e in batch)
-    work = Work()
+    work, more = Work(), dict[str, Any]()
     if variant == PEFT:
         seconds = setting.best(lambda: bench.one_by_one(steps), repeats=1)
     elif variant == FLOOR:
         seconds = min(setting.best(lambda parts=parts: bench.floor(steps, parts)) for parts in (1, 2))  # type: ignore[misc]
     else:
         packing = packing_of(bench) if variant == MEASURED else None
+        captures = Captures() if variant.endswith(CAPTURED) else None
         works: list[Work] = []
-        seconds = setting.best(lambda: works.append(trained(bench, steps, packing)))
-        work = works[-1]
+
+        def run() -> list[Fitted]:
+            results, work = trained(bench, steps, packing, captures)
+            works.append(work)
+            return results
+
+        for _ in range(USES if captures else 0):  # then whatever comes often enough is captured
+            run()
+        seconds, work = setting.best(run), works[-1]
+        if captures:
+            more = {"replayed": work.replayed, "apart": apart(run(), trained(bench, steps, packing)[0], bench, steps)}
+            if captures.said:
+                more["why"] = "; ".join(captures.said)
     figure = {
         "seconds": round(seconds, 4),
         "tokens_per_second": round(tokens / seconds),
@@ -57,17 +70,28 @@ def timed(setting: Setting, bench: Bench, variant: str) -> dict[str, Any]:
     if work.tokens:
         padded = round(work.padded / work.tokens, 2)
         figure |= {"padded_per_useful": padded, "micro_batches": work.micro_batches}
-    return figure
+    return figure | more
 
 
-def trained(bench: Bench, steps: int, packing: tuple[int, int] | None) -> Work:
-    """As `Bench.ours`, with a packing of one's own."""
-    model = replace(bench.adapted(bench.structure), packing=packing)
+def trained(
+    bench: Bench, steps: int, packing: tuple[int, int] | None, captures: Captures | None = None
+) -> tuple[list[Fitted], Work]:
+    """As `Bench.ours`, with a packing of one's own, and with captured passes."""
+    model = replace(bench.adapted(bench.structure), packing=packing, captures=captures)
     results, work = fit(model, bench.jobs(steps))
+    fitted = []
     for result in results:
         if isinstance(result, Exception):
             raise result
-    return work
+        fitted.append(result)
+    return fitted, work
+
+
+def apart(results: Sequence[Fitted], others: Sequence[Fitted], bench: Bench, steps: int) -> float:
+    """How far two results are from each other, as a share of the way from the start."""
+    starts = torch.stack([job.start.row for job in bench.jobs(steps)]).double()
+    one, other = (torch.stack([each.state.row for each in some]).double() for some in (results, others))
+    return float(f"{(one - other).norm() / (other - starts).norm():.2g}")
 
 
 def packing_of(bench: Bench) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ LARGE, SMALL = "llama-3.2-3b", "smollm2-135m"
 CLIENTS = (8, 32, 100)
 PEFT, FLOOR = "stock PEFT, one client after another", "one adapter for all"
 MEASURED = "packing as calibrated"
+CAPTURED = "captured"  # engine.capture=on
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear r=16")
 METHODS = ("local", "fedit", "fedmerge")
@@ -24,9 +25,11 @@ TRAINING = (
         for row in (
             "8 clients", f"8 clients, {MEASURED}", f"8 clients, {PEFT}", f"8 clients, {FLOOR}",
             *(f"{clients} clients" for clients in CLIENTS[1:]), f"32 clients, {MEASURED}",
+            f"8 clients, {CAPTURED}", f"32 clients, {CAPTURED}",
         )
     ),
     f"{SMALL}, 8 clients, 20 steps",
+    f"{SMALL}, 8 clients, 20 steps, {CAPTURED}",
     "llama-3.1-8b, 8 clients, all-linear r=16",
 )  # fmt: skip
 
@@ -52,6 +55,8 @@ TRAINED = {
     "tflops": "TFLOP/s",
     "padded_per_useful": "padded / useful",
     "micro_batches": "micro-batches",
+    "replayed": "replayed",
+    "apart": "apart",
     "peak_gib": "peak GiB",
 }
 STEPS = {
@@ -65,7 +70,9 @@ STEPS = {
         TRAINED,
         "Four local steps of batch 4 (where not said otherwise), random weights, log-normal lengths around 80 tokens, "
         "bfloat16, LoRA r = 8 on q and v. `products` is a product of two large square matrices, the ceiling of "
-        "TFLOP/s, which count four operations per frozen weight and useful token.",
+        "TFLOP/s, which count four operations per frozen weight and useful token. With `captured` passes "
+        "(`engine.capture=on`), `replayed` counts micro-batches, and `apart` is the distance to the result without, as "
+        "a share of the way that training went.",
     ),
     "generation": Step(
         tuple(f"{base}, {who}" for base in (SMALL, LARGE) for who in ("ours", "`generate`, one client after another")),

@@ -34,7 +34,7 @@ def test_further_clients_cost_no_launches(counted):
 
 def test_no_step_waits_for_the_device(counted):
     waits = {name: waits for name, (_, waits) in counted.items() if not name.startswith("answers")}
-    assert len(waits) == 14 and waits == dict.fromkeys(waits, 0)
+    assert len(waits) == 18 and waits == dict.fromkeys(waits, 0)
 
 
 def test_an_answer_waits_once_for_each_token(counted):

@@ -1,0 +1,269 @@
+"""Captured passes: on a GPU a micro-batch is laid out into static memory, and its forward and backward pass is
+replayed as one CUDA graph, so that the host launches one graph in the place of thousands of kernels. Elsewhere the pass
+itself runs again on the same static memory, which gains nothing and lets tests hold what a GPU would do.
+
+No GPU has run this yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.laid import Laid, Static
+from llm_fed.engine.masks import not_captured
+from llm_fed.engine.packing import Grid, repeated, widened
+from llm_fed.engine.passes import one_pass
+from llm_fed.merge.delta import under
+from llm_fed.method.requests import Fit
+from llm_fed.models.rotary import context, regimes
+
+log = logging.getLogger(__name__)
+
+USES = 4  # of a shape before it is captured: by then running it has cost the host about as much as capturing it
+STAGES = 2  # banks that are kept with their graphs: methods with two structures train them by turns
+
+Replay = Callable[[], None]
+
+
+class Captures:
+    """Static memory and graphs of one base, for all fits of an engine, or of several that share it.
+
+    Attributes:
+        said: why passes have run as they are written, one line for each reason.
+    """
+
+    def __init__(self) -> None:
+        self.said: dict[str, None] = {}
+        self._stages: dict[Hashable, Stage] = {}
+
+    def stage(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str) -> Stage | None:
+        """Where these jobs train; None where their passes cannot be captured."""
+        if why := refusal(model, jobs):
+            self.say(f"training passes are not captured: {why}")
+            return None
+        dtype = jobs[0].start.row.dtype
+        key = id(model.model), model.structure, model.autocast, type(model.examples), dtype, trained
+        stage = self._stages.pop(key, None)
+        if stage is None or len(stage.losses) < len(jobs):
+            stage = Stage(self, model, len(jobs), dtype, trained)
+        self._stages[key] = stage  # the last one used is the last to go
+        while len(self._stages) > STAGES:
+            self._stages.pop(next(iter(self._stages)))
+        return stage
+
+    def say(self, why: str) -> None:
+        if why not in self.said:
+            self.said[why] = None
+            log.warning("%s", why)
+
+    def clear(self) -> None:
+        """Give back all memory."""
+        self._stages.clear()
+
+
+def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
+    """Why the passes of these jobs cannot be captured; empty where they can."""
+    first = jobs[0]
+    for why, holds in {
+        "only texts have batches of fixed shapes so far": not model.examples.fixed,
+        "gradients of single examples are asked for": first.private is not None,
+        "teachers answer for each example": bool(first.teachers),
+        "a method's own loss may ask the device for values": any(callable(job.loss) for job in jobs),
+        "frozen weights lie beneath the adapters": any(under(job.start) for job in jobs),
+        "the base's positions depend on the length of each text": regimes(model.model) is not None,
+        "the base lies on several devices": len(set(getattr(model.model, "hf_device_map", {}).values())) > 1,
+    }.items():
+        if holds:
+            return why
+    return ""
+
+
+def in_words(asked: str, device: torch.device, *, adapters: bool) -> str:
+    """What `engine.capture` means for a run, where it means something: for people.
+
+    Args:
+        adapters: whether these are trained, and not whole models.
+    """
+    on_gpu = device.type == "cuda"
+    if asked == "on" and not adapters:
+        return "as they are written: whole models are not captured (engine.capture)"
+    if asked == "on" and on_gpu:
+        return "captured as CUDA graphs (engine.capture=on), which no GPU has run yet"
+    if asked == "on":
+        return f"in fixed shapes (engine.capture=on), which gains nothing on {device}"
+    if asked == "auto" and on_gpu and adapters:
+        return "as they are written; engine.capture=on captures them as CUDA graphs, which no GPU has run yet"
+    return ""
+
+
+@dataclass
+class Slot:
+    """The micro-batches of one shape."""
+
+    static: Static[Laid]
+    uses: int = 0
+    replay: Replay | None = None
+    never: bool = False  # whether memory does not suffice to capture it
+
+
+class Stage:
+    """A bank with static memory around it.
+
+    Attributes:
+        losses: (K,) what the passes of a step add to.
+        grid: of the shapes of micro-batches.
+        why: some micro-batches of whatever shape cannot be replayed; empty where all can.
+    """
+
+    def __init__(self, captures: Captures, model: AdaptedModel, num_rows: int, dtype: torch.dtype, trained: str):
+        self.bank = model.bank(num_rows, dtype, trained)
+        self.losses = torch.zeros(num_rows, device=model.device)
+        self.scales = torch.ones(num_rows, device=model.device)
+        config = getattr(model.model, "config", None)
+        self.grid = Grid(None if config is None else context(config))
+        self._captures, self._model, self._slots = captures, model, dict[Hashable, Slot]()
+        self._masks = torch.zeros(0, dtype=torch.bool, device=model.device)
+        self._graphs = self._new_graphs()
+        self._barred, self.why = False, ""  # whether nothing can be captured
+
+    def begin(self, scales: Tensor | None) -> None:
+        """A step, in float16 with the scale of each client's loss."""
+        self.losses.zero_()
+        if scales is not None:
+            self.scales[: len(scales)].copy_(scales)
+
+    def take(self, laid: Laid, seeds: Sequence[int], sizes: Sequence[int]) -> bool:
+        """The pass over a micro-batch; whether it was replayed.
+
+        Args:
+            laid: on the host.
+            seeds, sizes: of the rows' dropout masks.
+        """
+        wide = _widened(laid, self.grid)
+        slot = self._slot(wide)
+        slot.static.fill(wide)
+        if self.bank.drops:
+            self.bank.draw_masks(seeds, sizes, out=slot.static.laid.masks)
+        slot.uses += 1
+        if slot.replay is None and slot.uses > USES and not (slot.never or self._barred):
+            slot.replay = self._captured(slot)
+        if slot.replay is not None:
+            slot.replay()
+        elif slot.uses == USES:
+            self._graphs.warm(partial(self._run, slot.static.laid))
+        else:
+            self._run(slot.static.laid)
+        return slot.replay is not None
+
+    def _run(self, laid: Laid) -> None:
+        scales = self.scales if self._model.autocast == torch.float16 else None
+        one_pass(self._model, self.bank, laid, scales, self.losses)
+
+    def _slot(self, wide: Laid) -> Slot:
+        rows, tokens = wide.batch.input_ids.shape
+        key = rows, tokens, len(wide.owner), wide.weights.dtype
+        if key not in self._slots:
+            static = Static(wide, self.losses.device)
+            if self.bank.drops:
+                static.laid = replace(static.laid, masks=self._masks_of(rows, tokens))
+            self._slots[key] = Slot(static)
+        return self._slots[key]
+
+    def _masks_of(self, rows: int, tokens: int) -> Tensor:
+        """(N, T, D) of the memory that all shapes share, as one pass ends before the next begins."""
+        size = rows * tokens * self.bank.width
+        if len(self._masks) < size:  # graphs that were captured keep the memory that they know
+            self._masks = torch.zeros(size, dtype=torch.bool, device=self._masks.device)
+        return self._masks[:size].view(rows, tokens, self.bank.width)
+
+    def _captured(self, slot: Slot) -> Replay | None:
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        try:
+            return self._graphs.capture(partial(self._run, slot.static.laid))
+        except RuntimeError as error:
+            self._forget()
+            if should_reduce_batch_size(error):
+                self.why = "memory does not suffice for all captured passes; some run as they are written"
+                slot.never = True
+            else:
+                text = " ".join(str(error).split())[:200]
+                self.why = f"training passes are not captured, as what they call does not allow it: {text}"
+                self._barred = True
+            self._captures.say(self.why)
+            return None
+
+    def _forget(self) -> None:
+        """Give back the memory of all graphs. Their shapes may be captured again."""
+        from accelerate.utils.memory import clear_device_cache
+
+        for slot in self._slots.values():
+            slot.replay, slot.uses = None, 0
+        self._graphs = self._new_graphs()
+        clear_device_cache(garbage_collection=True)
+
+    def _new_graphs(self) -> Graphs:
+        return CudaGraphs() if self.losses.device.type == "cuda" else Graphs()
+
+
+class Graphs:
+    """Captures passes where there are no graphs: what is replayed is the pass itself."""
+
+    def warm(self, run: Replay) -> None:
+        """The last run of a pass before it is captured."""
+        run()
+
+    def capture(self, run: Replay) -> Replay:
+        """What replays a pass, which does not run here; RuntimeError where it cannot be captured."""
+        return run
+
+
+class CudaGraphs(Graphs):
+    """Graphs that share a pool of memory, which torch does not take any more once all of its graphs have died."""
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+
+    def warm(self, run: Replay) -> None:
+        """On a stream of its own, as torch wants it: some libraries prepare themselves for each stream."""
+        now, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+        beside.wait_stream(now)
+        with torch.cuda.stream(beside):
+            run()
+        now.wait_stream(beside)
+
+    def capture(self, run: Replay) -> Replay:
+        now = torch.cuda.current_stream()
+        try:
+            graph = torch.cuda.CUDAGraph()
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            with torch.cuda.graph(graph, pool=self._pool), not_captured():
+                run()
+        except BaseException:
+            torch.cuda.set_stream(now)  # torch stays on the stream of a capture that fails at its end
+            raise
+        return graph.replay
+
+
+def _widened(laid: Laid, grid: Grid) -> Laid:
+    """A micro-batch on the host in a shape of the grid; further targets weigh nothing."""
+    batch = widened(laid.batch, grid)
+    rows, targets = len(batch.input_ids), len(batch.labels)
+    return replace(
+        laid,
+        batch=batch,
+        index=repeated(laid.index, rows),
+        into=repeated(laid.into, rows),
+        owner=repeated(laid.owner, targets),
+        weights=torch.nn.functional.pad(laid.weights, (0, targets - len(laid.weights))),
+        mix=None if laid.mix is None else repeated(laid.mix, rows),
+        owners=(),
+    )

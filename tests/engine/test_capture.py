@@ -1,0 +1,381 @@
+"""Captured passes, without a GPU: the same pass on static memory, in shapes of a grid, is the training that it was."""
+
+from __future__ import annotations
+
+import gc
+import math
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from stock_training import cohort
+
+from llm_fed.basics.errors import ClientError, RunError
+from llm_fed.engine import capture, packing
+from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.capture import USES, Captures
+from llm_fed.engine.examples import TEXT
+from llm_fed.engine.fit import fit
+from llm_fed.engine.masks import not_captured
+from llm_fed.engine.packing import Grid, collate, padded_tokens, plan, widened
+from llm_fed.merge.delta import beneath, of_pairs
+from llm_fed.method.requests import Distillation, Fitted, PerExample
+from llm_fed.models.lora import Lora
+
+LORA = Lora(rank=3, alpha=5, dropout=0.1, target_modules=("q_proj", "v_proj"))
+EXACT = torch.float64
+
+
+def trained(jobs, captures=None, kind="llama", dtype=EXACT, budget=None, **settings):
+    model = AdaptedModel(
+        tiny.build(kind, dtype), jobs[0].structure, captures=captures, budget=budget, **settings
+    )  # fmt: skip
+    return fit(model, jobs)
+
+
+def differ(results, others) -> float:
+    """The largest difference of any weight, as a share of the largest. Losses are in float32."""
+    worst = 0.0
+    for one, other in zip(results, others, strict=True):
+        assert isinstance(one, Fitted) and isinstance(other, Fitted)
+        worst = max(worst, float((one.state.row - other.state.row).abs().max() / one.state.row.abs().max()))
+        assert one.losses == pytest.approx(other.losses, rel=1e-5)
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("kind", "structure"),
+    [
+        ("llama", LORA),
+        ("llama", replace(LORA, dropout=0.0)),
+        ("llama", LORA.with_experts("one", "two", gate="router")),
+        ("llama", LORA.with_experts("one", "two", gate="mix")),
+        ("llama", replace(LORA, dora=True)),
+        ("llama", replace(LORA, target_modules=("q_proj", "lm_head"))),
+        ("qwen3", LORA),
+        ("gpt2", replace(LORA, target_modules=("c_attn",))),
+    ],
+)
+def test_a_captured_fit_equals_one_as_it_is_written(kind, structure):
+    """In float64 to 1e-10, whatever was replayed before; the shapes are wider than the examples."""
+    jobs = cohort(tiny.build(kind), structure, EXACT, clip=1.0)
+    if structure.gate == "mix":
+        jobs = [replace(job, mix=(0.3, 0.7)) for job in jobs]
+    (written, plain), captures = trained(jobs, kind=kind), Captures()
+    model = AdaptedModel(tiny.build(kind, EXACT), structure, captures=captures)
+    for again in range(3):
+        results, work = fit(model, jobs)
+        assert 0 < differ(results, written) < 1e-10
+        assert work.tokens == plain.tokens and work.padded > plain.padded and not captures.said
+        assert work.replayed == (0 if not again else work.replayed)
+    assert work.replayed > 3
+
+
+def test_what_needs_no_padding_is_equal_to_the_last_bit(monkeypatch):
+    """Of rows, tokens and targets that are in the grid; replayed, too."""
+    jobs = cohort(tiny.build("llama"), LORA, EXACT)
+    batches = [tiny.examples(step, [48, 48]) for step in range(2 * USES)]
+    assert len({sum(sum(e.target) for e in b) for b in batches}) == 1
+    jobs = [type(job).on(job.site, LORA, job.start, batches, job.optimizer, seed=job.seed) for job in jobs[:2]]
+    captures = Captures()
+    results, work = trained(jobs, captures)
+    written, plain = trained(jobs)
+    assert work.replayed == USES and work.padded == plain.padded
+    for one, other in zip(results, written, strict=True):
+        assert torch.equal(one.state.row, other.state.row) and one.losses == other.losses
+
+
+def test_rows_and_targets_that_pad_change_no_bit_of_anybody():
+    """They repeat the last row and the last target: where a client's numbers are not finite, the others' are as before.
+    And whoever fails is told so in the same words as without."""
+    jobs = cohort(tiny.build("llama"), LORA, EXACT)
+    for broken in range(3):
+        row = jobs[broken].start.row.clone()
+        row[::7] = math.nan
+        asked = [replace(job, start=job.start.like(row)) if k == broken else job for k, job in enumerate(jobs)]
+        captures = Captures()
+        written, _ = trained(asked)
+        for _ in range(3):
+            model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=captures)
+            results, work = fit(model, asked)
+            assert isinstance(results[broken], ClientError) and str(results[broken]) == str(written[broken])
+            healthy = [k for k in range(3) if k != broken]
+            assert differ([results[k] for k in healthy], [written[k] for k in healthy]) < 1e-10
+
+
+def test_a_loss_that_becomes_infinite_in_a_replay_has_the_same_error():
+    jobs = cohort(tiny.build("llama"), replace(LORA, dropout=0.0), torch.float32, lr=1e19, name="sgd")
+    captures = Captures()
+    written, _ = trained(jobs, dtype=torch.float32)
+    model = AdaptedModel(tiny.build("llama"), replace(LORA, dropout=0.0), captures=captures)
+    for _ in range(3 * USES):
+        results, work = fit(model, jobs)
+    assert work.replayed and [str(each) for each in results] == [str(each) for each in written]
+    assert all(isinstance(each, ClientError) and "lower local.lr" in str(each) for each in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_and_the_scale_of_each_client_are_kept(dtype):
+    """In float16 each client has its own scale, which grows and shrinks."""
+    jobs = cohort(tiny.build("llama"), LORA, torch.float32)
+    written, captures = trained(jobs, dtype=torch.float32, autocast=dtype)[0], Captures()
+    model = AdaptedModel(tiny.build("llama"), LORA, captures=captures, autocast=dtype)
+    for _ in range(USES):
+        results, work = fit(model, jobs)
+    assert work.replayed
+    for one, other, job in zip(results, written, jobs, strict=True):
+        way = (other.state.row - job.start.row).norm()
+        assert (one.state.row - other.state.row).norm() < 0.1 * way
+        assert one.losses == pytest.approx(other.losses, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda jobs: [replace(job, private=PerExample(0.5, 0.3, 4.0, 0)) for job in jobs], "single examples"),
+        (lambda jobs: [replace(jobs[0], loss=Distillation([jobs[1].start]))], "teachers"),
+        (lambda jobs: [replace(job, loss=lambda logits, targets, columns: logits[:, 0]) for job in jobs], "own loss"),
+        (
+            lambda jobs: [
+                replace(
+                    job,
+                    start=beneath(
+                        job.start,
+                        of_pairs({"model.layers.0.self_attn.q_proj": (torch.ones(24, 1), torch.ones(1, 24))},
+                                 job.start),
+                    ),
+                )
+                for job in jobs
+            ],
+            "beneath",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_captured_runs_as_it_is_written_and_says_so_once(change, why, caplog):
+    jobs, captures = change(cohort(tiny.build("llama"), LORA, EXACT)), Captures()
+    for _ in range(2):
+        results, work = trained(jobs, captures)
+    assert differ(results, trained(jobs)[0]) == 0 and work.replayed == 0
+    (line,) = captures.said
+    assert why in line and [record.getMessage() for record in caplog.records] == [line]
+
+
+def test_rotary_embeddings_that_look_at_lengths_and_several_devices_are_refused():
+    jobs, captures = cohort(tiny.build("llama"), LORA, EXACT), Captures()
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    model = AdaptedModel(tiny.build("llama", EXACT, rope_parameters=rope), LORA, captures=captures)
+    fit(model, jobs)
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=captures)
+    model.model.hf_device_map = {"a": 0, "b": 1}
+    fit(model, jobs)
+    assert ["length of each text" in line or "several devices" in line for line in captures.said] == [True, True]
+
+
+class Breaks(capture.Graphs):
+    """Captures fail after the first few."""
+
+    error: RuntimeError = RuntimeError("operation not permitted when stream is capturing")
+    good = 1
+    made = 0
+
+    def capture(self, run):
+        type(self).made += 1
+        if self.made > self.good:
+            raise self.error
+        return run
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_capture_that_fails_leaves_the_training_as_it_was(memory, monkeypatch):
+    """Without memory, the shape runs as it is written and the others may be captured again; where the code cannot be
+    captured, all do. Nothing is added twice."""
+
+    class Fails(Breaks):
+        error = torch.OutOfMemoryError("CUDA out of memory.") if memory else Breaks.error
+
+    monkeypatch.setattr(capture, "Graphs", Fails)
+    jobs, captures = cohort(tiny.build("llama"), LORA, EXACT), Captures()
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=captures)
+    written, _ = trained(jobs)
+    for _ in range(5):
+        results, _ = fit(model, jobs)
+        assert differ(results, written) < 1e-10
+    (line,) = captures.said
+    assert ("memory does not suffice" if memory else "not permitted when stream") in line
+    assert Fails.made > 2 if memory else Fails.made == 2
+
+
+def test_an_interrupt_in_a_capture_leaves_a_stage_that_can_be_used(monkeypatch):
+    class Interrupted(Breaks):
+        error = KeyboardInterrupt()  # type: ignore[assignment]
+        good = 0
+
+    jobs, captures = cohort(tiny.build("llama"), LORA, EXACT), Captures()
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=captures)
+    with monkeypatch.context() as patch:
+        patch.setattr(capture, "Graphs", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(3):
+                fit(model, jobs)
+    assert differ(fit(model, jobs)[0], trained(jobs)[0]) < 1e-10
+
+
+def test_memory_that_does_not_suffice_gives_the_graphs_back(monkeypatch):
+    """The budget halves as without captures, and nothing of the attempt before is kept."""
+    jobs, captures, real = cohort(tiny.build("llama"), LORA, EXACT), Captures(), capture.one_pass
+    sizes: list[int] = []
+
+    def small(model, bank, laid, *more):
+        sizes.append(laid.batch.input_ids.numel())
+        if sizes[-1] > 64:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        real(model, bank, laid, *more)
+
+    monkeypatch.setattr(capture, "one_pass", small)
+    results, work = trained(jobs, captures, budget=512)
+    assert work.budget == 64 and max(sizes[-work.micro_batches :]) <= 64
+    assert differ(results, trained(jobs)[0]) < 1e-10
+    assert len(captures._stages) == 1
+    monkeypatch.setattr(capture, "one_pass", _out_of_memory)
+    with pytest.raises(RunError, match="out of memory even with one example"):
+        trained(jobs, captures, budget=2)
+
+
+def _out_of_memory(*given):
+    raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_fits_of_other_sizes_and_structures_share_what_they_can():
+    """A smaller cohort trains in the bank of a larger one, and two structures are kept, no more."""
+    base, captures = tiny.build("llama", EXACT), Captures()
+    larger = replace(LORA, rank=4), replace(LORA, rank=5)
+    for structure in (LORA, *larger, LORA):
+        jobs = cohort(base, structure, EXACT)
+        for some in (jobs, jobs[:1], jobs[1:]):
+            model = AdaptedModel(base, structure, captures=captures)
+            assert differ(fit(model, some)[0], trained(some)[0]) < 1e-10
+        assert len(captures._stages) <= capture.STAGES
+    stage = next(reversed(captures._stages.values()))
+    assert len(stage.losses) == 3
+    captures.clear()
+    del stage
+    gc.collect()
+    assert not [each for each in gc.get_objects() if type(each) is capture.Stage]
+
+
+def test_a_stage_keeps_nothing_of_the_jobs():
+    """Neither their states nor their examples, however many fits there were."""
+    captures, base = Captures(), tiny.build("llama", EXACT)
+    for _ in range(3):
+        fit(AdaptedModel(base, LORA, captures=captures), cohort(base, LORA, EXACT))
+    gc.collect()
+    kinds = [type(each).__name__ for each in gc.get_objects()]
+    assert not {"FusedFit", "Fit"} & set(kinds)
+
+
+def test_the_plan_prices_the_grid():
+    """Against all partitions into stretches of the sorted lengths, by brute force; and the budget holds for what is
+    laid out."""
+    grid, draws = Grid(), torch.Generator().manual_seed(0)
+    for case in range(60):
+        lengths = torch.randint(1, 60, (1 + case % 7,), generator=draws).tolist()
+        budget, overhead = (64, 256)[case % 2], (0, 40)[case // 2 % 2]
+        batches = plan(lengths, budget, overhead, grid)
+        assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+        ordered = sorted(lengths)
+        best = math.inf
+        for cuts in range(2 ** (len(lengths) - 1)):
+            parts, part = [], [ordered[0]]
+            for place, length in enumerate(ordered[1:]):
+                if cuts >> place & 1:
+                    parts.append(part)
+                    part = []
+                part.append(length)
+            parts.append(part)
+            sizes = [(grid.rows(len(each)), grid.tokens(max(each)), len(each)) for each in parts]
+            if all(rows * tokens <= budget or count == 1 for rows, tokens, count in sizes):
+                best = min(best, sum(rows * tokens + overhead for rows, tokens, _ in sizes))
+        assert padded_tokens(lengths, batches, grid) + overhead * len(batches) == best
+
+
+def test_shapes_of_the_grid():
+    """They are few, each is its own shape, and none has more tokens than the model has positions."""
+    for of in ("rows", "tokens", "targets"):
+        sizes = [getattr(Grid(), of)(number) for number in range(1, 1000)]
+        assert sizes == sorted(sizes) and all(size >= number for number, size in enumerate(sizes, 1))
+        assert all(getattr(Grid(), of)(size) == size for size in sizes) and len(set(sizes)) < 40
+        assert all(size <= 2 * number + 16 for number, size in enumerate(sizes, 1))
+    assert Grid().targets(0) == 0
+    assert [Grid(60).tokens(length) for length in (50, 57, 60, 61)] == [56, 60, 60, 61]
+
+
+def test_a_widened_batch_holds_the_same_targets():
+    batch = collate(tiny.examples(0, [13, 5, 9]))
+    wide = widened(batch, Grid())
+    count = len(batch.labels)
+    assert wide.input_ids.shape == (3, 16) and len(wide.labels) == 16 > count
+    assert torch.equal(wide.input_ids.flatten()[wide.places[:count] + 1], batch.labels)
+    for name in ("labels", "rows", "places"):
+        assert getattr(wide, name)[count:].unique().tolist() == [int(getattr(wide, name)[count - 1])]
+    assert packing.widened(collate(tiny.examples(0, [8] * 5)), Grid()).input_ids.shape == (6, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gate", ["", "router", "mix"])
+def test_adapters_that_are_cast_at_once_have_the_bits_of_those_cast_layer_by_layer(dtype, gate):
+    """And so have their gradients: a cast and a choice of rows are one whatever comes first."""
+    structure = LORA.with_experts("one", "two", gate=gate) if gate else LORA
+    base, found = tiny.build("llama"), []
+    batch = collate(tiny.examples(0, [9, 17, 12, 6]))
+    index, mix = torch.tensor([2, 0, 1, 2]), torch.rand(4, 2) if gate == "mix" else None
+    for cast in (None, dtype):
+        bank = AdapterBank(base, structure, 3)
+        with torch.no_grad():
+            bank.rows.normal_(0, 0.05, generator=torch.Generator().manual_seed(0))
+        with bank.attached(index, mix=mix, below={}, cast=cast), torch.autocast("cpu", dtype):
+            losses = TEXT.losses(base, batch)
+            losses.sum().backward()
+        found.append((losses.detach(), bank.grads))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+    assert found[0][1].abs().sum() > 0 and found[0][1].dtype == torch.float32
+
+
+def test_attention_in_a_graph_has_the_masks_of_the_pass_as_it_is_written(monkeypatch):
+    """None, and `is_causal` in their place: transformers keeps an explicit mask where it sees that a stream is
+    captured."""
+    from transformers.utils import import_utils
+
+    seen, attention = [], torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*given, **options):
+        seen.append((options.get("attn_mask") is None, bool(options.get("is_causal"))))
+        return attention(*given, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(import_utils, "is_cuda_stream_capturing", lambda: True, raising=False)
+    jobs, before = cohort(tiny.build("llama"), LORA, EXACT)[:1], import_utils.is_cuda_stream_capturing
+    with not_captured():
+        trained(jobs)
+        assert not import_utils.is_tracing()
+    assert set(seen) == {(True, True)} and import_utils.is_cuda_stream_capturing is before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+def test_graphs_train_as_the_passes_that_they_hold(autocast):
+    """On a card: nearly all micro-batches are replayed, and the result is that of passes as they are written, in
+    float32 to 1e-4 of the way, and else within the rounding of 16 bits."""
+    base = tiny.build("llama").to("cuda")
+    jobs = cohort(base, LORA, torch.float32)
+    model = AdaptedModel(base, LORA, autocast=autocast)
+    written, _ = fit(model, jobs)
+    captured = replace(model, captures=(captures := Captures()))
+    for _ in range(2 * USES):
+        results, work = fit(captured, jobs)
+    assert not captures.said and work.replayed == work.micro_batches
+    for one, other, job in zip(results, written, jobs, strict=True):
+        way = (other.state.row - job.start.row).norm()
+        assert (one.state.row - other.state.row).norm() < (1e-4 if autocast is None else 0.1) * way
