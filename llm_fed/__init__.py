@@ -28,7 +28,7 @@ _MOVED = {
         "mergers": "methods.potara methods.fisher_merging methods.interpolation methods.ties methods.dare "
         "methods.slerp methods.task_arithmetic",
         "kinds": "experiment.encoding",
-        "method": "site requests optimizer losses methods.heads",
+        "method": "site requests optimizer losses methods.heads tasks.augmentation",
         "models": "export.prompt",
         "rows": "tasks.cells tasks.columns tasks.dialects tasks.encodings tasks.formats tasks.jsonrows tasks.layout "
         "tasks.pictures tasks.reading tasks.tables",

@@ -19,11 +19,11 @@ from llm_fed.bench import taking_part
 from llm_fed.commands import columns_of, known_base, survey
 from llm_fed.commands.budget import Budget, Workload
 from llm_fed.commands.columns_of import Ask, UserChoices
-from llm_fed.commands.duplicates import near_duplicates
 from llm_fed.commands.known_base import KnownBase, Tell
 from llm_fed.commands.lengths import LengthLimits, Lengths, quantile
 from llm_fed.models import speed
 from llm_fed.rows.reading import Reading
+from llm_fed.scoring.duplicates import near_duplicates
 from llm_fed.settings import datapath
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import Example, TaskData, text_of

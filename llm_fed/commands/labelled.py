@@ -12,10 +12,10 @@ from llm_fed import tasks
 from llm_fed.commands import columns_of, init, survey
 from llm_fed.commands.budget import Budget
 from llm_fed.commands.columns_of import Ask, UserChoices
-from llm_fed.commands.duplicates import near_duplicates
 from llm_fed.commands.known_base import KnownBase
 from llm_fed.kinds.sequences import head_for, named_labels
 from llm_fed.rows.reading import Reading
+from llm_fed.scoring.duplicates import near_duplicates
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.labelled import number

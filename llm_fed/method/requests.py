@@ -14,11 +14,11 @@ from torch import Tensor
 
 from llm_fed.basics.rng import generator
 from llm_fed.merge.moments import Evidence
+from llm_fed.method.augmentation import augmented
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
 from llm_fed.state import State
-from llm_fed.tasks.augmentation import augmented
 from llm_fed.tasks.common import AnswerPair, Encoded, Judged, Picture
 
 Result = TypeVar("Result")

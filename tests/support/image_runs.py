@@ -63,5 +63,5 @@ class Killer(Reporter):
         self.last = round
 
     def record(self, record: Any) -> None:
-        if (record["kind"], record["round"]) == ("round", self.last):
+        if (record["kind"], record.get("round")) == ("round", self.last):
             raise KeyboardInterrupt

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from llm_fed.commands import duplicates
-from llm_fed.commands.duplicates import near_duplicates
+from llm_fed.scoring import duplicates
+from llm_fed.scoring.duplicates import near_duplicates
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
 WORDS = [
