@@ -210,7 +210,12 @@ def test_a_capture_that_fails_leaves_the_training_as_it_was(memory, monkeypatch)
 def test_an_interrupt_in_a_capture_leaves_a_stage_that_can_be_used(monkeypatch):
     class Interrupted(Breaks):
         error = KeyboardInterrupt()  # type: ignore[assignment]
-        good = 0
+
+        def capture(self, run):
+            type(self).made += 1
+            if self.made == 1:
+                raise self.error
+            return run
 
     jobs, captures = cohort(tiny.build("llama"), LORA, EXACT), Captures()
     model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=captures)

@@ -217,7 +217,7 @@ def test_what_rank_0_has_measured_packs_at_every_rank(small, spread, monkeypatch
     engine = DistributedEngine(Ranks(Loopback(3)), config, prepared.shared())
     engine.packing = 40, 7
     trained(prepared.clients, LocalRuntime(engine, 3))
-    assert len(packed) >= 3 and set(packed) == {(40, 7)}
+    assert len(packed) >= 3 and set(packed) == {(40, 7, None)}
 
 
 def trained(clients: dict[str, Site], runtime: LocalRuntime) -> tuple[torch.Tensor, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,17 @@ def files(folder: Path) -> dict[str, bytes]:
     skipped = ("checkpoints/", "timing.jsonl", "report.html", ".lock")
     found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if not name.startswith(skipped)}
+
+
+def without_neighbours(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The same files but for what a run says of a run of `local` that lies beside it."""
+    kept = {name: content for name, content in files.items() if name != "warnings.json"}
+    if "summary.json" in kept:
+        summary = json.loads(kept["summary.json"])
+        for key in ("warnings", "unchecked", "checksum"):
+            summary.pop(key, None)
+        kept["summary.json"] = json.dumps(summary).encode()
+    return kept
 
 
 def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[str, dict[str, torch.Tensor]]]:
