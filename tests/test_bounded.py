@@ -4,6 +4,7 @@ they write without limits."""
 from __future__ import annotations
 
 import resource
+import sys
 import threading
 import time
 
@@ -92,6 +93,8 @@ def rendered(text: str, limited: bool = True) -> str:
 def little_time(monkeypatch):
     monkeypatch.setattr(bounded, "SECONDS", 0.2)
     monkeypatch.setattr(bounded, "_PAUSE", 0.02)
+    # Where a limit ends a callback of the collector, Python calls this, and the next limit would end pytest's own.
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: None)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -68,9 +68,9 @@ def test_a_packing_that_was_measured_is_recorded_and_taken_over(small, tmp_path,
     """As on a GPU. It is measured once, before the first round, and a run that goes on takes what is recorded."""
     packed: list[tuple[int, int]] = []
 
-    def fused(lengths, budget, overhead):
+    def fused(lengths, budget, overhead, grid):
         packed.append((budget, overhead))
-        return plan(lengths, budget, overhead)
+        return plan(lengths, budget, overhead, grid)
 
     monkeypatch.setattr(fit, "plan", fused)
     measured = iter([Calibration(40, 7, (1.0, 0.1), (0.0, 1.0))])
@@ -87,7 +87,7 @@ def test_on_a_cpu_the_constants_stay(small, tmp_path, monkeypatch):
     monkeypatch.setattr(fit, "plan", lambda lengths, *how: packed.add(how) or plan(lengths, *how))
     assert "packing" not in go(small, tmp_path / "run", 1)
     assert "packing" not in json.loads((tmp_path / "run/environment.json").read_text())
-    assert packed == {(1024, 32)}
+    assert packed == {(1024, 32, None)}
 
 
 def test_the_time_of_a_run_is_all_of_it(small, tmp_path, monkeypatch):
