@@ -118,3 +118,15 @@ def test_files_that_somebody_changed(tmp_path):
     path.write_bytes(b"x" + data)
     with pytest.raises(RunError, match="is damaged: .*--fresh"):
         go(tmp_path / "run")
+
+
+def test_a_line_whose_own_link_was_made_anew_does_not_fit_the_next_one(whole, tmp_path):
+    """So whoever changes a line has to change all that follow."""
+    folder = shutil.copytree(whole, tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / digests.FILE).read_text().splitlines()]
+    changed = {**{key: value for key, value in lines[1].items() if key != "chain"}, "due": not lines[1]["due"]}
+    text = lines[0]["chain"] + json.dumps(changed, ensure_ascii=False)
+    lines[1] = {**changed, "chain": digests.digest(text.encode())}
+    (folder / digests.FILE).write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    flaws = digests.read(folder, finished=False).flaws
+    assert flaws == [(2, f"the line 'round' of {digests.FILE} does not follow from the line before it")]
