@@ -76,4 +76,4 @@ def _code(message: str) -> str:
 
 def _filled(text: str) -> str:
     """As lines of an item of a list, with room for what stands before and behind them."""
-    return textwrap.fill(text, 112, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(text, 106, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from alternating import best
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine.engine import Engine
@@ -39,18 +40,13 @@ def main() -> None:
         "together": lambda: Engine(base).execute(jobs),
         "one by one": lambda: [Engine(base).execute([job]) for job in jobs],
     }
-    best = dict.fromkeys(ways, float("inf"))
-    for _ in range(given.repeats):
-        for name, work in ways.items():
-            began = time.perf_counter()
-            work()
-            best[name] = min(best[name], time.perf_counter() - began)
+    least = best(ways, given.repeats, time.perf_counter)
     lengths = [len(example.input_ids) for job in jobs for example in job.examples]
     length = sum(lengths) / len(lengths)
     print(f"{len(jobs)} clients, {given.steps} steps of {given.batch} texts of {length:.1f} tokens, "
           f"{torch.get_num_threads()} threads")  # fmt: skip
-    print(", ".join(f"{name} {seconds:.2f} s" for name, seconds in best.items()))
-    print(f"ratio {best['together'] / best['one by one']:.2f}")
+    print(", ".join(f"{name} {seconds:.2f} s" for name, seconds in least.items()))
+    print(f"ratio {least['together'] / least['one by one']:.2f}")
 
 
 def fits(base: Sequences, rows: Sequence[object], clients: int, steps: int, batch: int) -> list[Fit]:

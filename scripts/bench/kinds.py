@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from alternating import best
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine.engine import Engine
@@ -47,19 +48,14 @@ def main() -> None:
         base, jobs = made(kind, given)
         ways[kind, "together"] = partial(work, base, jobs)
         ways[kind, "one by one"] = partial(one_by_one, base, jobs)
-    best = dict.fromkeys(ways, float("inf"))
-    for _ in range(given.repeats):
-        for key, run in ways.items():
-            began = time.process_time()
-            run()
-            best[key] = min(best[key], time.process_time() - began)
+    least = best(ways, given.repeats, time.process_time)
     print(f"{given.clients} clients, {given.steps} steps of {given.texts} texts, {torch.get_num_threads()} threads")
     for kind in given.kinds:
-        together, apart = best[kind, "together"], best[kind, "one by one"]
+        together, apart = least[kind, "together"], least[kind, "one by one"]
         print(f"{kind}: together {together:.1f} s, one by one {apart:.1f} s, ratio {together / apart:.2f}")
     if {"sft", "dpo"} <= {*given.kinds}:
         for way in ("together", "one by one"):
-            print(f"dpo / sft, {way}: {best['dpo', way] / best['sft', way]:.2f}")
+            print(f"dpo / sft, {way}: {least['dpo', way] / least['sft', way]:.2f}")
 
 
 def work(base: Any, jobs: list[Fit]) -> None:
