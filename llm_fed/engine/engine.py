@@ -19,6 +19,7 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import Answering, answers
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures
+from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.engine.trainable import Trainable
 from llm_fed.engine.whole import WholeModel
 from llm_fed.merge.delta import under
@@ -51,6 +52,7 @@ class Engine(Answering):
         work: of all training since it was last taken.
         packing: budget and overhead of micro-batches as they were measured; None: by device.
         captures: of training passes; None: they run as they are written.
+        padding_free: whether training lays texts end to end; None: in rows with padding.
     """
 
     def __init__(self, base: Trainable, evaluation: EvalConfig | None = None):
@@ -60,12 +62,23 @@ class Engine(Answering):
         self.budget: int | None = None
         self.packing: tuple[int, int] | None = None
         self.captures: Captures | None = None
+        self.padding_free: PaddingFree | None = None
         self._whole: dict[Structure, WholeModel] = {}
 
-    def configure(self, config: EngineConfig, captures: Captures | None = None) -> None:
-        """Compute as a configuration says, with the captures of other runs on the same base, where there are some."""
+    def configure(self, config: EngineConfig, structure: Any, captures: Captures | None = None) -> None:
+        """Compute as a configuration says, with the captures of other runs on the same base, where there are some.
+
+        Args:
+            structure: of what is trained.
+
+        Raises:
+            UserError: the base cannot be trained as the configuration says.
+        """
         if config.capture == "on":  # `auto` is off until a GPU has run them
             self.captures = captures or Captures()
+        if config.padding_free == "on":  # likewise
+            self.padding_free = PaddingFree()
+            self.padding_free.check(self.adapted(structure))
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.
@@ -96,7 +109,8 @@ class Engine(Answering):
         """The base under adapters of this structure."""
         base = self.base
         return AdaptedModel(
-            base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing, self.captures
+            base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing, self.captures,
+            self.padding_free,
         )  # fmt: skip
 
     def whole(self, structure: Structure) -> WholeModel:

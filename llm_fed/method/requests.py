@@ -236,7 +236,8 @@ class AnswerLoss(Request[float]):
 @dataclass(frozen=True)
 class Work:
     """What a fit processed: real tokens (of pictures what they count as), tokens with padding, micro-batches, the token
-    budget of each, how many of them were replayed (`engine/capture.py`), and why others could not be."""
+    budget of each, how many of them were replayed (`engine/capture.py`) and had no padding (`engine/padding_free.py`),
+    and why others could not be."""
 
     tokens: int = 0
     padded: int = 0
@@ -244,6 +245,7 @@ class Work:
     budget: int = 0
     replayed: int = 0
     why: str = ""
+    padding_free: int = 0
 
     @property
     def padding(self) -> float:
@@ -264,6 +266,7 @@ class Work:
             other.budget,
             self.replayed + other.replayed,
             other.why or self.why,
+            self.padding_free + other.padding_free,
         )
 
 
