@@ -1,5 +1,5 @@
-"""Sequences of a micro-batch end to end in one row of tokens, without padding: how they are laid out, and an attention in
-which each token sees its own sequence alone.
+"""Sequences of a micro-batch end to end in one row of tokens, without padding: how they are laid out, and an attention
+in which each token sees its own sequence alone.
 
 Shape letters: N sequences, S tokens of all of them, n target tokens, H heads, D size of a head.
 """
@@ -75,11 +75,9 @@ def widened(batch: FlatBatch, grid: Grid) -> FlatBatch:
     borders = [*known, *range(tokens + last, wide, last)]
     borders += [wide] * (1 + grid.rows(len(borders)) - len(borders))
     again = torch.cat([torch.arange(tokens), tokens - last + torch.arange(wide - tokens) % last])
-    return FlatBatch(
-        batch.input_ids[:, again], batch.positions[:, again],
-        *(repeated(each, targets) for each in (batch.labels, batch.rows, batch.places)),
-        Sequences(torch.tensor(borders, dtype=torch.int32), grid.attended(batch.sequences.longest)),
-    )  # fmt: skip
+    labels, rows, places = (repeated(each, targets) for each in (batch.labels, batch.rows, batch.places))
+    sequences = Sequences(torch.tensor(borders, dtype=torch.int32), grid.attended(batch.sequences.longest))
+    return FlatBatch(batch.input_ids[:, again], batch.positions[:, again], labels, rows, places, sequences)
 
 
 def inputs_of(batch: FlatBatch) -> dict[str, Any]:
@@ -139,17 +137,14 @@ def attend(
         Unsupported: the layer asks for more than that.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    asked = {
-        "a mask of its own": attention_mask is not None,
-        "dropout within its attention": dropout > 0,
-        "tokens that see later ones": not causal,
-        **{words: more.get(name) is not None for name, words in _ASKED.items()},
-        "attention without what it hands on to its layers": SEQUENCES not in more,
-    }
-    if wanted := [words for words, holds in asked.items() if holds]:
+    wanted = [words for name, words in _ASKED.items() if more.get(name) is not None]
+    wanted += ["a mask of its own"] * (attention_mask is not None) + ["tokens that see later ones"] * (not causal)
+    wanted += ["dropout in its attention"] * (dropout > 0)
+    wanted += ["an attention that is not told where sequences begin"] * (SEQUENCES not in more)
+    if wanted:
         raise Unsupported(wanted[0])
     if kernel_takes(query.device, dtype := _dtype(query), query, value):
-        attended = _by_kernel(*(each.to(dtype) for each in (query, key, value)), more[SEQUENCES], scaling)
+        attended = _by_kernel(query.to(dtype), key.to(dtype), value.to(dtype), more[SEQUENCES], scaling)
     else:
         attended = one_by_one(query, key, value, more[SEQUENCES], scaling)
     return attended[None], None

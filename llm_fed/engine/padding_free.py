@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -97,7 +98,8 @@ def refusal(model: AdaptedModel) -> str:
 
 
 def _of_base(model: AdaptedModel) -> str:
-    base, config = model.model, model.model.config.get_text_config()
+    base: Any = model.model
+    config = base.config.get_text_config()
     if getattr(base, "is_quantized", False) or getattr(base, "quantization_method", None):
         return "the base is quantised, and nobody has compared what that rounds"
     if regimes(base) is not None:
@@ -106,7 +108,7 @@ def _of_base(model: AdaptedModel) -> str:
     window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
     if kinds - {"full_attention"} or (window and not kinds):
         what = ", ".join(sorted(kinds - {"full_attention"})) or "sliding_attention"
-        return f"the base has layers that do not see all tokens before them ({what})"
+        return f"the base has layers without full attention ({what})"
     return compared(model)
 
 
@@ -114,7 +116,8 @@ def _of_base(model: AdaptedModel) -> str:
 def compared(model: AdaptedModel) -> str:
     """Why a base predicts otherwise when sequences lie end to end, in words; empty where it does not."""
     freeze(model.model)
-    words = int(model.model.get_input_embeddings().num_embeddings)  # type: ignore[operator, union-attr]
+    model_as_it_is: Any = model.model
+    words = model_as_it_is.get_input_embeddings().num_embeddings
     draws = generator(0, "padding free")
     several = [
         Encoded(torch.randint(0, words, (length,), generator=draws).tolist(), [True] * length) for length in LENGTHS

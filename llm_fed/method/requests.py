@@ -252,10 +252,15 @@ class Work:
         """The share of padding among all tokens processed."""
         return 1 - self.tokens / self.padded if self.padded else 0.0
 
-    @property
-    def passes(self) -> dict[str, int]:
-        """How many micro-batches were replayed, and how many ran as they are written."""
-        return {"replayed": self.replayed, "as written": self.micro_batches - self.replayed}
+    def passes(self, *, captured: bool, padding_free: bool) -> dict[str, int]:
+        """How many micro-batches were replayed and how many ran as they are written, and how many had no padding, as
+        far as either was asked for."""
+        counts = dict[str, int]()
+        if captured:
+            counts |= {"replayed": self.replayed, "as written": self.micro_batches - self.replayed}
+        if padding_free:
+            counts |= {"without padding": self.padding_free, "padded": self.micro_batches - self.padding_free}
+        return counts
 
     def plus(self, other: Work) -> Work:
         """Both together, with the budget of `other`, the later one."""
