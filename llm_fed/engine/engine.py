@@ -6,7 +6,7 @@ Shape letters: N examples, C classes, H features, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from llm_fed.engine.trainable import Trainable
 from llm_fed.engine.whole import WholeModel
 from llm_fed.merge.delta import under
 from llm_fed.merge.moments import Evidence
+from llm_fed.method.client import Client
 from llm_fed.method.requests import (
     Answers,
     ExpertWeights,
@@ -65,20 +66,21 @@ class Engine(Answering):
         self.padding_free: PaddingFree | None = None
         self._whole: dict[Structure, WholeModel] = {}
 
-    def configure(self, config: EngineConfig, structure: Any, captures: Captures | None = None) -> None:
+    def configure(self, config: EngineConfig, sites: Iterable[Client], captures: Captures | None = None) -> None:
         """Compute as a configuration says, with the captures of other runs on the same base, where there are some.
 
         Args:
-            structure: of what is trained.
+            sites: who may train.
 
         Raises:
-            UserError: the base cannot be trained as the configuration says.
+            UserError: they cannot train as the configuration says.
         """
         if config.capture == "on":  # `auto` is off until a GPU has run them
             self.captures = captures or Captures()
         if config.padding_free == "on":  # likewise
             self.padding_free = PaddingFree()
-            self.padding_free.check(self.adapted(structure))
+            for structure, private in dict.fromkeys((site.structure, site.private is not None) for site in sites):
+                self.padding_free.check(self.adapted(structure), private=private)
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.

@@ -30,8 +30,8 @@ from llm_fed.tasks.common import Encoded
 log = logging.getLogger(__name__)
 
 LENGTHS = (9, 2, 14, 5)  # tokens of the sequences that are compared
-APART = {torch.float64: 1e-8, torch.float32: 1e-3}  # most that predictions may differ, as a share of how they vary
-APART_IN_HALF = 0.1  # the same in 16 bits; tokens that see another sequence differ by about 1
+APART = 1e-3  # most that predictions may differ, as a share of how they vary
+APART_IN_HALF = 0.1  # the same in 16 bits; where tokens see another sequence they differ by about 1
 
 _compared: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
@@ -46,27 +46,28 @@ class PaddingFree:
     def __init__(self) -> None:
         self.said: dict[str, None] = {}
 
-    def check(self, model: AdaptedModel) -> None:
-        """Refuse a base that cannot be trained so.
+    def check(self, model: AdaptedModel, *, private: bool = False) -> None:
+        """Refuse what can never be trained so.
+
+        Args:
+            private: whether the gradients of single examples are asked for.
 
         Raises:
             UserError: why, and what to set.
         """
-        if why := refusal(model):
+        why = refusal(model)
+        if private:
+            why = "privacy.unit=example needs the gradients of single examples, which lie in rows of their own"
+        if why:
             raise UserError(f"engine.padding_free=on, but {why}; set engine.padding_free=auto, which pads")
 
     def in_rows(self, model: AdaptedModel, jobs: Sequence[Fit]) -> str:
         """Why these fits are trained in rows with padding; empty where they need not be.
 
         Raises:
-            UserError: none of the run's fits could be trained otherwise.
+            UserError: as `check`.
         """
-        self.check(model)
-        if jobs[0].private is not None:
-            raise UserError(
-                "engine.padding_free=on, but privacy.unit=example needs the gradients of single examples, which lie in "
-                "rows of their own; set engine.padding_free=auto, which pads"
-            )
+        self.check(model, private=jobs[0].private is not None)
         why = ""
         if jobs[0].teachers:
             why = "teachers answer for each example"
@@ -130,11 +131,13 @@ def compared(model: AdaptedModel) -> str:
                 flat = TEXT.logits(model.model, on_device(flattened(several), model.device))
     except Unsupported as error:
         return f"{base} wants {error}"
-    except (TypeError, KeyError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, AttributeError, LookupError, ValueError, RuntimeError) as error:
         return f"{base} does not take it: {' '.join(str(error).split())[:200]}"
     differ = float((flat - rows).double().norm() / (rows - rows.mean(0)).double().norm().clamp_min(1e-300))
     dtype = model.autocast or next(model.model.parameters()).dtype
-    if not differ <= APART.get(dtype, APART_IN_HALF):
+    if not differ <= (APART if dtype.itemsize > 2 else APART_IN_HALF):
         return f"{base} predicts otherwise where sequences lie end to end (by {differ:.2g} of what predictions vary)"
     return ""
 

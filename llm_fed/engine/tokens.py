@@ -80,9 +80,10 @@ class Groups:
     known: tuple[int, ...] | None = None  # the ends on the host, where they are the same in every pass
 
     def inputs(self, name: str, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
-        if x.shape[:-1] != (1, len(self.of)):
+        if len(x) != 1 or x[..., 0].numel() != len(self.of):
             raise _unknown(name, f"inputs of shape {tuple(x.shape)} for a row of {len(self.of)} tokens")
         autocast = torch.is_autocast_enabled(x.device.type)
+        x = x.reshape(1, -1, x.shape[-1])
         return x.to(torch.get_autocast_dtype(x.device.type) if autocast else dtype), autocast
 
     def product(self, x: Tensor, factors: Tensor) -> Tensor:
