@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
 from llm_fed.engine.routed import RoutedExperts, in_place_of
-from llm_fed.engine.tokens import Groups, Rows, Tokens
+from llm_fed.engine.tokens import AdapterTokens, TokenGroups, TokenRows
 from llm_fed.models.frozen import device_of, freeze
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
@@ -176,7 +176,7 @@ class AdapterBank:
         into: Tensor | None = None,
         below: Mapping[str, DeltaHook] | None = None,
         cast: torch.dtype | None = None,
-        groups: Groups | None = None,
+        groups: TokenGroups | None = None,
     ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 
@@ -224,7 +224,7 @@ class AdapterBank:
                     taker = torch.arange(len(index), device=where.device) if into is None else into
                     chosen[entry] = _Own.apply(values, taken, apart, where, taker)
             below = self.beneath(index.tolist()) if below is None else below
-            tokens: Tokens = groups or Rows(len(index))
+            tokens: AdapterTokens = groups or TokenRows(len(index))
             if mix is not None:
                 mix = mix.to(self.rows)[None] if groups else mix.to(self.rows)[:, None]
             for name, module in self.targets.items():
@@ -288,7 +288,7 @@ class _Adapted:
     """The forward hook of one layer while a bank is attached."""
 
     name: str
-    tokens: Tokens
+    tokens: AdapterTokens
     a: Tensor  # (N, E r, in)
     b: Tensor  # (N, out, E r)
     router: Tensor | None  # (N, E, in)
@@ -351,7 +351,7 @@ class _Whole:
     """The forward hook of a linear layer that every row has its own of, in the place of the base's."""
 
     name: str
-    tokens: Tokens
+    tokens: AdapterTokens
     weight: Tensor  # (N, out, in)
     bias: Tensor | None  # (N, out)
 

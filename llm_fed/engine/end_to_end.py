@@ -19,7 +19,8 @@ from llm_fed.engine.packing import Grid, TokenSequence, repeated
 
 NAME = "llm_fed_end_to_end"  # of the attention, among those of transformers
 SEQUENCES = "sequences"  # how a model is given them: its layers hand on what they do not know
-LARGEST_HEAD = 256  # of torch's kernel
+CAPABILITY = 8, 0  # of a GPU, for products by group
+LARGEST_HEAD, HEADS_OF = 256, 8  # of torch's kernel: the most numbers of a head, and what they are a multiple of
 
 
 class Unsupported(RuntimeError):
@@ -27,7 +28,7 @@ class Unsupported(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Sequences:
+class FlatSequences:
     """Where in a row of tokens each sequence begins."""
 
     borders: Tensor  # (N + 1,) int32: the beginning of each, and the end of the last
@@ -49,7 +50,7 @@ class FlatBatch:
     labels: Tensor  # (n,) the target tokens
     rows: Tensor  # (n,) the example of each
     places: Tensor  # (n,) where in S stands the token that predicts each
-    sequences: Sequences
+    sequences: FlatSequences
 
 
 def flattened(examples: Sequence[TokenSequence]) -> FlatBatch:
@@ -61,7 +62,7 @@ def flattened(examples: Sequence[TokenSequence]) -> FlatBatch:
     places = target.nonzero().flatten() - 1
     owner = torch.arange(len(examples)).repeat_interleave(lengths)
     positions = torch.arange(len(ids)) - borders[:-1].repeat_interleave(lengths)
-    sequences = Sequences(borders.to(torch.int32), int(lengths.max()), tuple(borders.tolist()))
+    sequences = FlatSequences(borders.to(torch.int32), int(lengths.max()), tuple(borders.tolist()))
     return FlatBatch(ids[None], positions[None], ids[places + 1], owner[places], places, sequences)
 
 
@@ -76,7 +77,7 @@ def widened(batch: FlatBatch, grid: Grid) -> FlatBatch:
     borders += [wide] * (1 + grid.rows(len(borders)) - len(borders))
     again = torch.cat([torch.arange(tokens), tokens - last + torch.arange(wide - tokens) % last])
     labels, rows, places = (repeated(each, targets) for each in (batch.labels, batch.rows, batch.places))
-    sequences = Sequences(torch.tensor(borders, dtype=torch.int32), grid.attended(batch.sequences.longest))
+    sequences = FlatSequences(torch.tensor(borders, dtype=torch.int32), grid.attended(batch.sequences.longest))
     return FlatBatch(batch.input_ids[:, again], batch.positions[:, again], labels, rows, places, sequences)
 
 
@@ -160,7 +161,7 @@ _ASKED = {
 }
 
 
-def one_by_one(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scaling: float | None) -> Tensor:
+def one_by_one(query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None) -> Tensor:
     """The same sequence by sequence: (S, H, D)."""
     parts = [
         nn.functional.scaled_dot_product_attention(
@@ -172,7 +173,7 @@ def one_by_one(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, 
     return torch.cat(parts, 2)[0].transpose(0, 1)
 
 
-def _by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, scaling: float | None) -> Tensor:
+def _by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))  # (S, H, D)
@@ -191,16 +192,19 @@ def _dtype(query: Tensor) -> torch.dtype:
 
 def kernel_takes(device: torch.device, dtype: torch.dtype, query: Tensor, value: Tensor) -> bool:
     """Whether torch's kernel computes this attention."""
-    heads = query.shape[-1] == value.shape[-1] <= LARGEST_HEAD
-    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and heads
+    size = query.shape[-1]
+    fits = size == value.shape[-1] <= LARGEST_HEAD and size % HEADS_OF == 0
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and fits
 
 
-def has_kernels() -> bool:
-    """Whether torch has the products and the attention that a GPU needs for sequences end to end."""
+def has_kernels(device: torch.device) -> bool:
+    """Whether torch has the products and the attention that this GPU needs for sequences end to end."""
     from importlib.util import find_spec
     from inspect import signature
 
     if find_spec("torch.nn.attention.varlen") is None or not hasattr(nn.functional, "grouped_mm"):
+        return False
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < CAPABILITY:
         return False
     from torch.nn.attention.varlen import varlen_attn
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from llm_fed.engine.deltas import DeltaHook
-from llm_fed.engine.tokens import Groups
+from llm_fed.engine.tokens import TokenGroups
 
 Item = TypeVar("Item")
 _ALIGNED = 16  # bytes
@@ -38,7 +38,7 @@ class Laid:
     masks: Tensor | None = None  # of dropout
     wanted: Tensor | None = None  # (targets, C) the teachers' logits
     below: Mapping[str, DeltaHook] = field(default_factory=dict)  # what lies beneath the adapters, by layer
-    groups: Groups | None = None
+    groups: TokenGroups | None = None
 
 
 def on_device(laid: Item, device: torch.device) -> Item:

@@ -71,8 +71,8 @@ class PaddingFree:
         why = ""
         if jobs[0].teachers:
             why = "teachers answer for each example"
-        elif model.device.type == "cuda" and not has_kernels():
-            why = f"torch {torch.__version__} lacks attention over sequences end to end, which 2.13 has"
+        elif model.device.type == "cuda" and not has_kernels(model.device):
+            why = f"torch {torch.__version__} has no kernels for them end to end on this GPU (2.13 has, from Ampere on)"
         if why and why not in self.said:
             self.said[why] = None
             log.warning("texts are trained in rows with padding: %s", why)

@@ -18,7 +18,7 @@ from llm_fed.basics.errors import UserError
 _ALIGNED = 8  # numbers of 16 bits: torch's grouped product wants rows of whole 16 bytes
 
 
-class Tokens(Protocol):
+class AdapterTokens(Protocol):
     """How the tokens of a batch belong to adapters."""
 
     def inputs(self, name: str, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
@@ -44,7 +44,7 @@ class Tokens(Protocol):
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """Each of N rows is the tokens of one adapter, which stands there once for each row: factors (N, out, in)."""
 
     count: int  # N
@@ -69,7 +69,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Groups:
+class TokenGroups:
     """One row of S tokens, of which each of G adapters has a stretch: factors (G, out, in).
 
     On a GPU with 16 bits a product is one launch (torch's `grouped_mm`); elsewhere it is a product for each adapter.
@@ -111,7 +111,7 @@ class _Product(torch.autograd.Function):
     """Tokens x (S, in) times the factor (out, in) of their group, (S, out)."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, factors: Tensor, groups: Groups) -> Tensor:
+    def forward(ctx, x: Tensor, factors: Tensor, groups: TokenGroups) -> Tensor:
         ctx.save_for_backward(x, factors)
         ctx.groups = groups
         return _times(x, factors.mT, groups)
@@ -124,14 +124,14 @@ class _Product(torch.autograd.Function):
         return back, _outer(given, x, ctx.groups) if of_factors else None, None
 
 
-def _times(x: Tensor, factors: Tensor, groups: Groups) -> Tensor:
+def _times(x: Tensor, factors: Tensor, groups: TokenGroups) -> Tensor:
     """x (S, a) by group times (G, a, b): (S, b)."""
     if _by_kernel(x):
         return nn.functional.grouped_mm(x, factors, offs=groups.ends)
     return torch.cat([x[at] @ factor for at, factor in zip(groups.stretches(), factors, strict=True)])
 
 
-def _outer(given: Tensor, x: Tensor, groups: Groups) -> Tensor:
+def _outer(given: Tensor, x: Tensor, groups: TokenGroups) -> Tensor:
     """(G, b, a): of each group's tokens the sum of given (S, b) by x (S, a)."""
     if _by_kernel(x):
         return nn.functional.grouped_mm(given.mT, x, offs=groups.ends)
@@ -142,7 +142,7 @@ def _by_kernel(x: Tensor) -> bool:
     return x.device.type == "cuda" and x.dtype == torch.bfloat16
 
 
-def groups_of(owners: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], Groups]:
+def groups_of(owners: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], TokenGroups]:
     """The adapters that sequences go through, and their groups, on the host.
 
     Args:
@@ -155,7 +155,7 @@ def groups_of(owners: Sequence[int], lengths: Sequence[int]) -> tuple[list[int],
     sizes = torch.tensor(list(tokens.values()))
     ends = sizes.cumsum(0)
     of = torch.arange(len(tokens)).repeat_interleave(sizes)
-    return list(tokens), Groups(ends.to(torch.int32), of, tuple(ends.tolist()))
+    return list(tokens), TokenGroups(ends.to(torch.int32), of, tuple(ends.tolist()))
 
 
 def _unknown(name: str, given: str) -> UserError:

@@ -31,12 +31,12 @@ from llm_fed.engine import end_to_end, padding_free, tokens
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import USES, Captures
-from llm_fed.engine.end_to_end import Sequences, attend, flattened, one_by_one
+from llm_fed.engine.end_to_end import FlatSequences, attend, flattened, one_by_one
 from llm_fed.engine.fit import fit
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import Grid, collate, filled
 from llm_fed.engine.padding_free import PaddingFree
-from llm_fed.engine.tokens import Groups, groups_of
+from llm_fed.engine.tokens import TokenGroups, groups_of
 from llm_fed.method.requests import Distillation, Fitted, PerExample
 from llm_fed.models.lora import Lora
 from llm_fed.testing.tiny import HEADS, VOCABULARY, drawn
@@ -203,14 +203,14 @@ def test_bases_that_do_not_allow_it_are_refused(kind, why):
 def test_a_base_is_compared_and_not_trusted(monkeypatch):
     """Where tokens would see other sequences, and where an attention asks for more."""
     everything = lambda query, key, value, sequences, scaling: one_by_one(  # noqa: E731
-        query, key, value, Sequences(torch.tensor([0, query.shape[2]]), 0), scaling
+        query, key, value, FlatSequences(torch.tensor([0, query.shape[2]]), 0), scaling
     )
     with monkeypatch.context() as patch:
         patch.setattr(end_to_end, "one_by_one", everything)
         with pytest.raises(UserError, match="predicts otherwise where sequences lie end to end"):
             PaddingFree().check(AdaptedModel(tiny.build("llama"), LORA))
     query = torch.ones(1, 2, 5, 4)
-    sequences = {"sequences": Sequences(torch.tensor([0, 2, 5]), 3)}
+    sequences = {"sequences": FlatSequences(torch.tensor([0, 2, 5]), 3)}
     for asked in ({"softcap": 1.0}, {"sliding_window": 4}, {"s_aux": query}, {"is_causal": False}, {"dropout": 0.1},
                   {"attention_mask": query}, {"position_bias": query}):  # fmt: skip
         with pytest.raises(end_to_end.Unsupported):
@@ -321,6 +321,35 @@ def test_in_words():
     assert not padding_free.in_words("off", gpu, adapters=True)
 
 
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_gpus_kernel_is_asked_for_the_same(heads, monkeypatch):
+    """Its arguments, read as torch's documentation does: (S, H, D), borders of queries and keys, and no later token."""
+    cuda, query = torch.device("cuda"), torch.randn(1, 4, 9, 8)
+    key, value = torch.randn(2, 1, heads, 9, 8)
+
+    def kernel(q, k, v, borders_q, borders_k, most_q, most_k, *, scale, window_size, enable_gqa):
+        assert window_size == (-1, 0) and borders_q is borders_k and most_q == most_k == 5
+        assert enable_gqa == (heads != 4)
+        parts = []
+        for begin, end in zip(borders_q.tolist(), borders_q.tolist()[1:], strict=False):
+            scores = torch.einsum("qhd,khd->hqk", q[begin:end], k[begin:end].repeat_interleave(4 // heads, 1)) * scale
+            later = torch.ones(end - begin, end - begin).triu(1).bool()
+            weights = scores.masked_fill(later, -math.inf).softmax(-1)
+            parts.append(torch.einsum("hqk,khd->qhd", weights, v[begin:end].repeat_interleave(4 // heads, 1)))
+        return torch.cat(parts)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    sequences = FlatSequences(torch.tensor([0, 4, 9], dtype=torch.int32), 5)
+    plain, _ = attend(nn.Module(), query, key, value, scaling=0.3, sequences=sequences)
+    monkeypatch.setattr(end_to_end, "kernel_takes", lambda *given: True)
+    asked, _ = attend(nn.Module(), query, key, value, scaling=0.3, sequences=sequences)
+    assert plain.shape == (1, 9, 4, 8) and torch.allclose(plain, asked, atol=1e-6)
+    monkeypatch.undo()
+    takes = [end_to_end.kernel_takes(cuda, dtype, query, value) for dtype in (torch.bfloat16, torch.float32)]
+    odd = end_to_end.kernel_takes(cuda, torch.bfloat16, query[..., :6], value[..., :6])
+    assert takes == [True, False] and not odd
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
@@ -328,7 +357,7 @@ def test_in_words():
 def test_a_gpu_trains_without_padding_as_in_rows(autocast, captured):
     """In bfloat16 by torch's kernels, and captured all micro-batches are replayed. In float32 and float16 the products
     by client ask the device where each client's tokens end, which a graph cannot."""
-    base = tiny.build("llama").to("cuda")
+    base = tiny.build("qwen3").to("cuda")  # whose heads have 8 numbers each
     jobs = cohort(base, replace(LORA, rank=8), torch.float32)
     model = AdaptedModel(base, replace(LORA, rank=8), autocast=autocast)
     written, _ = fit(model, jobs)
@@ -346,4 +375,4 @@ def test_a_gpu_trains_without_padding_as_in_rows(autocast, captured):
 def test_groups_know_whose_tokens_are_whose():
     clients, groups = groups_of([4, 4, 7], [2, 3, 1])
     assert clients == [4, 7] and groups.ends.tolist() == [5, 6] and groups.of.tolist() == [0] * 5 + [1]
-    assert isinstance(groups, Groups) and groups.stretches() == [slice(0, 5), slice(5, 6)]
+    assert isinstance(groups, TokenGroups) and groups.stretches() == [slice(0, 5), slice(5, 6)]
