@@ -98,7 +98,7 @@ def test_what_is_said_is_what_is_alive(case):
 
 @pytest.mark.parametrize("case", ["llama", "dropout", "autocast", "router", "mix", "qwen3", "gpt2"])
 def test_what_is_said_of_texts_end_to_end_is_what_is_alive(case):
-    """Of three texts of two clients."""
+    """Of three texts of each of two clients."""
     make, structure = CASES[case]
     base = make()
     said = activations(base, site_of(structure, TEXT), LocalConfig(batch_size=3), per_pass=2, end_to_end=True)
