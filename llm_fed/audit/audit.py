@@ -20,7 +20,7 @@ from llm_fed.audit.replay import Replay
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
-from llm_fed.experiment.environment import environment, use_packing
+from llm_fed.experiment.environment import FORMERLY, environment, use_packing
 from llm_fed.kinds import Kind
 from llm_fed.runs import digests
 from llm_fed.runs.folder import Run
@@ -130,7 +130,7 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
     """Compute as the run did, as far as this machine can: (its configuration on a device that is here, what
     environment.json says, what is different here in words)."""
     try:
-        before = {"processes": 1, "captured": False, **read_object(folder / "environment.json")}
+        before = {**FORMERLY, **read_object(folder / "environment.json")}
         threads, per_pass = before["threads"], before["clients_per_pass"]
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UserError(
@@ -141,8 +141,7 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
         config = replace(config, device="auto")
     torch.set_num_threads(threads)
     try:
-        captured = config.engine.capture == "on"
-        now = environment(torch.device(choose_device(config.device)), config.base.dtype, per_pass, captured)
+        now = environment(torch.device(choose_device(config.device)), config.base.dtype, per_pass, config.engine)
         changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
         if before.get("continued"):
             changed.append("it was continued in another environment than it began in")

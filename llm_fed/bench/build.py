@@ -205,7 +205,7 @@ def prepare(
     cohort = schedule.cohort_size if everybody else max(1, len(clients))  # of a machine's clients all may be asked
     per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
     engine = base.engine(config.eval)
-    engine.configure(config.engine, base.reuse.captures if base.reuse else None)
+    engine.configure(config.engine, clients.values(), base.reuse.captures if base.reuse else None)
     runtime = LocalRuntime(engine, per_pass)
     return Experiment(
         config, base, metric, method, clients, server, schedule, engine, runtime, left_out,

@@ -17,6 +17,7 @@ from llm_fed.models.lora import Lora
 
 if TYPE_CHECKING:
     from llm_fed.engine.capture import Captures
+    from llm_fed.engine.padding_free import PaddingFree
 
 Result = TypeVar("Result")
 
@@ -35,6 +36,7 @@ class AdaptedModel:
     budget: int | None = None  # most tokens of a micro-batch; None: as of `packing`
     packing: tuple[int, int] | None = None  # budget and overhead as measured (`calibration`); None: by device
     captures: Captures | None = None  # of training passes; None: they run as they are written
+    padding_free: PaddingFree | None = None  # whether training lays texts end to end; None: in rows with padding
 
     @property
     def device(self) -> torch.device:

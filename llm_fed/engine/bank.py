@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
 from llm_fed.engine.routed import RoutedExperts, in_place_of
+from llm_fed.engine.tokens import AdapterTokens, TokenGroups, TokenRows
 from llm_fed.models.frozen import device_of, freeze
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
@@ -104,7 +105,9 @@ class AdapterBank:
         """D"""
         return self._width
 
-    def draw_masks(self, seeds: Sequence[int], lengths: Sequence[int], out: Tensor | None = None) -> Tensor | None:
+    def draw_masks(
+        self, seeds: Sequence[int], lengths: Sequence[int], out: Tensor | None = None, *, end_to_end: bool = False
+    ) -> Tensor | None:
         """Dropout masks (N, T, D) for `attached`, True where an input is kept; None without dropout.
 
         Row n's mask depends on seeds[n] and lengths[n] alone: not on padding, nor on the rows beside it. The
@@ -113,21 +116,28 @@ class AdapterBank:
 
         Args:
             out: (N or more, T or more, D) that takes them; rows behind them are as the last.
+            end_to_end: in one row (1, sum of lengths, D) instead, one behind the other.
         """
         if not self.drops:
             return None
         device, width = self.rows.device, self._width
         if out is None:
-            masks = torch.zeros(len(seeds), max(lengths), width, dtype=torch.bool, device=device)
+            shape = (1, sum(lengths)) if end_to_end else (len(seeds), max(lengths))
+            masks = torch.zeros(*shape, width, dtype=torch.bool, device=device)
         else:
             masks = out.zero_()
+        if end_to_end:
+            parts: Sequence[Tensor] = masks[0, : sum(lengths)].split(list(lengths))
+        else:
+            parts = [mask[:length] for mask, length in zip(masks, lengths, strict=False)]
         generator = torch.Generator(device)
-        for mask, seed, length in zip(masks[: len(seeds)], seeds, lengths, strict=True):
+        for mask, seed in zip(parts, seeds, strict=True):
+            size = mask.numel()
             # 16 bits per input, cut from 64-bit words, take a quarter of the time of bernoulli_ on a CPU.
-            words = torch.empty(-(-length * width // 4), dtype=torch.int64, device=device)
+            words = torch.empty(-(-size // 4), dtype=torch.int64, device=device)
             bits = words.random_(-(2**63), None, generator=generator.manual_seed(seed)).view(torch.int16)
-            torch.lt(bits[: length * width].view(length, width), self._kept - 2**15, out=mask[:length])
-        if len(masks) > len(seeds):
+            torch.lt(bits[:size].view(mask.shape), self._kept - 2**15, out=mask)
+        if not end_to_end and len(masks) > len(seeds):
             masks[len(seeds) :] = masks[len(seeds) - 1]
         return masks
 
@@ -166,6 +176,7 @@ class AdapterBank:
         into: Tensor | None = None,
         below: Mapping[str, DeltaHook] | None = None,
         cast: torch.dtype | None = None,
+        groups: TokenGroups | None = None,
     ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 
@@ -184,6 +195,8 @@ class AdapterBank:
             cast: the dtype of autocast, to which all adapters are cast at once, and not each row's copy of each layer:
                 with the same bits, but not with DoRA, which reads adapters in their own dtype.
             listen: is given the weights (N, T, E) that a router finds, layer by layer.
+            groups: the batch is one row of S tokens, of which each of these has a stretch: then group n goes through
+                adapter index[n], masks are (1, S, D), and a mix is (S, E).
 
         Raises:
             RuntimeError: the bank is attached already.
@@ -211,17 +224,20 @@ class AdapterBank:
                     taker = torch.arange(len(index), device=where.device) if into is None else into
                     chosen[entry] = _Own.apply(values, taken, apart, where, taker)
             below = self.beneath(index.tolist()) if below is None else below
+            tokens: AdapterTokens = groups or TokenRows(len(index))
+            if mix is not None:
+                mix = mix.to(self.rows)[None] if groups else mix.to(self.rows)[:, None]
             for name, module in self.targets.items():
                 if name in below:
                     handles.append(module.register_forward_hook(below[name]))
                 pairs = [pair(name, expert) for expert in self.structure.experts]
                 adapted = _Adapted(
                     name=name,
-                    num_rows=len(index),
+                    tokens=tokens,
                     a=_joined([chosen[a] for a, _ in pairs], dim=1),
                     b=_joined([chosen[b] for _, b in pairs], dim=2),
                     router=chosen.get(router(name)),
-                    mix=None if mix is None else mix.to(self.rows)[:, None],
+                    mix=mix,
                     scaling=self.structure.scaling,
                     kept=1 if masks is None else self._kept / 2**16,
                     mask=None if masks is None else masks[..., self._inputs[name]],
@@ -230,7 +246,7 @@ class AdapterBank:
                 )
                 handles.append(module.register_forward_hook(adapted))
             for name, module in self.whole.items():
-                own = _Whole(name, len(index), chosen[f"{name}.weight"], chosen.get(f"{name}.bias"))
+                own = _Whole(name, tokens, chosen[f"{name}.weight"], chosen.get(f"{name}.bias"))
                 handles.append(module.register_forward_hook(own))
             for routed in self._routed(chosen, len(index)):
                 blocks.enter_context(in_place_of(routed.block, routed))
@@ -272,11 +288,11 @@ class _Adapted:
     """The forward hook of one layer while a bank is attached."""
 
     name: str
-    num_rows: int  # N
+    tokens: AdapterTokens
     a: Tensor  # (N, E r, in)
     b: Tensor  # (N, out, E r)
     router: Tensor | None  # (N, E, in)
-    mix: Tensor | None  # (N, 1, E)
+    mix: Tensor | None  # (N, 1, E), or (1, S, E) of tokens
     scaling: float
     kept: float  # the share of the inputs that masks keep
     mask: Tensor | None  # (N, T or more, in)
@@ -286,8 +302,8 @@ class _Adapted:
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
         device = output.device  # the base's layers may lie on several
         shared = is_for_all_rows(inputs[0])
-        given = inputs[0].expand(self.num_rows, -1, -1) if shared else inputs[0]
-        x, autocast = _by_row(self.name, given.to(device), self.num_rows, self.a.dtype)
+        given = inputs[0].expand(len(self.a), -1, -1) if shared else inputs[0]
+        x, autocast = self.tokens.inputs(self.name, given.to(device), self.a.dtype)
         y = output.reshape(len(output), -1, output.shape[-1])
         weights, scaling = self._weights(x), self.scaling
         masked = self.mask is not None and not shared
@@ -297,15 +313,11 @@ class _Adapted:
         if self.lengths is not None:
             y = self._with_lengths(module, x, y, scaling, masked, autocast)
             return y.view(len(y), *output.shape[1:]).to(output.dtype)
-        hidden = torch.bmm(x, self.a.to(device).mT)  # (N, T, E r)
+        hidden = self.tokens.product(x, self.a.to(device))  # (N, T, E r)
         if weights is not None:
             experts = hidden.unflatten(-1, (weights.shape[-1], -1))
             hidden = (experts * weights.to(hidden.dtype)[..., None]).flatten(-2)
-        b = self.b.to(device)
-        if autocast or y.dtype == hidden.dtype:
-            y = torch.baddbmm(y, hidden, b.mT, alpha=scaling)
-        else:
-            y = y + scaling * torch.bmm(hidden, b.mT)
+        y = self.tokens.added(y, hidden, self.b.to(device), scaling, autocast or y.dtype == hidden.dtype)
         return y.view(len(y), *output.shape[1:]).to(output.dtype)
 
     def _with_lengths(
@@ -313,21 +325,21 @@ class _Adapted:
     ) -> Tensor:
         """g (W x + s B A x) + bias, g the lengths; as in PEFT dropout takes inputs from all that the adapter adds."""
         assert self.lengths is not None
-        lengths = self.lengths.to(y.device)
+        lengths = self.tokens.spread(self.lengths.to(y.device))
         bias = getattr(module, "bias", None)
         if masked:
             w = weight_of(module)
             plain = nn.functional.linear(x / self.kept, w if autocast else w.to(x.dtype))
         else:
             plain = y if bias is None else y - bias
-        hidden = torch.bmm(torch.bmm(x, self.a.to(y.device).mT), self.b.to(y.device).mT)
+        hidden = self.tokens.product(self.tokens.product(x, self.a.to(y.device)), self.b.to(y.device))
         return y + (lengths - 1) * plain + lengths * scaling * hidden
 
     def _weights(self, x: Tensor) -> Tensor | None:
         """g: (N, T, E), (N, 1, E), or None for a plain sum."""
         if self.router is None:
             return None if self.mix is None else self.mix.to(x.device)
-        scores = torch.bmm(x, self.router.to(x.device).mT)
+        scores = self.tokens.product(x, self.router.to(x.device))
         weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
         if self.listen is not None:
             self.listen(weights)
@@ -339,27 +351,15 @@ class _Whole:
     """The forward hook of a linear layer that every row has its own of, in the place of the base's."""
 
     name: str
-    num_rows: int  # N
+    tokens: AdapterTokens
     weight: Tensor  # (N, out, in)
     bias: Tensor | None  # (N, out)
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        x, _ = _by_row(self.name, inputs[0], self.num_rows, self.weight.dtype)
+        x, _ = self.tokens.inputs(self.name, inputs[0], self.weight.dtype)
         w = self.weight.mT
         y = torch.bmm(x, w) if self.bias is None else torch.baddbmm(self.bias[:, None], x, w)
         return y.view(output.shape).to(output.dtype)
-
-
-def _by_row(name: str, x: Tensor, num_rows: int, dtype: torch.dtype) -> tuple[Tensor, bool]:
-    """A layer's inputs as (N, T, in), in `dtype` unless autocast chooses; and whether it does."""
-    if x.shape[0] != num_rows:
-        raise UserError(
-            f"{name} cannot have an adapter: it was given {x.shape[0]} rows for {num_rows}, as it reads all tokens of "
-            "a batch as one list and cannot tell whose they are; leave it out of adapter.target_modules"
-        )
-    autocast = torch.is_autocast_enabled(x.device.type)
-    x = x.reshape(num_rows, -1, x.shape[-1])
-    return (x if autocast else x.to(dtype)), autocast
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llm_fed.engine import end_to_end
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.laid import Laid, Static
 from llm_fed.engine.masks import not_captured
@@ -147,11 +148,12 @@ class Stage:
             laid: on the host.
             seeds, sizes: of the rows' dropout masks.
         """
-        wide = _widened(laid, self.grid)
+        flat = laid.groups is not None
+        wide = _flat_widened(laid, self.grid) if flat else _widened(laid, self.grid)
         slot = self._slot(wide)
         slot.static.fill(wide)
         if self.bank.drops:
-            self.bank.draw_masks(seeds, sizes, out=slot.static.laid.masks)
+            self.bank.draw_masks(seeds, sizes, out=slot.static.laid.masks, end_to_end=flat)
         slot.uses += 1
         if slot.replay is None and slot.uses > USES and not (slot.never or self._barred):
             slot.replay = self._captured(slot)
@@ -169,7 +171,10 @@ class Stage:
 
     def _slot(self, wide: Laid) -> Slot:
         rows, tokens = wide.batch.input_ids.shape
-        key = rows, tokens, len(wide.owner), wide.weights.dtype
+        key: Hashable = rows, tokens, len(wide.owner), wide.weights.dtype
+        if wide.groups is not None:
+            sequences = wide.batch.sequences
+            key = key, len(wide.groups.ends), len(sequences.borders), sequences.longest
         if key not in self._slots:
             static = Static(wide, self.losses.device)
             if self.bank.drops:
@@ -256,14 +261,24 @@ class CudaGraphs(Graphs):
 def _widened(laid: Laid, grid: Grid) -> Laid:
     """A micro-batch on the host in a shape of the grid; further targets weigh nothing."""
     batch = widened(laid.batch, grid)
-    rows, targets = len(batch.input_ids), len(batch.labels)
-    return replace(
-        laid,
-        batch=batch,
-        index=repeated(laid.index, rows),
-        into=repeated(laid.into, rows),
-        owner=repeated(laid.owner, targets),
-        weights=torch.nn.functional.pad(laid.weights, (0, targets - len(laid.weights))),
-        mix=None if laid.mix is None else repeated(laid.mix, rows),
-        owners=(),
-    )
+    rows = len(batch.input_ids)
+    wide = _with_targets(laid, len(batch.labels))
+    mix = None if laid.mix is None else repeated(laid.mix, rows)
+    return replace(wide, batch=batch, index=repeated(laid.index, rows), into=repeated(laid.into, rows), mix=mix)
+
+
+def _flat_widened(laid: Laid, grid: Grid) -> Laid:
+    """The same of one whose examples lie end to end; further tokens belong to its last client."""
+    batch, groups = end_to_end.widened(laid.batch, grid), laid.groups
+    assert groups is not None
+    tokens = batch.input_ids.shape[1]
+    ends = groups.ends.clone()
+    ends[-1] = tokens
+    groups = replace(groups, ends=ends, of=repeated(groups.of, tokens), known=None)
+    mix = None if laid.mix is None else repeated(laid.mix, tokens)
+    return replace(_with_targets(laid, len(batch.labels)), batch=batch, groups=groups, mix=mix)
+
+
+def _with_targets(laid: Laid, targets: int) -> Laid:
+    weights = torch.nn.functional.pad(laid.weights, (0, targets - len(laid.weights)))
+    return replace(laid, owner=repeated(laid.owner, targets), weights=weights, owners=())

@@ -6,7 +6,7 @@ Shape letters: N examples, C classes, H features, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +19,12 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import Answering, answers
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures
+from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.engine.trainable import Trainable
 from llm_fed.engine.whole import WholeModel
 from llm_fed.merge.delta import under
 from llm_fed.merge.moments import Evidence
+from llm_fed.method.client import Client
 from llm_fed.method.requests import (
     Answers,
     ExpertWeights,
@@ -51,6 +53,7 @@ class Engine(Answering):
         work: of all training since it was last taken.
         packing: budget and overhead of micro-batches as they were measured; None: by device.
         captures: of training passes; None: they run as they are written.
+        padding_free: whether training lays texts end to end; None: in rows with padding.
     """
 
     def __init__(self, base: Trainable, evaluation: EvalConfig | None = None):
@@ -60,12 +63,24 @@ class Engine(Answering):
         self.budget: int | None = None
         self.packing: tuple[int, int] | None = None
         self.captures: Captures | None = None
+        self.padding_free: PaddingFree | None = None
         self._whole: dict[Structure, WholeModel] = {}
 
-    def configure(self, config: EngineConfig, captures: Captures | None = None) -> None:
-        """Compute as a configuration says, with the captures of other runs on the same base, where there are some."""
+    def configure(self, config: EngineConfig, sites: Iterable[Client], captures: Captures | None = None) -> None:
+        """Compute as a configuration says, with the captures of other runs on the same base, where there are some.
+
+        Args:
+            sites: who may train.
+
+        Raises:
+            UserError: they cannot train as the configuration says.
+        """
         if config.capture == "on":  # `auto` is off until a GPU has run them
             self.captures = captures or Captures()
+        if config.padding_free == "on":  # likewise
+            self.padding_free = PaddingFree()
+            for structure, private in dict.fromkeys((site.structure, site.private is not None) for site in sites):
+                self.padding_free.check(self.adapted(structure), private=private)
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.
@@ -96,7 +111,8 @@ class Engine(Answering):
         """The base under adapters of this structure."""
         base = self.base
         return AdaptedModel(
-            base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing, self.captures
+            base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing, self.captures,
+            self.padding_free,
         )  # fmt: skip
 
     def whole(self, structure: Structure) -> WholeModel:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
+from llm_fed.engine import end_to_end
+from llm_fed.engine.end_to_end import FlatBatch
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
 from llm_fed.method.losses import divergence
@@ -43,7 +45,8 @@ class Examples(ABC):
         each: how many rows of a batch an example is, one behind the other.
         drifts: whether the losses of a client's batch depend on how far its model is from a reference.
         replaceable: whether a method's own loss of logits can take the place of theirs.
-        fixed: whether a batch is a `MicroBatch`, which can be widened to a shape of a grid.
+        fixed: whether a batch is a `MicroBatch`, which can be widened to a shape of a grid, and examples can lie end to
+            end (`end_to_end.FlatBatch`).
     """
 
     single: ClassVar[bool]
@@ -153,12 +156,12 @@ class Text(Examples):
     def probe(self, length: int, targets: int) -> Encoded:
         return Encoded([1] * length, [place >= length - targets for place in range(length)])
 
-    def logits(self, model: Any, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
+    def logits(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:
         """(targets, vocabulary) in float32, as transformers computes its loss."""
         return self.predictions(model, batch, all_rows=all_rows).float()
 
-    def predictions(self, model: Any, batch: MicroBatch, *, all_rows: bool = False) -> Tensor:
-        """(targets, vocabulary) in the dtype of the model.
+    def predictions(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:
+        """(targets, vocabulary) in the dtype of the model; of a flat batch within `end_to_end.attention`.
 
         Only the hidden states that predict a target token go through the language-model head, which saves most of
         its work where responses are short; with `all_rows` (an adapted head needs all N rows) all of them do.
@@ -174,7 +177,10 @@ class Text(Examples):
                 handle = model.get_output_embeddings().register_forward_pre_hook(keep_predicting)
                 stack.callback(handle.remove)
             stack.enter_context(known_masks())
-            inputs = inputs_of(model, batch.input_ids, batch.lengths)
+            if isinstance(batch, FlatBatch):
+                inputs = end_to_end.inputs_of(batch)
+            else:
+                inputs = inputs_of(model, batch.input_ids, batch.lengths)
             logits = model(**inputs, use_cache=False).logits.flatten(0, 1)
         if all_rows:
             logits = logits.index_select(0, places)

@@ -21,14 +21,16 @@ from llm_fed.basics.rng import derive
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Stage, refusal
+from llm_fed.engine.end_to_end import flattened
 from llm_fed.engine.examples import Batch, Examples
 from llm_fed.engine.inference import log_likelihoods
 from llm_fed.engine.laid import Laid, on_device
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.own_losses import columns_of, names_of, own_losses
-from llm_fed.engine.packing import padded_tokens, plan
+from llm_fed.engine.packing import filled, padded_tokens, plan
 from llm_fed.engine.passes import one_pass
 from llm_fed.engine.steps import Steps, together
+from llm_fed.engine.tokens import groups_of
 from llm_fed.method.requests import Fit, Fitted, Work
 
 
@@ -68,6 +70,7 @@ class FusedFit:
         self.model, self.jobs, self.examples, self.device = model, jobs, model.examples, model.device
         self.work = Work(budget=budget)
         self.private = jobs[0].private is not None  # then all are: see `Engine.fit`
+        self.in_rows = model.padding_free.in_rows(model, jobs) if model.padding_free else "padding is allowed"
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
         self.stage = model.captures and model.captures.stage(model, jobs, trained)
         self.bank = self.stage.bank if self.stage else model.bank(len(jobs), jobs[0].start.row.dtype, trained)
@@ -112,8 +115,12 @@ class FusedFit:
                     loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
                 signs.step(step + 1, last, len(active), total, loss)
         results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
+        whys = []
         if self.model.captures:
-            self.work = replace(self.work, why=self.stage.why if self.stage else refusal(self.model, self.jobs))
+            whys.append(self.stage.why if self.stage else refusal(self.model, self.jobs))
+        if self.model.padding_free:
+            whys.append(self.in_rows)
+        self.work = replace(self.work, why="; ".join(dict.fromkeys(filter(None, whys))))
         return results, self.work
 
     def step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:
@@ -123,13 +130,13 @@ class FusedFit:
         """
         examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
         lengths = [self.examples.length(example) for _, _, example in examples]
-        grid = self.stage.grid if self.stage else None
-        batches = plan(lengths, self.work.budget, self.model.overhead, grid)
+        batches, padded = self._divided(lengths)
         self.work = replace(
             self.work,
             tokens=self.work.tokens + sum(sum(self.examples.sizes(example)) for _, _, example in examples),
-            padded=self.work.padded + padded_tokens(lengths, batches, grid),
+            padded=self.work.padded + padded,
             micro_batches=self.work.micro_batches + len(batches),
+            padding_free=self.work.padding_free + (0 if self.in_rows else len(batches)),
         )
         weights, scales, drifts = self._weights(seen), self._scales(), self._drifts(seen)
         self.bank.grads.zero_()
@@ -148,6 +155,16 @@ class FusedFit:
             sizes = [max(1, len(seen.get(k, ()))) for k in range(len(self.jobs))]
             losses /= torch.tensor(sizes).to(self.device)
 
+    def _divided(self, lengths: Sequence[int]) -> tuple[list[list[int]], int]:
+        """The micro-batches of examples of these lengths, and their tokens with padding."""
+        grid = self.stage.grid if self.stage else None
+        if not self.in_rows:
+            batches = filled(lengths, self.work.budget)
+            sums = [sum(lengths[i] for i in batch) for batch in batches]
+            return batches, sum(map(grid.end_to_end, sums) if grid else sums)
+        batches = plan(lengths, self.work.budget, self.model.overhead, grid)
+        return batches, padded_tokens(lengths, batches, grid)
+
     def _replay(self, stage: Stage, step: int, by_batch: Sequence[Any], scales: Tensor | None, losses: Tensor) -> None:
         """The passes of a step over the stage's static memory."""
         stage.begin(scales)
@@ -161,20 +178,38 @@ class FusedFit:
         laid = on_device(self._on_host(step, rows, weights, drifts), self.device)
         wanted = self._taught(laid.batch, [self.jobs[k].batches[step][n] for k, n, _ in rows])
         below = self.bank.beneath([k for k, _, _ in rows for _ in range(self.examples.each)])
-        return replace(laid, masks=self.bank.draw_masks(*self._dropout(step, rows)), wanted=wanted, below=below)
+        masks = self.bank.draw_masks(*self._dropout(step, rows), end_to_end=not self.in_rows)
+        return replace(laid, masks=masks, wanted=wanted, below=below)
+
+    def _end_to_end(self, step: int, rows: Sequence[Any], weights: Tensor) -> Laid:
+        """A micro-batch without padding, on the host. Its examples are in the order of clients."""
+        batch, owners = flattened([example for _, _, example in rows]), [k for k, _, _ in rows]
+        clients, groups = groups_of(owners, [len(example.input_ids) for _, _, example in rows])
+        owner, index = torch.tensor(owners), torch.tensor(clients)
+        mixed = self.bank.structure.gate == "mix"
+        return Laid(
+            batch, index, owner[batch.rows], weights[batch.rows], torch.arange(len(clients)), owners,
+            mix=torch.tensor([self.jobs[k].mix for k in clients])[groups.of] if mixed else None,
+            columns=self._columns(step, rows), groups=groups,
+        )  # fmt: skip
+
+    def _columns(self, step: int, rows: Sequence[Any]) -> Tensor | None:
+        places = [self.jobs[k].batches[step][n] for k, n, _ in rows]
+        return columns_of([example for _, _, example in rows], places) if self.names else None
 
     def _on_host(self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float]) -> Laid:
+        if not self.in_rows:
+            return self._end_to_end(step, rows, weights)
         of, owners = self.examples, [k for k, _, _ in rows]
         batch, owner = of.collate([example for _, _, example in rows]), torch.tensor(owners)
         if drifts:
             batch = replace(batch, drift=torch.tensor([drifts[k] for k in owners], dtype=torch.float64))
         mixed = self.bank.structure.gate == "mix"
         mix = of.by_row(torch.tensor([self.jobs[k].mix for k in owners])) if mixed else None
-        places = [self.jobs[k].batches[step][n] for k, n, _ in rows]
-        columns = columns_of([example for _, _, example in rows], places) if self.names else None
         into = of.by_row(torch.arange(len(rows)))
         return Laid(
-            batch, of.by_row(owner), owner[batch.rows], weights[batch.rows], into, owners, mix, columns
+            batch, of.by_row(owner), owner[batch.rows], weights[batch.rows], into, owners, mix,
+            self._columns(step, rows),
         )  # fmt: skip
 
     def _dropout(self, step: int, rows: Sequence[Any]) -> tuple[list[int], list[int]]:

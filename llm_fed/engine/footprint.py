@@ -7,6 +7,7 @@ measured without computing, and without the memory that it would take.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.end_to_end import attention, flattened
 from llm_fed.engine.laid import on_device
 from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
+from llm_fed.engine.tokens import groups_of
 from llm_fed.engine.trainable import Trainable
 from llm_fed.method.client import Client
 from llm_fed.method.optimizer import MOMENTS
@@ -78,12 +81,15 @@ def training_copies(structure: Structure, local: LocalConfig, per_pass: int) -> 
     return at_once * (2 + moments(local) + sums) + 2 * per_pass
 
 
-def activations(base: Trainable, site: Client, local: LocalConfig, per_pass: int) -> Activations:
+def activations(
+    base: Trainable, site: Client, local: LocalConfig, per_pass: int, *, end_to_end: bool = False
+) -> Activations:
     """What a micro-batch holds at the most.
 
     Args:
         site: with the longest examples.
         per_pass: clients in a fused pass.
+        end_to_end: whether examples lie end to end, without padding.
     """
     its, size = base.examples(site.structure), min(local.batch_size, len(site.train))
     longest = max(site.train, key=its.length)
@@ -92,7 +98,8 @@ def activations(base: Trainable, site: Client, local: LocalConfig, per_pass: int
         return Activations(whole, whole)
     length, (budget, _) = its.length(longest), budget_and_overhead(base.device)
     rows = max(1, min(budget // length, per_pass * size))
-    largest, smallest = (_adapters(base, site, [longest] * count) for count in (rows, 1))
+    clients = per_pass if end_to_end else None
+    largest, smallest = (_adapters(base, site, [longest] * count, clients) for count in (rows, 1))
     return Activations(largest, smallest, (largest - smallest) // max(1, (rows - 1) * length) or smallest // length)
 
 
@@ -108,21 +115,29 @@ def cache(base: Base) -> int:
     return (held[1] - held[0]) // 16
 
 
-def _adapters(base: Trainable, site: Client, examples: Sequence[Any]) -> int:
-    """The most that a forward and backward pass of these examples holds, but for model and adapters, in bytes."""
+def _adapters(base: Trainable, site: Client, examples: Sequence[Any], clients: int | None = None) -> int:
+    """The most that a forward and backward pass of these examples holds, but for model and adapters, in bytes.
+
+    Args:
+        clients: whose examples lie end to end; None: they lie in rows.
+    """
     structure: Any = site.structure
     its, model, count = base.examples(structure), base.model, len(examples)
-    batch = its.collate(examples)
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake:
+    sizes = [size for example in examples for size in its.sizes(example)]
+    groups = None if clients is None else groups_of(sorted(n % clients for n in range(count)), sizes)[1]
+    batch: Any = its.collate(examples) if groups is None else flattened(examples)
+    groups = groups and on_device(groups, base.device)
+    rows, given = (len(sizes), len(sizes)) if groups is None else (len(groups.ends), sum(sizes))
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, attention(model) if groups else nullcontext():
         bank, batch = AdapterBank(model, structure, 1), on_device(batch, base.device)
         with _Alive(fake, model) as alive:
-            sizes = [size for example in examples for size in its.sizes(example)]
-            masks = bank.draw_masks([0] * len(sizes), sizes)
-            mix = torch.ones(len(sizes), len(structure.experts)) if structure.gate == "mix" else None
+            masks = bank.draw_masks([0] * len(sizes), sizes, end_to_end=groups is not None)
+            mix = torch.ones(given, len(structure.experts)) if structure.gate == "mix" else None
             each = bank.rows.new_zeros(count, bank.layout.size) if site.private else None
-            index = torch.zeros(len(sizes), dtype=torch.int64, device=base.device)
+            index = torch.zeros(rows, dtype=torch.int64, device=base.device)
             into = its.by_row(torch.arange(count, device=base.device))
-            with bank.attached(index, masks, mix, each=each, into=into, below={}), activation_checkpointing(model):
+            attached = bank.attached(index, masks, mix, each=each, into=into, below={}, groups=groups)
+            with attached, activation_checkpointing(model):
                 with base.computing():
                     loss = its.losses(model, batch, all_rows=bank.adapts_head).sum()
                 loss.backward()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from llm_fed.engine.deltas import DeltaHook
+from llm_fed.engine.tokens import TokenGroups
 
 Item = TypeVar("Item")
 _ALIGNED = 16  # bytes
@@ -20,7 +21,11 @@ _ALIGNED = 16  # bytes
 
 @dataclass(frozen=True)
 class Laid:
-    """A micro-batch of N rows and n losses with all that the device is given for it."""
+    """A micro-batch of N rows and n losses with all that the device is given for it.
+
+    Where its examples lie end to end, `groups` says which tokens go through which of the G adapters of `index` (G,),
+    and `mix` is (tokens, E).
+    """
 
     batch: Any  # `examples.Batch`
     index: Tensor  # (N,) the row of the bank that each goes through
@@ -33,6 +38,7 @@ class Laid:
     masks: Tensor | None = None  # of dropout
     wanted: Tensor | None = None  # (targets, C) the teachers' logits
     below: Mapping[str, DeltaHook] = field(default_factory=dict)  # what lies beneath the adapters, by layer
+    groups: TokenGroups | None = None
 
 
 def on_device(laid: Item, device: torch.device) -> Item:

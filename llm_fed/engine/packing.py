@@ -45,6 +45,14 @@ class Grid:
     def targets(self, count: int) -> int:
         return _rounded(count, 1, 16)
 
+    def end_to_end(self, tokens: int) -> int:
+        """Of all tokens of a micro-batch without padding; they vary less than those of a row."""
+        return _rounded(tokens, 16, 64)
+
+    def attended(self, length: int) -> int:
+        """Of the tokens that no text of a micro-batch without padding is longer than, which costs nothing."""
+        return _rounded(length, 1, 16)
+
 
 def _rounded(number: int, parts: int, least: int) -> int:
     """The next of so many numbers between one power of two and the next, and a multiple of `least`."""
@@ -83,6 +91,27 @@ def plan(lengths: Sequence[int], budget: int, overhead: int, grid: Grid | None =
     while end:
         batches.append(order[cut[end] : end])
         end = cut[end]
+    return batches
+
+
+def filled(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Partition examples into stretches of about equally many tokens, as few as the budget allows, in their order.
+
+    Args:
+        budget: most tokens of a stretch. A longer example is one of its own.
+
+    Returns:
+        Positions in `lengths`.
+    """
+    total = sum(lengths)
+    each = total / max(1, -(-total // budget))  # tokens of a stretch, were examples divisible
+    batches, held, so_far = list[list[int]](), 0, 0
+    for place, length in enumerate(lengths):
+        if not batches or held + length > budget or so_far + length / 2 > each * len(batches):
+            batches.append([])
+            held = 0
+        batches[-1].append(place)
+        held, so_far = held + length, so_far + length
     return batches
 
 

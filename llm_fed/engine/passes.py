@@ -6,11 +6,13 @@ Shape letters: K rows of a bank, n losses, P parameters.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from torch import Tensor
 
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.end_to_end import attention
 from llm_fed.engine.laid import Laid
 
 
@@ -32,8 +34,12 @@ def one_pass(
         each: (examples, P) that takes the gradients of single examples.
         own: losses (n,) of logits (n, C), in the place of the examples' own.
     """
-    cast = None if model.captures is None or bank.structure.dora else model.autocast
-    with bank.attached(laid.index, laid.masks, laid.mix, each=each, into=laid.into, below=laid.below, cast=cast):
+    at_once = model.captures is not None or laid.groups is not None
+    bank_in_place = bank.attached(
+        laid.index, laid.masks, laid.mix, each=each, into=laid.into, below=laid.below, groups=laid.groups,
+        cast=model.autocast if at_once and not bank.structure.dora else None,
+    )  # fmt: skip
+    with attention(model.model) if laid.groups else nullcontext(), bank_in_place:
         with model.computing():
             if own:
                 loss = own(model.examples.logits(model.model, laid.batch, all_rows=bank.adapts_head))

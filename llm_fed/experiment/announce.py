@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llm_fed.bench.costs import after_a_step
-from llm_fed.engine import capture
+from llm_fed.engine import capture, padding_free
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
 from llm_fed.engine.memory import free_memory, memory_limit
 from llm_fed.experiment import cross
@@ -91,6 +91,7 @@ class RunPlan:
     time: str = ""
     loss: str = ""
     passes: str = ""
+    padding: str = ""
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -112,7 +113,7 @@ class RunPlan:
         rows["training"], rows["loss"] = self._training(), self.loss
         if self.asked:
             rows["each round"] = self._work()
-        rows["passes"] = self.passes
+        rows["passes"], rows["padding"] = self.passes, self.padding
         rows["scores"] = self.scored
         rows["cross"] = self.cross
         return {label: text for label, text in rows.items() if text}
@@ -224,6 +225,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
         work=method.in_words(config.rounds), asked=len(asked), loss=config.objective.in_words(),
         passes=capture.in_words(config.engine.capture, base.device, adapters=server.structure.fused),
+        padding=padding_free.in_words(config.engine.padding_free, base.device, adapters=server.structure.fused),
     )  # fmt: skip
 
 
@@ -258,7 +260,8 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         remembered = 4 * moments(config.local) * layouts[largest.structure].size if config.local.keep_optimizer else 0
         copies = training_copies(largest.structure, config.local, at_once)
         training = copies * layouts[largest.structure].size * 4  # float32
-        held = activations(base, max(trainers, key=partial(_size, base)), config.local, at_once)
+        flat = config.engine.padding_free == "on"
+        held = activations(base, max(trainers, key=partial(_size, base)), config.local, at_once, end_to_end=flat)
     prices = [parent.costs for parent in parents if parent.costs]
     models = [base.model, *map(base.model_of, layouts)]
     costs = Costs(

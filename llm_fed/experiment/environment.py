@@ -16,8 +16,10 @@ from llm_fed.engine.footprint import training_copies
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import processes
+from llm_fed.settings.config import EngineConfig
 
 LIBRARIES = ("llm_fed", "transformers", "peft")
+FORMERLY = {"processes": 1, "captured": False, "padding_free": False}  # what was not recorded of earlier runs
 
 
 def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
@@ -27,22 +29,23 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     The environment with which it is continued is recorded as well, as an item of `continued`. Beside each lies which
     base it is, as far as that can be known; a run that moves finds its base elsewhere, so this is not compared here.
     """
-    captured = experiment.config.engine.capture == "on"
+    asked = experiment.config.engine
     now = environment(
-        experiment.base.device, experiment.config.base.dtype, experiment.runtime.clients_per_pass, captured
+        experiment.base.device, experiment.config.base.dtype, experiment.runtime.clients_per_pass, asked
     )  # fmt: skip
     now["base"] = experiment.base.source.as_json()
     recorded = run.recall("environment.json")
     if recorded is None:
-        # What is measured are passes as they are written, of which a captured one has not the overhead.
-        if not captured and (measured := packing(experiment)):
+        # What is measured are padded passes as they are written. A captured one has not their overhead, and without
+        # padding a further one saves nothing.
+        if "on" not in (asked.capture, asked.padding_free) and (measured := packing(experiment)):
             now["packing"] = measured.as_json()
             use_packing(experiment, now)
             reporter.note(f"packing of micro-batches, measured here: {measured.in_words()}")
         run.remember("environment.json", now)
         return
     use_packing(experiment, recorded)
-    before = now | {"processes": 1, "captured": False} | recorded  # of a run begun before these were recorded
+    before = now | FORMERLY | recorded
     experiment.runtime.clients_per_pass = now["clients_per_pass"] = before["clients_per_pass"]
     changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key != "base" and before[key] != now[key]]
     if changed:
@@ -74,11 +77,12 @@ def use_packing(experiment: Experiment, recorded: Mapping[str, Any]) -> None:
         experiment.runtime.engine.packing = packing["budget"], packing["overhead"]
 
 
-def environment(device: torch.device, dtype: str, clients_per_pass: int, captured: bool = False) -> dict[str, Any]:
-    """The device with its name, the processes and threads, whether training passes are captured, and the versions of
-    the libraries."""
+def environment(device: torch.device, dtype: str, clients_per_pass: int, engine: EngineConfig) -> dict[str, Any]:
+    """The device with its name, the processes and threads, whether training passes are captured and without padding,
+    and the versions of the libraries."""
     return {
-        "captured": captured,
+        "captured": engine.capture == "on",
+        "padding_free": engine.padding_free == "on",
         "clients_per_pass": clients_per_pass,
         "threads": torch.get_num_threads(),
         "processes": processes(),

@@ -173,7 +173,8 @@ def federate(
             with watch("evaluate"):
                 score()
             on_trained()
-        passes = {"passes": work.passes, "why": work.why} if config.engine.capture == "on" else {}
+        forced = {"captured": config.engine.capture == "on", "padding_free": config.engine.padding_free == "on"}
+        passes = {"passes": work.passes(**forced), "why": work.why} if any(forced.values()) else {}
         run.log_timing({"round": round, **watch.record(), **passes})
         if not last:
             on_round()

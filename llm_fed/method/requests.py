@@ -236,7 +236,8 @@ class AnswerLoss(Request[float]):
 @dataclass(frozen=True)
 class Work:
     """What a fit processed: real tokens (of pictures what they count as), tokens with padding, micro-batches, the token
-    budget of each, how many of them were replayed (`engine/capture.py`), and why others could not be."""
+    budget of each, how many of them were replayed (`engine/capture.py`) and had no padding (`engine/padding_free.py`),
+    and why others could not be."""
 
     tokens: int = 0
     padded: int = 0
@@ -244,16 +245,22 @@ class Work:
     budget: int = 0
     replayed: int = 0
     why: str = ""
+    padding_free: int = 0
 
     @property
     def padding(self) -> float:
         """The share of padding among all tokens processed."""
         return 1 - self.tokens / self.padded if self.padded else 0.0
 
-    @property
-    def passes(self) -> dict[str, int]:
-        """How many micro-batches were replayed, and how many ran as they are written."""
-        return {"replayed": self.replayed, "as written": self.micro_batches - self.replayed}
+    def passes(self, *, captured: bool, padding_free: bool) -> dict[str, int]:
+        """How many micro-batches were replayed and how many ran as they are written, and how many had no padding, as
+        far as either was asked for."""
+        counts = dict[str, int]()
+        if captured:
+            counts |= {"replayed": self.replayed, "as written": self.micro_batches - self.replayed}
+        if padding_free:
+            counts |= {"without padding": self.padding_free, "padded": self.micro_batches - self.padding_free}
+        return counts
 
     def plus(self, other: Work) -> Work:
         """Both together, with the budget of `other`, the later one."""
@@ -264,6 +271,7 @@ class Work:
             other.budget,
             self.replayed + other.replayed,
             other.why or self.why,
+            self.padding_free + other.padding_free,
         )
 
 

@@ -271,6 +271,7 @@ _ENVIRONMENT = _keys(
         "processes": _positive,
         "packing": _keys(budget=finite, overhead=finite),
         "captured": _flag,
+        "padding_free": _flag,
         "continued": _list(_keys()),
         "base": _keys(),
         "threads": _positive,

@@ -345,6 +345,9 @@ class EngineConfig:
     # capture the training passes of adapters as CUDA graphs, which are replayed; without a GPU the passes run on the
     # same static memory, which gains nothing. `auto` is off, as no GPU has run them yet
     capture: Literal["auto", "on", "off"] = "auto"
+    # train adapters on texts that lie end to end, without padding; refused where the base does not allow it. `auto`
+    # is off, as no GPU has run it yet
+    padding_free: Literal["auto", "on", "off"] = "auto"
 
 
 @dataclass(frozen=True)

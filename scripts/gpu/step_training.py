@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from cohort import Bench
 from setting import Benches, Setting, operations
-from steps import CAPTURED, FLOOR, MEASURED, PEFT, TRAINING
+from steps import CAPTURED, FLOOR, FREE, MEASURED, PEFT, TRAINING
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine.calibration import calibrate
 from llm_fed.engine.capture import USES, Captures
 from llm_fed.engine.fit import fit
+from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.method.requests import Fitted, Work
 from llm_fed.models.lora import draw
 
@@ -47,21 +48,22 @@ def timed(setting: Setting, bench: Bench, variant: str) -> dict[str, Any]:
         seconds = min(setting.best(lambda parts=parts: bench.floor(steps, parts)) for parts in (1, 2))  # type: ignore[misc]
     else:
         packing = packing_of(bench) if variant == MEASURED else None
-        captures = Captures() if variant.endswith(CAPTURED) else None
+        captures = Captures() if CAPTURED in variant else None
+        free = PaddingFree() if variant.endswith(FREE) else None
         works: list[Work] = []
 
         def run() -> list[Fitted]:
-            results, work = trained(bench, steps, packing, captures)
+            results, work = trained(bench, steps, packing, captures, free)
             works.append(work)
             return results
 
         for _ in range(USES if captures else 0):  # then whatever comes often enough is captured
             run()
         seconds, work = setting.best(run), works[-1]
-        if captures:
+        if captures or free:
             more = {"replayed": work.replayed, "apart": apart(run(), trained(bench, steps, packing)[0], bench, steps)}
-            if captures.said:
-                more["why"] = "; ".join(captures.said)
+            if said := [*(captures.said if captures else ()), *(free.said if free else ())]:
+                more["why"] = "; ".join(said)
     figure = {
         "seconds": round(seconds, 4),
         "tokens_per_second": round(tokens / seconds),
@@ -74,10 +76,14 @@ def timed(setting: Setting, bench: Bench, variant: str) -> dict[str, Any]:
 
 
 def trained(
-    bench: Bench, steps: int, packing: tuple[int, int] | None, captures: Captures | None = None
+    bench: Bench,
+    steps: int,
+    packing: tuple[int, int] | None,
+    captures: Captures | None = None,
+    free: PaddingFree | None = None,
 ) -> tuple[list[Fitted], Work]:
-    """As `Bench.ours`, with a packing of one's own, and with captured passes."""
-    model = replace(bench.adapted(bench.structure), packing=packing, captures=captures)
+    """As `Bench.ours`, with a packing of one's own, captured passes, and texts end to end."""
+    model = replace(bench.adapted(bench.structure), packing=packing, captures=captures, padding_free=free)
     results, work = fit(model, bench.jobs(steps))
     fitted = []
     for result in results:

@@ -12,6 +12,7 @@ CLIENTS = (8, 32, 100)
 PEFT, FLOOR = "stock PEFT, one client after another", "one adapter for all"
 MEASURED = "packing as calibrated"
 CAPTURED = "captured"  # engine.capture=on
+FREE = "padding-free"  # engine.padding_free=on
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear r=16")
 METHODS = ("local", "fedit", "fedmerge")
@@ -27,6 +28,11 @@ TRAINING = (
             *(f"{clients} clients" for clients in CLIENTS[1:]), f"32 clients, {MEASURED}",
             f"8 clients, {CAPTURED}", f"32 clients, {CAPTURED}",
         )
+    ),
+    *(
+        f"{base}, {clients} clients, {how}"
+        for base, clients in ((LARGE, 8), (LARGE, 32), (SMALL, 8))
+        for how in (FREE, f"{CAPTURED}, {FREE}")
     ),
     f"{SMALL}, 8 clients, 20 steps",
     f"{SMALL}, 8 clients, 20 steps, {CAPTURED}",
@@ -71,8 +77,8 @@ STEPS = {
         "Four local steps of batch 4 (where not said otherwise), random weights, log-normal lengths around 80 tokens, "
         "bfloat16, LoRA r = 8 on q and v. `products` is a product of two large square matrices, the ceiling of "
         "TFLOP/s, which count four operations per frozen weight and useful token. With `captured` passes "
-        "(`engine.capture=on`), `replayed` counts micro-batches, and `apart` is the distance to the result without, as "
-        "a share of the way that training went.",
+        "(`engine.capture=on`) and `padding-free` ones (`engine.padding_free=on`), `replayed` counts micro-batches, "
+        "and `apart` is the distance to the result without, as a share of the way that training went.",
     ),
     "generation": Step(
         tuple(f"{base}, {who}" for base in (SMALL, LARGE) for who in ("ours", "`generate`, one client after another")),

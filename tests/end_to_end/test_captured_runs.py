@@ -7,32 +7,12 @@ import json
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from pass_runs import CHANGES, adapters, apart, passes
 
 from llm_fed.engine import capture
 from llm_fed.engine.capture import in_words
 from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
-
-CHANGES = {
-    "rounds": 3,
-    "local": {"steps": 4, "lr": 0.01, "lr_end": 0.01},
-    "eval": {"every": 0},
-    "report": {"samples": 0},
-}
-
-
-def passes(folder) -> list[dict[str, int]]:
-    return [line["passes"] for line in read_records(folder / "timing.jsonl") if "passes" in line]
-
-
-def adapters(folder) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.parent.name: load_file(path) for path in sorted(folder.glob("adapters/*/*.safetensors"))}
-
-
-def apart(one, other) -> float:
-    pairs = [(tensors[name], other[client][name]) for client, tensors in one.items() for name in tensors]
-    return max(float((a - b).abs().max()) for a, b in pairs)
 
 
 def test_a_captured_run_is_the_run_and_says_what_it_did(small, tmp_path, llm_fed):
@@ -60,8 +40,8 @@ def test_a_run_that_began_as_written_may_go_on_captured(small, tmp_path, llm_fed
     kept = {key: value for key, value in environment.items() if key not in ("captured", "checksum")}
     (run / "environment.json").write_text(json.dumps(kept))
     lines = (run / "config.yaml").read_text().splitlines(True)
-    older = [line for line in lines if not line.startswith(("engine:", "  capture:", "# sha256"))]
-    assert len(lines) == len(older) + 3
+    older = [line for line in lines if not line.startswith(("engine:", "  capture:", "  padding_free:", "# sha256"))]
+    assert len(lines) == len(older) + 4
     (run / "config.yaml").write_text("".join(older))
     again = llm_fed("run", config, "rounds=2", "--out", run)
     assert again.code == 0 and "another environment" not in again.err

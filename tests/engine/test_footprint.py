@@ -14,8 +14,10 @@ from meter import Meter
 from torch import nn
 
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.end_to_end import attention, flattened
 from llm_fed.engine.footprint import activations, cache
 from llm_fed.engine.memory import activation_checkpointing
+from llm_fed.engine.tokens import groups_of
 from llm_fed.method.client import Client, Private
 from llm_fed.method.site import Data
 from llm_fed.models.lora import Lora
@@ -92,6 +94,27 @@ def test_what_is_said_is_what_is_alive(case):
         (said.largest - said.smallest) / (2 * base.examples(structure).length(train[0])), abs=1
     )
     assert all(parameter.grad is None for parameter in base.model.parameters())
+
+
+@pytest.mark.parametrize("case", ["llama", "dropout", "autocast", "router", "mix", "qwen3", "gpt2"])
+def test_what_is_said_of_texts_end_to_end_is_what_is_alive(case):
+    """Of three texts of each of two clients."""
+    make, structure = CASES[case]
+    base = make()
+    said = activations(base, site_of(structure, TEXT), LocalConfig(batch_size=3), per_pass=2, end_to_end=True)
+    sizes = [40] * 6  # the plan fills a micro-batch with as many as all clients have at once
+    bank, batch = AdapterBank(base.model, structure, 1), flattened(TEXT * 2)
+    _, groups = groups_of([0] * 3 + [1] * 3, sizes)
+    with Meter() as meter, attention(base.model):
+        masks = bank.draw_masks([0] * 6, sizes, end_to_end=True)
+        mix = torch.ones(sum(sizes), len(structure.experts)) if structure.gate == "mix" else None
+        with bank.attached(torch.zeros(2, dtype=torch.int64), masks, mix, groups=groups):
+            with base.computing():
+                loss = base.examples(structure).losses(base.model, batch, all_rows=bank.adapts_head).sum()
+            loss.backward()
+    assert 0.9 * meter.peak < said.largest < 1.1 * meter.peak
+    rows = activations(base, site_of(structure, TEXT), LocalConfig(batch_size=3), per_pass=2)
+    assert said.largest < 1.1 * rows.largest
 
 
 def test_gradients_of_single_examples_and_recomputed_activations_count():

@@ -178,8 +178,8 @@ def test_dropout_masks_differ_between_clients_steps_and_examples(monkeypatch):
     masks: list[torch.Tensor] = []
     original = AdapterBank.draw_masks
 
-    def recorded(*args):
-        drawn = original(*args)
+    def recorded(*args, **more):
+        drawn = original(*args, **more)
         assert drawn is not None
         masks.append(drawn)
         return drawn

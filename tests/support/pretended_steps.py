@@ -76,7 +76,7 @@ def captured(jobs: Sequence[Fit]) -> tuple[int, int]:
             read.append(device.from_host - before)
 
         # The device has no generators; what a mask holds does not matter here.
-        draw = patch.object(AdapterBank, "draw_masks", lambda bank, seeds, lengths, out: out)
+        draw = patch.object(AdapterBank, "draw_masks", lambda bank, seeds, lengths, out, **more: out)
         with patch.object(capture, "one_pass", watched), draw:
             for now in range(2):
                 device.counted()

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import every_family
@@ -30,6 +30,7 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit
 from llm_fed.engine.gradients import per_example_gradients
+from llm_fed.engine.padding_free import PaddingFree, refusal
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
 from llm_fed.models.families import check_family
@@ -149,11 +150,20 @@ class Trial:
         self.equal(together / alone.abs().max(), alone / alone.abs().max(), "together, from alone")
 
     def training(self) -> None:
+        self._training(self.model_with(4096))
+
+    def training_end_to_end(self) -> None:
+        """Of bases that allow it."""
+        model = replace(self.model_with(4096), padding_free=PaddingFree())
+        if not refusal(model):
+            self._training(model)
+
+    def _training(self, model: AdaptedModel) -> None:
         jobs = [
             Fit.on(f"c{k}", self.structure, state, [tiny.examples(k, lengths)] * 2, Optimizer(0.01, name="sgd"))
             for k, (state, lengths) in enumerate(zip(self.states, ([30, 24, 17], [3, 9, 5]), strict=True))
         ]
-        together, _ = fit(self.model_with(4096), jobs)
+        together, _ = fit(model, jobs)
         for job, result in zip(jobs, together, strict=True):
             (alone,), _ = fit(self.model_with(1), [job])
             for one in (result, alone):
@@ -219,8 +229,8 @@ class Trial:
 
 
 CHECKS = (
-    Trial.sees_no_future, Trial.losses, Trial.gradients, Trial.training, Trial.features, Trial.options, Trial.answers,
-    Trial.answers_with_a_shared_beginning,
+    Trial.sees_no_future, Trial.losses, Trial.gradients, Trial.training, Trial.training_end_to_end, Trial.features,
+    Trial.options, Trial.answers, Trial.answers_with_a_shared_beginning,
 )  # fmt: skip
 
 

@@ -1,0 +1,211 @@
+"""Sequences of a micro-batch end to end in one row of tokens, without padding: how they are laid out, and an attention
+in which each token sees its own sequence alone.
+
+Shape letters: N sequences, S tokens of all of them, n target tokens, H heads, D size of a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llm_fed.engine.packing import Grid, TokenSequence, repeated
+
+NAME = "llm_fed_end_to_end"  # of the attention, among those of transformers
+SEQUENCES = "sequences"  # how a model is given them: its layers hand on what they do not know
+CAPABILITY = 8, 0  # of a GPU, for products by group
+LARGEST_HEAD, HEADS_OF = 256, 8  # of torch's kernel: the most numbers of a head, and what they are a multiple of
+
+
+class Unsupported(RuntimeError):
+    """What a base's attention asks for, and sequences that lie end to end do not have."""
+
+
+@dataclass(frozen=True)
+class FlatSequences:
+    """Where in a row of tokens each sequence begins."""
+
+    borders: Tensor  # (N + 1,) int32: the beginning of each, and the end of the last
+    longest: int  # at least as many tokens as the longest has
+    known: tuple[int, ...] | None = None  # the borders on the host, where they are the same in every pass
+
+    def stretches(self) -> list[slice]:
+        """The tokens of each; waits for a GPU where the borders are not known on the host."""
+        borders = self.known or self.borders.tolist()
+        return [slice(begin, end) for begin, end in zip(borders, borders[1:], strict=False) if end > begin]
+
+
+@dataclass(frozen=True)
+class FlatBatch:
+    """Examples end to end; on the CPU."""
+
+    input_ids: Tensor  # (1, S)
+    positions: Tensor  # (1, S) of each token in its sequence
+    labels: Tensor  # (n,) the target tokens
+    rows: Tensor  # (n,) the example of each
+    places: Tensor  # (n,) where in S stands the token that predicts each
+    sequences: FlatSequences
+
+
+def flattened(examples: Sequence[TokenSequence]) -> FlatBatch:
+    """Put examples end to end."""
+    lengths = torch.tensor([len(example.input_ids) for example in examples])
+    borders = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    ids = torch.tensor([token for example in examples for token in example.input_ids])
+    target = torch.tensor([each for example in examples for each in (False, *example.target[1:])])
+    places = target.nonzero().flatten() - 1
+    owner = torch.arange(len(examples)).repeat_interleave(lengths)
+    positions = torch.arange(len(ids)) - borders[:-1].repeat_interleave(lengths)
+    sequences = FlatSequences(borders.to(torch.int32), int(lengths.max()), tuple(borders.tolist()))
+    return FlatBatch(ids[None], positions[None], ids[places + 1], owner[places], places, sequences)
+
+
+def widened(batch: FlatBatch, grid: Grid) -> FlatBatch:
+    """The same in a shape of the grid. Further tokens are beginnings of the last sequence, so that they hold nothing
+    that is not finite where it does not; further targets are the last one, and further sequences are empty."""
+    known = batch.sequences.known
+    assert known is not None
+    tokens, last = known[-1], known[-1] - known[-2]
+    wide, targets = grid.end_to_end(tokens), grid.targets(len(batch.labels))
+    borders = [*known, *range(tokens + last, wide, last)]
+    borders += [wide] * (1 + grid.rows(len(borders)) - len(borders))
+    again = torch.cat([torch.arange(tokens), tokens - last + torch.arange(wide - tokens) % last])
+    labels, rows, places = (repeated(each, targets) for each in (batch.labels, batch.rows, batch.places))
+    sequences = FlatSequences(torch.tensor(borders, dtype=torch.int32), grid.attended(batch.sequences.longest))
+    return FlatBatch(batch.input_ids[:, again], batch.positions[:, again], labels, rows, places, sequences)
+
+
+def inputs_of(batch: FlatBatch) -> dict[str, Any]:
+    """What a model is given of a batch on its device, within `attention`."""
+    return {"input_ids": batch.input_ids, "position_ids": batch.positions, SEQUENCES: batch.sequences}
+
+
+@contextmanager
+def attention(model: nn.Module) -> Iterator[None]:
+    """Within, each token of a model's input sees those before it in its own sequence. A backward pass belongs inside,
+    too, as it may compute layers again."""
+    _register()
+    configs = _configs(model)
+    before = [config._attn_implementation_internal for config in configs]
+    try:
+        for config in configs:
+            config._attn_implementation_internal = NAME
+        yield
+    finally:
+        for config, implementation in zip(configs, before, strict=True):
+            config._attn_implementation_internal = implementation
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """The configurations that layers look up their attention in, each once."""
+    found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
+    return [config for config in found.values() if hasattr(config, "_attn_implementation_internal")]
+
+
+@cache
+def _register() -> None:
+    """A name that transformers knows no masks for, so that it makes none."""
+    from transformers import AttentionInterface  # takes seconds to import
+
+    AttentionInterface.register(NAME, attend)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention (1, S, H, D) within each sequence, as a layer of transformers calls it.
+
+    On a GPU with 16 bits it is one launch (torch's `varlen_attn`); elsewhere a call for each sequence.
+
+    Args:
+        query: (1, H, S, D); key and value may have fewer heads.
+
+    Raises:
+        Unsupported: the layer asks for more than that.
+    """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    wanted = [words for name, words in _ASKED.items() if more.get(name) is not None]
+    wanted += ["a mask of its own"] * (attention_mask is not None) + ["tokens that see later ones"] * (not causal)
+    wanted += ["dropout in its attention"] * (dropout > 0)
+    wanted += ["an attention that is not told where sequences begin"] * (SEQUENCES not in more)
+    if wanted:
+        raise Unsupported(wanted[0])
+    if kernel_takes(query.device, dtype := _dtype(query), query, value):
+        attended = _by_kernel(query.to(dtype), key.to(dtype), value.to(dtype), more[SEQUENCES], scaling)
+    else:
+        attended = one_by_one(query, key, value, more[SEQUENCES], scaling)
+    return attended[None], None
+
+
+_ASKED = {
+    "sliding_window": "a sliding window",
+    "softcap": "scores with a soft cap",
+    "position_bias": "a bias by position",
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "head_mask": "a mask of heads",
+}
+
+
+def one_by_one(query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None) -> Tensor:
+    """The same sequence by sequence: (S, H, D)."""
+    parts = [
+        nn.functional.scaled_dot_product_attention(
+            query[:, :, at], key[:, :, at], value[:, :, at], is_causal=True, scale=scaling,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        for at in sequences.stretches()
+    ]  # fmt: skip
+    return torch.cat(parts, 2)[0].transpose(0, 1)
+
+
+def _by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn
+
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))  # (S, H, D)
+    attended = varlen_attn(
+        query, key, value, sequences.borders, sequences.borders, sequences.longest, sequences.longest,
+        scale=scaling, window_size=(-1, 0), enable_gqa=query.shape[1] != key.shape[1],
+    )  # fmt: skip
+    assert isinstance(attended, Tensor)
+    return attended
+
+
+def _dtype(query: Tensor) -> torch.dtype:
+    kind = query.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+
+
+def kernel_takes(device: torch.device, dtype: torch.dtype, query: Tensor, value: Tensor) -> bool:
+    """Whether torch's kernel computes this attention."""
+    size = query.shape[-1]
+    fits = size == value.shape[-1] <= LARGEST_HEAD and size % HEADS_OF == 0
+    return device.type == "cuda" and dtype in (torch.float16, torch.bfloat16) and fits
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Whether torch has the products and the attention that this GPU needs for sequences end to end."""
+    from importlib.util import find_spec
+    from inspect import signature
+
+    if find_spec("torch.nn.attention.varlen") is None or not hasattr(nn.functional, "grouped_mm"):
+        return False
+    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < CAPABILITY:
+        return False
+    from torch.nn.attention.varlen import varlen_attn
+
+    return {"window_size", "enable_gqa", "scale"} <= signature(varlen_attn).parameters.keys()

@@ -1,0 +1,158 @@
+"""Training without padding: whether a base and its clients' fits can be trained on sequences that lie end to end.
+
+A base is compared, not trusted: a few sequences go through it side by side and end to end, once, and where it predicts
+otherwise it is refused.
+
+No GPU has run this yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
+from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.end_to_end import Unsupported, attention, flattened, has_kernels
+from llm_fed.engine.examples import TEXT
+from llm_fed.engine.laid import on_device
+from llm_fed.method.requests import Fit
+from llm_fed.models.frozen import freeze
+from llm_fed.models.rotary import regimes
+from llm_fed.tasks.common import Encoded
+
+log = logging.getLogger(__name__)
+
+LENGTHS = (9, 2, 14, 5)  # tokens of the sequences that are compared
+APART = 1e-3  # most that predictions may differ, as a share of how they vary
+APART_IN_HALF = 0.1  # the same in 16 bits; where tokens see another sequence they differ by about 1
+
+_compared: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+class PaddingFree:
+    """What `engine.padding_free=on` asks for, for all fits of an engine.
+
+    Attributes:
+        said: why fits have been trained in rows, one line for each reason.
+    """
+
+    def __init__(self) -> None:
+        self.said: dict[str, None] = {}
+
+    def check(self, model: AdaptedModel, *, private: bool = False) -> None:
+        """Refuse what can never be trained so.
+
+        Args:
+            private: whether the gradients of single examples are asked for.
+
+        Raises:
+            UserError: why, and what to set.
+        """
+        why = refusal(model)
+        if private:
+            why = "privacy.unit=example needs the gradients of single examples, which lie in rows of their own"
+        if why:
+            raise UserError(f"engine.padding_free=on, but {why}; set engine.padding_free=auto, which pads")
+
+    def in_rows(self, model: AdaptedModel, jobs: Sequence[Fit]) -> str:
+        """Why these fits are trained in rows with padding; empty where they need not be.
+
+        Raises:
+            UserError: as `check`.
+        """
+        self.check(model, private=jobs[0].private is not None)
+        why = ""
+        if jobs[0].teachers:
+            why = "teachers answer for each example"
+        elif model.device.type == "cuda" and not has_kernels(model.device):
+            why = f"torch {torch.__version__} has no kernels for them end to end on this GPU (2.13 has, from Ampere on)"
+        if why and why not in self.said:
+            self.said[why] = None
+            log.warning("texts are trained in rows with padding: %s", why)
+        return why
+
+
+def refusal(model: AdaptedModel) -> str:
+    """Why adapters of this structure on this base cannot be trained on sequences end to end; empty where they can."""
+    structure, base = model.structure, model.model
+    if not getattr(structure, "fused", False):
+        return "whole models are trained"
+    for why, holds in {
+        "only texts can lie end to end, and not pictures, labels or preferences": not model.examples.fixed,
+        "a head is trained whole beside the adapters": bool(structure.whole),
+        "the experts of a mixture have adapters (adapter.target_parameters)": bool(structure.parameters),
+        "the method adds frozen weights beneath the adapters": structure.delta,
+        "the base lies on several devices": len(set(getattr(base, "hf_device_map", {}).values())) > 1,
+    }.items():
+        if holds:
+            return why
+    if base not in _compared:
+        _compared[base] = _of_base(model)
+    return _compared[base]
+
+
+def _of_base(model: AdaptedModel) -> str:
+    base: Any = model.model
+    config = base.config.get_text_config()
+    if getattr(base, "is_quantized", False) or getattr(base, "quantization_method", None):
+        return "the base is quantised, and nobody has compared what that rounds"
+    if regimes(base) is not None:
+        return "the base's positions depend on the length of each text"
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
+    if kinds - {"full_attention"} or (window and not kinds):
+        what = ", ".join(sorted(kinds - {"full_attention"})) or "sliding_attention"
+        return f"the base has layers without full attention ({what})"
+    return compared(model)
+
+
+@torch.no_grad()
+def compared(model: AdaptedModel) -> str:
+    """Why a base predicts otherwise when sequences lie end to end, in words; empty where it does not."""
+    freeze(model.model)
+    model_as_it_is: Any = model.model
+    words = model_as_it_is.get_input_embeddings().num_embeddings
+    draws = generator(0, "padding free")
+    several = [
+        Encoded(torch.randint(0, words, (length,), generator=draws).tolist(), [True] * length) for length in LENGTHS
+    ]
+    base = f"the base ({type(model.model).__name__})"
+    try:
+        with model.computing():
+            rows = TEXT.logits(model.model, on_device(TEXT.collate(several), model.device))
+            with attention(model.model):
+                flat = TEXT.logits(model.model, on_device(flattened(several), model.device))
+    except Unsupported as error:
+        return f"{base} wants {error}"
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, AttributeError, LookupError, ValueError, RuntimeError) as error:
+        return f"{base} does not take it: {' '.join(str(error).split())[:200]}"
+    differ = float((flat - rows).double().norm() / (rows - rows.mean(0)).double().norm().clamp_min(1e-300))
+    dtype = model.autocast or next(model.model.parameters()).dtype
+    if not differ <= (APART if dtype.itemsize > 2 else APART_IN_HALF):
+        return f"{base} predicts otherwise where sequences lie end to end (by {differ:.2g} of what predictions vary)"
+    return ""
+
+
+def in_words(asked: str, device: torch.device, *, adapters: bool) -> str:
+    """What `engine.padding_free` means for a run, where it means something: for people.
+
+    Args:
+        adapters: whether these are trained, and not whole models.
+    """
+    on_gpu = device.type == "cuda"
+    if asked == "on" and on_gpu:
+        return "without padding (engine.padding_free=on), which no GPU has run yet"
+    if asked == "on":
+        return f"without padding (engine.padding_free=on), a product per client and an attention per text on {device}"
+    if asked == "auto" and on_gpu and adapters:
+        return "padded; engine.padding_free=on lays texts end to end, which no GPU has run yet"
+    return ""

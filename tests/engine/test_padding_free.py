@@ -1,0 +1,378 @@
+"""Training on texts that lie end to end is the training in rows with padding, by the reference that a CPU runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import tiny
+import torch
+from stock_training import cohort
+from torch import nn
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from llm_fed.basics.errors import ClientError, UserError
+from llm_fed.engine import end_to_end, padding_free, tokens
+from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.capture import USES, Captures
+from llm_fed.engine.end_to_end import FlatSequences, attend, flattened, one_by_one
+from llm_fed.engine.fit import fit
+from llm_fed.engine.memory import activation_checkpointing
+from llm_fed.engine.packing import Grid, collate, filled
+from llm_fed.engine.padding_free import PaddingFree
+from llm_fed.engine.tokens import TokenGroups, groups_of
+from llm_fed.method.requests import Distillation, Fitted, PerExample
+from llm_fed.models.lora import Lora
+from llm_fed.testing.tiny import HEADS, VOCABULARY, drawn
+
+LORA = Lora(rank=3, alpha=5, dropout=0.1, target_modules=("q_proj", "v_proj"))
+EXACT = torch.float64
+MORE = {
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**HEADS)),
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**HEADS, sliding_window=None)),
+    "windowed": lambda: MistralForCausalLM(MistralConfig(**HEADS, sliding_window=4)),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**HEADS, head_dim=8)),
+    "bloom": lambda: BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY, hidden_size=24, n_layer=2, n_head=4)),
+    "gpt_neo": lambda: GPTNeoForCausalLM(
+        GPTNeoConfig(
+            vocab_size=VOCABULARY, hidden_size=24, num_layers=2, num_heads=4, attention_types=[[["global"], 2]]
+        )
+    ),
+    "mamba": lambda: MambaForCausalLM(
+        MambaConfig(vocab_size=VOCABULARY, hidden_size=24, num_hidden_layers=2, state_size=4)
+    ),
+}
+
+
+def build(kind, dtype=torch.float32):
+    if kind not in MORE:
+        return tiny.build(kind, dtype)
+    model = drawn(MORE[kind], 0)
+    nn.Module.to(model, dtype)
+    return model.eval()
+
+
+def trained(jobs, kind="llama", dtype=EXACT, **settings):
+    return fit(AdaptedModel(build(kind, dtype), jobs[0].structure, **settings), jobs)
+
+
+def differ(results, others, jobs) -> float:
+    """The largest distance of two results, as a share of the way that training went."""
+    worst = 0.0
+    for one, other, job in zip(results, others, jobs, strict=True):
+        assert isinstance(one, Fitted) and isinstance(other, Fitted)
+        way = (other.state.row - job.start.row).norm()
+        worst = max(worst, float((one.state.row - other.state.row).norm() / way))
+        assert one.losses == pytest.approx(other.losses, rel=1e-4)
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("kind", "structure"),
+    [
+        ("llama", LORA),
+        ("llama", LORA.with_experts("one", "two", gate="router")),
+        ("llama", LORA.with_experts("one", "two", gate="mix")),
+        ("llama", replace(LORA, dora=True)),
+        ("llama", replace(LORA, target_modules=("q_proj", "down_proj", "lm_head"))),
+        ("qwen2", LORA),
+        ("qwen3", LORA),
+        ("mistral", LORA),
+        ("gpt2", replace(LORA, target_modules=("c_attn",))),
+    ],
+)
+@pytest.mark.parametrize("captured", [False, True])
+def test_training_without_padding_is_the_training_in_rows(kind, structure, captured):
+    """In float64 to 1e-10 of the update, with clients of unequal numbers of steps and examples, and small
+    micro-batches; laid out into static memory, too."""
+    jobs = cohort(build(kind), structure, EXACT, clip=1.0)
+    if structure.gate == "mix":
+        jobs = [replace(job, mix=mix) for job, mix in zip(jobs, [(0.3, 0.7), (1.0, 0.0), (0.5, 0.5)], strict=True)]
+    written, _ = trained(jobs, kind)
+    results, work = trained(
+        jobs, kind, padding_free=PaddingFree(), captures=Captures() if captured else None, budget=64
+    )  # fmt: skip
+    assert 0 < differ(results, written, jobs) < 1e-10
+    assert work.padding_free == work.micro_batches > 10 and (work.padded > work.tokens) == captured and not work.why
+
+
+def test_in_float32_it_is_the_same_to_rounding():
+    jobs = cohort(tiny.build("llama"), LORA, torch.float32, lr=1e-3)
+    written, _ = trained(jobs, dtype=torch.float32)
+    assert differ(trained(jobs, dtype=torch.float32, padding_free=PaddingFree())[0], written, jobs) < 1e-5
+
+
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+def test_half_precision_rounds_as_rows_do(autocast):
+    """Adapters of a client's own dtype are cast once for each micro-batch; in float16 each client has its own scale."""
+    jobs = cohort(tiny.build("llama"), LORA, torch.float32, lr=0.1, name="sgd")
+    written, _ = trained(jobs, dtype=torch.float32, autocast=autocast)
+    results, _ = trained(jobs, dtype=torch.float32, autocast=autocast, padding_free=PaddingFree())
+    for one, other, job in zip(results, written, jobs, strict=True):
+        way = (other.state.row - job.start.row).norm()
+        assert (one.state.row - other.state.row).norm() < 0.03 * way
+
+
+def test_fused_is_alone_and_layers_may_be_computed_again():
+    """The dropout masks of an example do not depend on who lies beside it."""
+    jobs = cohort(tiny.build("llama"), LORA, EXACT)
+    fused, _ = trained(jobs, padding_free=PaddingFree())
+    alone = [trained([job], padding_free=PaddingFree())[0][0] for job in jobs]
+    assert differ(fused, alone, jobs) < 1e-10
+    base = tiny.build("llama", EXACT)
+    base.gradient_checkpointing_enable()
+    again, _ = fit(AdaptedModel(base, LORA, padding_free=PaddingFree()), jobs)
+    assert differ(again, fused, jobs) < 1e-10
+    with activation_checkpointing(base):
+        assert any("forward" in vars(module) for module in base.modules())  # it was on
+
+
+def test_who_fails_harms_nobody_and_is_told_in_the_same_words():
+    """Also where the client that pads is the one whose numbers are not finite."""
+    jobs = cohort(tiny.build("llama"), LORA, EXACT)
+    for broken in range(3):
+        row = jobs[broken].start.row.clone()
+        row[::7] = math.nan
+        asked = [replace(job, start=job.start.like(row)) if k == broken else job for k, job in enumerate(jobs)]
+        written, _ = trained(asked)
+        for captures in (None, Captures()):
+            results, _ = trained(asked, padding_free=PaddingFree(), captures=captures)
+            assert isinstance(results[broken], ClientError) and str(results[broken]) == str(written[broken])
+            healthy = [k for k in range(3) if k != broken]
+            some = [[each[k] for k in healthy] for each in (results, written, jobs)]
+            assert differ(*some) < 1e-10
+
+
+def test_losses_of_a_methods_own_have_their_meaning():
+    """They are given the columns of each target's example."""
+
+    def weighted(logits, targets, columns):
+        return (1 + columns["example"]) * nn.functional.cross_entropy(logits, targets, reduction="none")
+
+    jobs = [replace(job, loss=weighted) for job in cohort(tiny.build("llama"), LORA, EXACT)]
+    jobs[1] = replace(jobs[1], loss=cohort(tiny.build("llama"), LORA, EXACT)[1].loss)
+    assert differ(trained(jobs, padding_free=PaddingFree())[0], trained(jobs)[0], jobs) < 1e-10
+
+
+def test_replays_are_the_same_whatever_was_replayed_before():
+    jobs, captures = cohort(tiny.build("llama"), LORA, EXACT), Captures()
+    written, _ = trained(jobs)
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=captures, padding_free=PaddingFree())
+    for _ in range(USES + 2):
+        results, work = fit(model, jobs)
+        assert differ(results, written, jobs) < 1e-10
+    assert work.replayed > 3 and not captures.said
+    padded, _ = fit(replace(model, padding_free=None), jobs)  # in the same bank
+    assert differ(padded, written, jobs) < 1e-10
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("windowed", "sliding_attention"),
+        ("gemma2", "sliding_attention"),
+        ("bloom", "BloomForCausalLM"),
+        ("gpt_neo", "GPTNeoForCausalLM"),
+        ("mamba", "linear_attention"),
+    ],
+)
+def test_bases_that_do_not_allow_it_are_refused(kind, why):
+    """Windows, ALiBi, attention of their own, and states that run through all tokens."""
+    base = build(kind)
+    with pytest.raises(UserError, match=why) as error:
+        PaddingFree().check(AdaptedModel(base, LORA))
+    assert str(error.value).startswith("engine.padding_free=on, but ") and "=auto, which pads" in str(error.value)
+
+
+def test_a_base_is_compared_and_not_trusted(monkeypatch):
+    """Where tokens would see other sequences, and where an attention asks for more."""
+    everything = lambda query, key, value, sequences, scaling: one_by_one(  # noqa: E731
+        query, key, value, FlatSequences(torch.tensor([0, query.shape[2]]), 0), scaling
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(end_to_end, "one_by_one", everything)
+        with pytest.raises(UserError, match="predicts otherwise where sequences lie end to end"):
+            PaddingFree().check(AdaptedModel(tiny.build("llama"), LORA))
+    query = torch.ones(1, 2, 5, 4)
+    sequences = {"sequences": FlatSequences(torch.tensor([0, 2, 5]), 3)}
+    for asked in ({"softcap": 1.0}, {"sliding_window": 4}, {"s_aux": query}, {"is_causal": False}, {"dropout": 0.1},
+                  {"attention_mask": query}, {"position_bias": query}):  # fmt: skip
+        with pytest.raises(end_to_end.Unsupported):
+            attend(nn.Module(), query, query, query, **sequences, **asked)
+    with pytest.raises(end_to_end.Unsupported, match="where sequences begin"):
+        attend(nn.Module(), query, query, query)
+
+
+def test_what_cannot_lie_end_to_end_is_refused_or_pads(caplog):
+    base = tiny.build("llama")
+    jobs = cohort(base, LORA, EXACT)
+    with pytest.raises(UserError, match="privacy.unit=example"):
+        trained([replace(job, private=PerExample(0.5, 0.3, 4.0, 0)) for job in jobs], padding_free=PaddingFree())
+    for structure, why in (
+        (replace(LORA, parameters=("experts.gate_up_proj",)), "target_parameters"),
+        (replace(LORA, whole=("lm_head",)), "head"),
+        (LORA.over_frozen(), "frozen weights"),
+        (SimpleNamespace(fused=False), "whole models"),
+    ):
+        with pytest.raises(UserError, match=why):
+            PaddingFree().check(AdaptedModel(base, structure))
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    with pytest.raises(UserError, match="length of each text"):
+        PaddingFree().check(AdaptedModel(tiny.build("llama", rope_parameters=rope), LORA))
+    pupil, asked = [replace(jobs[0], loss=Distillation([jobs[1].start]))], PaddingFree()
+    for _ in range(2):
+        results, work = trained(pupil, padding_free=asked)
+    assert differ(results, trained(pupil)[0], pupil) == 0 and work.padding_free == 0
+    assert work.why == "teachers answer for each example"
+    assert [record.getMessage() for record in caplog.records].count(
+        "texts are trained in rows with padding: teachers answer for each example"
+    ) == 1  # fmt: skip
+
+
+def test_micro_batches_are_filled_in_order_and_evenly():
+    """Every example once, within the budget but for one that is longer; never half empty where two would be one."""
+    draws = torch.Generator().manual_seed(0)
+    for case in range(200):
+        lengths = torch.randint(1, 60, (1 + case % 13,), generator=draws).tolist()
+        budget = (40, 64, 256)[case % 3]
+        batches = filled(lengths, budget)
+        assert [i for batch in batches for i in batch] == list(range(len(lengths)))
+        sums = [sum(lengths[i] for i in batch) for batch in batches]
+        assert all(total <= budget or len(batch) == 1 for total, batch in zip(sums, batches, strict=True))
+        assert (sum(lengths) <= budget) == (len(batches) == 1) or len(lengths) == 1
+    assert filled([], 8) == []
+
+
+def test_a_flat_batch_holds_the_targets_of_the_rows():
+    examples = tiny.examples(0, [13, 5, 9])
+    rows, flat = collate(examples), flattened(examples)
+    assert torch.equal(flat.labels, rows.labels) and torch.equal(flat.rows, rows.rows)
+    assert flat.input_ids.shape == (1, 27) and torch.equal(flat.input_ids[0, flat.places + 1], flat.labels)
+    assert flat.positions[0].tolist() == [*range(13), *range(5), *range(9)]
+    assert flat.sequences.borders.tolist() == list(flat.sequences.known) == [0, 13, 18, 27]
+    wide = end_to_end.widened(flat, Grid())
+    assert wide.input_ids.shape == (1, 64) and wide.sequences.known is None
+    assert wide.sequences.borders.tolist()[:5] == [0, 13, 18, 27, 36] and wide.sequences.borders[-1] == 64
+    assert torch.equal(wide.input_ids[0, 27:36], wide.input_ids[0, 18:27]) and wide.positions[0, 62:].tolist() == [8, 0]
+
+
+def test_products_of_groups_are_those_of_each_and_so_are_gradients(monkeypatch):
+    """Of groups of one token, too. What a GPU is asked for has the same results, here by torch's product on a CPU."""
+    draws = torch.Generator().manual_seed(0)
+    for lengths in ([4, 1, 7], [3], [1, 1]):
+        _, groups = groups_of(range(len(lengths)), lengths)
+        x = torch.randn(1, sum(lengths), 6, dtype=EXACT, generator=draws, requires_grad=True)
+        factors = torch.randn(len(lengths), 5, 6, dtype=EXACT, generator=draws, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda x, f, groups=groups: groups.product(x, f), (x, factors))
+        wanted = torch.cat([part @ f.mT for part, f in zip(x[0].split(lengths), factors, strict=True)])
+        assert torch.allclose(groups.product(x, factors)[0], wanted)
+        assert torch.equal(replace(groups, known=None).product(x, factors), groups.product(x, factors))
+        half = [each.detach().bfloat16().requires_grad_() for each in (x, factors)]
+        results = []
+        for kernel in (False, True):
+            with monkeypatch.context() as patch:
+                patch.setattr(tokens, "_by_kernel", lambda x, kernel=kernel: kernel)
+                y = groups.product(*half)
+                results.append([y, *torch.autograd.grad(y.float().square().sum(), half)])
+        for one, other in zip(*results, strict=True):
+            assert one.shape == other.shape and torch.allclose(one.float(), other.float(), rtol=2e-2, atol=2e-2)
+
+
+def test_a_layer_that_mixes_all_tokens_is_named():
+    base = tiny.build("llama")
+    bank = AdapterBank(base, LORA, 2)
+    _, groups = groups_of([0, 1], [3, 4])
+    attached = bank.attached(torch.tensor([0, 1]), groups=groups)
+    with pytest.raises(UserError, match="cannot tell whose they are"), attached, torch.no_grad():
+        base(input_ids=torch.ones(2, 7, dtype=torch.int64))
+
+
+def test_the_attention_of_a_base_is_its_own_again():
+    base = tiny.build("llama")
+    before = base.config._attn_implementation
+    with pytest.raises(ZeroDivisionError), end_to_end.attention(base):
+        assert base.model.layers[0].self_attn.config._attn_implementation == end_to_end.NAME
+        _ = 1 / 0
+    assert base.config._attn_implementation == before
+
+
+def test_in_words():
+    gpu = torch.device("cuda")
+    assert "no GPU has run yet" in padding_free.in_words("on", gpu, adapters=True)
+    assert "engine.padding_free=on lays texts end to end" in padding_free.in_words("auto", gpu, adapters=True)
+    assert not padding_free.in_words("auto", gpu, adapters=False)
+    assert not padding_free.in_words("auto", torch.device("cpu"), adapters=True)
+    assert not padding_free.in_words("off", gpu, adapters=True)
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+def test_a_gpus_kernel_is_asked_for_the_same(heads, monkeypatch):
+    """Its arguments, read as torch's documentation does: (S, H, D), borders of queries and keys, and no later token."""
+    cuda, query = torch.device("cuda"), torch.randn(1, 4, 9, 8)
+    key, value = torch.randn(2, 1, heads, 9, 8)
+
+    def kernel(q, k, v, borders_q, borders_k, most_q, most_k, *, scale, window_size, enable_gqa):
+        assert window_size == (-1, 0) and borders_q is borders_k and most_q == most_k == 5
+        assert enable_gqa == (heads != 4)
+        parts = []
+        for begin, end in zip(borders_q.tolist(), borders_q.tolist()[1:], strict=False):
+            scores = torch.einsum("qhd,khd->hqk", q[begin:end], k[begin:end].repeat_interleave(4 // heads, 1)) * scale
+            later = torch.ones(end - begin, end - begin).triu(1).bool()
+            weights = scores.masked_fill(later, -math.inf).softmax(-1)
+            parts.append(torch.einsum("hqk,khd->qhd", weights, v[begin:end].repeat_interleave(4 // heads, 1)))
+        return torch.cat(parts)
+
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
+    sequences = FlatSequences(torch.tensor([0, 4, 9], dtype=torch.int32), 5)
+    plain, _ = attend(nn.Module(), query, key, value, scaling=0.3, sequences=sequences)
+    monkeypatch.setattr(end_to_end, "kernel_takes", lambda *given: True)
+    asked, _ = attend(nn.Module(), query, key, value, scaling=0.3, sequences=sequences)
+    assert plain.shape == (1, 9, 4, 8) and torch.allclose(plain, asked, atol=1e-6)
+    monkeypatch.undo()
+    takes = [end_to_end.kernel_takes(cuda, dtype, query, value) for dtype in (torch.bfloat16, torch.float32)]
+    odd = end_to_end.kernel_takes(cuda, torch.bfloat16, query[..., :6], value[..., :6])
+    assert takes == [True, False] and not odd
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_gpu_trains_without_padding_as_in_rows(autocast, captured):
+    """In bfloat16 by torch's kernels, and captured all micro-batches are replayed. In float32 and float16 the products
+    by client ask the device where each client's tokens end, which a graph cannot."""
+    base = tiny.build("qwen3").to("cuda")  # whose heads have 8 numbers each
+    jobs = cohort(base, replace(LORA, rank=8), torch.float32)
+    model = AdaptedModel(base, replace(LORA, rank=8), autocast=autocast)
+    written, _ = fit(model, jobs)
+    flat = replace(model, padding_free=PaddingFree(), captures=Captures() if captured else None)
+    for _ in range(2 * USES if captured else 1):
+        results, work = fit(flat, jobs)
+    assert work.padding_free == work.micro_batches
+    if captured and autocast is torch.bfloat16:
+        assert work.replayed == work.micro_batches
+    for one, other, job in zip(results, written, jobs, strict=True):
+        way = (other.state.row - job.start.row).norm()
+        assert (one.state.row - other.state.row).norm() < (1e-4 if autocast is None else 0.1) * way
+
+
+def test_groups_know_whose_tokens_are_whose():
+    clients, groups = groups_of([4, 4, 7], [2, 3, 1])
+    assert clients == [4, 7] and groups.ends.tolist() == [5, 6] and groups.of.tolist() == [0] * 5 + [1]
+    assert isinstance(groups, TokenGroups) and groups.stretches() == [slice(0, 5), slice(5, 6)]
