@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -23,6 +23,7 @@ from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.prefixes import PromptRequest, batches, shared_prefixes
+from llm_fed.engine.rooms import Room, within
 from llm_fed.engine.sampling import Choose, Sampling
 from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
@@ -35,6 +36,7 @@ from llm_fed.tasks.templates import filled
 _NAN = -1  # stands for a token where the logits are no numbers
 
 Scored = tuple[int, Sequence[int], Sequence[Sequence[int]]]  # the same, and token ids of each option
+Score = Callable[[Base, AdapterBank, Sequence[Scored], Tensor | None], list[float]]
 
 
 @torch.inference_mode()
@@ -57,7 +59,7 @@ def generate(
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
-        batch_size: rows per forward pass; they are sorted by length, whichever adapter they use.
+        batch_size: rows per forward pass at most, see `rooms`; they are sorted by length, whichever adapter they use.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
 
     Raises:
@@ -67,9 +69,8 @@ def generate(
     rooms = [_room(base, prompt, max_new_tokens) for _, prompt in requests]
     texts = [""] * len(requests)
     shared = _shared(base, requests, mix)
-    # Longest first: if memory does not suffice, that shows at once.
-    even = feels_padding(base.model.config)
-    for chosen in batches(requests, [1] * len(requests), batch_size, shared, even=even):
+
+    def answer(chosen: Sequence[int]) -> None:
         weights = None if mix is None else mix[chosen]
         answers: list[list[int]] = [[] for _ in chosen]
         batch = [requests[i] for i in chosen]
@@ -78,6 +79,11 @@ def generate(
         for i, tokens in zip(chosen, answers, strict=True):
             texts[i] = answer_text(base, requests[i][1], tokens)
         signs.answered(len(chosen))
+
+    # Longest first: if memory does not suffice, that shows at once.
+    even, limit = feels_padding(base.model.config), Room(base, batch_size, max_new_tokens).rows
+    for chosen in batches(requests, [1] * len(requests), limit, shared, even=even):
+        within(chosen, answer)
     return texts
 
 
@@ -97,7 +103,7 @@ def option_log_likelihoods(
 
     Args:
         requests: (row of the bank, token ids of the prompt, token ids of each option).
-        batch_size: options per forward pass; a request with more options than this has a pass of its own.
+        batch_size: options per forward pass at most, see `rooms`; a request with more of them has its own pass.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
 
     Raises:
@@ -114,15 +120,19 @@ def option_log_likelihoods(
     whole = [i for i, request in enumerate(requests) if _grows_otherwise(base, request)]
     begun = sorted({*range(len(requests))}.difference(whole))
     shared = _shared(base, [asked[i] for i in begun], mix)
+    tokens = max((len(option) for _, _, options in requests for option in options), default=0)
+    limit = Room(base, batch_size, tokens, logits=tokens).rows
     for places, score in ((begun, partial(_score, shared=shared)), (whole, _score_whole)):
-        sizes = [len(requests[i][2]) for i in places]
-        for chosen in batches([asked[i] for i in places], sizes, batch_size, shared if places is begun else {}):
-            picked = [places[place] for place in chosen]
-            weights = None if mix is None else mix[picked]
-            scores = iter(score(base, bank, [requests[i] for i in picked], weights))
-            for i in picked:
+
+        def answer(chosen: Sequence[int], score: Score = score) -> None:
+            scores = iter(score(base, bank, [requests[i] for i in chosen], None if mix is None else mix[chosen]))
+            for i in chosen:
                 results[i] = [next(scores) for _ in requests[i][2]]
-            signs.answered(len(picked))
+            signs.answered(len(chosen))
+
+        sizes = [len(requests[i][2]) for i in places]
+        for chosen in batches([asked[i] for i in places], sizes, limit, shared if places is begun else {}):
+            within([places[place] for place in chosen], answer)
     return results
 
 

@@ -275,7 +275,7 @@ class EvalConfig:
     # package.module:function;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
-    batch_size: PositiveInt = 32  # prompts per generation batch, of any clients
+    batch_size: PositiveInt = 32  # most prompts of a batch, of any clients; fewer where memory does not suffice
     max_new_tokens: PositiveInt = 128  # largest length of an answer in tokens
     # round that is tested: the last, or the best by its score during training; if scores are equal, the one with the
     # lowest loss, and then the last one

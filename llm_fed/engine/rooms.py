@@ -1,0 +1,96 @@
+"""How many rows of answers fit into memory at once: `eval.batch_size` is the most, and where memory does not suffice
+batches are halved.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary, WeakSet
+
+from torch import nn
+
+from llm_fed.engine import footprint
+from llm_fed.engine.memory import Attempts, budget_and_overhead, free_memory
+from llm_fed.models.base import Base
+
+log = logging.getLogger(__name__)
+
+SMALL = 4  # times a micro-batch of training: a batch of fewer tokens takes less memory than training does
+SHARES = {"cpu": 0.5}  # of the free memory; other programs need some of a machine's, too
+SHARE = 0.8  # of a GPU's
+STEP = 64  # tokens to which lengths are rounded up, so that few of them are measured
+
+_said: WeakSet[nn.Module] = WeakSet()
+_measured: WeakKeyDictionary[nn.Module, dict[int, footprint.Reading]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Room:
+    """The rows of a batch of prompts.
+
+    Attributes:
+        base: which answers.
+        most: rows that were asked for.
+        new: tokens that follow each prompt at most.
+        logits: of each row that are held at once, behind the first.
+    """
+
+    base: Base
+    most: int
+    new: int
+    logits: int = 0
+    free: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        device = self.base.device
+        object.__setattr__(self, "free", int(SHARES.get(device.type, SHARE) * free_memory(device)))
+
+    def rows(self, longest: int) -> int:
+        """How many rows fit whose prompts have up to so many tokens: `most`, or as often its half as is needed."""
+        rows = self.most
+        if rows * (longest + self.new) <= SMALL * budget_and_overhead(self.base.device)[0]:
+            return rows
+        each = self.bytes(longest)
+        while rows > 1 and rows * each > self.free:
+            rows //= 2
+        if rows < self.most:
+            self._say(
+                f"answers of {rows} rows at a time and not of eval.batch_size={self.most}, as {self.most} prompts of "
+                f"{longest} tokens would take {self.most * each / 1e9:.1f} GB; batches keep to {self.free / 1e9:.1f} "
+                "GB, a share of the free memory"
+            )
+        return rows
+
+    def bytes(self, length: int) -> int:
+        """Of a row: reading a prompt of so many tokens, what is kept of it and of its answer, and logits."""
+        up = -(-length // STEP) * STEP
+        known = _measured.setdefault(self.base.model, {})
+        if up not in known:
+            known[up] = footprint.reading(self.base, up)
+        reading = known[up]
+        # What is kept grows by a copy of one layer at a time; logits are there as they are, in float32, and as losses.
+        return length * reading.peak // up + self.new * reading.token + self.logits * 3 * reading.logits
+
+    def _say(self, why: str) -> None:
+        if self.base.model not in _said:
+            _said.add(self.base.model)
+            log.warning("%s", why)
+
+
+def within(chosen: Sequence[int], run: Callable[[Sequence[int]], None]) -> None:
+    """`run` on all these places, or on parts of them, each half of those before, where the device's memory does not
+    suffice.
+
+    Raises:
+        RunError: it does not suffice for one.
+    """
+    left = list(chosen)
+    for attempt in Attempts(len(chosen)):
+        with attempt as size:
+            if size < len(chosen):
+                log.warning("memory did not suffice for so many answers at once; now %d rows at a time", size)
+            while left:
+                run(left[:size])
+                del left[:size]
