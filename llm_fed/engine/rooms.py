@@ -5,7 +5,7 @@ batches are halved.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -86,11 +86,26 @@ def within(chosen: Sequence[int], run: Callable[[Sequence[int]], None]) -> None:
     Raises:
         RunError: it does not suffice for one.
     """
-    left = list(chosen)
-    for attempt in Attempts(len(chosen)):
+
+    def in_parts(left: Sequence[int], size: int) -> Iterator[int]:
+        for at in range(0, len(left), size):
+            run(left[at : at + size])
+            yield from left[at : at + size]
+
+    in_turn(chosen, len(chosen), in_parts)
+
+
+def in_turn(chosen: Sequence[int], most: int, run: Callable[[Sequence[int], int], Iterator[int]]) -> None:
+    """`run` on these places, which yields those that are done, with at most so many at a time; on what is left again
+    with half as many, where the device's memory does not suffice.
+
+    Raises:
+        RunError: it does not suffice for one.
+    """
+    left = dict.fromkeys(chosen)
+    for attempt in Attempts(most):
         with attempt as size:
-            if size < len(chosen):
+            if size < most:
                 log.warning("memory did not suffice for so many answers at once; now %d rows at a time", size)
-            while left:
-                run(left[:size])
-                del left[:size]
+            for place in run(list(left), size):
+                del left[place]

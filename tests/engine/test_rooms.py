@@ -13,7 +13,8 @@ from meter import Meter
 from llm_fed.basics.errors import RunError
 from llm_fed.engine import rooms
 from llm_fed.engine.footprint import reading
-from llm_fed.engine.generation import _forward, option_log_likelihoods
+from llm_fed.engine.generation import option_log_likelihoods
+from llm_fed.engine.reading import forward
 from llm_fed.engine.rooms import Room, within
 from llm_fed.testing.tiny import language_base, llama
 
@@ -24,7 +25,7 @@ def test_a_row_takes_what_reading_its_prompt_was_said_to_take(kind):
     ids, mask = torch.ones(2, 64, dtype=torch.int64), torch.ones(2, 64, dtype=torch.int64)
     mask[1, :9] = 0
     with torch.inference_mode(), Meter() as meter:
-        _, cache = _forward(base, ids, mask, None, keep=1, padded=True)
+        _, cache = forward(base, ids, mask, None, keep=1, padded=True)
     said = reading(base, 64)
     assert 0.95 * meter.peak < 2 * said.peak < 1.2 * meter.peak
     kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)

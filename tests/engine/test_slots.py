@@ -1,0 +1,79 @@
+"""Answers in slots equal those of rows that are answered alone, whoever comes and goes beside them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from answers import SLIDING, Setting
+
+from llm_fed.basics.errors import RunError
+from llm_fed.engine import generation, slots
+from llm_fed.engine.capture import Graphs
+from llm_fed.engine.generation import generate
+
+
+def answered(setting, batch_size, graphs=None, **more):
+    return generate(
+        setting.base, setting.bank, setting.prompts, max_new_tokens=12, batch_size=batch_size, graphs=graphs, **more
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_slots_say_what_rows_in_batches_say(kind, dtype, monkeypatch):
+    setting = Setting(kind, dtype=dtype)
+    assert slots.allowed(setting.base)
+    in_slots = [answered(setting, size, graphs) for size in (1, 3, 8, 100) for graphs in (None, Graphs())]
+    monkeypatch.setattr(generation, "allowed", lambda base: False)
+    expected = answered(setting, 4)
+    assert len({len(answer.split()) for answer in expected}) > 2
+    assert all(answers == expected for answers in in_slots)
+
+
+def test_prompts_that_begin_alike(monkeypatch):
+    setting = Setting()
+    head = [5, 9, 3, 8, 2, 6, 4, 3, 9, 9, 5, 8]
+    setting.prompts = [(row, [*head[: 6 + 2 * row], *prompt]) for row, prompt in setting.prompts]
+    in_slots = [answered(setting, size) for size in (3, 8)]
+    monkeypatch.setattr(generation, "allowed", lambda base: False)
+    assert in_slots == [answered(setting, 3)] * 2
+
+
+def test_only_layers_that_see_all_tokens_are_in_slots():
+    assert not slots.allowed(Setting("qwen3", **SLIDING).base)
+    assert not slots.allowed(Setting("gpt2").base)
+
+
+def test_the_next_prompt_takes_a_slot_that_is_free():
+    """Eight answers in two slots: no pass has one row but for the last answer's."""
+    setting, rows = Setting(), []
+    setting.base.model.lm_head.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    answers = answered(setting, 2)
+    steps = sum(min(len(answer.split()) + 1, 12) for answer in answers)
+    assert sum(rows) == steps and max(rows) == 2
+    assert len(rows) < steps / 2 + 12 + len(answers)
+
+
+def test_a_captured_step_is_run_four_times_before(monkeypatch):
+    setting, said = Setting(stops=[1]), []
+
+    class Counted(Graphs):
+        def warm(self, run):
+            said.append("warm")
+            run()
+
+        def capture(self, run):
+            said.append("capture")
+            return lambda: (said.append("replay"), run())[1]
+
+    expected = answered(setting, 4)
+    assert answered(setting, 4, Counted()) == expected
+    assert said[:2] == ["warm", "capture"] and said.count("capture") == 1 and said.count("replay") > 20
+
+
+@pytest.mark.parametrize("graphs", [None, Graphs()])
+def test_numbers_that_are_none_end_it(graphs):
+    setting = Setting()
+    setting.bank.rows.data[1] = float("nan")
+    with pytest.raises(RunError, match="computes NaN"):
+        answered(setting, 3, graphs)
