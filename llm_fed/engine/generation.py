@@ -18,7 +18,7 @@ from llm_fed.basics import signs
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import reading
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.capture import Graphs
+from llm_fed.engine.capture import Captures
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.prefixes import PromptRequest, batches, ordered, shared_prefixes
 from llm_fed.engine.rooms import Room, in_turn, within
@@ -47,7 +47,7 @@ def generate(
     max_new_tokens: int,
     batch_size: int,
     mix: Tensor | None = None,
-    graphs: Graphs | None = None,
+    captures: Captures | None = None,
 ) -> list[str]:
     """Greedy answers, in the order of the requests; the base's own sampling settings do not count.
 
@@ -61,7 +61,7 @@ def generate(
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
         batch_size: rows per forward pass at most, see `rooms`; they are sorted by length, whichever adapter they use.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
-        graphs: capture steps in slots; None: they run as they are written.
+        captures: steps in slots are captured; None: they run as they are written.
 
     Raises:
         UserError: an empty prompt, or one that is longer than the base's context.
@@ -85,7 +85,7 @@ def generate(
             ended(i, tokens)
 
     def answer_in_slots(chosen: Sequence[int], size: int) -> Iterator[int]:
-        memory = Slots(base, bank, requests, size, rooms=rooms, stops=stops, mix=mix, graphs=graphs)
+        memory = Slots(base, bank, requests, size, rooms=rooms, stops=stops, mix=mix, captures=captures)
         for i, tokens in memory.answers(chosen, shared):
             ended(i, tokens)
             yield i

@@ -21,7 +21,7 @@ from transformers.cache_utils import DynamicLayer
 
 from llm_fed.engine import reading
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.capture import USES, Graphs, Replay
+from llm_fed.engine.capture import USES, Captures, Graphs, Replay
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.prefixes import PromptRequest
 from llm_fed.models.base import Base
@@ -102,7 +102,7 @@ class Slots:
         rooms: most tokens of each answer.
         stops: tokens that end an answer.
         mix: (requests, E), where the gate of the bank's structure is `mix`.
-        graphs: capture steps; None: they run as they are written.
+        captures: steps are captured; None: they run as they are written.
     """
 
     def __init__(
@@ -115,13 +115,13 @@ class Slots:
         rooms: Sequence[int],
         stops: Set[int],
         mix: Tensor | None = None,
-        graphs: Graphs | None = None,
+        captures: Captures | None = None,
     ):
         self._base, self._bank, self._requests, self._mix = base, bank, requests, mix
         self._rooms, self._stops = rooms, stops
         columns = max(len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True))
         device = base.model.device
-        self._most, self._columns = most, -(-columns // WIDTH) * WIDTH if graphs else columns
+        self._most, self._columns = most, -(-columns // WIDTH) * WIDTH if captures else columns
         self._rows: list[Row] = []  # of the slots in use, which are the first ones
         self._cache: Cache = DynamicCache(config=base.model.config)
         self._cache.layers = [SlotLayer(self) for _ in self._cache.layers]
@@ -131,7 +131,9 @@ class Slots:
         self._ids = torch.zeros(most, 1, dtype=torch.int64, device=device)
         self._index = torch.zeros(most, dtype=torch.int64, device=device)
         self._weights = None if mix is None else torch.zeros(most, mix.shape[1], dtype=mix.dtype, device=device)
-        self._graphs, self._replays, self._uses = graphs, dict[int, Replay](), dict[int, int]()
+        self._captures = captures
+        self._graphs = captures.graphs(device) if captures else Graphs()
+        self._replays, self._uses = dict[int, Replay](), dict[int, int]()  # by width
 
     def memory(self, like: Tensor) -> Tensor:
         """(S, H, C, D), of numbers, as what is masked is multiplied by zero."""
@@ -180,9 +182,9 @@ class Slots:
         """Steps until an answer ends."""
         count = len(self._rows)
         owners = [self._requests[row.place][0] for row in self._rows]
-        if self._graphs is not None and not self._bank.beneath(owners):
+        if self._captures is not None and self._captures.answers and not self._bank.beneath(owners):
             while len(self._rows) == count:
-                self._replay(self._graphs)
+                self._replay(self._captures)
                 yield from self._heard(0, self._ids[:count, 0].tolist())
             return
         weights = None if self._weights is None else self._weights[:count]
@@ -221,19 +223,31 @@ class Slots:
                 own[n] = own[at]
         self._rows[n] = last
 
-    def _replay(self, graphs: Graphs) -> None:
+    def _replay(self, captures: Captures) -> None:
         """A step over all slots, in a width of the grid; in what is not in use it means nothing."""
         needed = max(row.length for row in self._rows) + 1
         self.width = width = min(self._columns, -(-needed // WIDTH) * WIDTH)
         self._uses[width] = self._uses.get(width, 0) + 1
-        if width not in self._replays and self._uses[width] > USES:
-            self._replays[width] = graphs.capture(self._whole_step)
+        if width not in self._replays and self._uses[width] > USES and captures.answers:
+            self._capture(width, captures)
         if width in self._replays:
             self._replays[width]()
         elif self._uses[width] == USES:
-            graphs.warm(self._whole_step)
+            self._graphs.warm(self._whole_step)
         else:
             self._whole_step()
+
+    def _capture(self, width: int, captures: Captures) -> None:
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        try:
+            self._replays[width] = self._graphs.capture(self._whole_step)
+        except RuntimeError as error:
+            if should_reduce_batch_size(error):
+                raise
+            captures.answers = False
+            text = " ".join(str(error).split())[:200]
+            captures.say(f"answers are not captured, as what they call does not allow it: {text}")
 
     def _whole_step(self) -> None:
         cached = torch.is_autocast_cache_enabled()

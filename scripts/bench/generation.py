@@ -10,7 +10,8 @@ options behind it; its rows are sorted by length, too. Both must say the same. T
 
 Ours answers in slots, where the next prompt takes the place of an answer that has ended. Beside it stands ours in
 batches, which other families of bases have; `--no-stock` leaves stock PEFT out. What a client's prompts begin with,
-ours reads once per batch where that pays; the last line says how much of the prompts that is. Without --base and --data: the tiny base that llm_fed ships, on the quickstart's planted clients.
+ours reads once per batch where that pays; the last line says how much of the prompts that is. Without --base and
+--data: the tiny base that llm_fed ships, on the quickstart's planted clients.
 """
 
 from __future__ import annotations
