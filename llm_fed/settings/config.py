@@ -342,8 +342,8 @@ class TrackConfig:
 class EngineConfig:
     """How passes are computed; see docs/performance_gpu.md."""
 
-    # capture the training passes of adapters as CUDA graphs, which are replayed; without a GPU the passes run on the
-    # same static memory, which gains nothing. `auto` is off, as no GPU has run them yet
+    # capture the training passes of adapters, and the steps of answers, as CUDA graphs, which are replayed; without a
+    # GPU they run on the same static memory, which gains nothing. `auto` is off, as no GPU has run them yet
     capture: Literal["auto", "on", "off"] = "auto"
 
 
