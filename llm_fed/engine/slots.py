@@ -66,6 +66,9 @@ class Row:
 class SlotLayer(DynamicLayer):
     """Keys and values (S, H, C, D) of one layer."""
 
+    keys: Any
+    values: Any
+
     def __init__(self, slots: Slots):
         super().__init__()
         self._slots = slots
@@ -124,7 +127,8 @@ class Slots:
         self._most, self._columns = most, -(-columns // WIDTH) * WIDTH if captures else columns
         self._rows: list[Row] = []  # of the slots in use, which are the first ones
         self._cache: Cache = DynamicCache(config=base.model.config)
-        self._cache.layers = [SlotLayer(self) for _ in self._cache.layers]
+        self._layers = [SlotLayer(self) for _ in self._cache.layers]
+        self._cache.layers = [*self._layers]
         self.width = 0
         self.numbers = torch.arange(most, device=device)
         self.position = torch.zeros(most, dtype=torch.int64, device=device)  # of the token that is read next
@@ -167,7 +171,8 @@ class Slots:
             logits, known = reading.forward(self._base, ids, mask, cache, keep=1, padded=padded)
         # Real tokens first, in their order; what lies behind them is masked.
         columns = mask.argsort(stable=True, dim=1, descending=True)[:, : max(lengths)]
-        for layer, own in zip(known.layers, self._cache.layers, strict=True):
+        layers: Sequence[Any] = known.layers
+        for layer, own in zip(layers, self._layers, strict=True):
             own.put(at, *(_taken(part, columns) for part in (layer.keys, layer.values)))
         here = slice(at, at + len(batch))
         self._ids[here] = _likeliest(logits)
@@ -216,7 +221,7 @@ class Slots:
         last = self._rows.pop()
         if (at := len(self._rows)) == n:
             return
-        for layer in self._cache.layers:
+        for layer in self._layers:
             layer.move(at, n, last.length)
         for own in (self._ids, self.position, self._index, self._weights):
             if own is not None:
