@@ -57,9 +57,9 @@ class Room:
             rows //= 2
         if rows < self.most:
             self._say(
-                f"answers of {rows} rows at a time and not of eval.batch_size={self.most}, as {self.most} prompts of "
-                f"{longest} tokens would take {self.most * each / 1e9:.1f} GB; batches keep to {self.free / 1e9:.1f} "
-                "GB, a share of the free memory"
+                f"batches of answers have {rows} rows and not {self.most}, as {self.most} prompts of {longest} tokens "
+                f"would take {self.most * each / 1e9:.1f} GB of memory; they keep to {self.free / 1e9:.1f} GB, a share "
+                "of what is free"
             )
         return rows
 
