@@ -39,10 +39,12 @@ class Captures:
 
     Attributes:
         said: why passes have run as they are written, one line for each reason.
+        answers: whether steps of answers can be captured, as far as is known.
     """
 
     def __init__(self) -> None:
         self.said: dict[str, None] = {}
+        self.answers = True
         self._stages: dict[Hashable, Stage] = {}
 
     def stage(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str) -> Stage | None:
@@ -59,6 +61,10 @@ class Captures:
         while len(self._stages) > STAGES:
             self._stages.pop(next(iter(self._stages)))
         return stage
+
+    def graphs(self, device: torch.device) -> Graphs:
+        """With a pool of their own."""
+        return CudaGraphs() if device.type == "cuda" else Graphs()
 
     def say(self, why: str) -> None:
         if why not in self.said:
@@ -216,7 +222,7 @@ class Stage:
         clear_device_cache(garbage_collection=True)
 
     def _new_graphs(self) -> Graphs:
-        return CudaGraphs() if self.losses.device.type == "cuda" else Graphs()
+        return self._captures.graphs(self.losses.device)
 
 
 class Graphs:

@@ -1,4 +1,5 @@
-"""What training takes of the device's memory, estimated before it begins: weights, optimizer state, activations.
+"""What training and answers take of the device's memory, estimated before it is taken: weights, optimizer state,
+activations, caches.
 
 Activations come from a step on tensors without values (torch's `FakeTensorMode`), so a base of any family and size is
 measured without computing, and without the memory that it would take.
@@ -6,6 +7,7 @@ measured without computing, and without the memory that it would take.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.end_to_end import attention, flattened
 from llm_fed.engine.laid import on_device
+from llm_fed.engine.masks import known_masks
 from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
 from llm_fed.engine.tokens import groups_of
 from llm_fed.engine.trainable import Trainable
@@ -103,6 +106,38 @@ def activations(
     return Activations(largest, smallest, (largest - smallest) // max(1, (rows - 1) * length) or smallest // length)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Bytes for each row of a batch of prompts that is read.
+
+    Attributes:
+        peak: at the most, with what is kept of the prompt.
+        token: kept of each further token.
+        logits: of one token, in float32 at least.
+    """
+
+    peak: int
+    token: int
+    logits: int
+
+
+def reading(base: Base, length: int) -> Reading:
+    """What it takes to read prompts of so many tokens, padding among them, without the adapters."""
+    rows, model = 2, base.model
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad(), base.computing():
+        ids = torch.ones(rows, length, dtype=torch.int64, device=base.device)
+        with known_masks(padded=True), _Alive(fake, model) as alive:
+            output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **last)
+        kept = sum(part.nbytes for layer in output.past_key_values.layers for part in _tensors(layer))
+        logits = output.logits.shape[-1] * max(4, output.logits.element_size())
+    return Reading(max(kept, alive.peak) // rows, -(-kept // (rows * length)), logits)
+
+
+def _tensors(layer: Any) -> list[Tensor]:
+    return [part for part in vars(layer).values() if isinstance(part, Tensor)]
+
+
 def cache(base: Base) -> int:
     """Bytes that each further token of an answer keeps."""
     held = []
@@ -110,8 +145,7 @@ def cache(base: Base) -> int:
         for length in (16, 32):
             ids = torch.ones(1, length, dtype=torch.int64, device=base.device)
             layers = base.model(input_ids=ids, use_cache=True).past_key_values.layers
-            parts = [part for layer in layers for part in vars(layer).values() if isinstance(part, Tensor)]
-            held.append(sum(part.nbytes for part in parts))
+            held.append(sum(part.nbytes for layer in layers for part in _tensors(layer)))
     return (held[1] - held[0]) // 16
 
 

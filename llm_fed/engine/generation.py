@@ -5,25 +5,25 @@ Shape letters: N rows of a batch, T tokens with padding, V vocabulary, R options
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Cache
 
 from llm_fed.basics import signs
-from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.errors import UserError
+from llm_fed.engine import reading
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.capture import Captures
 from llm_fed.engine.examples import TEXT
-from llm_fed.engine.masks import known_masks
-from llm_fed.engine.prefixes import PromptRequest, batches, shared_prefixes
+from llm_fed.engine.prefixes import PromptRequest, batches, ordered, shared_prefixes
+from llm_fed.engine.rooms import Room, in_turn, within
 from llm_fed.engine.sampling import Choose, Sampling
+from llm_fed.engine.slots import Slots, allowed
 from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
 from llm_fed.models.prompt import stop_tokens
@@ -35,6 +35,7 @@ from llm_fed.tasks.templates import filled
 _NAN = -1  # stands for a token where the logits are no numbers
 
 Scored = tuple[int, Sequence[int], Sequence[Sequence[int]]]  # the same, and token ids of each option
+Score = Callable[[Base, AdapterBank, Sequence[Scored], Tensor | None], list[float]]
 
 
 @torch.inference_mode()
@@ -46,19 +47,21 @@ def generate(
     max_new_tokens: int,
     batch_size: int,
     mix: Tensor | None = None,
+    captures: Captures | None = None,
 ) -> list[str]:
     """Greedy answers, in the order of the requests; the base's own sampling settings do not count.
 
     An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is
     full. It does not depend on the rows beside it, up to the rounding of a batched product (in half precision a
     near tie of two tokens may fall either way); a base that feels padding answers prompts of one length together.
-    Unlike in `model.generate`, a row leaves the batch when its answer ends, and a beginning that an adapter's prompts
-    share is read once per batch, where that pays.
+    Unlike in `model.generate`, a row leaves the batch when its answer ends, and the next prompt takes its place where
+    the family allows it (`slots`); a beginning that an adapter's prompts share is read once per batch, where that pays.
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
-        batch_size: rows per forward pass; they are sorted by length, whichever adapter they use.
+        batch_size: rows per forward pass at most, see `rooms`; they are sorted by length, whichever adapter they use.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
+        captures: steps in slots are captured; None: they run as they are written.
 
     Raises:
         UserError: an empty prompt, or one that is longer than the base's context.
@@ -67,17 +70,35 @@ def generate(
     rooms = [_room(base, prompt, max_new_tokens) for _, prompt in requests]
     texts = [""] * len(requests)
     shared = _shared(base, requests, mix)
-    # Longest first: if memory does not suffice, that shows at once.
-    even = feels_padding(base.model.config)
-    for chosen in batches(requests, [1] * len(requests), batch_size, shared, even=even):
+
+    def ended(i: int, tokens: Sequence[int]) -> None:
+        texts[i] = answer_text(base, requests[i][1], tokens)
+        signs.answered(1)
+
+    def answer(chosen: Sequence[int]) -> None:
         weights = None if mix is None else mix[chosen]
         answers: list[list[int]] = [[] for _ in chosen]
         batch = [requests[i] for i in chosen]
         for n, token in _tokens(base, bank, batch, [rooms[i] for i in chosen], stops, weights, shared):
             answers[n].append(token)
         for i, tokens in zip(chosen, answers, strict=True):
-            texts[i] = answer_text(base, requests[i][1], tokens)
-        signs.answered(len(chosen))
+            ended(i, tokens)
+
+    def answer_in_slots(chosen: Sequence[int], size: int) -> Iterator[int]:
+        memory = Slots(base, bank, requests, size, rooms=rooms, stops=stops, mix=mix, captures=captures)
+        for i, tokens in memory.answers(chosen, shared):
+            ended(i, tokens)
+            yield i
+
+    # Longest first: if memory does not suffice, that shows at once.
+    limit = Room(base, batch_size, max_new_tokens).rows
+    if requests and allowed(base):
+        most = min(len(requests), limit(max(len(prompt) for _, prompt in requests)))
+        in_turn(ordered(requests, shared), most, answer_in_slots)
+    else:
+        even = feels_padding(base.model.config)
+        for chosen in batches(requests, [1] * len(requests), limit, shared, even=even):
+            within(chosen, answer)
     return texts
 
 
@@ -97,7 +118,7 @@ def option_log_likelihoods(
 
     Args:
         requests: (row of the bank, token ids of the prompt, token ids of each option).
-        batch_size: options per forward pass; a request with more options than this has a pass of its own.
+        batch_size: options per forward pass at most, see `rooms`; a request with more of them has its own pass.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
 
     Raises:
@@ -114,15 +135,19 @@ def option_log_likelihoods(
     whole = [i for i, request in enumerate(requests) if _grows_otherwise(base, request)]
     begun = sorted({*range(len(requests))}.difference(whole))
     shared = _shared(base, [asked[i] for i in begun], mix)
+    tokens = max((len(option) for _, _, options in requests for option in options), default=0)
+    limit = Room(base, batch_size, tokens, logits=tokens).rows
     for places, score in ((begun, partial(_score, shared=shared)), (whole, _score_whole)):
-        sizes = [len(requests[i][2]) for i in places]
-        for chosen in batches([asked[i] for i in places], sizes, batch_size, shared if places is begun else {}):
-            picked = [places[place] for place in chosen]
-            weights = None if mix is None else mix[picked]
-            scores = iter(score(base, bank, [requests[i] for i in picked], weights))
-            for i in picked:
+
+        def answer(chosen: Sequence[int], score: Score = score) -> None:
+            scores = iter(score(base, bank, [requests[i] for i in chosen], None if mix is None else mix[chosen]))
+            for i in chosen:
                 results[i] = [next(scores) for _ in requests[i][2]]
-            signs.answered(len(picked))
+            signs.answered(len(chosen))
+
+        sizes = [len(requests[i][2]) for i in places]
+        for chosen in batches([asked[i] for i in places], sizes, limit, shared if places is begun else {}):
+            within([places[place] for place in chosen], answer)
     return results
 
 
@@ -211,7 +236,7 @@ def _read(
     """(n, token, whether the row leaves here to be read again) of every row's next token, see `_tokens`; a row leaves
     where its text has just grown beyond the border."""
     index = torch.tensor([row for row, _ in batch])
-    ids, mask, cache = _begin(base, bank, batch, shared)
+    ids, mask, cache = reading.begin(base, bank, batch, shared)
     width = mask.shape[1]
     lengths = [0] * len(batch)
     live = list(range(len(batch)))
@@ -220,14 +245,14 @@ def _read(
         with bank.attached(index[live], mix=None if mix is None else mix[live]):
             going = live
             while going == live:
-                logits, cache = _forward(base, ids, mask, cache, keep=1, padded=padded)
+                logits, cache = reading.forward(base, ids, mask, cache, keep=1, padded=padded)
                 best, ids = logits[:, -1].max(-1, keepdim=True)  # (N, 1); NaN if any logit is
                 if choose is not None and not best.isnan().any():
                     ids = choose(logits[:, -1])
                 going = []
                 for n, token in zip(live, torch.where(best.isnan(), _NAN, ids)[:, 0].tolist(), strict=True):
                     if token == _NAN:
-                        raise _not_a_number(base, len(batch[n][1]) + lengths[n])
+                        raise reading.not_a_number(base, len(batch[n][1]) + lengths[n])
                     if token not in stops:
                         lengths[n] += 1
                         wanted = lengths[n] < rooms[n]
@@ -238,7 +263,7 @@ def _read(
                 mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
         if going:
             kept = torch.tensor([live.index(n) for n in going], device=ids.device)
-            _select(cache, kept)
+            reading.select(cache, kept)
             ids, mask = ids[kept], mask[kept]
         live = going
 
@@ -251,26 +276,26 @@ def _score(
     index = torch.tensor([row for row, _, _ in batch])
     owner = torch.tensor([n for n, (_, _, options) in enumerate(batch) for _ in options])
     options = [torch.tensor(option, device=device) for _, _, options in batch for option in options]
-    ids, mask, cache = _begin(base, bank, [(row, prompt) for row, prompt, _ in batch], shared)
+    ids, mask, cache = reading.begin(base, bank, [(row, prompt) for row, prompt, _ in batch], shared)
     padded = any(len(prompt) < mask.shape[1] for _, prompt, _ in batch)
     with bank.attached(index, mix=mix):
-        logits, cache = _forward(base, ids, mask, cache, keep=1, padded=padded)
+        logits, cache = reading.forward(base, ids, mask, cache, keep=1, padded=padded)
     places = owner.to(device)
     logits = logits[places]  # (R, 1, V)
     labels = pad_sequence(options, batch_first=True)  # (R, T)
     real = pad_sequence([torch.ones_like(option) for option in options], batch_first=True)
     if labels.shape[1] > 1:
-        _select(cache, places)
+        reading.select(cache, places)
         mask = torch.cat([mask[places], real[:, 1:]], dim=1)
         padded = padded or len(set(map(len, options))) > 1
         with bank.attached(index[owner], mix=None if mix is None else mix[owner]):
-            rest, _ = _forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1, padded=padded)
+            rest, _ = reading.forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1, padded=padded)
         logits = torch.cat([logits, rest], dim=1)  # (R, T, V)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     picked = logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(-1)
     scores: list[float] = torch.where(real.bool(), picked, 0.0).sum(1).tolist()
     if any(map(math.isnan, scores)):
-        raise _not_a_number(base, max(len(prompt) for _, prompt, _ in batch))
+        raise reading.not_a_number(base, max(len(prompt) for _, prompt, _ in batch))
     return scores
 
 
@@ -295,7 +320,7 @@ def _score_whole(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Te
         losses = TEXT.losses(base.model, picked, all_rows=bank.adapts_head).double().cpu()
     scores: list[float] = (-torch.zeros(len(texts), dtype=torch.float64).index_add_(0, picked.rows, losses)).tolist()
     if any(map(math.isnan, scores)):
-        raise _not_a_number(base, max(map(TEXT.length, texts)))
+        raise reading.not_a_number(base, max(map(TEXT.length, texts)))
     return scores
 
 
@@ -309,67 +334,6 @@ def _shared(base: Base, requests: Sequence[PromptRequest], mix: Tensor | None) -
     if rotary is not None and any(rotary.crosses(shared.get(row, 0), len(prompt)) for row, prompt in requests):
         return {}
     return shared
-
-
-def _begin(
-    base: Base, bank: AdapterBank, batch: Sequence[PromptRequest], shared: Mapping[int, int]
-) -> tuple[Tensor, Tensor, Cache | None]:
-    """The tokens of each prompt that are still to be read (N, T), the mask of all its tokens (N, T or more), and the
-    cache of those that the batch's prompts share and that were read here, if any."""
-    device = base.model.device
-    starts = {row: prompt[: shared.get(row, 0)] for row, prompt in batch}
-    ids, mask = _pad_left([prompt[len(starts[row]) :] for row, prompt in batch], device)
-    if not any(starts.values()):
-        return ids, mask, None
-    before, known = _pad_left(list(starts.values()), device)
-    with bank.attached(torch.tensor(list(starts))):
-        _, cache = _forward(base, before, known, None, keep=1, padded=len({*map(len, starts.values())}) > 1)
-    places = {row: place for place, row in enumerate(starts)}
-    owner = torch.tensor([places[row] for row, _ in batch], device=device)
-    _select(cache, owner)
-    return ids, torch.cat([known[owner], mask], dim=1), cache
-
-
-def _not_a_number(base: Base, length: int) -> RunError:
-    return RunError(
-        f"{base.name!r} computes NaN (not a number) for a text of {length} tokens, so its answers mean nothing; "
-        "choose another base.dtype (bfloat16 or float32), or check the base for infinite weights"
-    )
-
-
-def _forward(
-    base: Base, ids: Tensor, mask: Tensor, cache: Cache | None, keep: int, padded: bool
-) -> tuple[Tensor, Cache]:
-    """Logits (N, keep, V) of the last `keep` tokens of `ids` (N, T), and the cache with all of them.
-
-    `mask` covers what is in the cache and the new tokens; it has a zero only if `padded`. Positions count real tokens
-    only.
-    """
-    options = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :], "logits_to_keep": keep}
-    known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
-    name = "cache" if "cache" in known else "past_key_values"  # its name until transformers 5.23
-    with known_masks(padded), base.computing():
-        output = base.model(
-            input_ids=ids,
-            attention_mask=mask,
-            use_cache=True,
-            **{name: cache},
-            **{option: value for option, value in options.items() if option in known},
-        )
-    return output.logits[:, -keep:], output[name]
-
-
-def _select(cache: Cache | None, rows: Tensor) -> None:
-    """Keep (or repeat) these rows of the cache; every kind of cache can do so, as beam search needs it."""
-    cast(Cache, cache).reorder_cache(cast(torch.LongTensor, rows))
-
-
-def _pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Token ids (N, T) and the mask (N, T) of the real ones; as padding is masked, its value is free."""
-    rows = [torch.tensor(prompt, dtype=torch.int64) for prompt in prompts]
-    ids = pad_sequence(rows, batch_first=True, padding_side="left")
-    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
-    return ids.to(device), mask.to(device)
 
 
 def _room(base: Base, prompt: Sequence[int], wanted: int, at_least: int = 1) -> int:

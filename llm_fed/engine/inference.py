@@ -39,17 +39,21 @@ def mean_losses(
         mix: (examples of all lists, E), where the gate of the bank's structure is `mix`.
     """
     work = [(n, row, example) for n, (row, examples) in enumerate(asked) for example in examples]
-    total = torch.zeros(len(asked), dtype=torch.float64)
-    count = torch.zeros(len(asked), dtype=torch.float64)
+    found, owners = [], []
     lengths = [model.examples.length(example) for _, _, example in work]
     for chosen in plan(lengths, model.most_tokens, model.overhead):
         batch, of = model.examples.collate([work[i][2] for i in chosen]), model.examples
         index, weights = torch.tensor([work[i][1] for i in chosen]), None if mix is None else of.by_row(mix[chosen])
         with bank.attached(of.by_row(index), mix=weights), model.computing():
-            losses = of.losses(model.model, batch, all_rows=bank.adapts_head).double().cpu()
-        owner = torch.tensor([work[i][0] for i in chosen])[batch.rows]
-        total.index_add_(0, owner, losses)
-        count.index_add_(0, owner, torch.ones_like(losses))
+            found.append(of.losses(model.model, batch, all_rows=bank.adapts_head))
+        owners.append(torch.tensor([work[i][0] for i in chosen])[batch.rows])
+    total = torch.zeros(len(asked), dtype=torch.float64)
+    count = torch.zeros(len(asked), dtype=torch.float64)
+    if found:  # read at the end, so that a GPU need not wait for the host between micro-batches
+        losses = torch.cat(found).cpu().double()
+        for owner, its in zip(owners, losses.split([len(each) for each in owners]), strict=True):
+            total.index_add_(0, owner, its)
+            count.index_add_(0, owner, torch.ones_like(its))
     return (total / count).tolist()
 
 

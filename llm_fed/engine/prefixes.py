@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os.path import commonprefix
 
 from transformers import DynamicCache, PreTrainedConfig
@@ -46,19 +46,26 @@ def ordered(requests: Sequence[PromptRequest], shared: Mapping[int, int]) -> lis
 def batches(
     requests: Sequence[PromptRequest],
     sizes: Sequence[int],
-    limit: int,
+    limit: Callable[[int], int],
     shared: Mapping[int, int],
     *,
     even: bool = False,
 ) -> Iterator[list[int]]:
     """Places of requests, `ordered`, in batches whose sizes add up to at most `limit`, or of one request; with `even`
-    of prompts of one length."""
+    of prompts of one length.
+
+    Args:
+        limit: of batches whose longest prompt has so many tokens.
+    """
     batch: list[int] = []
+    longest = 0
     for i in ordered(requests, shared):
-        uneven = even and batch and len(requests[i][1]) != len(requests[batch[0]][1])
-        if uneven or (batch and sum(sizes[other] for other in batch) + sizes[i] > limit):
+        length = len(requests[i][1])
+        longest = max(longest, length)
+        uneven = even and batch and length != len(requests[batch[0]][1])
+        if uneven or (batch and sum(sizes[other] for other in batch) + sizes[i] > limit(longest)):
             yield batch
-            batch = []
+            batch, longest = [], length
         batch.append(i)
     if batch:
         yield batch

@@ -224,6 +224,7 @@ class Language(Kind):
             max_new_tokens=engine.evaluation.max_new_tokens,
             batch_size=engine.evaluation.batch_size,
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt in prompts]),
+            captures=engine.captures,
         )
         return list(_shared_out(texts, [len(request.prompts) for request in requests]))
 

@@ -275,7 +275,7 @@ class EvalConfig:
     # package.module:function;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
-    batch_size: PositiveInt = 32  # prompts per generation batch, of any clients
+    batch_size: PositiveInt = 32  # most prompts of a batch, of any clients; fewer where memory does not suffice
     max_new_tokens: PositiveInt = 128  # largest length of an answer in tokens
     # round that is tested: the last, or the best by its score during training; if scores are equal, the one with the
     # lowest loss, and then the last one
@@ -342,8 +342,8 @@ class TrackConfig:
 class EngineConfig:
     """How passes are computed; see docs/performance_gpu.md."""
 
-    # capture the training passes of adapters as CUDA graphs, which are replayed; without a GPU the passes run on the
-    # same static memory, which gains nothing. `auto` is off, as no GPU has run them yet
+    # capture the training passes of adapters, and the steps of answers, as CUDA graphs, which are replayed; without a
+    # GPU they run on the same static memory, which gains nothing. `auto` is off, as no GPU has run them yet
     capture: Literal["auto", "on", "off"] = "auto"
     # train adapters on texts that lie end to end, without padding; refused where the base does not allow it. `auto`
     # is off, as no GPU has run it yet

@@ -8,16 +8,20 @@ options behind it; its rows are sorted by length, too. Both must say the same. T
     python scripts/bench/generation.py --base BASE --data FLAN
     python scripts/bench/generation.py --base BASE --task commonsense --data COMMONSENSE --new-tokens 32
 
-What a client's prompts begin with, ours reads once per batch where that pays; the last line says how much of the
-prompts that is. Without --base and --data: the tiny base that llm_fed ships, on the quickstart's planted clients.
+Ours answers in slots, where the next prompt takes the place of an answer that has ended. Beside it stands ours in
+batches, which other families of bases have; `--no-stock` leaves stock PEFT out. What a client's prompts begin with,
+ours reads once per batch where that pays; the last line says how much of the prompts that is. Without --base and
+--data: the tiny base that llm_fed ships, on the quickstart's planted clients.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import peers
@@ -29,7 +33,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.rng import generator
+from llm_fed.engine import generation
 from llm_fed.models.prompt import stop_tokens
+
+STOCK = "stock PEFT, client by client"
 
 Row = tuple[int, list[int]]  # how long the prompt is, and the tokens of it and of what follows it
 Said = dict[str, list[Any]]  # by client: its texts, or of each query the log-likelihoods of its options
@@ -55,6 +62,10 @@ class Bench:
     def texts(self) -> Said:
         asked = {id: [query.prompt for query in queries] for id, queries in self.queries.items()}
         return self.run({id: self.sites[id].generate(self.states[id], prompts) for id, prompts in asked.items()})
+
+    def texts_in_batches(self) -> Said:
+        with patch.object(generation, "allowed", lambda base: False):
+            return self.texts()
 
     def scores(self) -> Said:
         return self.run(
@@ -116,15 +127,33 @@ def repeated(prompts: Sequence[Sequence[Sequence[int]]]) -> float:
     return saved / sum(len(prompt) for of_client in prompts for prompt in of_client)
 
 
-def timed(what: str, ours: Callable[[], Said], stock: Callable[[], Said], repeats: int) -> None:
-    """Prints the table of both, or ends where they say different things."""
-    theirs = stock()
-    for id, answers in ours().items():
-        for number, (one, other) in enumerate(zip(answers, theirs[id], strict=True)):
-            if not (one == other if isinstance(one, str) else np.allclose(one, other, atol=1e-3)):
-                raise SystemExit(f"generation.py: client {id}, prompt {number}: ours {one!r}, stock {other!r}")
-    print(f"\n{what}; ours and stock are equal\n", flush=True)
-    compare({"ours": ours, "stock PEFT, client by client": stock}, repeats, "cpu")
+def timed(what: str, ways: Mapping[str, Callable[[], Said]], repeats: int) -> None:
+    """Prints the table of all ways, the most memory of each, or ends where they say different things."""
+    first, *others = ways
+    said, peaks = {}, {}
+    for name, way in ways.items():
+        said[name], peaks[name] = peak_of(way)
+    for other in others:
+        for id, answers in said[first].items():
+            for number, (one, two) in enumerate(zip(answers, said[other][id], strict=True)):
+                if not (one == two if isinstance(one, str) else np.allclose(one, two, atol=1e-3)):
+                    raise SystemExit(f"generation.py: client {id}, prompt {number}: {first} {one!r}, {other} {two!r}")
+    memory = ", ".join(f"{name} {peak / 2**20:,.0f} MiB" for name, peak in peaks.items())
+    print(f"\n{what}; all ways say the same. Most memory, beside what was there: {memory}\n", flush=True)
+    compare(ways, repeats, "cpu")
+
+
+def peak_of(way: Callable[[], Said]) -> tuple[Said, int]:
+    """What it says, and the bytes that the process grew by meanwhile (Linux)."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is what is there now
+    before = status("VmRSS")
+    said = way()
+    return said, status("VmHWM") - before
+
+
+def status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
 def main() -> None:
@@ -136,6 +165,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=50, help="prompts per client")
     parser.add_argument("--new-tokens", type=int, default=64, help="of an answer, at most")
     parser.add_argument("--batch-size", type=int, default=32, help="rows of a forward pass")
+    parser.add_argument("--no-stock", action="store_true", help="only ours, and only texts")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
@@ -151,10 +181,11 @@ def main() -> None:
     scored = [query for queries in bench.options.values() for query in queries]
     print(f"{len(asked)} clients, {args.threads} threads, batches of {args.batch_size}; CPU seconds")
     said = f"{sum(map(len, asked))} answers of at most {args.new_tokens} tokens"
-    timed(said, bench.texts, bench.stock_texts, args.repeats)
+    ways = {"ours": bench.texts, "ours in batches": bench.texts_in_batches}
+    timed(said, ways | ({} if args.no_stock else {STOCK: bench.stock_texts}), args.repeats)
     said = f"{sum(len(query.options) for query in scored)} options of {len(scored)} prompts"
-    if scored:
-        timed(said, bench.scores, bench.stock_scores, args.repeats)
+    if scored and not args.no_stock:
+        timed(said, {"ours": bench.scores, STOCK: bench.stock_scores}, args.repeats)
     print(f"\nWhat a client's prompts begin with: {repeated(asked):.1%} of their tokens are a repetition")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from cohort import Bench
@@ -14,7 +15,8 @@ from steps import STEPS
 from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.rng import generator
-from llm_fed.engine.generation import generate
+from llm_fed.engine import generation
+from llm_fed.engine.capture import Captures
 from llm_fed.models.prompt import Prompt
 from llm_fed.tasks.common import Template
 from llm_fed.testing.tiny import VOCABULARY, language_base
@@ -32,7 +34,7 @@ def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
     base, who = case.split(", ", 1)
     bench = benches.of(base)
     prompts, tokens = prompts_of(bench, 3 if setting.tiny else ANSWERS), 4 if setting.tiny else NEW_TOKENS
-    answer = ours if who == "ours" else stock
+    answer = {"ours": ours, "ours, captured": captured, "ours, in batches": in_batches}.get(who, stock)
     answer(bench, [client[:1] for client in prompts], tokens)  # a warm-up
     count = sum(map(len, prompts))
 
@@ -55,7 +57,7 @@ def prompts_of(bench: Bench, count: int) -> Prompts:
 
 
 @torch.inference_mode()
-def ours(bench: Bench, prompts: Prompts, tokens: int) -> None:
+def ours(bench: Bench, prompts: Prompts, tokens: int, captures: Captures | None = None) -> None:
     """One batch holds rows of any clients."""
     base = language_base(bench.model, autocast=bench.autocast)
     base.prompt = Prompt(Template("plain", "{prompt}"), (), tokens)  # random weights would end an answer by chance
@@ -63,7 +65,19 @@ def ours(bench: Bench, prompts: Prompts, tokens: int) -> None:
     for row, start in enumerate(bench.starts):
         bank.load(row, start)
     asked = [(row, prompt) for row, client in enumerate(prompts) for prompt in client]
-    generate(base, bank, asked, max_new_tokens=tokens, batch_size=ROWS)
+    generation.generate(base, bank, asked, max_new_tokens=tokens, batch_size=ROWS, captures=captures)
+
+
+def captured(bench: Bench, prompts: Prompts, tokens: int) -> None:
+    captures = Captures()
+    ours(bench, prompts, tokens, captures)
+    if captures.said:
+        raise RuntimeError("; ".join(captures.said))
+
+
+def in_batches(bench: Bench, prompts: Prompts, tokens: int) -> None:
+    with patch.object(generation, "allowed", lambda base: False):
+        ours(bench, prompts, tokens)
 
 
 @torch.inference_mode()

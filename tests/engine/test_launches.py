@@ -33,10 +33,17 @@ def test_further_clients_cost_no_launches(counted):
 
 
 def test_no_step_waits_for_the_device(counted):
-    waits = {name: waits for name, (_, waits) in counted.items() if not name.startswith("answers")}
+    waits = {name: waits for name, (_, waits) in counted.items() if not name.startswith(("answers", "scores"))}
     assert len(waits) == 18 and waits == dict.fromkeys(waits, 0)
 
 
 def test_an_answer_waits_once_for_each_token(counted):
     """Each of three rows is read in each of two steps, whether prompts are padded or not."""
     assert counted["answers of equal prompts"][1] == counted["answers of unequal prompts"][1] == 3 * 2
+    assert counted["answers, captured"][1] == 3 * 2
+
+
+def test_losses_wait_once_for_all_passes(counted):
+    """The one wait is the copy of all losses to the host."""
+    assert counted["scores in three passes"][0] > 2 * counted["scores in one pass"][0]
+    assert counted["scores in three passes"][1] == counted["scores in one pass"][1] == 1

@@ -191,12 +191,12 @@ def test_nothing_is_said_once_a_run_has_ended(small, tmp_path, monkeypatch, endi
 
 
 def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monkeypatch):
-    from llm_fed.engine import generation
+    from llm_fed.engine import reading
 
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    load, begin = language.load_base, generation._begin
+    load, begin = language.load_base, reading.begin
     monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(0.5), load(*given))[1])
-    monkeypatch.setattr(generation, "_begin", lambda *given: (time.sleep(0.3), begin(*given))[1])
+    monkeypatch.setattr(reading, "begin", lambda *given: (time.sleep(0.3), begin(*given))[1])
     log = Log()
     reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.2)
     tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1})

@@ -18,7 +18,7 @@ import tiny
 import torch
 from stock_training import cohort
 
-from llm_fed.engine import capture
+from llm_fed.engine import capture, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import FusedFit
@@ -85,14 +85,27 @@ def captured(jobs: Sequence[Fit]) -> tuple[int, int]:
         return device.counted()
 
 
-def answers(prompts: Sequence[list[int]], tokens: int) -> tuple[int, int]:
+def answers(prompts: Sequence[list[int]], tokens: int, captures: capture.Captures | None = None) -> tuple[int, int]:
     """So many tokens of answers to prompts, each under its own adapter. What is read is 0, which ends no answer."""
     with Pretended() as device:
         base = language_base(moved(tiny.build("llama")))  # type: ignore[arg-type]
         bank = AdapterBank(base.model, LORA, len(prompts))
         device.counted()
         with torch.no_grad():  # fake tensors do not work in inference mode
-            inspect.unwrap(generate)(base, bank, list(enumerate(prompts)), max_new_tokens=tokens, batch_size=8)
+            inspect.unwrap(generate)(
+                base, bank, list(enumerate(prompts)), max_new_tokens=tokens, batch_size=8, captures=captures
+            )
+        return device.counted()
+
+
+def losses(budget: int) -> tuple[int, int]:
+    """Of three examples, in micro-batches of so many tokens."""
+    with Pretended() as device:
+        model = AdaptedModel(moved(tiny.build("llama")), LORA, budget=budget)  # type: ignore[arg-type]
+        bank = model.bank(1)
+        device.counted()
+        with torch.no_grad():
+            inspect.unwrap(inference.mean_losses)(model, bank, [(0, tiny.examples(3, [9, 9, 9]))])
         return device.counted()
 
 
@@ -122,6 +135,9 @@ def main() -> None:
         "captured, mix": captured([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
         "answers of equal prompts": answers([[5, 6], [7, 8], [9, 3]], 2),
         "answers of unequal prompts": answers([[5, 6, 7], [8, 9], [3]], 2),
+        "answers, captured": answers([[5, 6, 7], [8, 9], [3]], 2, capture.Captures()),
+        "scores in one pass": losses(100),
+        "scores in three passes": losses(9),
     }
     print(json.dumps(found))
 

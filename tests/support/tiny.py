@@ -11,7 +11,11 @@ from torch import Tensor, nn
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     ViTConfig,
@@ -26,15 +30,19 @@ from llm_fed.testing.tiny import HEADS, VOCABULARY, drawn, llama
 TARGETS = {  # module names that LoRA usually adapts
     "llama": ("q_proj", "v_proj", "down_proj"),
     "qwen3": ("q_proj", "v_proj", "up_proj"),
+    "qwen2": ("q_proj", "v_proj"),
+    "mistral": ("q_proj", "o_proj"),
     "gpt2": ("c_attn", "c_proj"),
 }
 
 
 def build(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes) -> PreTrainedModel:
-    """A random model of `kind` (llama, qwen3, gpt2, vit); its own dropout is as its authors configured it."""
+    """A random model of `kind` (a key of TARGETS, or vit); its own dropout is as its authors configured it."""
     makers = {
         "llama": lambda: llama(**changes),
         "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**{**HEADS, "head_dim": 8, **changes})),
+        "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**{**HEADS, **changes})),
+        "mistral": lambda: MistralForCausalLM(MistralConfig(**{**HEADS, "sliding_window": None, **changes})),
         "gpt2": lambda: GPT2LMHeadModel(
             GPT2Config(vocab_size=VOCABULARY, n_embd=24, n_layer=2, n_head=4, n_positions=64, **changes)
         ),

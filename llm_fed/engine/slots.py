@@ -1,0 +1,287 @@
+"""Answers in slots: static memory for the keys and values of some rows, in which an answer that ends makes room for the
+next prompt. So no step copies what is known already, and a batch does not run on for its longest answer.
+
+A row lies in its slot from the first column on, and writes each token where its own text ends. What lies behind is
+masked. With graphs a step runs over all slots and over a width of a grid, so that it can be captured.
+
+Shape letters: S slots, n of them in use, C columns of each, H heads, D numbers of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+from llm_fed.engine import reading
+from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.capture import USES, Captures, Graphs, Replay
+from llm_fed.engine.memory import budget_and_overhead
+from llm_fed.engine.prefixes import PromptRequest
+from llm_fed.models.base import Base
+from llm_fed.models.rotary import regimes
+
+# Whose rows were compared with the same rows alone in slots (tests/engine/test_slots.py).
+FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
+NOT_A_NUMBER = -1  # in the place of a token
+WIDTH = 64  # columns to which a captured step is rounded up
+
+
+def allowed(base: Base) -> bool:
+    """Whether answers of this base may be written in slots: all layers see all tokens of a row, wherever it lies."""
+    config = base.model.config
+    if config.model_type not in FAMILIES or regimes(base.model) is not None:
+        return False
+    if len(set(getattr(base.model, "hf_device_map", {}).values())) > 1:
+        return False
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
+
+
+@dataclass
+class Row:
+    """An answer that is being written.
+
+    Attributes:
+        place: of the request.
+        prompt: its tokens.
+        tokens: of the answer so far; the last one is not in the slot yet.
+    """
+
+    place: int
+    prompt: int
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        """Tokens that are in the slot."""
+        return self.prompt + max(0, len(self.tokens) - 1)
+
+
+class SlotLayer(DynamicLayer):
+    """Keys and values (S, H, C, D) of one layer."""
+
+    keys: Any
+    values: Any
+
+    def __init__(self, slots: Slots):
+        super().__init__()
+        self._slots = slots
+
+    def put(self, at: int, keys: Tensor, values: Tensor) -> None:
+        """Rows (N, H, T, D) into the slots from `at` on."""
+        if not self.is_initialized:
+            self.keys, self.values = (self._slots.memory(part) for part in (keys, values))
+            self.is_initialized = True
+        for own, part in ((self.keys, keys), (self.values, values)):
+            own[at : at + len(part), :, : part.shape[2]] = part
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """What is in one slot into another."""
+        for own in (self.keys, self.values):
+            own[target, :, :length] = own[source, :, :length]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        rows, width = len(key_states), self._slots.width
+        places, columns = self._slots.numbers[:rows], self._slots.position[:rows]
+        for own, part in ((self.keys, key_states), (self.values, value_states)):
+            own[places, :, columns] = part[:, :, 0]
+        return self.keys[:rows, :, :width], self.values[:rows, :, :width]
+
+    def get_seq_length(self) -> int:
+        return self._slots.width - 1
+
+
+class Slots:
+    """Some slots, and the answers to some prompts that are written there.
+
+    Args:
+        most: S.
+        rooms: most tokens of each answer.
+        stops: tokens that end an answer.
+        mix: (requests, E), where the gate of the bank's structure is `mix`.
+        captures: steps are captured; None: they run as they are written.
+    """
+
+    def __init__(
+        self,
+        base: Base,
+        bank: AdapterBank,
+        requests: Sequence[PromptRequest],
+        most: int,
+        *,
+        rooms: Sequence[int],
+        stops: Set[int],
+        mix: Tensor | None = None,
+        captures: Captures | None = None,
+    ):
+        self._base, self._bank, self._requests, self._mix = base, bank, requests, mix
+        self._rooms, self._stops = rooms, stops
+        columns = max(len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True))
+        device = base.model.device
+        self._most, self._columns = most, -(-columns // WIDTH) * WIDTH if captures else columns
+        self._rows: list[Row] = []  # of the slots in use, which are the first ones
+        self._cache: Cache = DynamicCache(config=base.model.config)
+        self._layers = [SlotLayer(self) for _ in self._cache.layers]
+        self._cache.layers = [*self._layers]
+        self.width = 0
+        self.numbers = torch.arange(most, device=device)
+        self.position = torch.zeros(most, dtype=torch.int64, device=device)  # of the token that is read next
+        self._ids = torch.zeros(most, 1, dtype=torch.int64, device=device)
+        self._index = torch.zeros(most, dtype=torch.int64, device=device)
+        self._weights = None if mix is None else torch.zeros(most, mix.shape[1], dtype=mix.dtype, device=device)
+        self._captures = captures
+        self._graphs = captures.graphs(device) if captures else Graphs()
+        self._replays, self._uses = dict[int, Replay](), dict[int, int]()  # by width
+
+    def memory(self, like: Tensor) -> Tensor:
+        """(S, H, C, D), of numbers, as what is masked is multiplied by zero."""
+        return like.new_zeros(self._most, like.shape[1], self._columns, like.shape[3])
+
+    def answers(self, order: Sequence[int], shared: Mapping[int, int]) -> Iterator[tuple[int, list[int]]]:
+        """(place of the request, tokens) of each answer as it ends, without the token that ends it.
+
+        Args:
+            order: places of the requests that are answered.
+            shared: tokens that all prompts of a row of the bank begin with.
+        """
+        waiting, enough = deque(order), max(1, self._most // 8)
+        budget = budget_and_overhead(self._base.device)[0]
+        while waiting or self._rows:
+            while waiting and (not self._rows or self._most - len(self._rows) >= enough):
+                most = max(1, self._most // 4, budget // len(self._requests[waiting[0]][1]))
+                count = min(most, self._most - len(self._rows), len(waiting))
+                yield from self._read([waiting.popleft() for _ in range(count)], shared)
+            if self._rows:
+                yield from self._write()
+
+    def _read(self, chosen: Sequence[int], shared: Mapping[int, int]) -> Iterator[tuple[int, list[int]]]:
+        """Prompts into free slots, and the first token of each answer."""
+        batch, at = [self._requests[i] for i in chosen], len(self._rows)
+        owners, lengths = [row for row, _ in batch], [len(prompt) for _, prompt in batch]
+        ids, mask, cache = reading.begin(self._base, self._bank, batch, shared)
+        weights = None if self._mix is None else self._mix[list(chosen)]
+        with self._bank.attached(torch.tensor(owners), mix=weights):
+            padded = min(lengths) < mask.shape[1]
+            logits, known = reading.forward(self._base, ids, mask, cache, keep=1, padded=padded)
+        # Real tokens first, in their order; what lies behind them is masked.
+        columns = mask.argsort(stable=True, dim=1, descending=True)[:, : max(lengths)]
+        layers: Sequence[Any] = known.layers
+        for layer, own in zip(layers, self._layers, strict=True):
+            own.put(at, *(_taken(part, columns) for part in (layer.keys, layer.values)))
+        here = slice(at, at + len(batch))
+        self._ids[here] = _likeliest(logits)
+        self.position[here] = torch.tensor(lengths, device=self.position.device)
+        self._index[here] = torch.tensor(owners, device=self._index.device)
+        if self._weights is not None and weights is not None:
+            self._weights[here] = weights.to(self._weights.device)
+        self._rows += [Row(i, length) for i, length in zip(chosen, lengths, strict=True)]
+        yield from self._heard(at, self._ids[here, 0].tolist())
+
+    def _write(self) -> Iterator[tuple[int, list[int]]]:
+        """Steps until an answer ends."""
+        count = len(self._rows)
+        owners = [self._requests[row.place][0] for row in self._rows]
+        if self._captures is not None and self._captures.answers and not self._bank.beneath(owners):
+            while len(self._rows) == count:
+                self._replay(self._captures)
+                yield from self._heard(0, self._ids[:count, 0].tolist())
+            return
+        weights = None if self._weights is None else self._weights[:count]
+        with self._bank.attached(torch.tensor(owners), mix=weights):
+            while len(self._rows) == count:
+                lengths = [row.length for row in self._rows]
+                self.width = max(lengths) + 1
+                self._step(count, padded=min(lengths) < max(lengths))
+                yield from self._heard(0, self._ids[:count, 0].tolist())
+
+    def _heard(self, first: int, tokens: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
+        """What rows from the slot `first` on say next; the answers that end with it, whose slots become free."""
+        ended = []
+        for n, token in enumerate(tokens, first):
+            row = self._rows[n]
+            if token == NOT_A_NUMBER:
+                raise reading.not_a_number(self._base, row.length + bool(row.tokens))
+            if token not in self._stops:
+                row.tokens.append(token)
+            if token in self._stops or len(row.tokens) == self._rooms[row.place]:
+                ended.append(n)
+        for n in reversed(ended):
+            row = self._rows[n]
+            self._leave(n)
+            yield row.place, row.tokens
+
+    def _leave(self, n: int) -> None:
+        """The last row into the slot of a row that has ended, so that those in use are the first."""
+        last = self._rows.pop()
+        if (at := len(self._rows)) == n:
+            return
+        for layer in self._layers:
+            layer.move(at, n, last.length)
+        for own in (self._ids, self.position, self._index, self._weights):
+            if own is not None:
+                own[n] = own[at]
+        self._rows[n] = last
+
+    def _replay(self, captures: Captures) -> None:
+        """A step over all slots, in a width of the grid; in what is not in use it means nothing."""
+        needed = max(row.length for row in self._rows) + 1
+        self.width = width = min(self._columns, -(-needed // WIDTH) * WIDTH)
+        self._uses[width] = self._uses.get(width, 0) + 1
+        if width not in self._replays and self._uses[width] > USES and captures.answers:
+            self._capture(width, captures)
+        if width in self._replays:
+            self._replays[width]()
+        elif self._uses[width] == USES:
+            self._graphs.warm(self._whole_step)
+        else:
+            self._whole_step()
+
+    def _capture(self, width: int, captures: Captures) -> None:
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        try:
+            self._replays[width] = self._graphs.capture(self._whole_step)
+        except RuntimeError as error:
+            if should_reduce_batch_size(error):
+                raise
+            captures.answers = False
+            text = " ".join(str(error).split())[:200]
+            captures.say(f"answers are not captured, as what they call does not allow it: {text}")
+
+    def _whole_step(self) -> None:
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # a graph must make its own casts
+        try:
+            with self._bank.attached(self._index, mix=self._weights, below={}):
+                self._step(self._most, padded=True)
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+        self.position.clamp_(max=self._columns - 1)
+
+    def _step(self, count: int, *, padded: bool) -> None:
+        """One token of each of the first slots."""
+        positions = self.position[:count, None]
+        mask = (torch.arange(self.width, device=positions.device) <= positions).long()
+        ids = self._ids[:count].clamp(min=0)
+        logits, _ = reading.forward(
+            self._base, ids, mask, self._cache, keep=1, padded=padded, positions=positions
+        )  # fmt: skip
+        self._ids[:count] = _likeliest(logits)
+        self.position[:count] += 1
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """(N, 1): the likeliest token of each row; NOT_A_NUMBER where any logit is none."""
+    best, ids = logits[:, -1].max(-1, keepdim=True)
+    return torch.where(best.isnan(), NOT_A_NUMBER, ids)
+
+
+def _taken(part: Tensor, columns: Tensor) -> Tensor:
+    """(N, H, T, D): of each row these columns (N, T)."""
+    return part.gather(2, columns.to(part.device)[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))

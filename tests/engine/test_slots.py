@@ -1,0 +1,102 @@
+"""Answers in slots equal those of rows that are answered alone, whoever comes and goes beside them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from answers import SLIDING, Setting
+
+from llm_fed.basics.errors import RunError
+from llm_fed.engine import generation, slots
+from llm_fed.engine.capture import Captures, Graphs
+from llm_fed.engine.generation import generate
+
+
+def answered(setting, batch_size, captures=None, **more):
+    return generate(
+        setting.base, setting.bank, setting.prompts, max_new_tokens=12, batch_size=batch_size, captures=captures, **more
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", sorted(slots.FAMILIES))
+def test_slots_say_what_rows_in_batches_say(kind, dtype, monkeypatch):
+    setting = Setting(kind, dtype=dtype)
+    assert slots.allowed(setting.base)
+    in_slots = [answered(setting, size, captures) for size in (1, 3, 8, 100) for captures in (None, Captures())]
+    monkeypatch.setattr(generation, "allowed", lambda base: False)
+    expected = answered(setting, 4)
+    assert len({len(answer.split()) for answer in expected}) > 2
+    assert all(answers == expected for answers in in_slots)
+
+
+def test_prompts_that_begin_alike(monkeypatch):
+    setting = Setting()
+    head = [5, 9, 3, 8, 2, 6, 4, 3, 9, 9, 5, 8]
+    setting.prompts = [(row, [*head[: 6 + 2 * row], *prompt]) for row, prompt in setting.prompts]
+    in_slots = [answered(setting, size) for size in (3, 8)]
+    monkeypatch.setattr(generation, "allowed", lambda base: False)
+    assert in_slots == [answered(setting, 3)] * 2
+
+
+def test_only_layers_that_see_all_tokens_are_in_slots():
+    assert not slots.allowed(Setting("qwen3", **SLIDING).base)
+    assert not slots.allowed(Setting("mistral", sliding_window=4).base)
+    assert not slots.allowed(Setting("gpt2").base)
+
+
+def test_the_next_prompt_takes_a_slot_that_is_free():
+    """Eight answers in two slots: no pass has one row but for the last answer's."""
+    setting, rows = Setting(), []
+    setting.base.model.lm_head.register_forward_hook(lambda module, inputs, output: rows.append(len(output)))
+    answers = answered(setting, 2)
+    steps = sum(min(len(answer.split()) + 1, 12) for answer in answers)
+    assert sum(rows) == steps and max(rows) == 2
+    assert len(rows) < steps / 2 + 12 + len(answers)
+
+
+class Counted(Captures):
+    """Pretended graphs that say what is done with them."""
+
+    def __init__(self, error=None):
+        super().__init__()
+        self.done, self.error = [], error
+
+    def graphs(self, device):
+        counted = self
+
+        class Counting(Graphs):
+            def warm(self, run):
+                counted.done.append("warm")
+                run()
+
+            def capture(self, run):
+                counted.done.append("capture")
+                if counted.error:
+                    raise counted.error
+                return lambda: (counted.done.append("replay"), run())[1]
+
+        return Counting()
+
+
+def test_a_step_is_captured_after_it_has_run_four_times():
+    setting, captures = Setting(stops=[1]), Counted()
+    assert answered(setting, 4, captures) == answered(setting, 4)
+    assert captures.done[:2] == ["warm", "capture"] and captures.done.count("capture") == 1
+    assert captures.done.count("replay") > 20
+
+
+def test_what_cannot_be_captured_runs_as_it_is_written(caplog):
+    setting, captures = Setting(stops=[1]), Counted(RuntimeError("operation not permitted when stream is capturing"))
+    expected = answered(setting, 4)
+    assert [answered(setting, 4, captures) for _ in range(2)] == [expected] * 2
+    assert captures.done == ["warm", "capture"] and len(caplog.records) == 1
+    assert "answers are not captured" in caplog.text and "not permitted" in caplog.text
+
+
+@pytest.mark.parametrize("captures", [None, Captures()])
+def test_numbers_that_are_none_end_it(captures):
+    setting = Setting()
+    setting.bank.rows.data[1] = float("nan")
+    with pytest.raises(RunError, match="computes NaN"):
+        answered(setting, 3, captures)
