@@ -14,8 +14,8 @@ from llm_fed.testing.battery import CHECKS, Slack
 
 NAMES = [*FEDERATED, *WHOLE_MODELS]
 # Each of these runs a federation once or twice more, and as a rule fails where another check fails, too: a method that
-# draws anew when it is repeated does so when it is continued, and one whose clients mix does so when they train one at a
-# time. `make long` tries every method on them, and every run of the tests a few methods.
+# draws anew when it is repeated does so when it is continued, and one whose clients mix does so when they train one by
+# one. `make long` tries every method on them, and every run of the tests a few methods.
 RARE = (
     "the same seed gives the same run, another seed another", "all clients at once is 2 at a time",
     "all clients at once is 1 at a time in float32",
