@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from small_run import Small
 
 
+def pytest_configure() -> None:
+    """No test fails because the machine is busy, and each tries the same examples in every run."""
+    import hypothesis
+
+    hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
+    hypothesis.settings.load_profile("tests")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def quick_runs() -> Iterator[None]:
     import without

@@ -14,8 +14,6 @@ from llm_fed.methods.fedit import FedLoRA
 from llm_fed.settings.config import AdapterConfig, Config
 from llm_fed.settings.configfile import as_dict, flat, from_dict, load
 
-RUNS = sorted((Path(__file__).parents[1] / "scripts/runs").glob("*.yaml"))
-
 
 @pytest.fixture
 def file(tmp_path):
@@ -207,16 +205,3 @@ def test_the_resolved_configuration_comes_back(tmp_path, config):
     assert load(path) == config
     assert set(as_dict(config)) == {field.name for field in dataclasses.fields(Config)}
     assert "with" in as_dict(config)["track"]
-
-
-@pytest.mark.parametrize("path", RUNS, ids=[path.stem for path in RUNS])
-def test_shipped_configurations_are_valid(path, tmp_path):
-    """With the keys that they leave open filled in; the method and the metric are built, too."""
-    words = [f"{key}={tmp_path}" for key, value in flat(yaml.safe_load(path.read_text())).items() if value == "???"]
-    config = load(path, words)
-    methods.build(config.method)
-    assert config == from_dict(as_dict(config))
-
-
-def test_there_are_shipped_configurations():
-    assert {"flan", "flan_cpu"} <= {path.stem for path in RUNS}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
+import every
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -27,8 +27,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("name", PAGES)
-def test_links_lead_somewhere(name):
+def links_lead_somewhere(name: str) -> None:
     page = ROOT / name
     found = [one or other for one, other in LINK.findall(prose(page.read_text()))]
     for target in (target for target in found if "://" not in target and not target.startswith("mailto:")):
@@ -38,9 +37,16 @@ def test_links_lead_somewhere(name):
         assert not anchor or anchor in anchors(goal.read_text()), f"{name}: {target}"
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name not in LONG])
-def test_a_page_can_be_read(name):
+def can_be_read(name: str) -> None:
     lines = (ROOT / name).read_text().splitlines()
     assert len(lines) <= 200
     for number, line in enumerate(lines, 1):
         assert len(line) <= 120 or line.startswith("|"), f"{name}:{number} has {len(line)} characters"
+
+
+def test_links_lead_somewhere():
+    every.passes(PAGES, links_lead_somewhere)
+
+
+def test_a_page_can_be_read():
+    every.passes([name for name in PAGES if name not in LONG], can_be_read)

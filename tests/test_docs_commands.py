@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 import doc_commands
+import every
 import outside
 import pytest
 import yaml
@@ -61,8 +62,8 @@ def name(block) -> str:
     return f"{block.page}:{block.line}"
 
 
-def by_name(blocks, languages):
-    return pytest.mark.parametrize("block", [each for each in blocks if each.language in languages], ids=name)
+def of(language: str) -> list[doc_blocks.Block]:
+    return [block for block in BLOCKS if block.language == language]
 
 
 def test_every_block_says_its_language():
@@ -77,12 +78,15 @@ def test_what_is_listed_as_not_run_is_there_once():
             assert 5 < len(why) < 80 and '"' not in why, why
 
 
-@by_name(BLOCKS, {"bash"})
-def test_commands_are_such_as_llm_fed_takes(block):
+def has_commands_such_as_llm_fed_takes(block: doc_blocks.Block) -> None:
     commands = doc_commands.commands(block.code)
     assert commands
     for command in commands:
         doc_commands.check(command)
+
+
+def test_commands_are_such_as_llm_fed_takes():
+    every.passes(of("bash"), has_commands_such_as_llm_fed_takes, name)
 
 
 def test_commands_in_sentences_are_such_as_llm_fed_takes():
@@ -100,8 +104,7 @@ def test_commands_in_sentences_are_such_as_llm_fed_takes():
             assert doc_commands.check(command), f"{page}: {text}"
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_take_the_commands_of_their_docstrings(script):
+def takes_the_commands_of_its_docstring(script: str) -> None:
     """With all the options that stand in brackets."""
     text = ast.get_docstring(ast.parse((outside.ROOT / script).read_text())) or ""
     lines = re.findall(rf"^ *((?:\S+=\S+ |nice \S+ \S+ )*python {script}(?:.*\\\n)*.*)$", text, re.MULTILINE)
@@ -110,7 +113,11 @@ def test_scripts_take_the_commands_of_their_docstrings(script):
         assert doc_commands.check(command)
 
 
-@by_name(BLOCKS, {"python"})
+def test_scripts_take_the_commands_of_their_docstrings():
+    every.passes(SCRIPTS, takes_the_commands_of_its_docstring)
+
+
+@pytest.mark.parametrize("block", of("python"), ids=name)
 def test_python_compiles_and_what_it_imports_is_there(block):
     for line in re.findall(r"^from (llm_fed[\w.]*) import (.+)$", block.code, re.MULTILINE):
         if line[0] == "llm_fed.harness":
@@ -120,17 +127,23 @@ def test_python_compiles_and_what_it_imports_is_there(block):
     compile(block.code, name(block), "exec")
 
 
-@by_name(BLOCKS, {"yaml"})
-def test_yaml_is_a_configuration(block):
+def is_a_configuration(block: doc_blocks.Block) -> None:
     tree = yaml.safe_load(block.code)
     assert tree and configfile.load(tree)
 
 
-@by_name(BLOCKS, {"json"})
-def test_json_can_be_read(block):
+def is_json(block: doc_blocks.Block) -> None:
     text = block.code.strip()
     rows = [json.loads(text)] if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
     assert rows and all(rows)
+
+
+def test_yaml_is_a_configuration():
+    every.passes(of("yaml"), is_a_configuration, name)
+
+
+def test_json_can_be_read():
+    every.passes(of("json"), is_json, name)
 
 
 def test_the_files_of_the_page_on_data_are_read(tmp_path):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import every
 import pytest
 
 from llm_fed import methods
@@ -133,8 +134,7 @@ def candidates(kind: type, bounds: list[Any]) -> Iterator[float]:
 NUMBERS = [field for field in FIELDS if number(field)]
 
 
-@pytest.mark.parametrize("field", NUMBERS, ids=str)
-def test_a_number_is_refused_exactly_outside_its_range(field):
+def refused_exactly_outside_its_range(field: Field) -> None:
     kind, bounds = number(field)
     for value in candidates(kind, bounds):
         if within(value, kind, bounds):
@@ -152,8 +152,7 @@ def test_a_number_is_refused_exactly_outside_its_range(field):
             assert all(f"{bound.limit}" in said for bound in bounds), said
 
 
-@pytest.mark.parametrize("field", NUMBERS, ids=str)
-def test_null_a_truth_and_words_are_no_numbers(field):
+def takes_numbers_alone(field: Field) -> None:
     kinds = [kind for kind, _ in alternatives(field.hint)]
     lists = [] if any(get_origin(kind) is tuple for kind in kinds) else [[1]]
     for value in (True, "many", *lists, *([] if NoneType in kinds else [None])):
@@ -162,21 +161,27 @@ def test_null_a_truth_and_words_are_no_numbers(field):
                 door(value)
 
 
+def test_a_number_is_refused_exactly_outside_its_range():
+    every.passes(NUMBERS, refused_exactly_outside_its_range)
+
+
+def test_null_a_truth_and_words_are_no_numbers():
+    every.passes(NUMBERS, takes_numbers_alone)
+
+
 def test_every_number_has_a_range():
     """Whoever adds one says what it may be."""
     assert [field.key for field in NUMBERS if not number(field)[1]] == ["method.weight_seed"]
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=str)
-def test_defaults_are_within_their_ranges(field):
-    coerce(field.default, field.hint, field.key)
+def test_defaults_are_within_their_ranges():
+    every.passes(FIELDS, lambda field: coerce(field.default, field.hint, field.key))
 
 
-@pytest.mark.parametrize(
-    "field", [field for field in FIELDS if any(get_origin(kind) is Literal for kind, _ in alternatives(field.hint))],
-    ids=str,
-)  # fmt: skip
-def test_a_choice_is_one_of_those_that_it_names(field):
+CHOICES = [field for field in FIELDS if any(get_origin(kind) is Literal for kind, _ in alternatives(field.hint))]
+
+
+def takes_what_it_names(field: Field) -> None:
     choices = [
         choice for kind, _ in alternatives(field.hint) if get_origin(kind) is Literal for choice in get_args(kind)
     ]
@@ -185,6 +190,10 @@ def test_a_choice_is_one_of_those_that_it_names(field):
         with pytest.raises(UserError) as refused:
             door("no such choice")
         assert all(choice in str(refused.value) for choice in choices) and str(refused.value).startswith(field.key)
+
+
+def test_a_choice_is_one_of_those_that_it_names():
+    every.passes(CHOICES, takes_what_it_names)
 
 
 @dataclass(frozen=True)

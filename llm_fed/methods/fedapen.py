@@ -47,7 +47,7 @@ class FedAPEN(Method):
 
     async def client_update(self, client: Client, message: Message) -> Message:
         theta = await self._weighed(client, message)
-        _, rest = self._divided(client)
+        _, rest = self.divided(client)
         loss = partial(ensemble_loss, float(theta["weights"][0]))
         theta = await client.fit(theta, train=r"^(own|small)\.", examples=rest, loss=loss)
         client.keep(theta, self.trained, message)
@@ -63,7 +63,7 @@ class FedAPEN(Method):
     async def _weighed(self, client: Site, message: Message) -> State:
         """Both models, with a lambda that fits them."""
         theta = client.assemble(message)
-        held, _ = self._divided(client)
+        held, _ = self.divided(client)
         if not held:
             return theta
         parts = (await client.answers(theta, held)).parts
@@ -73,7 +73,7 @@ class FedAPEN(Method):
         )  # fmt: skip
         return theta.updated(State.of({"weights": theta.row.new_tensor([weight, 1 - weight])}))
 
-    def _divided(self, client: Site) -> tuple[list[Picture], list[Picture]]:
+    def divided(self, client: Site) -> tuple[list[Picture], list[Picture]]:
         """The examples on which lambda is learned, drawn from (seed, client) alone, and the others."""
         total = client.num_examples
         count = 0 if total < 2 else max(1, round(self.adaptability * total))

@@ -69,7 +69,7 @@ class FedKD(Method):
         client.memory["small"] = {"version": message["version"], "model": small}
         trained = theta.select(self.shared)
         update = State(trained.layout, trained.row - small.row, trained.extras)
-        return {"version": message["version"], "update": truncated(update, self._energy(client))}
+        return {"version": message["version"], "update": truncated(update, self.energy_at(client))}
 
     def upload_like(self, message: Message) -> Message:
         return {"version": message["version"], "update": message["model"]}
@@ -91,7 +91,7 @@ class FedKD(Method):
         updates = [upload.content["update"] for upload in uploads]
         mean = server.average(updates, [upload.num_examples for upload in uploads])
         mean = State(mean.layout, mean.row, (mean - state["model"]).extras)  # of statistics the change, too
-        step = truncated(mean, self._energy(server))
+        step = truncated(mean, self.energy_at(server))
         holds = {**state["holds"], **{upload.client: upload.content["version"] for upload in uploads}}
         return {
             "model": state["model"] + step, "version": state["version"] + 1, "step": step,
@@ -101,7 +101,7 @@ class FedKD(Method):
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.assemble(_received(client, message))
 
-    def _energy(self, site: Site) -> float:
+    def energy_at(self, site: Site) -> float:
         return self.energy + (self.energy_end - self.energy) * site.round / site.rounds
 
 

@@ -216,17 +216,16 @@ def likely(alike: Tensor) -> list[tuple[float, list[list[int]]]]:
     have one mean and one variance. Its probability is taken as exp(-BIC / 2) over all ways of dividing m clients into
     groups of these sizes. What is missing from one is the probability that there are no groups.
     """
-    candidates = list(_candidates(alike))
+    candidates = list(partitions(alike))
     if not candidates:
         return []
     shares = torch.softmax(-torch.tensor([length for length, _ in candidates], dtype=torch.float64), 0).tolist()
-    partitions = [
-        (share, _groups(alike, labels)) for share, (_, labels) in zip(shares, candidates, strict=True) if share > _LEAST
-    ]
-    return [(share, groups) for share, groups in partitions if len(groups) > 1]
+    weighed = zip(shares, candidates, strict=True)
+    kept = [(share, of_several(alike, labels)) for share, (_, labels) in weighed if share > _LEAST]
+    return [(share, groups) for share, groups in kept if len(groups) > 1]
 
 
-def _groups(alike: Tensor, labels: Tensor) -> list[list[int]]:
+def of_several(alike: Tensor, labels: Tensor) -> list[list[int]]:
     """The groups of several by their labels (m,), each with those who are alone and most like it; none where more than
     half are alone."""
     groups = [(labels == label).nonzero().flatten().tolist() for label in labels.unique()]
@@ -239,7 +238,7 @@ def _groups(alike: Tensor, labels: Tensor) -> list[list[int]]:
     return several
 
 
-def _candidates(alike: Tensor) -> Iterator[tuple[float, Tensor]]:
+def partitions(alike: Tensor) -> Iterator[tuple[float, Tensor]]:
     """By falling K half the BIC (nats) of a partition with what its labels cost, and the labels (m,)."""
     m = len(alike)
     pairs, upper = m * (m - 1) // 2, alike.triu(1)
@@ -262,12 +261,12 @@ def _candidates(alike: Tensor) -> Iterator[tuple[float, Tensor]]:
         rest = float((within_squares - within.square() / inside.clamp_min(1)).sum())
         known, groups = int(inside.sum()), int((inside > 0).sum())
         others = squares - float(within_squares.sum()) - (total - float(within.sum())) ** 2 / max(1, pairs - known)
-        if (length := _length(rest, known, groups, others, pairs - known, m)) is not None:
+        if (length := description_length(rest, known, groups, others, pairs - known, m)) is not None:
             divisions = math.lgamma(m + 1) - float(torch.lgamma(size[size > 0] + 1).sum())
             yield length + divisions, labels.clone()
 
 
-def _length(rest: float, within: int, groups: int, others: float, between: int, m: int) -> float | None:
+def description_length(rest: float, within: int, groups: int, others: float, between: int, m: int) -> float | None:
     """Half the BIC of so many cosines within groups and between them, whose squared errors are `rest` and `others`.
 
     The variance within groups is taken to be that between them where it would be smaller. None: too few cosines.

@@ -60,7 +60,7 @@ class IFCA(Method):
         return {"models": state["models"], "assigned": state["assigned"][client] if warm_up else None}
 
     async def client_update(self, client: Client, message: Message) -> Message:
-        chosen = await self._choice(client, message)
+        chosen = await self.choice(client, message)
         start = message["models"][chosen]
         theta = await client.fit(start)
         return {"model": chosen, "delta": State(theta.layout, theta.row - start.row, theta.extras)}
@@ -84,12 +84,12 @@ class IFCA(Method):
         return list(state["models"])
 
     async def personalize(self, client: Site, message: Message) -> Message:
-        return message["models"][await self._choice(client, message)]
+        return message["models"][await self.choice(client, message)]
 
     def report(self, state: Message) -> dict[str, Any]:
         return {"chosen": state["chosen"]}
 
-    async def _choice(self, client: Site, message: Message) -> int:
+    async def choice(self, client: Site, message: Message) -> int:
         """The assigned model, or else the one with the lowest loss; ties are broken at random."""
         if message["assigned"] is not None:
             return int(message["assigned"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from llm_fed.basics import checksum
+from llm_fed.basics import checksum, plain_yaml
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.files import read_file
 from llm_fed.runs.records import read_object, read_records
@@ -49,7 +49,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.yaml"
     try:
-        tree = dict(yaml.safe_load(checksum.uncommented(read_file(path).decode())))
+        tree = dict(plain_yaml.load(checksum.uncommented(read_file(path).decode())))
         for key, value in _FORMERLY.items():
             section, _, name = key.rpartition(".")
             tree[section] = {name: value} | tree.get(section, {})

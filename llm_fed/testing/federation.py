@@ -35,6 +35,7 @@ from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import Config, LocalConfig
 from llm_fed.settings.configfile import from_dict, overlay
 from llm_fed.settings.objective import ObjectiveConfig
+from llm_fed.state import State
 from llm_fed.state.wire import pack, unpack
 from llm_fed.tasks.common import TaskData
 from llm_fed.testing import tiny
@@ -100,6 +101,21 @@ def language_base(dtype: torch.dtype = torch.float64) -> Any:
     return tiny.language_base(tiny.drawn(tiny.llama, 0).to(dtype).eval())
 
 
+def drawn_once(draw: Callable[[Any, Structure, torch.Generator], State]) -> Callable[..., State]:
+    """Draws of a base, each made once: a whole model takes as long to draw as to train for a step, and the federations
+    of a method ask for the same ones. Whoever asks gets a copy."""
+    drawn: dict[tuple[Structure, int], State] = {}
+
+    def again(base: Any, structure: Structure, dtype: torch.dtype, generator: torch.Generator) -> State:
+        key = structure, generator.initial_seed()
+        if key not in drawn:
+            drawn[key] = draw(base, structure, generator)
+        state = drawn[key]
+        return State(state.layout, state.row.clone(), {name: value.clone() for name, value in state.extras.items()})
+
+    return again
+
+
 STRUCTURE = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj"))
 ADAPTERS = Setup(
     "adapters of a LLaMA", language_base, STRUCTURE, LocalConfig(steps=3, batch_size=2, lr=0.05),
@@ -110,7 +126,7 @@ ADAPTERS = Setup(
 MODELS = Setup(
     "whole ResNets", cache(partial(tiny.architecture, "resnet-9")), Full(),
     LocalConfig(steps=3, batch_size=4, lr=0.003, optimizer="adam"),
-    lambda base, structure, dtype, generator: base.draw(structure, generator),
+    drawn_once(lambda base, structure, generator: base.draw(structure, generator)),
     lambda base: base.engine(), tiny.pictures_of, fused=False, falls=0.02, least=100,
     config={"adapter": None, "task": {"name": "images"}}, labels=tuple(map(str, range(tiny.CLASSES))),
 )  # fmt: skip

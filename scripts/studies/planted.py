@@ -47,7 +47,7 @@ from llm_fed.federation.clients import LocalClients, finish, messages_for
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.methods import fedpool
 from llm_fed.methods.fedpool import FedPool
-from llm_fed.methods.fedpool import _length as two_variances
+from llm_fed.methods.fedpool import description_length as two_variances
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -89,8 +89,8 @@ MIXED = 0, 2  # the groups between which mixed clients are
 
 
 def one_variance(rest: float, within: int, groups: int, others: float, between: int, m: int) -> float | None:
-    """`fedpool._length` of a model in which all cosines have one variance, which it takes where those within groups do
-    not vary more than those between them."""
+    """`fedpool.description_length` of a model in which all cosines have one variance, which it takes where those within
+    groups do not vary more than those between them."""
     return two_variances(0.0, within, groups, rest + others, between, m)
 
 
@@ -135,7 +135,7 @@ def run(row: str, sizes: Sequence[int], participation: float, rounds: int, draw:
     clients = LocalClients(built.clients, built.schedule, built.runtime)
     with TemporaryDirectory() as folder, Run(Path(folder) / "run", built.config) as made:
         made.begin()
-        with patch.object(fedpool, "_length", one_variance if row == "one variance" else two_variances):
+        with patch.object(fedpool, "description_length", one_variance if row == "one variance" else two_variances):
             progress = federate(Federation(built.method, clients, built.server, built.runtime), made)
         sites, runtime, lr = built.clients, built.runtime, config.local.lr
         finish(built.method, sites, runtime, made, progress, round=rounds + 1, lr=lr)

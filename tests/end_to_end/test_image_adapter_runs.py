@@ -74,6 +74,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "dare": {},
     "slerp": {},
 }
+# One of each form of what is trained, kept and exported: the others are as one of these, and `make long` runs them.
+QUICK = {
+    "local", "fedit", "fedit with heads of their own", "feddpa f", "fedalt", "flora", "pfedmoe", "fedmerge", "feddle",
+    "potara", "potara with own heads", "fisher-merging of heads by mean", "slerp",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +113,7 @@ def parents(files, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in METHODS])
 def test_every_method_of_adapters_runs_on_a_vision_transformer(files, parents, tmp_path, name):
     """It learns, or merges what has learned; what is exported, read back, scores the same."""
     run, config = tmp_path / "run", from_dict(configured(files, name))

@@ -54,7 +54,15 @@ def without_reports(monkeypatch):
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
 
 
-@pytest.mark.parametrize("name", RUNS)
+# One of each: late answers, a server with data, models that differ, a part of the clients, a state beside the model.
+# `make long` runs the others; the battery continues every method on whole models.
+QUICK = {
+    "fedit", "center", "hfcl", "feddle out of domain", "fedmerge", "fedbuff", "fedbn", "fedmoe", "fedem", "fd", "fml",
+    "fedkd of unlike models",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])
 def test_every_method_of_whole_models_runs_and_continues_bit_identically(data, finished, tmp_path, monkeypatch, name):
     whole = finished(name)
     assert (whole / "report.html").read_text().count("data:image/png") >= 4  # two pictures, light and dark

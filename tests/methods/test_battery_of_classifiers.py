@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+import every
 import pytest
 from battery import FEDERATED, SETTINGS, SLACK
 
 from llm_fed.testing import federation
 from llm_fed.testing.battery import CHECKS, Slack
-from llm_fed.testing.federation import CLASSIFIERS, Outcome
+from llm_fed.testing.federation import CLASSIFIERS
 
 QUICK = (  # what depends most on the kind of model
     "every message survives the wire",
@@ -21,30 +23,23 @@ LOCAL = {"scaffold": ["local.optimizer=sgd", "local.lr=0.2", "local.lr_end=0.2"]
 NAMES = [name for name in FEDERATED if not name.endswith(" of pictures")]
 
 
-@pytest.fixture(scope="module")
-def whole(request, tmp_path_factory) -> Outcome:
-    settings = {"name": request.param, **SETTINGS.get(request.param, {})}
-    return federation.go(
-        settings, CLASSIFIERS.training(LOCAL.get(request.param, ())), tmp_path_factory.mktemp(request.param)
-    )
+def pass_all(name: str, checks: Iterable[str], folder: Path) -> None:
+    """One uninterrupted run serves all checks of a method."""
+    settings = {"name": name, **SETTINGS.get(name, {})}
+    whole = federation.go(settings, CLASSIFIERS.training(LOCAL.get(name, ())), folder / "whole")
+    slack, places = SLACK.get(name, Slack()), {says: folder / str(number) for number, says in enumerate(CHECKS)}
+    every.passes(checks, lambda says: CHECKS[says](whole, places[says], slack))
 
 
-def checked(whole: Outcome, says: str, name: str, folder: Path) -> None:
-    slack = SLACK.get(name, Slack())
-    CHECKS[says](whole, folder, slack)
-
-
-@pytest.mark.parametrize(("whole", "says"), [(n, says) for n in NAMES for says in QUICK], indirect=["whole"],
-                         scope="module")  # fmt: skip
-def test_every_method(whole, says, request, tmp_path):
-    checked(whole, says, request.node.callspec.params["whole"], tmp_path)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method(name, tmp_path):
+    pass_all(name, QUICK, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("whole", "says"), [(n, says) for n in NAMES for says in CHECKS if says not in QUICK],
-                         indirect=["whole"], scope="module")  # fmt: skip
-def test_every_method_in_every_check(whole, says, request, tmp_path):
-    checked(whole, says, request.node.callspec.params["whole"], tmp_path)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_in_every_check(name, tmp_path):
+    pass_all(name, (says for says in CHECKS if says not in QUICK), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["fml", "fedproto", "fd", "fedapen", "fedkd", "fedmoe"])

@@ -104,7 +104,7 @@ def test_fedapen_is_a_plain_loop():
     method = FedAPEN(adaptability=0.2, weight_lr=0.3, weight_epochs=10)
     run = Federation(method, of_classes(0, 1, 1, 3, 0, 2), architectures=["resnet-9"])
     client, sent = run.clients["c0"], run.message("c0")
-    held, rest = method._divided(client)
+    held, rest = method.divided(client)
     assert len(held) == 1 and len(rest) == 5 and {id(p) for p in held + rest} == {id(p) for p in client.train}
     own, small = run.module("resnet-9", client.initial(), "own."), run.module("", sent, "small.")
     (upload,) = run.ask(1)
@@ -166,7 +166,7 @@ def test_fedapen_holds_one_of_two_examples_out_but_never_the_only_one():
     run = Federation(FedAPEN(weight_lr=1.0), of_classes(1), of_classes(1, 2))
     method = run.method
     assert isinstance(method, FedAPEN)
-    assert [len(method._divided(client)[0]) for client in run.clients.values()] == [0, 1]
+    assert [len(method.divided(client)[0]) for client in run.clients.values()] == [0, 1]
     run.round(1)
     assert run.personal("c0")["weights"].tolist() == [0.5, 0.5]
     assert run.personal("c1")["weights"].tolist() != [0.5, 0.5]

@@ -17,7 +17,7 @@ from sklearn.metrics import adjusted_rand_score
 from llm_fed.basics.errors import UserError
 from llm_fed.method import Upload
 from llm_fed.method.client import Private
-from llm_fed.methods.fedpool import FedPool, _candidates, _groups, _length, cosines, likely
+from llm_fed.methods.fedpool import FedPool, cosines, description_length, likely, of_several, partitions
 from llm_fed.state import State
 
 
@@ -71,7 +71,7 @@ def test_what_a_partition_costs():
     found = rows([0] * 4 + [1] * 4, noise=1.0)
     found[:2] += rows([0] * 2, noise=0.0, seed=1)  # two that are more alike, so that cosines vary within a group
     alike = cosines(found @ found.T)
-    lengths = {len(labels.unique()): length for length, labels in _candidates(alike)}
+    lengths = {len(labels.unique()): length for length, labels in partitions(alike)}
     pairs = [(i, j) for i in range(8) for j in range(i)]
     within = [torch.stack([alike[i, j] for i, j in pairs if i // 4 == j // 4 == own]) for own in (0, 1)]
     between = torch.stack([alike[i, j] for i, j in pairs if i // 4 != j // 4])
@@ -87,7 +87,7 @@ def test_what_a_partition_costs():
 def test_a_variance_for_all_where_that_within_groups_is_no_larger():
     """0.01 / (12 - 2) is less than 1 / 16: three means and one variance, of 28 cosines."""
     wanted = 28 / 2 * math.log(1.01 / 28) + 4 / 2 * math.log(28)
-    assert _length(0.01, 12, 2, 1.0, 16, 8) == pytest.approx(wanted)
+    assert description_length(0.01, 12, 2, 1.0, 16, 8) == pytest.approx(wanted)
 
 
 def test_few_clients_are_fedavg():
@@ -213,8 +213,8 @@ def test_a_client_alone_joins_whom_it_is_most_alike():
 
 def test_where_most_are_alone_there_are_no_groups():
     alike = torch.eye(9, dtype=torch.float64)
-    assert _groups(alike, torch.tensor([0, 0, 1, 1, 2, 3, 4, 5, 6])) == []
-    assert _groups(alike, torch.tensor([0, 0, 1, 1, 2, 2, 3, 4, 5])) != []
+    assert of_several(alike, torch.tensor([0, 0, 1, 1, 2, 3, 4, 5, 6])) == []
+    assert of_several(alike, torch.tensor([0, 0, 1, 1, 2, 2, 3, 4, 5])) != []
 
 
 def test_a_round_without_answers_changes_nothing():

@@ -240,12 +240,12 @@ def test_ifca_can_choose_by_held_out_examples(tmp_path):
     run = go("ifca", tmp_path, settings={"num_models": 2, "warmup_rounds": 1})
     message, method = {"models": run.state["models"], "assigned": None}, IFCA(num_models=2, choice_data="held-out")
     for name, site in run.clients.items():
-        (by_training,) = run.runtime.run({name: method._choice(site, message)}).values()
+        (by_training,) = run.runtime.run({name: method.choice(site, message)}).values()
         (losses,) = run.runtime.run({name: site.losses_of(message["models"], site.train)}).values()
         assert by_training == losses.index(min(losses))  # as it has none
         site.data = replace(site.data, held_out=site.train[:2])
         (losses,) = run.runtime.run({name: site.losses_of(message["models"], site.train[:2])}).values()
-        (chosen,) = run.runtime.run({name: method._choice(site, message)}).values()
+        (chosen,) = run.runtime.run({name: method.choice(site, message)}).values()
         assert chosen == losses.index(min(losses))
 
 
@@ -255,7 +255,7 @@ def test_ifca_breaks_ties_at_random(tmp_path):
     picked = set()
     for round in range(12):
         run.clients["c0"].begin(round, 0.1)
-        picked.add(*run.runtime.run({"c0": run.method._choice(run.clients["c0"], message)}).values())
+        picked.add(*run.runtime.run({"c0": run.method.choice(run.clients["c0"], message)}).values())
     assert picked == {0, 1}
 
 

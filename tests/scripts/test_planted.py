@@ -77,4 +77,4 @@ def test_one_variance_counts_all_squared_errors_together(script):
     of two means within groups, one between them and one variance. FedPool takes two variances here."""
     numbers = dict(rest=60.0, within=30, groups=2, others=30.0, between=60, m=12)
     assert script.one_variance(**numbers) == pytest.approx(4 / 2 * math.log(90))
-    assert script.fedpool._length(**numbers) < script.one_variance(**numbers)
+    assert script.fedpool.description_length(**numbers) < script.one_variance(**numbers)

@@ -86,7 +86,7 @@ def test_fedkd_keeps_more_energy_from_round_to_round():
     run = Federation(FedKD(), of_classes(0, 1))
     for round, energy in ((1, 0.9575), (2, 0.965), (4, 0.98)):
         run.server.begin(round, LR)
-        assert FedKD()._energy(run.server) == pytest.approx(energy, abs=1e-12)
+        assert FedKD().energy_at(run.server) == pytest.approx(energy, abs=1e-12)
 
 
 def test_fedkd_sends_steps_both_ways_and_all_have_the_same_small_model():

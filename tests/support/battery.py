@@ -1,7 +1,7 @@
 """The battery on every method of llm_fed: their settings for a run of three rounds, and their golden curves.
 
-A method needs a line in GOLDEN (`python tests/support/battery.py` prints it; see `test_golden_curve`), and one in
-SETTINGS only where its defaults do not suit a run of three rounds. The checks and the federations are those of
+A method needs a line in GOLDEN (`python tests/support/battery.py` prints it; see `tests/methods/test_battery.py`), and
+one in SETTINGS only where its defaults do not suit a run of three rounds. The checks and the federations are those of
 `llm_fed.testing`.
 """
 
