@@ -30,6 +30,7 @@ USUAL_NAMES = {
     "split": ("split",),
 }  # fmt: skip
 REQUIRED = ("prompt", "answer")
+_COMPARED = ("chosen", "rejected")
 LABELS = ("label", "labels", "summary", "reply", "target_text")  # what an answer is called beside a text
 # Forms of a row, and which roles it has.
 FORMS = {
@@ -89,15 +90,22 @@ def resolve(
 
 def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
     """Which form the rows have (a key of FORMS), by the names of their columns and by those that are known already."""
-    prompt, answer = (known.get(role) or usual(role, names, ()) for role in REQUIRED)
-    if prompt and answer and prompt != answer:
+    prompt, answer, chosen, rejected = (known.get(role) or usual(role, names, ()) for role in (*REQUIRED, *_COMPARED))
+    compared = bool(chosen and rejected)
+    few_answers = compared and "answer" not in known and _filled(chosen, sample) > _filled(answer, sample)
+    if prompt and answer and prompt != answer and not few_answers:
         return "pairs"
-    if all(known.get(role) or usual(role, names, ()) for role in ("chosen", "rejected")):
+    if compared:
         return "preferences"
     if (name := usual("messages", names, ())) and fits("messages", name, sample, True, True):
         return "conversation"
     is_text = not (prompt or answer or pick(LABELS, names)) and usual("text", names, ())
     return "text" if is_text else "pairs"
+
+
+def _filled(name: str | None, sample: Sequence[Mapping[str, Any]]) -> int:
+    """In how many rows a column holds something: few of pairs may lack an answer and have one of another name."""
+    return sum(row.get(name) is not None for row in sample) if name else 0
 
 
 def _check_form(form: str, given: Mapping[str, str], where: str) -> None:
@@ -139,7 +147,9 @@ def fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool,
     if role == "split":
         return side and bool(values) and all(isinstance(value, str) and split_of(value.strip()) for value in values)
     if role == "label":
-        return bool(values) and all(str(value).strip().casefold() in _JUDGED for value in values)
+        said = [str(value).strip().casefold() for value in values]
+        plain = sum(value in _JUDGED[:2] for value in said)  # no other label than one of answers says true and false
+        return bool(values) and (2 * plain > len(values) or all(value in _JUDGED for value in said))
     if role == "messages":
         return not values or any(isinstance(value, list) or str(value).lstrip().startswith("[") for value in values)
     return True
