@@ -12,6 +12,7 @@ import pytest
 import torch
 from classifiers import federation, written
 from classifiers import tree as tree_of_labels
+from preference_files import pairs_of
 
 from llm_fed.audit.audit import audit
 from llm_fed.experiment import run as experiment
@@ -38,15 +39,9 @@ QUICK = {("dpo", "median"), ("dora and a head", "privacy of examples"), ("expert
 def place(small, tmp_path_factory) -> SimpleNamespace:
     """Bases, and data of labels and of pairs."""
     folder = tmp_path_factory.mktemp("kinds")
-    mixture, pairs = folder / "mixture", folder / "pairs"
+    mixture, pairs = folder / "mixture", pairs_of(small.data, folder / "pairs")
     mixtures.build("mixtral", torch.float32).save_pretrained(mixture)
     tokenizer(**SPECIAL).save_pretrained(mixture)
-    for path in sorted(small.data.rglob("*.jsonl")):
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        changed = [{"prompt": row["instruction"], "chosen": row["output"], "rejected": "w1"} for row in rows]
-        copy = pairs / path.relative_to(small.data)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text("".join(json.dumps(row) + "\n" for row in changed))
     encoder, labels = written(folder / "roberta", "roberta"), federation(folder / "labels")
     return SimpleNamespace(small=small, mixture=mixture, pairs=pairs, encoder=encoder, labels=labels)
 
@@ -90,7 +85,7 @@ def test_a_comparison_is_resumed_reported_and_exported(kind, place, tmp_path, ll
         said = llm_fed(*words, tmp_path / out, f"rounds={rounds}")
         assert said.code == 0, said.err
     parts, whole = (_summary(tmp_path / out / "fedit-seed0") for out in ("parts", "whole"))
-    assert parts["scores"] == whole["scores"] and parts["base"] == whole["base"]
+    assert parts["scores"] == whole["scores"] and parts.get("base") == whole.get("base")
     assert _weights(tmp_path / "parts/fedit-seed0") == _weights(tmp_path / "whole/fedit-seed0")
     assert (tmp_path / "whole/fedit-seed0/report.html").is_file()
     again = llm_fed("eval", tmp_path / "whole/fedit-seed0", "--json")

@@ -52,7 +52,11 @@ KINDS = {
         config={"adapter": {"target_parameters": ["experts.down_proj", "experts.gate_up_proj"], "dropout": 0.0}},
     ),
 }  # fmt: skip
-REASONS = {"dora": "adapter.dora=false", "dora and a head": "adapter.dora=false", "experts": "leave out adapter.target_parameters"}
+REASONS = {
+    "dora": "adapter.dora=false",
+    "dora and a head": "adapter.dora=false",
+    "experts": "leave out adapter.target_parameters",
+}
 
 
 def checked(name: str, kind: str, folder: Path) -> None:

@@ -180,8 +180,38 @@ def test_one_row_of_another_form_among_pairs_is_the_one_that_is_named(tmp_path):
     pairs = [{"prompt": f"{ASKED} {n}", "chosen": GOOD, "rejected": BAD} for n in range(3)]
     with pytest.raises(UserError, match="line 3: the column 'chosen' is missing"):
         load(tmp_path, [*pairs[:2], {"prompt": ASKED, "completion": GOOD}, pairs[2]])
-    both = [{**pair, "response": GOOD} for pair in pairs]  # in every row, so the answers are learned
-    assert load(tmp_path, both).reading.roles["answer"] == "response"
+    both = [{**pair, "response": GOOD} for pair in pairs]  # the chosen one once more
+    assert {"chosen", "rejected"} <= load(tmp_path, both).reading.roles.keys()
+    assert load(tmp_path, both, answer="response").reading.roles["answer"] == "response"
+
+
+# Forms in which people keep preferences beside those of TRL.
+OTHER_FORMS: dict[str, dict[str, Any]] = {
+    "messages in a column of their own": {
+        "conversations": [{"from": "human", "value": ASKED}],
+        "chosen": {"from": "gpt", "value": GOOD}, "rejected": {"from": "gpt", "value": BAD},
+    },
+    "an answer once more": {"prompt": ASKED, "response": GOOD, "chosen": GOOD, "rejected": BAD},
+    "an answer with its prompt": {"prompt": ASKED, "completion": [user(), said(GOOD)], "label": False},
+    "judged messages": {"messages": [user(), said(GOOD)], "label": False},
+    "a tag": {"instruction": ASKED, "output": GOOD, "kto_tag": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_other_forms_are_read(form, tmp_path):
+    (example, *_) = load(tmp_path, [OTHER_FORMS[form]] * 3).clients["ann"].train
+    prompt = example.prompt if isinstance(example.prompt, str) else example.prompt[-1].content
+    assert (prompt, example.answers) == (ASKED, (GOOD,))
+    if "chosen" in OTHER_FORMS[form]:
+        assert example.rejected[-1].content == BAD and len(example.rejected) == 2
+    else:
+        assert example.desirable is False
+
+
+def test_what_messages_are_labelled_with_is_a_judgement_only_where_it_is_true_or_false(tmp_path):
+    rows = [{"messages": [user(f"{n}"), said(GOOD)], "label": n} for n in (0, 1, 0)]
+    assert "label" not in load(tmp_path, rows).reading.roles
 
 
 def test_an_objective_that_the_data_do_not_fit_is_named_with_file_and_remedy(tmp_path):
