@@ -23,7 +23,7 @@ from llm_fed.tasks.stored import Store, Stored
 
 ALL = "all"  # the client of rows that nothing says more of
 HINT = "; or set task.bad_rows=skip to leave such rows out"
-_WHOLE = re.compile(r"(-?\d+)\.0+")
+WHOLE = re.compile(r"(-?\d+)\.0+")  # a whole number, as a column with gaps writes it
 
 
 class Collected:
@@ -59,7 +59,7 @@ class Collected:
     def clients(self) -> dict[str, ClientData]:
         """By id, in natural order; also those without a row that are named. UserError where there is no row at all."""
         for id in [*self._places]:
-            if (match := _WHOLE.fullmatch(id)) and match[1] in self._places:  # 11.0 is 11 in a column with gaps
+            if (match := WHOLE.fullmatch(id)) and match[1] in self._places:  # 11.0 is 11 in a column with gaps
                 for split, places in self._places.pop(id).items():
                     self._places[match[1]][split].extend(places)
         if not any(any(splits.values()) for splits in self._places.values()):
@@ -165,7 +165,7 @@ class _Taken:
         example = self._scheme.example(row, text_of(row, label) if label else id)
         split = self._side(row, roles["split"]) if "split" in roles else self._split
         example = self._of.taken(example, row.where, split)
-        self.places[id, split].append(self._of.store.add(example, self._source.where))
+        self.places[id, split].append(self._of.store.add(example, self._source.where, row.where))
 
     def _learn(self, sample: Sequence[Row | BadRow]) -> None:
         """Choose the columns, unless that is done, and refuse those that are there twice."""

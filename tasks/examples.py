@@ -98,14 +98,15 @@ def to_example(
     """A row whose columns are known by role (a key of `columns.USUAL_NAMES`) as an Example; errors as of
     `Scheme.example`. `letters` are columns with an option each, and `rule` says how the answers of the row's file name
     options."""
-    if "messages" in roles:
-        value = cells.parsed(cells.held(row, roles["messages"]))
-        return _conversation(row, roles, turns_of(value, row.where, roles["messages"]), group)
     if "text" in roles:
         return Example("", (cells.text_of(row, roles["text"]),), (), group)
     if "chosen" in roles:
         return _preference(row, roles, group)
-    found = _answered(row, roles, group, letters, rule)
+    if "messages" in roles:
+        value = cells.parsed(cells.held(row, roles["messages"]))
+        found = _conversation(row, roles, turns_of(value, row.where, roles["messages"]), group)
+    else:
+        found = _answered(row, roles, group, letters, rule)
     if "label" in roles:
         label = roles["label"]
         found = replace(found, desirable=preferences.desirable(cells.held(row, label), row.where, label))
@@ -118,9 +119,7 @@ def _answered(row: Row, roles: Mapping[str, str], group: str, letters: Sequence[
     if isinstance(asked, list) or _is_talk(right):
         if not _is_talk(asked):
             asked = [{"role": "user", "content": cells.as_text(asked, row.where, prompt)}]
-        if not _is_talk(right):
-            right = [{"role": "assistant", "content": cells.as_text(right, row.where, answer)}]
-        return _conversation(row, roles, turns_of([*asked, *right], row.where, prompt), group)
+        return _conversation(row, roles, _whole(row, roles, "answer", asked, right), group)
     text = cells.as_text(asked, row.where, prompt)
     if context := cells.optional(row, roles.get("input")):
         text = f"{text}\n\n{context}"
@@ -151,10 +150,8 @@ def _preference(row: Row, roles: Mapping[str, str], group: str) -> Example:
         text = cells.as_text(asked, row.where, roles.get("prompt", "chosen"))
         if context := cells.optional(row, roles.get("input")):
             text = f"{text}\n\n{context}"
-        chosen, rejected = (
-            cells.as_text(each, row.where, roles[role]) for role, each in zip(_ANSWERS, both, strict=True)
-        )
-        return preferences.of_texts(text, chosen, rejected, _earlier(row, roles), row.where, group)
+        answers = [cells.as_text(each, row.where, roles[role]) for role, each in zip(_ANSWERS, both, strict=True)]
+        return preferences.of_texts(text, *answers, _earlier(row, roles), row.where, group)
     if asked is not None and not _is_talk(asked):
         asked = [{"role": "user", "content": cells.as_text(asked, row.where, roles["prompt"])}]
     one, other = (_whole(row, roles, role, asked, each) for role, each in zip(_ANSWERS, both, strict=True))
@@ -171,7 +168,8 @@ def _whole(row: Row, roles: Mapping[str, str], role: str, asked: Any, answer: An
     if begins and asked is not None:
         preferences.check_prompt(_unsaid(asked, answer), answer, row.where, column)
     whole = answer if begins or asked is None else [*asked, *answer]
-    turns, system = turns_of(whole, row.where, column), cells.optional(row, roles.get("system"))
+    said = column if begins else roles.get("prompt", column)
+    turns, system = turns_of(whole, row.where, said), cells.optional(row, roles.get("system"))
     return (Turn("system", system), *turns) if system and turns[0].role != "system" else turns
 
 
@@ -226,7 +224,9 @@ def _history(value: Any, where: str, column: str) -> tuple[Turn, ...]:
 
 
 def _structured(value: Any) -> Any:
-    """A list of messages or of answers, also where it is written out as text; any other value as it is."""
+    """A list of messages or of answers, also as text, and of one message alone; any other value as it is."""
+    if isinstance(value, dict) and {"role", "from"} & value.keys():
+        return [value]
     if isinstance(value, str) and value.lstrip().startswith(("[{", "{")):
         inner = cells.parsed(value)
         return inner if _is_talk(inner) or _is_answers(inner) else value

@@ -14,7 +14,6 @@ by.
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +23,7 @@ from llm_fed.basics.errors import UserError, did_you_mean, listed
 from llm_fed.rows import Row, cells, label_columns
 from llm_fed.rows.layout import natural_order
 from llm_fed.settings.config import NUMBER, TaskConfig
-from llm_fed.tasks.collected import Collected
+from llm_fed.tasks.collected import WHOLE, Collected
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.examples import Scheme
 from llm_fed.tasks.files import collect
@@ -32,7 +31,6 @@ from llm_fed.tasks.files import collect
 KIND = "sequence-classification"  # of base that these tasks are for
 CLASSIFICATION, REGRESSION = "accuracy", "pearson"  # the default metrics
 SHOWN = 8  # labels in a message
-_WHOLE = re.compile(r"(-?\d+)\.0+")
 _UNSEEN = dict.fromkeys(map(ord, "\u200b\u2060\ufeff\u00ad"))  # characters without width, as copied texts have them
 
 
@@ -113,9 +111,7 @@ def load_numbers(config: TaskConfig, seed: int) -> TaskData:
     clients, reading = collected.clients(), collected.reading.checked()
     if len(collected.seen) == 1:
         ((label, where),) = collected.seen.items()
-        raise UserError(
-            f"{where}: every row has the number {label}, so there is nothing to predict; correct the column"
-        )
+        raise UserError(f"{where}: every row has the number {label}: there is nothing to predict; correct the column")
     return TaskData("regression", REGRESSION, clients, (NUMBER,), reading=reading, kind=KIND)
 
 
@@ -206,7 +202,7 @@ def _plain(label: str) -> str:
     """A label as it is seen: accents composed, without white space around it or characters without width; and without
     the fraction that a column with gaps makes of whole numbers."""
     label = " ".join(unicodedata.normalize("NFC", label).translate(_UNSEEN).split())
-    return match[1] if (match := _WHOLE.fullmatch(label)) else label
+    return match[1] if (match := WHOLE.fullmatch(label)) else label
 
 
 def _form(label: str) -> str:

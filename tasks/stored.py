@@ -38,9 +38,11 @@ class Store:
         self.files: list[str] = []
         self._places: dict[str, int] = {}  # of each file
         self.codes, self.digests, self.checksums = array("I"), array("Q"), array("I")  # of each example
+        self.leads: dict[str, int] = {}  # of each text before the number of a row
+        self.spots = array("I")  # of each example the place of that text, and the number
 
-    def add(self, example: Example, file: str = "") -> int:
-        """The place of the example from now on; `file` is the one in which it stands."""
+    def add(self, example: Example, file: str = "", where: str = "") -> int:
+        """The place of the example from now on; `file` is the one in which it stands, `where` says its row, too."""
         if isinstance(example.prompt, str):
             prompt = [example.prompt, *([example.pair] if example.pair else [])]
         else:
@@ -57,9 +59,10 @@ class Store:
             self.files.append(file)
         self.codes.append(self._places[file])
         self.digests.append(example.digest)
-        more = (
-            [b"", *_bytes([*example.compared, *map(str, example.extra)])] if example.compared or example.extra else []
-        )
+        own = [*example.compared, *map(str, example.extra)]
+        more = [b"", *_bytes(own)] if own else []
+        lead = where.rstrip("0123456789")
+        self.spots.extend((self.leads.setdefault(lead, len(self.leads)), int(where[len(lead) :] or 0)))
         self.checksums.append(zlib.crc32(b"\0".join([*texts[0], b"", *texts[1], b"", *texts[2], fields, *more])))
         self._count += 1
         if self._count % BATCH == 0:
@@ -126,6 +129,12 @@ class Stored(Sequence[Example]):
 
     def take(self, chosen: Sequence[int]) -> Stored:
         return Stored(self._store, self._places[np.asarray(chosen, np.int64)])
+
+    def where(self, index: int) -> str:
+        """File and row of an example, for messages."""
+        place = 2 * int(self._places[index])
+        lead, number = self._store.spots[place : place + 2]
+        return f"{[*self._store.leads][lead]}{number}"
 
     @property
     def files(self) -> list[str]:

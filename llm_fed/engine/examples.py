@@ -20,7 +20,7 @@ from llm_fed.engine import end_to_end
 from llm_fed.engine.end_to_end import FlatBatch
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
-from llm_fed.method.losses import divergence
+from llm_fed.method.losses import divergence, token_losses
 from llm_fed.models.joined import Answer
 from llm_fed.models.rotary import regimes, row_positions
 from llm_fed.state import State
@@ -159,6 +159,9 @@ class Text(Examples):
     def logits(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:
         """(targets, vocabulary) in float32, as transformers computes its loss."""
         return self.predictions(model, batch, all_rows=all_rows).float()
+
+    def losses_of(self, logits: Tensor, batch: MicroBatch | FlatBatch) -> Tensor:
+        return token_losses(logits, batch.labels)
 
     def predictions(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:
         """(targets, vocabulary) in the dtype of the model; of a flat batch within `end_to_end.attention`.

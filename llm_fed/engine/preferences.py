@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.packing import MicroBatch, collate
-from llm_fed.method.losses import divergence
+from llm_fed.method.losses import divergence, token_losses
 from llm_fed.method.objectives import Likelihoods, preference_losses
 from llm_fed.models.joined import full
 from llm_fed.settings.objective import ObjectiveConfig
@@ -79,7 +79,7 @@ class Pairs(Examples):
 
     def losses_of(self, logits: Tensor, batch: PreferenceBatch) -> Tensor:
         """(N,): see `objectives`."""
-        tokens = -nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
+        tokens = -token_losses(logits, batch.labels)
         of = self._likelihoods(tokens, batch)
         if self.each == 2:
             logps, reference = of.logps, of.reference

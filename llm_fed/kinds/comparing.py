@@ -16,7 +16,7 @@ def check(name: str, examples: Sequence[Example]) -> None:
     judged = name == "kto"
     for place, example in enumerate(examples):
         if (example.desirable is None) if judged else not example.rejected:
-            lacks, columns = ("label", "prompt, completion and label") if judged else (
+            lacks, columns = ("label that says true or false", "prompt, completion and label") if judged else (
                 "rejected answer", "prompt, chosen and rejected"
             )  # fmt: skip
             answers = f"that ends with {one_line(text_of(example.prompt))[-60:]!r}"
@@ -28,12 +28,9 @@ def check(name: str, examples: Sequence[Example]) -> None:
 
 
 def _where(examples: Sequence[Example], place: int) -> str:
-    """The file of an example, and which of its examples of this split it is, where that is known."""
-    codes = getattr(examples, "codes", None)
-    if codes is None:
-        return ""
-    number = int((codes[: place + 1] == codes[place]).sum())
-    return f"{getattr(examples, 'files', ())[codes[place]]}, example {number} of a split: "
+    """The file and row of an example, where that is known."""
+    where = getattr(examples, "where", None)
+    return f"{where(place)}: " if where else ""
 
 
 def rejected(example: Example) -> Example:

@@ -25,17 +25,18 @@ USUAL_NAMES = {
     "text": ("text",),
     "chosen": ("chosen", "chosen_response", "response_chosen", "preferred"),
     "rejected": ("rejected", "rejected_response", "response_rejected", "dispreferred"),
-    "label": ("label",),
+    "label": ("label", "kto_tag"),
     "client": ("client", "client_id"),
     "split": ("split",),
 }  # fmt: skip
 REQUIRED = ("prompt", "answer")
+_COMPARED = ("chosen", "rejected")
 LABELS = ("label", "labels", "summary", "reply", "target_text")  # what an answer is called beside a text
 # Forms of a row, and which roles it has.
 FORMS = {
     "pairs": ("prompt", "input", "answer", "options", "system", "history", "label"),
     "preferences": ("chosen", "rejected", "prompt", "input", "system", "history"),
-    "conversation": ("messages", "system"),
+    "conversation": ("messages", "system", "label"),
     "text": ("text",),
 }
 _OF_ALL = ("client", "split")
@@ -72,8 +73,11 @@ def resolve(
         name = usual(role, names, roles.values())
         if role not in roles and name and fits(role, name, sample, whose, side):
             roles[role] = name
-    if "label" in roles and "label" not in given and _form_of(roles.get("answer", "")) != "completion":
-        del roles["label"]  # of rows whose answers are not TRL's completions it may say anything
+    if "label" in roles and "label" not in given and not _judges(roles, sample):
+        del roles["label"]
+    talk = usual("messages", names, roles.values())
+    if form == "preferences" and "prompt" not in roles and talk and _single(roles["chosen"], sample):
+        roles["prompt"] = talk  # each answer is one message, and the others stand in a column of their own
     if form == "preferences" and "rejected" not in roles:
         raise UserError(
             f"{where}: no column for the rejected answer among {few(names)}; set task.columns.rejected=COLUMN"
@@ -89,15 +93,40 @@ def resolve(
 
 def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
     """Which form the rows have (a key of FORMS), by the names of their columns and by those that are known already."""
-    prompt, answer = (known.get(role) or usual(role, names, ()) for role in REQUIRED)
-    if prompt and answer and prompt != answer:
+    prompt, answer, chosen, rejected = (known.get(role) or usual(role, names, ()) for role in (*REQUIRED, *_COMPARED))
+    compared = bool(chosen and rejected)
+    beside = compared and "answer" not in known and _filled(chosen, sample) >= _filled(answer, sample)
+    if prompt and answer and prompt != answer and not beside:
         return "pairs"
-    if all(known.get(role) or usual(role, names, ()) for role in ("chosen", "rejected")):
+    if compared:
         return "preferences"
     if (name := usual("messages", names, ())) and fits("messages", name, sample, True, True):
         return "conversation"
     is_text = not (prompt or answer or pick(LABELS, names)) and usual("text", names, ())
     return "text" if is_text else "pairs"
+
+
+def _judges(roles: Mapping[str, str], sample: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a label says that answers are desirable or not: of TRL's completions, or true and false of messages. Of
+    other rows it may say anything."""
+    label, answer = _form_of(roles["label"]), _form_of(roles.get("answer", ""))
+    plain = "messages" in roles and 2 * _num_plain([row.get(roles["label"]) for row in sample]) > len(sample)
+    return plain or label == "kto_tag" or answer == "completion"
+
+
+def _num_plain(values: Iterable[Any]) -> int:
+    """How many are true or false."""
+    return sum(str(value).strip().casefold() in _JUDGED[:2] for value in values)
+
+
+def _single(name: str, sample: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a column holds single messages."""
+    return bool(sample) and all(isinstance(row.get(name), dict | None) for row in sample)
+
+
+def _filled(name: str | None, sample: Sequence[Mapping[str, Any]]) -> int:
+    """In how many rows a column holds something: an answer beside a chosen one, if in all of them, is the same."""
+    return sum(row.get(name) is not None for row in sample) if name else 0
 
 
 def _check_form(form: str, given: Mapping[str, str], where: str) -> None:
@@ -139,7 +168,8 @@ def fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool,
     if role == "split":
         return side and bool(values) and all(isinstance(value, str) and split_of(value.strip()) for value in values)
     if role == "label":
-        return bool(values) and all(str(value).strip().casefold() in _JUDGED for value in values)
+        judged = all(str(value).strip().casefold() in _JUDGED for value in values)
+        return bool(values) and (judged or 2 * _num_plain(values) > len(values))
     if role == "messages":
         return not values or any(isinstance(value, list) or str(value).lstrip().startswith("[") for value in values)
     return True

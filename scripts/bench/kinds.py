@@ -4,7 +4,9 @@
 
 Texts are random tokens, 24 on average. SFT, DPO and DoRA train on the same texts, of which DPO compares half
 with the other half; its time has the log-likelihoods under the base in it, once for each text. All ways
-take turns, and the least CPU time of each counts, so that other programs hardly matter.
+take turns, and the least CPU time of each counts, so that other programs hardly matter. What bounds the ratio
+stands at the end: the share of products in the first kind's time, and how fast a layer's largest product is
+on one client's tokens and on those of all.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 
 import torch
 from alternating import best
+from transformers import AutoConfig
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine.engine import Engine
@@ -56,6 +59,33 @@ def main() -> None:
     if {"sft", "dpo"} <= {*given.kinds}:
         for way in ("together", "one by one"):
             print(f"dpo / sft, {way}: {least['dpo', way] / least['sft', way]:.2f}")
+    first = given.kinds[0]
+    print(f"{first}, one by one: {100 * share_of_products(ways[first, 'one by one']):.0f} % of the time are products")
+    for clients in (1, given.clients):
+        tokens = clients * given.texts * sum(LENGTHS) // 2
+        print(f"a layer's product on {tokens} tokens: {speed(given.base, tokens):.0f} Gflop/s")
+
+
+def share_of_products(work: Callable[[], Any]) -> float:
+    """Of the time that PyTorch's operations take."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        work()
+    times = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+    return sum(times.get(f"aten::{name}", 0) for name in ("mm", "addmm", "bmm", "baddbmm")) / sum(times.values())
+
+
+def speed(base: str, tokens: int) -> float:
+    """Of the first product of a block's MLP, in 10^9 operations a second: the best of five."""
+    config = AutoConfig.from_pretrained(base)
+    inputs, weight = torch.randn(tokens, config.hidden_size), torch.randn(config.intermediate_size, config.hidden_size)
+    operations, least = 2 * tokens * weight.numel(), float("inf")
+    often = max(3, 4 * 10**9 // operations)
+    for _ in range(5):
+        began = time.process_time()
+        for _ in range(often):
+            torch.nn.functional.linear(inputs, weight)
+        least = min(least, (time.process_time() - began) / often)
+    return operations / least / 1e9
 
 
 def work(base: Any, jobs: list[Fit]) -> None:

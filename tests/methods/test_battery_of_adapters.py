@@ -1,5 +1,5 @@
-"""Every method that trains adapters passes the battery with DoRA on pairs of answers, and on the experts of a mixture,
-or says why it cannot."""
+"""Every method that trains adapters passes the battery with DoRA on pairs of answers and beside a head, and on the
+experts of a mixture, or says why it cannot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ from llm_fed.testing.battery import CHECKS, Slack
 
 NAMES = [name for name in FEDERATED if not name.endswith(OF_PICTURES)]
 QUICK = ("fedit", "ifca", "fedmerge", "feddpa", "flora")
-LOCAL = {"scaffold": ["local.optimizer=sgd", "local.lr=0.5", "local.lr_end=0.5"]}
+LOCAL = {  # scaffold takes SGD alone
+    "dora and a head": ["local.optimizer=sgd", "local.lr=0.2", "local.lr_end=0.2"],
+    "dora": ["local.optimizer=sgd", "local.lr=0.5", "local.lr_end=0.5"],
+    "experts": ["local.optimizer=sgd", "local.lr=0.5", "local.lr_end=0.5"],
+}
 SAYS = (
     "every message survives the wire", "all clients at once is 1 at a time", "the loss falls",
     "killed in every round but the first and continued is uninterrupted",
@@ -37,13 +41,22 @@ KINDS = {
         federation.PAIRS, words="DoRA on pairs of answers", structure=replace(federation.STRUCTURE, dora=True),
         config={**federation.OBJECTIVE, "adapter": {"dora": True}},
     ),
+    "dora and a head": replace(
+        federation.CLASSIFIERS, words="DoRA of a RoBERTa with a head",
+        structure=replace(federation.CLASSIFIERS.structure, dora=True),
+        config={**federation.CLASSIFIERS.config, "adapter": {"dora": True}},
+    ),
     "experts": replace(
         federation.ADAPTERS, words="adapters on the experts of a Mixtral", base=mixture, falls=0.05,
         structure=replace(federation.STRUCTURE, parameters=("experts.down_proj", "experts.gate_up_proj")),
         config={"adapter": {"target_parameters": ["experts.down_proj", "experts.gate_up_proj"], "dropout": 0.0}},
     ),
 }  # fmt: skip
-REASONS = {"dora": "adapter.dora=false", "experts": "leave out adapter.target_parameters"}
+REASONS = {
+    "dora": "adapter.dora=false",
+    "dora and a head": "adapter.dora=false",
+    "experts": "leave out adapter.target_parameters",
+}
 
 
 def checked(name: str, kind: str, folder: Path) -> None:
@@ -53,7 +66,7 @@ def checked(name: str, kind: str, folder: Path) -> None:
         assert REASONS[kind] in reason
         return
     try:
-        whole = federation.go(settings, setup.training(LOCAL.get(name, ())), folder / "whole")
+        whole = federation.go(settings, setup.training(LOCAL[kind] if name == "scaffold" else ()), folder / "whole")
     except UserError as error:
         assert REASONS[kind] in str(error)
         return

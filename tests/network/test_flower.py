@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import classifiers
 import psutil
 import pytest
 from flower_deployment import Deployment
+from preference_files import pairs_of
 from safetensors.torch import load_file
 from small_run import CLIENTS, Small
 from torch.testing import assert_close
@@ -45,10 +48,13 @@ def equal(here: Path, folder: Path, exactly: bool = False) -> None:
     """The scores and personal models of a run in one process, and of one over the network."""
     one, other = (json.loads((run / "summary.json").read_text()) for run in (here, folder / "run"))
     assert one == other
+    equal_adapters(here, folder, 0 if exactly else 1e-5)
+
+
+def equal_adapters(here: Path, folder: Path, tolerance: float) -> None:
     for client in CLIENTS:
         mine, theirs = adapters(here / "adapters" / client), adapters(folder / f"home-{client}/adapters/run" / client)
         assert mine.keys() == theirs.keys() and mine
-        tolerance = 0 if exactly else 1e-5
         for name in mine:
             assert_close(theirs[name], mine[name], rtol=tolerance, atol=tolerance)
 
@@ -126,6 +132,30 @@ def test_fedmerge_over_flower_is_fedmerge_in_one_process(small, tmp_path):
     # Beside the uploads there are six replies from each of three nodes, and Flower's envelope of each: to the greeting,
     # the first round, the two others with the scores before them, the last scores, and the end.
     assert up < traffic["inbound-bytes"] < up + 6 * 3 * 2500
+
+
+@pytest.mark.parametrize("kind", ["preferences", "labels"])
+def test_other_kinds_over_flower_are_those_in_one_process(kind, small, tmp_path):
+    """Pairs with the client's own last model as the reference, and texts with labels under a head."""
+    data = tmp_path / "data"
+    if kind == "labels":
+        tree = classifiers.tree(classifiers.written(tmp_path / "roberta", "roberta"), classifiers.federation(data))
+        tree["task"]["labels"] = list(classifiers.LABELS)
+    else:
+        changes = {"objective": {"name": "dpo", "beta": 0.5, "reference": "last"}}
+        tree = small.tree(
+            task={"path": str(pairs_of(small.data, data))}, eval={"metric": None, "base": False}, **changes
+        )
+    tree["network"] = {"clients": sorted(CLIENTS), "deadline": 120.0, "patience": 600.0}
+    config = from_dict(tree)
+    here = experiment.train(config, tmp_path / "here")
+    flower_app.write(tmp_path / "app", config, kind)
+    with deploy(tmp_path, replace(small, data=data)) as net:
+        run = net.run(tmp_path / "app", {"out": str(tmp_path / "run")})
+        assert net.wait(run, 500) == "finished:completed", net.logs(run)
+    there = json.loads((tmp_path / "run/summary.json").read_text())
+    assert there["scores"]["clients"] == here["scores"]["clients"]
+    equal_adapters(tmp_path / "here", tmp_path, 1e-4)
 
 
 def test_faults_over_flower(small, tmp_path):

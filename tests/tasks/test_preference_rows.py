@@ -11,6 +11,7 @@ import pytest
 from byte_tokenizer import MARKED, byte_tokenizer
 from jsonl import write
 
+from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.rows import Row
@@ -160,16 +161,85 @@ def test_a_label_that_says_nothing_is_named(tmp_path):
         load(tmp_path, [*rows, {**rows[0], "label": "maybe"}], label="label")
 
 
+@pytest.mark.parametrize("label", ["maybe", 2, 0.5, "", [True], None])
+def test_a_few_labels_that_say_nothing_hide_none_of_the_others(label, tmp_path):
+    """The column need not be named: most of its values are true or false."""
+    rows = [{"prompt": f"{ASKED} {n}", "completion": GOOD, "label": n % 2 == 0} for n in range(3)]
+    with pytest.raises(UserError, match="line 4: column 'label' holds .*true.*task.bad_rows=skip"):
+        load(tmp_path, [*rows, {**rows[0], "label": label}])
+    assert load(tmp_path, rows).reading.roles["label"] == "label"
+
+
+@pytest.mark.parametrize("labels", [(0, 1, 2), (4, 5, 1), ("positive", "negative", "true")])
+def test_labels_that_are_no_judgement_are_left_alone(labels, tmp_path):
+    rows = [{"prompt": f"{ASKED} {n}", "completion": GOOD, "label": label} for n, label in enumerate(labels)]
+    assert "label" not in load(tmp_path, rows).reading.roles
+
+
+def test_one_row_of_another_form_among_pairs_is_the_one_that_is_named(tmp_path):
+    pairs = [{"prompt": f"{ASKED} {n}", "chosen": GOOD, "rejected": BAD} for n in range(3)]
+    with pytest.raises(UserError, match="line 3: the column 'chosen' is missing"):
+        load(tmp_path, [*pairs[:2], {"prompt": ASKED, "completion": GOOD}, pairs[2]])
+    both = [{**pair, "response": GOOD} for pair in pairs]  # the chosen one once more
+    assert {"chosen", "rejected"} <= load(tmp_path, both).reading.roles.keys()
+    assert load(tmp_path, both, answer="response").reading.roles["answer"] == "response"
+
+
+# Forms in which people keep preferences beside those of TRL.
+OTHER_FORMS: dict[str, dict[str, Any]] = {
+    "messages in a column of their own": {
+        "conversations": [{"from": "human", "value": ASKED}],
+        "chosen": {"from": "gpt", "value": GOOD}, "rejected": {"from": "gpt", "value": BAD},
+    },
+    "an answer once more": {"prompt": ASKED, "response": GOOD, "chosen": GOOD, "rejected": BAD},
+    "an answer with its prompt": {"prompt": ASKED, "completion": [user(), said(GOOD)], "label": False},
+    "judged messages": {"messages": [user(), said(GOOD)], "label": False},
+    "a tag": {"instruction": ASKED, "output": GOOD, "kto_tag": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", OTHER_FORMS)
+def test_other_forms_are_read(form, tmp_path):
+    (example, *_) = load(tmp_path, [OTHER_FORMS[form]] * 3).clients["ann"].train
+    prompt = example.prompt if isinstance(example.prompt, str) else example.prompt[-1].content
+    assert (prompt, example.answers) == (ASKED, (GOOD,))
+    if "chosen" in OTHER_FORMS[form]:
+        assert example.rejected[-1].content == BAD and len(example.rejected) == 2
+    else:
+        assert example.desirable is False
+
+
+def test_what_messages_are_labelled_with_is_a_judgement_only_where_it_is_true_or_false(tmp_path):
+    rows = [{"messages": [user(f"{n}"), said(GOOD)], "label": n} for n in (0, 1, 0)]
+    assert "label" not in load(tmp_path, rows).reading.roles
+
+
 def test_an_objective_that_the_data_do_not_fit_is_named_with_file_and_remedy(tmp_path):
     plain = [{"prompt": f"{ASKED} {n}", "completion": GOOD} for n in range(3)]
     train = load(tmp_path, plain).clients["ann"].train
-    with pytest.raises(UserError, match=r"ann.jsonl, example 1 .*objective.name=dpo.*has no rejected answer.*=sft"):
+    with pytest.raises(UserError, match=r"ann.jsonl, line [123]: objective.name=dpo.*has no rejected answer.*=sft"):
         list(encoder("dpo").lengths([train]))
     with pytest.raises(UserError, match="objective.name=kto learns from rows with prompt, completion and label"):
         list(encoder("kto").lengths([train]))
     pairs = load(tmp_path, [FORMS["texts"]] * 3).clients["ann"].train
     with pytest.raises(UserError, match="has no label.*objective.name=dpo"):
         list(encoder("kto").lengths([pairs]))
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "csv"])
+def test_the_row_is_that_of_the_file_wherever_the_example_went(form, tmp_path):
+    """Rows are dealt out to splits at random; that of the only undesirable answer is known by its line."""
+    rows = [{"prompt": f"{ASKED} {n}", "completion": GOOD, "label": n != 5} for n in range(8)]
+    texts = {
+        "jsonl": "\n".join(map(json.dumps, rows)),
+        "json": "[\n" + ",\n".join(map(json.dumps, rows)) + "]",
+        "csv": "\n".join(["prompt,completion,label", *(f"{r['prompt']},{GOOD},{r['label']}" for r in rows)]),
+    }
+    (tmp_path / f"ann.{form}").write_text(texts[form])
+    client = tasks.load(TaskConfig("files", str(tmp_path), columns=ColumnsConfig(label="label")), 0).clients["ann"]
+    places = {"jsonl": "line 6", "json": "line 7", "csv": "line 7"}
+    found = [part.where(n) for part in (client.train, client.test) for n, e in enumerate(part) if not e.desirable]
+    assert [place.rpartition("/")[2] for place in found] == [f"ann.{form}, {places[form]}"]
 
 
 def test_a_column_of_numbers_reaches_the_examples(tmp_path):
