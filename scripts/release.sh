@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the sdist, and from it the wheel, into dist/. Then tries the wheel with every Python from 3.10 to 3.13: a fresh
-# environment outside the clone, the installation, and three rounds of the quickstart's configuration.
+# environment outside the clone, the installation, and three rounds of the quickstart's configuration. At its end it
+# names the versions that it could not try, each with the command that does.
 #
 #   bash scripts/release.sh                    # those that are on the path as python3.10, python3.11, ...
 #   bash scripts/release.sh /opt/python3.12/bin/python3
@@ -13,6 +14,7 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
 pythons=("$@")
+tried=" "
 if [ ${#pythons[@]} -eq 0 ]; then
   for version in 3.10 3.11 3.12 3.13; do
     if "python$version" -c "import venv" 2>/dev/null; then pythons+=("python$version"); fi
@@ -38,8 +40,12 @@ for python in "${pythons[@]}"; do
   venv/bin/llm-fed runs >/dev/null
   venv/bin/llm-fed run "$assets/quickstart.yaml" base.name="$assets/tiny-base" rounds=3 --out run
   venv/bin/llm-fed export run out
+  tried+="$(venv/bin/python -c 'import sys; print("{}.{}".format(*sys.version_info))') "
   echo "$(venv/bin/llm-fed --version) works with $(venv/bin/python --version)"
   cd "$root"
   rm -rf "$place"
 done
 ls dist
+for version in 3.10 3.11 3.12 3.13; do
+  case "$tried" in *" $version "*) ;; *) echo "not tried: Python $version; bash scripts/release.sh /path/to/python$version" ;; esac
+done

@@ -56,6 +56,10 @@ FLAGS = {
     "tasks": ["--json"],
     "doctor": ["--base", "--json"],
 }  # fmt: skip
+LARGE = [  # what no help needs
+    "torch", "transformers", "datasets", "peft", "accelerate", "bitsandbytes", "evaluate", "flwr", "httpx",
+    "huggingface_hub", "matplotlib", "numpy", "pandas", "pyarrow", "PIL", "rouge_score", "jinja2", "omegaconf",
+]  # fmt: skip
 KEYS = ["metric", "clients", "mean", "std", "worst_half", "loss", "losses"]
 
 
@@ -281,6 +285,20 @@ sys.argv[1:] = {words}
 main()"""
     said = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert said.endswith("set()\n") and "fedmerge" in said or words == ["--help"]
+
+
+def test_no_help_loads_a_library_that_only_its_command_uses():
+    """All commands in one process: what one of them imports is seen at the end."""
+    code = f"""import sys
+from llm_fed.cli import main
+for command in {sorted(FLAGS)}:
+    try:
+        main([command, "--help"])
+    except SystemExit as end:
+        assert not end.code, command
+print({set(LARGE)} & sys.modules.keys())"""
+    said = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert said.endswith("set()\n"), said.splitlines()[-1]
 
 
 def test_the_list_of_methods_is_that_of_the_classes():

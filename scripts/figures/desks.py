@@ -19,7 +19,7 @@ ROWS = {
     "fedit": "one adapter for all (federated averaging)",
     "fedmerge": "each desk gets a mixture of four adapters",
 }
-LEFT, SCALE, STEP, TOP = 290, 4.1, 46, 62  # pixels: of names, of a point of ROUGE-1, from row to row, above the rows
+WIDTH, SCALE, STEP, TOP = 440, 4.8, 58, 70  # pixels: in all, of a point of ROUGE-1, from row to row, above the rows
 STYLE = """
   text { font: 14px system-ui, sans-serif; fill: #1f2933; }
   .name { font-weight: 600; } .small { font-size: 12px; fill: #52606d; } .title { font-size: 16px; font-weight: 600; }
@@ -52,26 +52,29 @@ def picture(numbers: dict[str, tuple[float, float]]) -> str:
     best = max(numbers, key=lambda row: numbers[row][0])
     rows = [_row(n, row, numbers[row], row == best) for n, row in enumerate(numbers)]
     height = TOP + STEP * len(rows) + 6
-    title = "Five desks of unlike style: ROUGE-1 on the desks' own test questions"
-    legend = (
-        '<text class="small" x="0" y="44">SmolLM2-135M-Instruct, 36 steps per desk, four federations. '
-        "Upper bar: mean; lower bar: worst half of the desks.</text>"
-    )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" role="img">\n<style>{STYLE}</style>'
-    words = f'<title>{title}</title>\n<text class="title" x="0" y="20">{title}</text>'
-    return "\n".join([head, words, legend, *rows, "</svg>\n"])
+    title = "ROUGE-1 on five desks' own test questions"
+    legend = [
+        "SmolLM2-135M-Instruct, 36 steps per desk, four federations.",
+        "Upper bar: mean; lower bar: worst half of the desks.",
+    ]
+    # A width, so that a page shows it as drawn; narrow, so that a phone need not make its words smaller.
+    size = f'width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">\n<style>{STYLE}</style>'
+    words = f'<title>{title}</title>\n<text class="title" x="0" y="18">{title}</text>'
+    small = [f'<text class="small" x="0" y="{38 + 16 * n}">{line}</text>' for n, line in enumerate(legend)]
+    return "\n".join([head, words, *small, *rows, "</svg>\n"])
 
 
 def _row(place: int, row: str, numbers: tuple[float, float], best: bool) -> str:
     mean, half = numbers
     y = TOP + STEP * place
     return (
-        f'<g class="{"best" if best else "other"}"><text class="name" x="0" y="{y + 14}">{row}</text>'
-        f'<text class="small" x="0" y="{y + 30}">{ROWS[row]}</text>'
-        f'<rect class="mean" x="{LEFT}" y="{y + 2}" width="{mean * SCALE:.1f}" height="17" rx="2"/>'
-        f'<text class="name" x="{LEFT + mean * SCALE + 8:.1f}" y="{y + 16}">{mean}</text>'
-        f'<rect class="half" x="{LEFT}" y="{y + 21}" width="{half * SCALE:.1f}" height="12" rx="2"/>'
-        f'<text class="small" x="{LEFT + half * SCALE + 8:.1f}" y="{y + 31}">{half}</text></g>'
+        f'<g class="{"best" if best else "other"}"><text x="0" y="{y + 12}"><tspan class="name">{row}</tspan>'
+        f'<tspan class="small" dx="8">{ROWS[row]}</tspan></text>'
+        f'<rect class="mean" x="0" y="{y + 18}" width="{mean * SCALE:.1f}" height="17" rx="2"/>'
+        f'<text class="name" x="{mean * SCALE + 8:.1f}" y="{y + 32}">{mean}</text>'
+        f'<rect class="half" x="0" y="{y + 37}" width="{half * SCALE:.1f}" height="10" rx="2"/>'
+        f'<text class="small" x="{half * SCALE + 8:.1f}" y="{y + 46}">{half}</text></g>'
     )
 
 
