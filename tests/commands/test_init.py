@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_fed.commands import init, survey
+from llm_fed.commands import init, known_base, survey
 from llm_fed.settings import configfile
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
@@ -139,7 +139,7 @@ def test_any_path_and_column_survive_the_yaml(path, columns):
 
     work = init.BUDGET.work([9, 9], own_steps=True)
     text = init.rendered(
-        **init.settings_of("fedlora", work, init.SLOW, {}), task="files", base=path, known=True, path=path,
+        **init.settings_of("fedlora", work, known_base.SLOW, {}), task="files", base=path, known=True, path=path,
         columns=columns, dealt=None, why_dealt="", skipped=0, template="plain", why="", max_length=0, too_long=False,
         about_eval="",
     )  # fmt: skip
