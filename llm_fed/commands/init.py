@@ -120,7 +120,8 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     if not torch.cuda.is_available() and (hint := speed.hint()):
         findings["speed"] = hint
     evaluation = {"metric": metric, "max_new_tokens": None if reading.texts or limits is None else limits.answer}
-    settings = settings_of(method, work, rates_of(known.config), evaluation)
+    objective = _objective(reading)
+    settings = settings_of(method, work, rates_of(known.config, answers=not objective), evaluation)
     text = rendered(
         **settings,
         task="files",
@@ -134,7 +135,7 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
         template=template,
         why=_why(template, known.config is not None),
         max_length=limits.longest if limits else None,
-        **_objective(reading),
+        **objective,
         too_long=False,
         about_eval=" `base: false` leaves out the score of the base without an adapter.",
     )

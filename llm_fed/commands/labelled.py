@@ -62,7 +62,7 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
     }  # fmt: skip
     if not any(example.pair for example in examples) and (almost := near_duplicates(data).words()):
         findings["alike"] = almost
-    settings = init.settings_of(method, work, rates_of(known.config), {})
+    settings = init.settings_of(method, work, rates_of(known.config, answers=False), {})
     written = list(data.labels) if name == "classification" and len(data.labels) <= MOST_LABELS else None
     text = init.rendered(
         **settings,
