@@ -10,6 +10,8 @@ from rich import filesize
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from llm_fed.basics.errors import UserError
+from llm_fed.commands.init import BUDGET
+from llm_fed.commands.known_base import rates_of
 from llm_fed.models.families import feels_padding
 from llm_fed.models.fused_experts import fused_parameters, known_parameters
 from llm_fed.models.loading import check_name, config_of, explain, read_tokenizer
@@ -55,6 +57,7 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
         "tokens": lambda: _tokens(model, tokenizer),
         "chat template": lambda: _template(tokenizer),
         "end-of-answer tokens": lambda: _end(ends, tokenizer),
+        "init proposes": lambda: _proposed(model, tokenizer),
     }
     findings = []
     for what, answer in questions.items():
@@ -101,6 +104,16 @@ def _adapters(model: PreTrainedModel, adapter: AdapterConfig) -> str:
     kinds = sorted({name.rpartition(".")[2] for name in layers})
     size = layout(model, structure).size
     return f"{len(layers)} layers ({', '.join(kinds)}), {size:,} parameters at rank {structure.rank}"
+
+
+def _proposed(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    config = model.config.get_text_config()
+    rates = rates_of(config)
+    return (
+        f"{'task.template=chat, ' if tokenizer.chat_template else ''}{BUDGET.passes} passes in steps of {BUDGET.batch} "
+        f"examples, local.lr={rates['lr']:g} falling to local.lr_end={rates['lr_end']:g}, as the hidden size is "
+        f"{getattr(config, 'hidden_size', 'unknown')}"
+    )
 
 
 def _tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:

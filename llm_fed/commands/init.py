@@ -19,7 +19,7 @@ from llm_fed.bench import taking_part
 from llm_fed.commands import columns_of, known_base, survey
 from llm_fed.commands.budget import Budget, Workload
 from llm_fed.commands.columns_of import Ask, UserChoices
-from llm_fed.commands.known_base import KnownBase, Tell
+from llm_fed.commands.known_base import KnownBase, Tell, rates_of
 from llm_fed.commands.lengths import LengthLimits, Lengths, quantile
 from llm_fed.models import speed
 from llm_fed.rows.reading import Reading
@@ -41,8 +41,6 @@ MODELS = 4  # of FedMerge's soup, as far as there are clients
 OWN_STEPS = ("fedlora", "fedavg+", "fedpool")  # the methods with `personal_steps`
 KNOWN_LAYERS = ("q_proj", "v_proj")  # what adapters go on, of the model types that have layers of these names
 WITH_THEM = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "olmo2", "smollm3")
-SMALL = 1024  # the hidden size below which a model learns with larger steps
-FAST, SLOW = {"lr": 1e-3, "lr_end": 1e-4}, {"lr": 2e-4, "lr_end": 2e-5}
 FEW = 10  # training examples of a client, below which it is named
 SURE, SHOWN = 5, 6  # measured examples of a client from which on it is named, where all are a sample; clients in a line
 
@@ -121,9 +119,9 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     findings |= {"answers": answers, "method": line}
     if not torch.cuda.is_available() and (hint := speed.hint()):
         findings["speed"] = hint
-    small = known.config is not None and getattr(known.config, "hidden_size", SMALL) < SMALL
     evaluation = {"metric": metric, "max_new_tokens": None if reading.texts or limits is None else limits.answer}
-    settings = settings_of(method, work, FAST if small else SLOW, evaluation)
+    objective = _objective(reading)
+    settings = settings_of(method, work, rates_of(known.config, answers=not objective), evaluation)
     text = rendered(
         **settings,
         task="files",
@@ -137,7 +135,7 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
         template=template,
         why=_why(template, known.config is not None),
         max_length=limits.longest if limits else None,
-        **_objective(reading),
+        **objective,
         too_long=False,
         about_eval=" `base: false` leaves out the score of the base without an adapter.",
     )

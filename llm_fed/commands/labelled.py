@@ -12,7 +12,7 @@ from llm_fed import tasks
 from llm_fed.commands import columns_of, init, survey
 from llm_fed.commands.budget import Budget
 from llm_fed.commands.columns_of import Ask, UserChoices
-from llm_fed.commands.known_base import KnownBase
+from llm_fed.commands.known_base import KnownBase, rates_of
 from llm_fed.kinds.sequences import head_for, named_labels
 from llm_fed.rows.reading import Reading
 from llm_fed.scoring.duplicates import near_duplicates
@@ -62,8 +62,7 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
     }  # fmt: skip
     if not any(example.pair for example in examples) and (almost := near_duplicates(data).words()):
         findings["alike"] = almost
-    small = getattr(known.config, "hidden_size", init.SMALL) < init.SMALL
-    settings = init.settings_of(method, work, init.FAST if small else init.SLOW, {})
+    settings = init.settings_of(method, work, rates_of(known.config, answers=False), {})
     written = list(data.labels) if name == "classification" and len(data.labels) <= MOST_LABELS else None
     text = init.rendered(
         **settings,

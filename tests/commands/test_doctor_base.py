@@ -35,6 +35,8 @@ def test_a_llama_in_numbers(tmp_path):
     assert found["context"] == "64 tokens"
     assert found["adapters on q_proj and v_proj"] == "4 layers (q_proj, v_proj), 1,344 parameters at rank 8"
     assert found["adapters on all-linear"].startswith("14 layers (down_proj, gate_proj")
+    assert "local.lr=0.003 falling to local.lr_end=0.0003" in found["init proposes"]
+    assert "task.template" not in found["init proposes"], "a base without a chat template"
     assert "task.template=chat is not possible" in found["chat template"] and "'</s>'" in found["end-of-answer tokens"]
 
 

@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_fed.commands import init, survey
+from llm_fed.commands import init, known_base, survey
 from llm_fed.settings import configfile
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
@@ -46,6 +47,17 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert llm_fed("init", "my data", "--base", small.base, "--force", "--method", "fedit").code == 0
     assert configfile.load("my data.yaml").method == {"name": "fedit"}
     llm_fed("init", "my data", "--base", small.base, "--force", "--method", "fedmrge").assert_refused("fedmrge")
+
+
+@pytest.mark.parametrize("more, lr", [({}, 3e-3), ({"rejected": "w9"}, 1e-3)])
+def test_a_narrow_base_learns_answers_in_larger_steps_than_preferences(small, llm_fed, tmp_path, more, lr):
+    answer = "chosen" if more else "answer"
+    write(tmp_path / "a.jsonl", [{"prompt": f"w{20 + i}", answer: f"w{i % 3}", **more} for i in range(40)])
+    words = ["--base", small.base, "--clients", "2", "--out", tmp_path / "c.yaml", "--yes"]
+    said = llm_fed("init", tmp_path / "a.jsonl", *words)
+    assert said.code == 0, said.err
+    local = configfile.load(tmp_path / "c.yaml").local
+    assert (local.lr, local.lr_end) == pytest.approx((lr, lr / 10))
 
 
 def test_chinese_columns_and_text(small, llm_fed, tmp_path):
@@ -139,7 +151,7 @@ def test_any_path_and_column_survive_the_yaml(path, columns):
 
     work = init.BUDGET.work([9, 9], own_steps=True)
     text = init.rendered(
-        **init.settings_of("fedlora", work, init.SLOW, {}), task="files", base=path, known=True, path=path,
+        **init.settings_of("fedlora", work, known_base.SLOW, {}), task="files", base=path, known=True, path=path,
         columns=columns, dealt=None, why_dealt="", skipped=0, template="plain", why="", max_length=0, too_long=False,
         about_eval="",
     )  # fmt: skip

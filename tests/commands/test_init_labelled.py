@@ -29,6 +29,7 @@ def test_it_sees_labels(base, tmp_path, llm_fed):
     config = read(tmp_path / "shops.yaml")
     assert config["task"]["name"] == "classification" and config["task"]["labels"] == list(LABELS)
     assert "adapter" not in config and "template" not in config["task"]
+    assert config["local"]["lr"] == 1e-3  # the largest that was tried with labels
     words = ["rounds=1", "local.steps=1", "eval.every=0", "device=cpu"]
     ran = llm_fed("run", tmp_path / "shops.yaml", *words, "--out", tmp_path / "run")
     assert ran.code == 0, ran.err

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_fed.commands import init, pictured
+from llm_fed.commands import init, known_base, pictured
 from llm_fed.commands.budget import Budget, Workload
 from llm_fed.federation.schedule import cohort_size
 
@@ -59,17 +59,17 @@ def test_within_limits(sizes, own_steps, budget):
 
 def test_the_file_compares_at_equal_work():
     found = work(50, 72)
-    settings = init.settings_of("fedlora", found, init.SLOW, {})
+    settings = init.settings_of("fedlora", found, known_base.SLOW, {})
     assert settings["rows"]["fedlora"] == [] and "participation=1.0" in settings["rows"]["local"]
     rounds, steps = found.alone()
     assert {f"rounds={rounds}", f"local.steps={steps}"} < set(settings["rows"]["local"])
     assert math.isclose(rounds * steps, 30 * 9 * 10 / 50 + 36, rel_tol=0.1)
-    assert init.settings_of("local", init.BUDGET.work([72], own_steps=False), init.SLOW, {})["rows"] == {}
+    assert init.settings_of("local", init.BUDGET.work([72], own_steps=False), known_base.SLOW, {})["rows"] == {}
 
 
 def test_local_is_compared_with_methods_that_share_at_equal_work():
     found = init.BUDGET.work([72] * 5, own_steps=False, alone=True)
-    rows = init.settings_of("local", found, init.SLOW, {})["rows"]
+    rows = init.settings_of("local", found, known_base.SLOW, {})["rows"]
     assert [*rows] == ["local", "fedlora", "fedalt"] and rows["local"] == [] and rows["fedalt"] == ["method=fedalt"]
     words = dict(word.split("=") for word in rows["fedlora"])
     shared, own = int(words["rounds"]) * found.steps, int(words["method.personal_steps"])

@@ -40,8 +40,12 @@ OPEN = {  # what a file leaves to the command line
     ),
     "potara_vit_cpu.yaml": ["base.name=base", "task.path=data"],
     "flan_smollm2.yaml": ["base.name=base", "task.path=data"],
+    "flan_smollm2_cpu.yaml": ["base.name=base", "task.path=data"],
     "preferences_cpu.yaml": ["base.name=base", "task.path=data"],
-    **dict.fromkeys(["default_method.yaml", "default_method_200.yaml"], ["base.name=base", "task.path=data"]),
+    **dict.fromkeys(
+        ["default_method.yaml", "default_method_200.yaml", "default_method_rates.yaml"],
+        ["base.name=base", "task.path=data"],
+    ),
     "quickstart_ifca.yaml": ["base.name=base"],
     "classification_cpu.yaml": ["base.name=base", "task.path=data"],
 }
