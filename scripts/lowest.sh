@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs the tests with the lowest version of each dependency that pyproject.toml allows, in an environment of its own.
-# torch is excepted: of its older versions a package index may have CUDA builds alone, several gigabytes each.
+# torch is the newest, unless TORCH names another: a package index may have old ones as CUDA builds alone, of gigabytes.
 #
 #   bash scripts/lowest.sh                     # needs Python 3.11 or newer, for tomllib; PIPFLAGS as in the Makefile
 #   bash scripts/lowest.sh tests/engine -x     # a part of the tests
+#   TORCH=2.6.0 bash scripts/lowest.sh         # the lowest torch, too
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work="$(mktemp -d)"
@@ -16,14 +17,16 @@ import tomllib
 
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
-for line in project["dependencies"]:
+extras = [line for extra in ("privacy", "analysis", "excel", "gguf") for line in project["optional-dependencies"][extra]]
+for line in project["dependencies"] + extras:
     name, lowest = re.fullmatch(r"([\w-]+)>=([\d.]+).*", line).groups()
     if name != "torch":
         print(f"{name}=={lowest}")
 END
+if [ -n "${TORCH:-}" ]; then echo "torch==$TORCH" >> "$work/lowest.txt"; fi
 # Not the extra `dev`: Flower needs newer versions of its own dependencies than this project does. So the tests of the
 # site and of Flower's keys are left out, and those that need Flower skip themselves.
-"$work/venv/bin/pip" install --quiet ${PIPFLAGS:-} --constraint "$work/lowest.txt" --editable '.[privacy,analysis]' \
+"$work/venv/bin/pip" install --quiet ${PIPFLAGS:-} --constraint "$work/lowest.txt" --editable '.[privacy,analysis,excel,gguf]' \
   'pytest>=8' 'pytest-xdist>=3.6' 'hypothesis>=6.100'
 "$work/venv/bin/pip" list --format=freeze
 export VENV="$work/venv" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
