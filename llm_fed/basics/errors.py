@@ -47,7 +47,7 @@ def listed(names: Sequence[str], most: int = 20) -> str:
 
 def install(extra: str) -> str:
     """How to install an optional dependency; llm_fed itself is not on a package index."""
-    return f"in the clone of llm_fed, run pip install -e '.[{extra}]'"
+    return f"in a clone of llm_fed, run pip install -e '.[{extra}]'; with its wheel, pip install 'WHEEL[{extra}]'"
 
 
 def lookup(key: str, name: str, table: Mapping[str, Item]) -> Item:

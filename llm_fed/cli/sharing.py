@@ -100,7 +100,7 @@ def flower(
     ] = None,
 ) -> None:
     """Write a Flower app that runs the federation with its clients on other machines. Each machine needs Flower: in a
-    clone, pip install -e '.[flower]'."""
+    clone, pip install -e '.[flower]'; with the wheel, pip install 'WHEEL[flower]'."""
     from llm_fed.commands import section
     from llm_fed.settings import configfile, shipped
 

@@ -107,7 +107,7 @@ def activations(
 
 
 @dataclass(frozen=True)
-class Reading:
+class ReadingMemory:
     """Bytes for each row of a batch of prompts that is read.
 
     Attributes:
@@ -121,7 +121,7 @@ class Reading:
     logits: int
 
 
-def reading(base: Base, length: int) -> Reading:
+def reading(base: Base, length: int) -> ReadingMemory:
     """What it takes to read prompts of so many tokens, padding among them, without the adapters."""
     rows, model = 2, base.model
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
@@ -131,7 +131,7 @@ def reading(base: Base, length: int) -> Reading:
             output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **last)
         kept = sum(part.nbytes for layer in output.past_key_values.layers for part in _tensors(layer))
         logits = output.logits.shape[-1] * max(4, output.logits.element_size())
-    return Reading(max(kept, alive.peak) // rows, -(-kept // (rows * length)), logits)
+    return ReadingMemory(max(kept, alive.peak) // rows, -(-kept // (rows * length)), logits)
 
 
 def _tensors(layer: Any) -> list[Tensor]:

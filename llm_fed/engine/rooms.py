@@ -23,7 +23,7 @@ SHARE = 0.8  # of a GPU's
 STEP = 64  # tokens to which lengths are rounded up, so that few of them are measured
 
 _said: WeakSet[nn.Module] = WeakSet()
-_measured: WeakKeyDictionary[nn.Module, dict[int, footprint.Reading]] = WeakKeyDictionary()
+_measured: WeakKeyDictionary[nn.Module, dict[int, footprint.ReadingMemory]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class RoutedExperts:
     """What a block of fused experts computes while a bank is attached, in the place of its own `forward`.
 
     As tokens know their row, all of a row's products with A, and with B, are one batched product over all experts of
-    which the chosen ones count. It costs E r / in of what the chosen experts' own products cost, divided by C.
+    which the chosen ones count. That is E times the products with the chosen experts' adapters alone.
 
     Args:
         factors: by the name of a parameter its A (N, E, r, in) and B (N, E, out, r).

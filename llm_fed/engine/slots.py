@@ -44,7 +44,7 @@ def allowed(base: Base) -> bool:
 
 
 @dataclass
-class Row:
+class OpenAnswer:
     """An answer that is being written.
 
     Attributes:
@@ -125,7 +125,7 @@ class Slots:
         columns = max(len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True))
         device = base.model.device
         self._most, self._columns = most, -(-columns // WIDTH) * WIDTH if captures else columns
-        self._rows: list[Row] = []  # of the slots in use, which are the first ones
+        self._rows: list[OpenAnswer] = []  # of the slots in use, which are the first ones
         self._cache: Cache = DynamicCache(config=base.model.config)
         self._layers = [SlotLayer(self) for _ in self._cache.layers]
         self._cache.layers = [*self._layers]
@@ -180,7 +180,7 @@ class Slots:
         self._index[here] = torch.tensor(owners, device=self._index.device)
         if self._weights is not None and weights is not None:
             self._weights[here] = weights.to(self._weights.device)
-        self._rows += [Row(i, length) for i, length in zip(chosen, lengths, strict=True)]
+        self._rows += [OpenAnswer(i, length) for i, length in zip(chosen, lengths, strict=True)]
         yield from self._heard(at, self._ids[here, 0].tolist())
 
     def _write(self) -> Iterator[tuple[int, list[int]]]:

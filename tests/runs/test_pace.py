@@ -222,9 +222,8 @@ def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
 
 
 def test_signs_change_no_number_and_are_few(small, tmp_path, monkeypatch):
-    """The same run with a silent reporter and with one that listens; a sign for each fused step and for each batch of
-    answers: 3 rounds of 2 steps, four batches of scores (one in each round and the test), and two of the
-    base."""
+    """The same run with a silent reporter and with one that listens; a sign for each fused step and for each answer: 3
+    rounds of 2 steps, and six evaluations of 7 answers (one in each round, the test, and two of the base)."""
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     told: list[str] = []
     for name in ("step", "answered"):
@@ -234,7 +233,7 @@ def test_signs_change_no_number_and_are_few(small, tmp_path, monkeypatch):
         console = Console(file=io.StringIO(), quiet=quiet)
         run.train(from_dict(small.tree()), tmp_path / folder, reporter=Reporter(console))
         assert (told == []) is quiet
-    assert (told.count("step"), told.count("answered")) == (3 * 2, 6)
+    assert (told.count("step"), told.count("answered")) == (3 * 2, 6 * 7)
     one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("silent", "told"))
     assert one == other
 

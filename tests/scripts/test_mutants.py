@@ -35,8 +35,8 @@ def test_a_fault_that_no_longer_fits_is_named(mutants, tmp_path):
 def test_a_planted_fault_is_noticed(mutants, tmp_path):
     mutants.copy_into(tmp_path)
     tests = ["tests/eval/test_intervals.py"]
-    assert mutants.tried(tmp_path, tests)[0]
+    assert mutants.tried(tmp_path, tests, 600)[0]
     file = tmp_path / "eval/intervals.py"
     file.write_text(file.read_text().replace("return self.value - half", "return self.value + half"))
-    passed, first = mutants.tried(tmp_path, tests)
+    passed, first = mutants.tried(tmp_path, tests, 600)
     assert not passed and first.startswith("tests/eval/test_intervals.py::")
