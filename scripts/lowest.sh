@@ -17,8 +17,8 @@ import tomllib
 
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
-extras = [line for extra in ("privacy", "analysis", "excel", "gguf") for line in project["optional-dependencies"][extra]]
-for line in project["dependencies"] + extras:
+extras = project["optional-dependencies"]
+for line in project["dependencies"] + extras["privacy"] + extras["analysis"] + extras["excel"] + extras["gguf"]:
     name, lowest = re.fullmatch(r"([\w-]+)>=([\d.]+).*", line).groups()
     if name != "torch":
         print(f"{name}=={lowest}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the sdist, and from it the wheel, into dist/. Then tries the wheel with every Python from 3.10 to 3.13: a fresh
 # environment outside the clone, the installation, and three rounds of the quickstart's configuration. At its end it
-# names the versions that it did not try, each with the command that does: Pythons, the lowest dependencies, newer torch.
+# names what it did not try, each with the command that does: Pythons, the lowest dependencies, a newer torch.
 #
 #   bash scripts/release.sh                    # those that are on the path as python3.10, python3.11, ...
 #   bash scripts/release.sh /opt/python3.12/bin/python3
@@ -51,5 +51,5 @@ for version in 3.10 3.11 3.12 3.13; do
 done
 echo "not tried: the lowest dependencies; TORCH=2.6.0 bash scripts/lowest.sh"
 # Beyond the bound in pyproject.toml, so pip says that llm_fed does not want it, and installs it all the same.
-echo "not tried: torch 2.14; python3 -m venv V && V/bin/pip install -e '.[dev]' && V/bin/pip install 'torch==2.14.*' &&" \
-  "V/bin/python -m pytest -m 'not slow and not gpu'"
+echo "not tried: torch 2.14; python3 -m venv V && V/bin/pip install -e '.[dev]' &&" \
+  "V/bin/pip install 'torch==2.14.*' && V/bin/python -m pytest -m 'not slow and not gpu'"
