@@ -72,11 +72,12 @@ async def potara(
     evidence = await client.gradient_moments(fed, local, examples, sampled=fisher == "sampled", structure=plain)
     counted = [name for name in fed if head == "traced" or factor_of(name) != HEAD]
     recipe = weigh(evidence, fed.layout, counted, damping, per_factor) | {**said, "losses": rounded(evidence.losses)}
-    if (fisher, fisher_data) == ("empirical", "train") and evidence.losses[1] < OVERFITTED:
+    if fisher == "empirical" and evidence.losses[1] < OVERFITTED:
+        remedies = ["method.fisher_data=held-out"] * (fisher_data == "train") + ["method.grid=true"] * (not grid)
         recipe["note"] = (
             f"the local adapter's loss on the {len(examples)} examples is {evidence.losses[1]:.2g} nats per target: "
-            "it has memorised them, so its gradients nearly vanish and POTARA treats it as very uncertain; try "
-            "method.fisher_data=held-out"
+            f"it {'has memorised' if fisher_data == 'train' else 'is sure of'} them, so its gradients nearly vanish "
+            "and POTARA treats it as very uncertain" + (f"; try {' and '.join(remedies)}" if remedies else "")
         )
     weight = recipe["lambda_fed"]
     if per_factor and head == "mixed":

@@ -169,8 +169,10 @@ def test_an_overfitted_local_adapter_is_noted(small, parents, tmp_path, monkeypa
     found = recipes(merged(small, tmp_path, parents, "potara"))["ada"]
     assert 0 < found["losses"][1] < found["losses"][0] and "memorised them" in found["note"]
     assert "ada: the local adapter's loss on the 6 examples" in capsys.readouterr().err
-    for number, settings in enumerate(({"fisher": "sampled"}, {"fisher_data": "held-out"})):
-        assert "note" not in recipes(merged(small, tmp_path, parents, "potara", str(number), **settings))["ada"]
+    assert "fisher_data=held-out and method.grid=true" in found["note"]
+    assert "note" not in recipes(merged(small, tmp_path, parents, "potara", "sampled", fisher="sampled"))["ada"]
+    held = recipes(merged(small, tmp_path, parents, "potara", "held", fisher_data="held-out"))["ada"]
+    assert "is sure of them" in held["note"] and held["note"].endswith("; try method.grid=true")
 
 
 # The battery of mergers (that of methods with rounds is test_battery.py).
