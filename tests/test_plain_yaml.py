@@ -20,6 +20,10 @@ def test_either_reads_what_the_other_wrote(values):
         assert read(own) == read(theirs) == values
 
 
+def test_keys_keep_their_order():
+    assert plain_yaml.dump({"b": 1, "a": 2}) == "b: 1\na: 2\n"
+
+
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "- " * 100_000, "a: [", "!!python/name:os.system"])
 def test_what_cannot_be_read_is_refused(text):
     with pytest.raises((yaml.YAMLError, RecursionError)):

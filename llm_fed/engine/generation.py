@@ -18,10 +18,10 @@ from llm_fed.basics import signs
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import reading
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.batch_limits import BatchLimit, in_turn, within
 from llm_fed.engine.capture import Captures
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.prefixes import PromptRequest, batches, ordered, shared_prefixes
-from llm_fed.engine.rooms import Room, in_turn, within
 from llm_fed.engine.sampling import Choose, Sampling
 from llm_fed.engine.slots import Slots, allowed
 from llm_fed.models.base import Base
@@ -59,7 +59,7 @@ def generate(
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
-        batch_size: rows per forward pass at most, see `rooms`; they are sorted by length, whichever adapter they use.
+        batch_size: rows of a forward pass at most (`batch_limits`), sorted by length, whichever adapter they use.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
         captures: steps in slots are captured; None: they run as they are written.
 
@@ -91,7 +91,7 @@ def generate(
             yield i
 
     # Longest first: if memory does not suffice, that shows at once.
-    limit = Room(base, batch_size, max_new_tokens).rows
+    limit = BatchLimit(base, batch_size, max_new_tokens).rows
     if requests and allowed(base):
         most = min(len(requests), limit(max(len(prompt) for _, prompt in requests)))
         in_turn(ordered(requests, shared), most, answer_in_slots)
@@ -118,7 +118,7 @@ def option_log_likelihoods(
 
     Args:
         requests: (row of the bank, token ids of the prompt, token ids of each option).
-        batch_size: options per forward pass at most, see `rooms`; a request with more of them has its own pass.
+        batch_size: options per forward pass at most (`batch_limits`); a request with more of them has its own pass.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
 
     Raises:
@@ -136,7 +136,7 @@ def option_log_likelihoods(
     begun = sorted({*range(len(requests))}.difference(whole))
     shared = _shared(base, [asked[i] for i in begun], mix)
     tokens = max((len(option) for _, _, options in requests for option in options), default=0)
-    limit = Room(base, batch_size, tokens, logits=tokens).rows
+    limit = BatchLimit(base, batch_size, tokens, logits=tokens).rows
     for places, score in ((begun, partial(_score, shared=shared)), (whole, _score_whole)):
 
         def answer(chosen: Sequence[int], score: Score = score) -> None:

@@ -37,7 +37,7 @@ from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import Grid, collate, filled
 from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.engine.tokens import TokenGroups, groups_of
-from llm_fed.method.requests import Distillation, Fitted, PerExample
+from llm_fed.method.requests import Distillation, Fit, Fitted, PerExample, Work
 from llm_fed.models.lora import Lora
 from llm_fed.testing.tiny import HEADS, VOCABULARY, drawn
 
@@ -182,6 +182,28 @@ def test_replays_are_the_same_whatever_was_replayed_before():
     assert differ(padded, written, jobs) < 1e-10
 
 
+def test_a_replay_knows_how_long_its_texts_are(monkeypatch):
+    """As many tokens in as many texts, but once one of them is far longer: a GPU's kernel is told a number that is
+    captured with it."""
+    told: list[bool] = []
+
+    def attention(query, key, value, sequences, scaling):
+        told.append(max(at.stop - at.start for at in sequences.stretches()) <= sequences.longest)
+        return one_by_one(query, key, value, sequences, scaling)
+
+    monkeypatch.setattr(end_to_end, "one_by_one", attention)
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=Captures(), padding_free=PaddingFree())
+    start = cohort(model.model, LORA, EXACT)[0]
+    steps = [tiny.examples(0, [15, 15, 2]), tiny.examples(1, [28, 2, 2])]
+    fit(model, [Fit.on("c", LORA, start.start, steps, start.optimizer)])
+    assert told and all(told)
+
+
+def test_work_is_added_up():
+    one, other = Work(1, 2, 3, 9, 1, "why", 2), Work(10, 20, 30, 8, 10, "", 20)
+    assert one.plus(other) == Work(11, 22, 33, 8, 11, "why", 22)
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
@@ -202,9 +224,10 @@ def test_bases_that_do_not_allow_it_are_refused(kind, why):
 
 def test_a_base_is_compared_and_not_trusted(monkeypatch):
     """Where tokens would see other sequences, and where an attention asks for more."""
-    everything = lambda query, key, value, sequences, scaling: one_by_one(  # noqa: E731
-        query, key, value, FlatSequences(torch.tensor([0, query.shape[2]]), 0), scaling
-    )
+
+    def everything(query, key, value, sequences, scaling):
+        return one_by_one(query, key, value, FlatSequences(torch.tensor([0, query.shape[2]]), 0), scaling)
+
     with monkeypatch.context() as patch:
         patch.setattr(end_to_end, "one_by_one", everything)
         with pytest.raises(UserError, match="predicts otherwise where sequences lie end to end"):

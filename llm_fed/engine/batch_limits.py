@@ -27,7 +27,7 @@ _measured: WeakKeyDictionary[nn.Module, dict[int, footprint.ReadingMemory]] = We
 
 
 @dataclass(frozen=True)
-class Room:
+class BatchLimit:
     """The rows of a batch of prompts.
 
     Attributes:

@@ -11,11 +11,11 @@ from answers import Setting, scored
 from meter import Meter
 
 from llm_fed.basics.errors import RunError
-from llm_fed.engine import rooms
+from llm_fed.engine import batch_limits
+from llm_fed.engine.batch_limits import BatchLimit, within
 from llm_fed.engine.footprint import reading
 from llm_fed.engine.generation import option_log_likelihoods
 from llm_fed.engine.reading import forward
-from llm_fed.engine.rooms import Room, within
 from llm_fed.testing.tiny import language_base, llama
 
 
@@ -35,27 +35,27 @@ def test_a_row_takes_what_reading_its_prompt_was_said_to_take(kind):
 @pytest.fixture
 def small(monkeypatch):
     """Every batch is looked at, and so many bytes are free."""
-    monkeypatch.setattr(rooms, "SMALL", 0)
-    monkeypatch.setattr(rooms, "STEP", 1)
-    return lambda free: monkeypatch.setattr(rooms, "free_memory", lambda device: 2 * free)
+    monkeypatch.setattr(batch_limits, "SMALL", 0)
+    monkeypatch.setattr(batch_limits, "STEP", 1)
+    return lambda free: monkeypatch.setattr(batch_limits, "free_memory", lambda device: 2 * free)
 
 
 def test_rows_are_halved_until_they_fit(small, caplog):
     base = language_base(llama())
     small(10**12)
-    each = Room(base, 64, 8).bytes(30)
+    each = BatchLimit(base, 64, 8).bytes(30)
     for free, rows in ((64 * each, 64), (64 * each - 1, 32), (17 * each, 16), (each, 1), (1, 1)):
         small(free)
-        assert Room(base, 64, 8).rows(30) == rows
+        assert BatchLimit(base, 64, 8).rows(30) == rows
     assert len(caplog.records) == 1 and "have 32 rows and not 64" in caplog.text
     small(10 * each)
-    assert Room(base, 64, 8).rows(3) > Room(base, 64, 8).rows(30)
-    assert Room(base, 64, 8, logits=90).rows(30) < Room(base, 64, 8).rows(30)
+    assert BatchLimit(base, 64, 8).rows(3) > BatchLimit(base, 64, 8).rows(30)
+    assert BatchLimit(base, 64, 8, logits=90).rows(30) < BatchLimit(base, 64, 8).rows(30)
 
 
 def test_a_small_batch_is_not_looked_at(monkeypatch):
-    monkeypatch.setattr(rooms, "free_memory", lambda device: 0)
-    assert Room(language_base(llama()), 32, 64).rows(64) == 32
+    monkeypatch.setattr(batch_limits, "free_memory", lambda device: 0)
+    assert BatchLimit(language_base(llama()), 32, 64).rows(64) == 32
 
 
 def test_answers_and_scores_are_the_same_in_less_memory(small, caplog):
@@ -63,7 +63,7 @@ def test_answers_and_scores_are_the_same_in_less_memory(small, caplog):
     expected, asked = setting.generate(batch_size=8), scored(setting)
     options = option_log_likelihoods(setting.base, setting.bank, asked, batch_size=8)
     setting.base.model.lm_head.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
-    small(3 * Room(setting.base, 8, 12).bytes(11))
+    small(3 * BatchLimit(setting.base, 8, 12).bytes(11))
     assert setting.generate(batch_size=8) == expected
     assert 1 < max(sizes) < 8
     small(1)
