@@ -64,7 +64,7 @@ def last_layer(model: Any) -> LastLayer | None:
 @contextmanager
 def in_place_of(last: LastLayer) -> Iterator[None]:
     """Within, the layer gives the stand-in."""
-    last.layer.forward = last  # type: ignore[method-assign]
+    last.layer.forward = last  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
