@@ -255,8 +255,11 @@ class CudaGraphs(Graphs):
             with torch.cuda.graph(graph, pool=self._pool), not_captured():
                 run()
         except BaseException:
-            torch.cuda.set_stream(now)  # torch stays on the stream of a capture that fails at its end,
-            draws.graphsafe_set_state(before)  # and with its random numbers in a capture
+            # Torch stays on the stream of a capture that fails at its end, and its random numbers in the capture; the
+            # pool takes no further graph.
+            torch.cuda.set_stream(now)
+            draws.graphsafe_set_state(before)
+            self._pool = None
             raise
         return graph.replay
 
