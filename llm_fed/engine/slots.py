@@ -36,7 +36,7 @@ from llm_fed.models.rotary import regimes
 FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 NAME, BIAS = "llm_fed_slots", "slots_bias"  # of the attention, and of what it is given, among those of transformers
 NOT_A_NUMBER = -1  # in the place of a token
-WIDTH = 64  # columns to which a captured step is rounded up at least, so that few are captured
+WIDTH, COLUMNS = 256, 64  # to which a captured step's columns are rounded up, so that few are captured; and memory's
 
 
 def allowed(base: Base) -> bool:
@@ -132,7 +132,7 @@ class Slots:
         self._rooms, self._stops = rooms, stops
         columns = max(len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True))
         device = base.model.device
-        self._most, self._columns = most, rounded(columns, 8, WIDTH) if captures else columns
+        self._most, self._columns = most, rounded(columns, 8, COLUMNS) if captures else columns
         self._rows: list[OpenAnswer] = []  # of the slots in use, which are the first ones
         self._cache: Cache = DynamicCache(config=base.model.config)
         self._layers = [SlotLayer(self) for _ in self._cache.layers]
@@ -241,7 +241,7 @@ class Slots:
     def _replay(self, captures: Captures) -> None:
         """A step over all slots, in a width of the grid; in what is not in use it means nothing."""
         needed = max(row.length for row in self._rows) + 1
-        self.width = width = min(self._columns, rounded(needed, 2, WIDTH))
+        self.width = width = min(self._columns, rounded(needed, 1, WIDTH))
         if width in self._warm and width not in self._replays and captures.answers:
             self._capture(width, captures)
         if width in self._replays:

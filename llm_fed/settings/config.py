@@ -275,7 +275,7 @@ class EvalConfig:
     # package.module:function;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
-    # most prompts of a batch, of any clients; fewer where memory does not suffice; null: 32, on a GPU 1024
+    # most prompts of a batch, of any clients; fewer where memory does not suffice; null: 32, on a GPU 256
     batch_size: PositiveInt | None = None
     max_new_tokens: PositiveInt = 128  # largest length of an answer in tokens
     # round that is tested: the last, or the best by its score during training; if scores are equal, the one with the
@@ -350,7 +350,7 @@ class EngineConfig:
     # task allow it; `on` is refused where they do not
     padding_free: Literal["auto", "on", "off"] = "auto"
     # norms, rotary embeddings and gated activations in one kernel each, where the base's code is LLaMA's: `auto` on a
-    # GPU. The norms are torch's; the others need Liger Kernel (pip install 'llm_fed[gpu]')
+    # GPU. The norms are torch's; the others need Liger Kernel (pip install liger-kernel)
     fused: Literal["auto", "on", "off"] = "auto"
 
 

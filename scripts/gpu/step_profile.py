@@ -23,10 +23,10 @@ def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
 
 def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
     """On a CPU the operations themselves are counted, which shows only that the step works."""
-    base, clients = case.split(", ")
+    base, clients, variant = (*case.split(", ", 2), "")[:3]
     bench = benches.of(base, int(clients.split()[0]), steps=2)
     (steps,) = bench.args.steps
-    model, jobs = model_of(bench, ""), bench.jobs(steps)
+    model, jobs = model_of(bench, variant), bench.jobs(steps)
     for _ in range(2):
         trained(model, jobs)  # until all is captured
     cuda = setting.device.type == "cuda"

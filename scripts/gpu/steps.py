@@ -19,6 +19,10 @@ ALONE = "one client after another"  # ours, captured and fused
 DENSE = "one adapter on dense rows"  # as many tokens, captured and fused: the limit
 WIDE = "all-linear r=16"
 AS_MANY = "as many tokens as 100"
+WAYS = tuple(
+    ", ".join(filter(None, (flat, fused, captured))) or WRITTEN
+    for flat in ("", "no padding") for fused in ("", "fused") for captured in ("", "captured")
+)  # fmt: skip
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear r=16")
 METHODS = ("local", "fedit", "fedmerge")
@@ -70,6 +74,12 @@ STEPS = {
         {"passed": "passed", "skipped": "skipped", "seconds": "seconds"},
         "Tests that hold fused training and answers against the same work client by client, on the GPU.",
     ),
+    "rounding": Step(
+        (LARGE, SMALL),
+        {way: f"{way}, %" for way in WAYS},
+        "How far one step of gradient descent in bfloat16 is from the same step in float32, as a share of it. Eight "
+        "clients, batch 4, random weights.",
+    ),
     "training": Step(
         TRAINING,
         TRAINED,
@@ -113,7 +123,10 @@ STEPS = {
         "in `MODEL`, three rounds of ten steps, exact match on the test prompts.",
     ),
     "profile": Step(
-        (f"{LARGE}, 8 clients", f"{LARGE}, 32 clients", f"{SMALL}, 8 clients"),
+        (
+            *(f"{base}, {clients}" for base, clients in ((LARGE, "8 clients"), (LARGE, "32 clients"), (SMALL, "8 clients"))),
+            *(f"{LARGE}, {clients} clients, {WRITTEN}" for clients in CLIENTS[:2]),
+        ),
         {
             "seconds": "seconds",
             "busy": "GPU busy, %",
