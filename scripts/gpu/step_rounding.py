@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from cohort import Bench
 from setting import Benches, Setting
 from steps import STEPS, WAYS
-from torch import Tensor
+from torch import Tensor, nn
 
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.capture import USES, Captures
@@ -36,12 +36,12 @@ def measured(bench: Bench) -> dict[str, Any]:
         )  # fmt: skip
         for _ in range(USES + 2 if captures else 1):
             found[way] = update(bench, model)
-    dtype = bench.model.dtype
-    bench.model.float()
+    model_of_all, dtype = cast(nn.Module, bench.model), bench.model.dtype
+    model_of_all.float()
     try:
         truth = update(bench, replace(bench.adapted(bench.structure), autocast=None))
     finally:
-        bench.model.to(dtype)
+        model_of_all.to(dtype)
     return {way: round(float(100 * (each - truth).norm() / truth.norm()), 2) for way, each in found.items()}
 
 

@@ -86,8 +86,7 @@ STEPS = {
         "Four local steps of batch 4 (where not said otherwise), random weights, log-normal lengths around 80 tokens "
         "(320 and at most 512 on 8B), bfloat16, LoRA r = 8 on q and v. `products` is a product of two large square "
         "matrices, the ceiling of TFLOP/s, which count four operations per frozen weight and useful token. Cases "
-        f"without a word are as `auto` computes: captured, without padding and fused. `{DENSE}` has as many tokens "
-        "and no padding: the limit. `replayed` counts micro-batches.",
+        f"without a word are as `auto` computes. `{DENSE}` is the limit: as many tokens, without padding.",
     ),
     "generation": Step(
         tuple(f"{base}, {who}" for base in (SMALL, LARGE) for who in ANSWERING),
@@ -107,9 +106,8 @@ STEPS = {
         },
         "Four clients, three steps of gradient descent, as `auto` computes: together, and each client alone as "
         "written. "
-        "`apart` is the distance of the two results as a share of the way that training went; `of rounding` is the "
-        "distance from float32 of the clients together, over that of a client alone as written: at most about 1 where "
-        "nothing is lost. A small model of each family, with random weights.",
+        "`apart` is their distance as a share of the way that training went, and `of rounding` how far the clients "
+        "together are from float32, over how far each alone is. A small model of each family, with random weights.",
     ),
     "nf4": Step(
         (f"{LARGE}, bf16", f"{LARGE}, nf4", f"{LARGE}, int8"),
@@ -124,7 +122,7 @@ STEPS = {
     ),
     "profile": Step(
         (
-            *(f"{base}, {clients}" for base, clients in ((LARGE, "8 clients"), (LARGE, "32 clients"), (SMALL, "8 clients"))),
+            f"{LARGE}, 8 clients", f"{LARGE}, 32 clients", f"{SMALL}, 8 clients",
             *(f"{LARGE}, {clients} clients, {WRITTEN}" for clients in CLIENTS[:2]),
         ),
         {

@@ -10,7 +10,7 @@ import yaml
 from pass_runs import CHANGES, adapters, apart, passes
 
 from llm_fed.engine import capture
-from llm_fed.engine.capture import in_words
+from llm_fed.engine.capture import Captures, in_words
 from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
 
