@@ -40,8 +40,12 @@ def test_a_run_that_began_as_written_may_go_on_captured(small, tmp_path, llm_fed
     kept = {key: value for key, value in environment.items() if key not in ("captured", "checksum")}
     (run / "environment.json").write_text(json.dumps(kept))
     lines = (run / "config.yaml").read_text().splitlines(True)
-    older = [line for line in lines if not line.startswith(("engine:", "  capture:", "  padding_free:", "# sha256"))]
-    assert len(lines) == len(older) + 4
+    older = [
+        line
+        for line in lines
+        if not line.startswith(("engine:", "  capture:", "  padding_free:", "  fused:", "# sha256"))
+    ]
+    assert len(lines) == len(older) + 5
     (run / "config.yaml").write_text("".join(older))
     again = llm_fed("run", config, "rounds=2", "--out", run)
     assert again.code == 0 and "another environment" not in again.err
