@@ -304,7 +304,6 @@ def head_for(config: PretrainedConfig, task: TaskData, base: str, asked: tuple[s
     return Head(labels, kept=False, remark=f"the head of {base} {why}, so a new one is trained")
 
 
-@turns.taken()
 @contextmanager
 def _without_report() -> Iterator[None]:
     """Within, transformers does not report what a checkpoint lacks: a new head is no news, and the rest is checked."""
@@ -316,6 +315,7 @@ def _without_report() -> Iterator[None]:
         transformers_logging.set_verbosity(before)
 
 
+@turns.taken()
 def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
     """The base of a configuration with a head for the labels of a task. Only safetensors is read; no repository's code
     is run.
