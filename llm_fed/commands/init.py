@@ -89,7 +89,7 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     template = _template(base, known, reading)
     remarks = reading.for_people()
     left_out = remarks.pop("left out", None)
-    warnings = [f"{count} {what}" for what, count in survey.repeated(data).items()]
+    warnings = [f"{what}: {count}" for what, count in survey.repeated(data).items()]
     warnings += [f"left out are {left_out}"] if left_out else []
     warnings += about_sizes(data)
     if known.problem:
