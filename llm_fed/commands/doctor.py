@@ -105,7 +105,7 @@ def _packing() -> str:
     structure = Lora(8, 16, 0.0, ("q_proj", "v_proj"))
     calibration = calibrate(AdaptedModel(base.model, structure, autocast=base.autocast))
     said = calibration.in_words() if calibration else "nothing is measured"
-    return f"on the shipped base {said}; each run measures its own base"
+    return f"where passes are not captured, on the shipped base {said}"
 
 
 def _metrics() -> str:
