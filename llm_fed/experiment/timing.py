@@ -14,6 +14,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+import torch
 from accelerate import PartialState
 
 from llm_fed.basics import signs
@@ -30,6 +31,7 @@ from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
+from llm_fed.models import speed
 from llm_fed.runs.forecast import Forecast, Span
 from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.local import LocalRuntime
@@ -61,8 +63,9 @@ def with_forecast(experiment: Experiment, plan: Ahead, reached: int = 0) -> Ahea
             if (training * (rounds + plan.final_rounds) + scoring).high < SHORT:
                 return plan
             processes = PartialState().num_processes
+            remark = "" if torch.cuda.is_available() else speed.crowded()
             ending = _ending(experiment)
-            forecast = Forecast(training / processes, answer / processes, base_answer / processes, ending)
+            forecast = Forecast(training / processes, answer / processes, base_answer / processes, ending, remark)
             return replace(plan, forecast=forecast)
     except Exception:
         return plan
