@@ -11,6 +11,8 @@ import time
 import chat_forms
 import pytest
 import transformers
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from llm_fed.basics import bounded
@@ -152,6 +154,25 @@ def test_what_a_template_may_say_means_the_same(text):
             rendered(text)
         return
     assert rendered(text) == expected
+
+
+class _Switch(Extension):
+    """As transformers up to 5.23 tracks `generation` marks: a method of the environment's, a state of the extension's."""
+
+    def __init__(self, environment):
+        super().__init__(environment)
+        self.state = "off"
+        environment.extend(switch_on=self.switch_on)
+
+    def switch_on(self):
+        self.state = "on"
+
+
+def test_what_an_extension_added_reaches_the_extension_that_renders():
+    """Jinja's overlay copies the extensions, and leaves the environment the methods of the old ones."""
+    own = bounded._Bounded.like(ImmutableSandboxedEnvironment(extensions=[_Switch]))
+    own.switch_on()
+    assert own.extensions[_Switch.identifier].state == "on"
 
 
 def test_long_conversations_are_no_large_templates(monkeypatch):
