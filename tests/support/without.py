@@ -3,12 +3,16 @@ power cut, and what is timed before a run begins."""
 
 from __future__ import annotations
 
+import base64
 import os
 import struct
 import zlib
-from typing import Any
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
+import typer.main
 from matplotlib.figure import Figure
 
 from llm_fed.basics import files
@@ -26,20 +30,32 @@ _HEADER = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
 PIXEL = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", _HEADER) + _chunk(b"IDAT", zlib.compress(b"\0\0")) + _chunk(b"IEND", b"")
 
 
-def pictures(patch: pytest.MonkeyPatch) -> None:
-    """Reports are written as always, with figures made of the run's numbers, but each figure is saved as one pixel."""
-    embed = drawn.embed
+def pictures(patch: pytest.MonkeyPatch, drawn_here: Literal["always", "once", "never"] = "once") -> None:
+    """Reports are written as always, but each picture is one pixel. Before that it is drawn of the run's numbers:
+    always, or once of each kind, so that each module of tests tries whether it can be."""
+    embed, kinds = drawn.embed, set[str]()
+    pixel = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 
     def save(figure: Figure, path: Any) -> Any:
         path.write(PIXEL)  # a file in memory
         return path
 
-    def embed_pixel(*args: object) -> str:
+    def embed_pixel(draw: partial[Path], dark: bool) -> str:
+        kind = draw.func.__name__
+        if drawn_here == "never" or (drawn_here == "once" and kind in kinds):
+            return pixel
+        kinds.add(kind)
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(plots.style, "save", save)
-            return embed(*args)
+            return embed(draw, dark)
 
     patch.setattr(drawn, "embed", embed_pixel)
+
+
+def parsers(patch: pytest.MonkeyPatch) -> None:
+    """The parser of the command line is made once for all commands of this process, as it takes as long as two rounds
+    of a small run."""
+    patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
 
 
 def measures(patch: pytest.MonkeyPatch) -> None:
