@@ -176,11 +176,11 @@ def test_however_it_is_scored(request, tmp_path, of, every, validation, by):
     same_in_the_end(tmp_path, small, settings, by)
 
 
-def ends_well_with_late_answers(tmp_path: Path, small: Any, method: str, by: str, rounds: int = 8) -> None:
+def ends_well_with_late_answers(tmp_path: Path, small: Any, method: str, by: str) -> None:
     """What was under way when the server died is lost with it, so the result is another one than without kills; but
     each answer counts once, and no client goes on from a state that the run does not know."""
     network = {**NETWORK, "patience": 600.0}
-    settings = tree(small, method={"name": method}, network=network, rounds=rounds, eval={"every": 0})
+    settings = tree(small, method={"name": method}, network=network, rounds=8, eval={"every": 0})
     found, deaths, link = chain(tmp_path, small, settings, by, late="bob")
     assert deaths > 3 and found["scores"]["clients"].keys() == {*CLIENTS}
     answers = {name: [line for line in lines(tmp_path, "client") if line["client"] == name] for name in CLIENTS}
@@ -191,13 +191,13 @@ def ends_well_with_late_answers(tmp_path: Path, small: Any, method: str, by: str
         counted = {0, *asked}
         assert {order["after"] for order in link.orders if order.get("client") == name} <= counted
     assert not [line for line in lines(tmp_path, "event") if line["event"] in ("client failed", "refused upload")]
-    assert [line["round"] for line in lines(tmp_path, "round")] == [*range(1, rounds + 1)]
+    assert [line["round"] for line in lines(tmp_path, "round")] == [*range(1, 9)]
     assert digests.read(tmp_path / "run", finished=True).flaws == []
     assert {file.split("/")[3] for file in models(tmp_path)} == {*CLIENTS}
 
 
 def test_with_late_answers(small, tmp_path):
-    ends_well_with_late_answers(tmp_path, small, "fedbuff", "lines", rounds=5)
+    ends_well_with_late_answers(tmp_path, small, "fedbuff", "lines")
 
 
 @pytest.mark.slow

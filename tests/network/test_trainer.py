@@ -15,7 +15,7 @@ import peft
 import pytest
 import torch
 import yaml
-from network import HELLO, NetworkInProcess, tree
+from network import HELLO, NETWORK, NetworkInProcess, tree
 from safetensors.torch import load_file
 from small_run import CLIENTS
 from torch.nn.utils.rnn import pad_sequence
@@ -34,6 +34,7 @@ AGREE: dict[str, Any] = {
     "adapter": {"dropout": 0.0},
     "local": {"steps": 3, "batch_size": 64, "lr": 0.02, "lr_end": 0.02, "clip": 1.0},
     "rounds": 2,
+    "network": {**NETWORK, "deadline": 60.0, "patience": 60.0},  # a Trainer may take its time on a busy machine
 }
 
 
