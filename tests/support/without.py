@@ -7,15 +7,16 @@ import base64
 import os
 import struct
 import zlib
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache, partial, wraps
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import typer.main
-from matplotlib.figure import Figure
 
 from llm_fed.basics import files
+from llm_fed.commands import compare
 from llm_fed.eval import plots
 from llm_fed.eval.report import pictures as drawn
 from llm_fed.experiment import timing
@@ -34,22 +35,37 @@ def pictures(patch: pytest.MonkeyPatch, drawn_here: Literal["always", "once", "n
     """Reports are written as always, but each picture is one pixel. Before that it is drawn of the run's numbers:
     always, or once of each kind, so that each module of tests tries whether it can be."""
     embed, kinds = drawn.embed, set[str]()
+
+    def wanted(kind: str) -> bool:
+        known = kind in kinds
+        kinds.add(kind)
+        return drawn_here == "always" or (drawn_here == "once" and not known)
+
     pixel = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 
-    def save(figure: Figure, path: Any) -> Any:
-        path.write(PIXEL)  # a file in memory
+    def save(figure: Any, path: Any) -> Any:
+        path.write_bytes(PIXEL) if isinstance(path, Path) else path.write(PIXEL)
         return path
 
     def embed_pixel(draw: partial[Path], dark: bool) -> str:
-        kind = draw.func.__name__
-        if drawn_here == "never" or (drawn_here == "once" and kind in kinds):
+        if not wanted(draw.func.__name__):
             return pixel
-        kinds.add(kind)
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(plots.style, "save", save)
             return embed(draw, dark)
 
+    def pixel_of(plot: Callable[..., Path]) -> Callable[..., Path]:
+        """Of a comparison: one picture is drawn, with the size that it has, and the others are one pixel."""
+
+        @wraps(plot)
+        def draw(path: Any, **given: Any) -> Any:
+            return plot(path, **given) if wanted(plot.__name__) else save(None, path)
+
+        return draw
+
     patch.setattr(drawn, "embed", embed_pixel)
+    for name in ("plot_bands", "plot_methods", "plot_tradeoff", "plot_verdict"):
+        patch.setattr(compare, name, pixel_of(getattr(compare, name)))
 
 
 def parsers(patch: pytest.MonkeyPatch) -> None:
