@@ -139,7 +139,12 @@ class Verdict:
     def said(self) -> list[tuple[str, MethodPairs]]:
         """(title, column) of all quantities, the test over clients last."""
         said = [(self.title(name), column) for name, column in self.columns.items()]
-        return [*said, *([(OVER_CLIENTS, self.over_clients)] if self.over_clients else [])]
+        return [*said, *([(self.over_clients_title, self.over_clients)] if self.over_clients else [])]
+
+    @property
+    def over_clients_title(self) -> str:
+        """What the test over clients is called; of few draws it is named before what it claims."""
+        return OVER_CLIENTS + (", which claims too much from so few draws" if self.federations < LEAST else "")
 
     def bold(self, name: str) -> list[str]:
         column = self.columns.get(name)
@@ -191,7 +196,7 @@ class Verdict:
         lines: list[str] = []
         for title, column in self.said:
             lines.append(f"{title}: {column.headline}")
-            if (not lines[1:] or title == OVER_CLIENTS) and len(column.pairs) <= MAX_PAIRS:
+            if (not lines[1:] or column is self.over_clients) and len(column.pairs) <= MAX_PAIRS:
                 lines += [f"  {pair}" for pair in column.pairs]
         return lines + self.of_rules
 
@@ -203,7 +208,7 @@ class Verdict:
             "unit": "training" if self.one_federation else "federation",
             "drawn": self.drawn,
             "columns": columns,
-            "over_clients": _column_json(OVER_CLIENTS, self.over_clients) if self.over_clients else None,
+            "over_clients": _column_json(self.over_clients_title, self.over_clients) if self.over_clients else None,
             "rule": rules,
             "sentences": self.sentences,
         }

@@ -290,7 +290,7 @@ def _with_examples(clients: list[ClientData], tested: bool) -> list[ClientData]:
 
 def _check_training(clients: list[ClientData], data: TaskData) -> None:
     if not any(client.train for client in clients):
-        empty = f" ({few(data.reading.empty, 'files')} holds none)" if data.reading and data.reading.empty else ""
+        empty = f" (none in {few(data.reading.empty, 'files')})" if data.reading and data.reading.empty else ""
         named = listed([client.client for client in clients])
         raise UserError(f"none of the clients {named} has a training example{empty}; add some")
 

@@ -63,7 +63,7 @@ class Collected:
                 for split, places in self._places.pop(id).items():
                     self._places[match[1]][split].extend(places)
         if not any(any(splits.values()) for splits in self._places.values()):
-            empty = f" ({few(self.reading.empty, 'files')} holds none)" if self.reading.empty else ""
+            empty = f" (none in {few(self.reading.empty, 'files')})" if self.reading.empty else ""
             raise UserError(f"{self.where} has no rows{empty}; it needs a train split with at least one row")
         with_rows = {id: splits for id, splits in self._places.items() if any(splits.values()) or id in self._named}
         order = sorted(with_rows, key=natural_order)

@@ -31,7 +31,6 @@ from llm_fed.tasks.files import collect
 KIND = "sequence-classification"  # of base that these tasks are for
 CLASSIFICATION, REGRESSION = "accuracy", "pearson"  # the default metrics
 SHOWN = 8  # labels in a message
-_UNSEEN = dict.fromkeys(map(ord, "\u200b\u2060\ufeff\u00ad"))  # characters without width, as copied texts have them
 
 
 class LabelScheme(Scheme):
@@ -138,6 +137,8 @@ def labels_of(named: tuple[str, ...] | None, seen: Mapping[str, str], rows: int)
     if named is not None:
         if len(named) < 2:
             raise UserError(f"task.labels={[*named]}: a classifier needs at least two labels")
+        if again := sorted({label for label in named if [*named].count(label) > 1}):
+            raise UserError(f"task.labels={[*named]}: {listed(again)} stands there more than once; leave it out once")
         _check_case({label: "task.labels" for label in named})
         for label, where in seen.items():
             if place_of(label, named) is None:
@@ -201,7 +202,7 @@ def check_trained(places: Mapping[tuple[str, str], str]) -> None:
 def _plain(label: str) -> str:
     """A label as it is seen: accents composed, without white space around it or characters without width; and without
     the fraction that a column with gaps makes of whole numbers."""
-    label = " ".join(unicodedata.normalize("NFC", label).translate(_UNSEEN).split())
+    label = " ".join(cells.as_seen(label).split())
     return match[1] if (match := WHOLE.fullmatch(label)) else label
 
 

@@ -9,17 +9,17 @@ may stand in both answers, as the part with which they begin.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Sequence
 from os.path import commonprefix
 from typing import Any
 
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.rows.cells import as_seen
+from llm_fed.rows.columns import NO, YES
 from llm_fed.tasks.common import Example, Turn
 
 _SPEAKERS = re.compile(r"(?:^|\n\n)(Human|Assistant):")  # of Anthropic's data
 _ROLES = {"Human": "user", "Assistant": "assistant"}
-_YES, _NO = ("true", "1", "1.0", "yes", "desirable"), ("false", "0", "0.0", "-1", "no", "undesirable")
 
 
 def of_texts(asked: str, chosen: str, rejected: str, earlier: Sequence[Turn], where: str, group: str) -> Example:
@@ -108,17 +108,16 @@ def apart(chosen: str, rejected: str, where: str) -> tuple[str, str, str]:
 def desirable(value: Any, where: str, column: str) -> bool:
     """What a label says of an answer; UserError where it is no yes or no."""
     said = str(value).strip().casefold()
-    if said not in (*_YES, *_NO):
+    if said not in (*YES, *NO):
         raise UserError(
             f"{where}: column {column!r} holds {one_line(repr(value))[:40]}; of an answer it takes true (desirable) or "
             "false; correct it, or drop the row"
         )
-    return said in _YES
+    return said in YES
 
 
 def _check(chosen: str, rejected: str, where: str) -> None:
-    one, other = (unicodedata.normalize("NFC", text).strip() for text in (chosen, rejected))
-    if one == other:
+    if as_seen(chosen) == as_seen(rejected):
         raise _same(chosen, where)
 
 

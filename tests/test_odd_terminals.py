@@ -105,6 +105,18 @@ def test_a_table_is_as_wide_as_its_words_need(capsys):
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 12
 
 
+def test_names_stand_beside_any_number_of_columns(capsys):
+    from llm_fed.basics.terminal import Terminal as Console
+    from llm_fed.basics.terminal import table_of_numbers
+
+    table = table_of_numbers("scores", "method", [f"score {n}" for n in range(12)])
+    table.add_row("fedlora", *["100.00"] * 12)
+    table.add_row("a-rather-long-name", *["100.00"] * 12)
+    Console(width=40).print(table)
+    shown = capsys.readouterr().out
+    assert "fedlora" in shown and "a-rather-…" in shown
+
+
 def program(*words: object, cwd: Path | None = None, **environment: str | None) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name not in environment}
     kept |= {name: value for name, value in environment.items() if value is not None}

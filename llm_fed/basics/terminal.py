@@ -20,6 +20,8 @@ from rich.text import Text
 
 from llm_fed.basics.errors import printable
 
+_NAME = 10  # characters of a name that are always shown
+
 
 def shown(text: str, encoding: str) -> str:
     """The text with an escape in the place of every letter that the encoding lacks."""
@@ -97,9 +99,10 @@ def lasting_streams() -> Iterator[Lasting]:
 
 
 def table_of_numbers(title: str, first: str, columns: Sequence[str]) -> Table:
-    """An empty table: a column of names, which are cut where the terminal is narrow, and columns of numbers."""
+    """An empty table: a column of names, which are cut where the terminal is narrow, though never to nothing, and
+    columns of numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column(first, overflow="ellipsis")
+    table.add_column(first, overflow="ellipsis", min_width=_NAME)
     for column in columns:
         table.add_column(Text(column), justify="right", no_wrap=True)
     return table

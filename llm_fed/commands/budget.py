@@ -88,9 +88,16 @@ class Budget:
         least, most = self.steps
         steps = _within(self.steps, math.ceil(max(min(one_pass / 2, most / 2), shared / self.rounds[1])))
         rounds = _within(self.rounds, math.ceil(shared * clients / (steps * cohort)))
-        own = min(self.most_own, max(least, round(self.own * one_pass))) if own_steps else 0
+        own = self._own(one_pass, round(rounds * steps * cohort / clients), steps) if own_steps else 0
         examples = min(self.batch, middle) * (rounds * steps * cohort / clients + own)
         return Workload(rounds, steps, self.batch, cohort, clients, own, examples / middle)
+
+    def _own(self, one_pass: float, shared: int, steps: int) -> int:
+        """Steps for itself alone, with which a client takes full rounds in all: so a method without the others can take
+        exactly as many."""
+        wanted = min(self.most_own, max(self.steps[0], round(self.own * one_pass)))
+        own = steps * round((shared + wanted) / steps) - shared
+        return own + steps * (own < 1) - steps * (own > self.most_own)
 
 
 def _within(limits: tuple[int, int], number: int) -> int:

@@ -96,6 +96,8 @@ def _trained(plan: ComparisonPlan, table: Table, bases: Bases, reporter: Reporte
     for done, job in enumerate(open_jobs):
         left = (len(open_jobs) - done) * (time.monotonic() - began) / done if done else 0.0
         expected = f"; about {duration(left)} left if all take as long as those before" if left > A_MINUTE else ""
+        if not done and len(open_jobs) > 1:
+            expected = "; the time below is that of one run"
         reporter.note(f"{job.folder.name}: run {done + 1} of {len(open_jobs)}{expected}")
         job.train(reporter, bases.of(job.config), baselines)
         if isinstance(job.outcome, str):

@@ -45,7 +45,8 @@ def _device() -> str:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         return f"{torch.cuda.get_device_name()}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
-    return f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads; torch finds no GPU"
+    crowded = f"; {line}" if (line := speed.crowded()) else ""
+    return f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads; torch finds no GPU{crowded}"
 
 
 def _space() -> str:
@@ -104,7 +105,7 @@ def _packing() -> str:
     structure = Lora(8, 16, 0.0, ("q_proj", "v_proj"))
     calibration = calibrate(AdaptedModel(base.model, structure, autocast=base.autocast))
     said = calibration.in_words() if calibration else "nothing is measured"
-    return f"on the shipped base {said}; each run measures its own base"
+    return f"where passes are not captured, on the shipped base {said}"
 
 
 def _metrics() -> str:

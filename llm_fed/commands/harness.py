@@ -20,6 +20,7 @@ import torch
 from llm_fed import kinds
 from llm_fed.basics.errors import RunError, UserError, install, one_line, require
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.batch_limits import most_rows
 from llm_fed.export.peft_folders import read as read_adapter
 from llm_fed.kinds.language import load_base
 from llm_fed.models.prompt import read_prompt
@@ -50,7 +51,8 @@ class Models:
         folder = Path(run)
         config, folders = read_config(folder), exported(folder, clients)
         kinds.check_writes(config, f"{folder} trained {{noun}}s, which no harness for language models can score")
-        self.base, self.batch_size = load_base(config.base, choose_device(config.device)), config.eval.batch_size
+        self.base = load_base(config.base, choose_device(config.device))
+        self.batch_size = most_rows(config.eval.batch_size, self.base.device)
         self.clients = list(folders)
         self.prompt = read_prompt(next(iter(folders.values())))
         rows: dict[Any, list[Any]] = {}

@@ -89,13 +89,14 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     template = _template(base, known, reading)
     remarks = reading.for_people()
     left_out = remarks.pop("left out", None)
-    warnings = [f"{count} {what}" for what, count in survey.repeated(data).items()]
+    warnings = [f"{what}: {count}" for what, count in survey.repeated(data).items()]
     warnings += [f"left out are {left_out}"] if left_out else []
     warnings += about_sizes(data)
     if known.problem:
         warnings.append(
-            f"lengths and template are unknown, because {base} cannot be loaded here: {known.problem}; the file "
-            "leaves task.max_length and eval.max_new_tokens at their defaults, so give init again with the base at hand"
+            f"{base} cannot be loaded here: {known.problem}. It is taken for a language model that writes texts, whose "
+            "lengths and template are unknown: the file leaves task.max_length and eval.max_new_tokens at their "
+            "defaults, so give init again with the base at hand"
         )
     lengths, limits = _lengths(sample, known, template)
     context = getattr(known.config, "max_position_embeddings", None)

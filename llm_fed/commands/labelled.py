@@ -44,7 +44,7 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
     examples = [example for its in sample.values() for example in its]
     remarks = reading.for_people()
     left_out = remarks.pop("left out", None)
-    warnings = [f"{count} {what}" for what, count in survey.repeated(data).items()]
+    warnings = [f"{what}: {count}" for what, count in survey.repeated(data).items()]
     warnings += [f"left out are {left_out}"] if left_out else []
     warnings += init.about_sizes(data)
     longest, about_lengths, too_long = _lengths(examples, known)

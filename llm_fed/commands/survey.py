@@ -127,15 +127,15 @@ def repeated(data: TaskData) -> dict[str, int]:
     for name, client in data.clients.items():
         rows = [(key(each), digest("\0".join(each.answers))) for each in client.train]
         trained[name] = {prompt for prompt, _ in rows}
-        counts["training examples occur twice at the same client"] += len(rows) - len(set(rows))
+        counts["training examples that occur twice at the same client"] += len(rows) - len(set(rows))
     holders = Counter(prompt for prompts in trained.values() for prompt in prompts)
     for name, client in data.clients.items():
         own = trained[name]
         for each in client.test:
             if key(each) in own:
-                counts["test prompts also occur in the same client's training examples"] += 1
+                counts["test prompts that also occur in the same client's training examples"] += 1
             elif holders[key(each)]:
-                counts["test prompts also occur in another client's training examples"] += 1
+                counts["test prompts that also occur in another client's training examples"] += 1
     return {what: count for what, count in counts.items() if count}
 
 

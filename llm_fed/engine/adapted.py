@@ -37,6 +37,7 @@ class AdaptedModel:
     packing: tuple[int, int] | None = None  # budget and overhead as measured (`calibration`); None: by device
     captures: Captures | None = None  # of training passes; None: they run as they are written
     padding_free: PaddingFree | None = None  # whether training lays texts end to end; None: in rows with padding
+    fuses: bool = False  # whether training passes compute elementwise work `fused`
 
     @property
     def device(self) -> torch.device:

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
 from llm_fed.engine.routed import RoutedExperts, in_place_of
-from llm_fed.engine.tokens import AdapterTokens, TokenGroups, TokenRows
+from llm_fed.engine.tokens import ALIGNED, AdapterTokens, TokenGroups, TokenRows
 from llm_fed.models.frozen import device_of, freeze
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
 from llm_fed.models.shared import is_for_all_rows
-from llm_fed.state import State
+from llm_fed.state import Layout, State
 from llm_fed.state.entries import magnitude, pair, router
 
 
@@ -214,8 +214,8 @@ class AdapterBank:
             # all share one adapter was not faster.
             where = index.to(self.rows.device)
             rows = self.rows if cast is None else self.rows.to(cast)
-            chosen = {}
-            for entry, (values, grads) in self._entries.items():
+            chosen = self._at_once(rows, where) if each is None and self._may_be_taken_at_once(rows, groups) else {}
+            for entry, (values, grads) in self._entries.items() if not chosen else ():
                 taken = values if cast is None else rows[:, self.layout.slices[entry]].view(values.shape)
                 if each is None:
                     chosen[entry] = _Own.apply(values, taken, grads, where, where)
@@ -257,6 +257,20 @@ class AdapterBank:
                 handle.remove()
             self._attached = False
 
+    def _may_be_taken_at_once(self, rows: Tensor, groups: TokenGroups | None) -> bool:
+        """Whether one launch can take all entries of the rows that are wanted: each then lies where products of 16 bits
+        allow it. With gradients only of stretches, as those of each row of a batch would be held side by side."""
+        places = [place.start for place in self.layout.slices.values()]
+        if rows.device.type != "cuda" or any(start % ALIGNED for start in [*places, self.layout.size]):
+            return False
+        return not torch.is_grad_enabled() or groups is not None
+
+    def _at_once(self, rows: Tensor, where: Tensor) -> dict[str, Tensor]:
+        """By entry those of the rows `where`."""
+        values = [values for values, _ in self._entries.values()]
+        taken = _OwnEntries.apply(rows, self.grads, where, self.layout, *values)
+        return dict(zip(self._entries, taken, strict=True))
+
     def _routed(self, chosen: Mapping[str, Tensor], num_rows: int) -> Iterator[RoutedExperts]:
         """What the blocks of a mixture compute whose experts have adapters."""
         blocks: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
@@ -281,6 +295,44 @@ class _Own(torch.autograd.Function):
     def backward(ctx, chosen: Tensor) -> tuple[None, None, None, None, None]:
         ctx.grads.index_add_(0, ctx.into, chosen.to(ctx.grads.dtype))
         return None, None, None, None, None
+
+
+class _OwnEntries(torch.autograd.Function):
+    """All entries of rows[index] at once, as `_Own` takes one of them; backward adds to `grads` at once, too."""
+
+    @staticmethod
+    def forward(ctx, rows: Tensor, grads: Tensor, index: Tensor, layout: Layout, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.grads, ctx.index, ctx.layout = grads, index, layout
+        ctx.set_materialize_grads(False)
+        taken = rows.index_select(0, index)
+        entries = tuple(
+            taken[:, place].view(len(index), *layout.shape_of[name]) for name, place in layout.slices.items()
+        )  # fmt: skip
+        needed = ctx.needs_input_grad[4:]
+        ctx.mark_non_differentiable(*(entry for entry, wanted in zip(entries, needed, strict=True) if not wanted))
+        return entries
+
+    @staticmethod
+    def backward(ctx, *given: Tensor | None) -> tuple[None, ...]:
+        known = [
+            (place, each) for place, each in zip(ctx.layout.slices.values(), given, strict=True) if each is not None
+        ]
+        for place, parts in _joined_places(known):
+            ctx.grads[:, place].index_add_(0, ctx.index, torch.cat(parts, 1).to(ctx.grads.dtype))
+        return (None,) * (4 + len(given))
+
+
+def _joined_places(known: Sequence[tuple[slice, Tensor]]) -> Iterator[tuple[slice, list[Tensor]]]:
+    """Neighbouring places together, with what belongs there, (N, numbers)."""
+    at, parts = slice(0, 0), list[Tensor]()
+    for place, each in known:
+        if parts and place.start != at.stop:
+            yield at, parts
+            at, parts = place, []
+        at = slice(at.start if parts else place.start, place.stop)
+        parts.append(each.flatten(1))
+    if parts:
+        yield at, parts
 
 
 @dataclass(frozen=True)

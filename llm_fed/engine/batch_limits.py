@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary, WeakSet
 
+import torch
 from torch import nn
 
 from llm_fed.engine import footprint
@@ -22,8 +23,16 @@ SHARES = {"cpu": 0.5}  # of the free memory; other programs need some of a machi
 SHARE = 0.8  # of a GPU's
 STEP = 64  # tokens to which lengths are rounded up, so that few of them are measured
 
+MOST = {"cpu": 32}  # rows, where `eval.batch_size` says nothing
+MOST_ON_GPU = 256  # 1,040 answers of a base of 135M took 2.98 s on an H200, with 1,024 rows 3.88 s, with 32 rows 20.5 s
+
 _said: WeakSet[nn.Module] = WeakSet()
 _measured: WeakKeyDictionary[nn.Module, dict[int, footprint.ReadingMemory]] = WeakKeyDictionary()
+
+
+def most_rows(asked: int | None, device: torch.device) -> int:
+    """The most rows of a batch of answers: as asked for, or by device."""
+    return asked or MOST.get(device.type, MOST_ON_GPU)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,6 @@
 """Captured passes: on a GPU a micro-batch is laid out into static memory, and its forward and backward pass is
 replayed as one CUDA graph, so that the host launches one graph in the place of thousands of kernels. Elsewhere the pass
 itself runs again on the same static memory, which gains nothing and lets tests hold what a GPU would do.
-
-No GPU has run this yet.
 """
 
 from __future__ import annotations
@@ -53,7 +51,7 @@ class Captures:
             self.say(f"training passes are not captured: {why}")
             return None
         dtype = jobs[0].start.row.dtype
-        key = id(model.model), model.structure, model.autocast, type(model.examples), dtype, trained
+        key = id(model.model), model.structure, model.autocast, type(model.examples), dtype, trained, model.fuses
         stage = self._stages.pop(key, None)
         if stage is None or len(stage.losses) < len(jobs):
             stage = Stage(self, model, len(jobs), dtype, trained)
@@ -93,22 +91,19 @@ def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
     return ""
 
 
-def in_words(asked: str, device: torch.device, *, adapters: bool) -> str:
-    """What `engine.capture` means for a run, where it means something: for people.
+def in_words(captures: Captures | None, device: torch.device, *, adapters: bool) -> str:
+    """How the passes of a run are computed, where that is no matter of course: for people.
 
     Args:
         adapters: whether these are trained, and not whole models.
     """
-    on_gpu = device.type == "cuda"
-    if asked == "on" and not adapters:
+    if captures is None or not (adapters or device.type != "cuda"):
+        return ""
+    if not adapters:
         return "as they are written: whole models are not captured (engine.capture)"
-    if asked == "on" and on_gpu:
-        return "captured as CUDA graphs (engine.capture=on), which no GPU has run yet"
-    if asked == "on":
-        return f"in fixed shapes (engine.capture=on), which gains nothing on {device}"
-    if asked == "auto" and on_gpu and adapters:
-        return "as they are written; engine.capture=on captures them as CUDA graphs, which no GPU has run yet"
-    return ""
+    if device.type == "cuda":
+        return "captured as CUDA graphs, where they can be (engine.capture)"
+    return f"in fixed shapes (engine.capture=on), which gains nothing on {device}"
 
 
 @dataclass
@@ -252,14 +247,19 @@ class CudaGraphs(Graphs):
         now.wait_stream(beside)
 
     def capture(self, run: Replay) -> Replay:
-        now = torch.cuda.current_stream()
+        now, draws = torch.cuda.current_stream(), torch.cuda.default_generators[torch.cuda.current_device()]
+        before = draws.clone_state()
         try:
             graph = torch.cuda.CUDAGraph()
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             with torch.cuda.graph(graph, pool=self._pool), not_captured():
                 run()
         except BaseException:
-            torch.cuda.set_stream(now)  # torch stays on the stream of a capture that fails at its end
+            # Torch stays on the stream of a capture that fails at its end, and its random numbers in the capture; the
+            # pool takes no further graph.
+            torch.cuda.set_stream(now)
+            draws.graphsafe_set_state(before)
+            self._pool = None
             raise
         return graph.replay
 

@@ -6,10 +6,11 @@ Shape letters: N sequences, S tokens of all of them, n target tokens, H heads, D
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -91,11 +92,18 @@ def attention(model: nn.Module) -> Iterator[None]:
     """Within, each token of a model's input sees those before it in its own sequence. A backward pass belongs inside,
     too, as it may compute layers again."""
     _register()
+    with attending(model, NAME):
+        yield
+
+
+@contextmanager
+def attending(model: nn.Module, name: str) -> Iterator[None]:
+    """Within, a model's layers use the attention that transformers knows by this name."""
     configs = _configs(model)
     before = [config._attn_implementation_internal for config in configs]
     try:
         for config in configs:
-            config._attn_implementation_internal = NAME
+            config._attn_implementation_internal = name
         yield
     finally:
         for config, implementation in zip(configs, before, strict=True):
@@ -177,9 +185,12 @@ def _by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequenc
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))  # (S, H, D)
-    attended = varlen_attn(
+    grouped: dict[str, Any] = (
+        {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _known(varlen_attn) else {}
+    )
+    attended = varlen_attn(  # before torch 2.12 it takes fewer heads of keys and values without being told
         query, key, value, sequences.borders, sequences.borders, sequences.longest, sequences.longest,
-        scale=scaling, window_size=(-1, 0), enable_gqa=query.shape[1] != key.shape[1],
+        scale=scaling, window_size=(-1, 0), **grouped,
     )  # fmt: skip
     assert isinstance(attended, Tensor)
     return attended
@@ -200,7 +211,6 @@ def kernel_takes(device: torch.device, dtype: torch.dtype, query: Tensor, value:
 def has_kernels(device: torch.device) -> bool:
     """Whether torch has the products and the attention that this GPU needs for sequences end to end."""
     from importlib.util import find_spec
-    from inspect import signature
 
     if find_spec("torch.nn.attention.varlen") is None or not hasattr(nn.functional, "grouped_mm"):
         return False
@@ -208,4 +218,10 @@ def has_kernels(device: torch.device) -> bool:
         return False
     from torch.nn.attention.varlen import varlen_attn
 
-    return {"window_size", "enable_gqa", "scale"} <= signature(varlen_attn).parameters.keys()
+    return {"window_size", "scale"} <= _known(varlen_attn)
+
+
+@cache
+def _known(function: Callable[..., Any]) -> frozenset[str]:
+    """The names of its parameters."""
+    return frozenset(signature(function).parameters)

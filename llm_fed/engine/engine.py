@@ -21,6 +21,7 @@ from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures
 from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.engine.trainable import Trainable
+from llm_fed.engine.ways import ways
 from llm_fed.engine.whole import WholeModel
 from llm_fed.merge.delta import under
 from llm_fed.merge.moments import Evidence
@@ -54,6 +55,7 @@ class Engine(Answering):
         packing: budget and overhead of micro-batches as they were measured; None: by device.
         captures: of training passes; None: they run as they are written.
         padding_free: whether training lays texts end to end; None: in rows with padding.
+        fuses: what computes elementwise work `fused`, in words; empty: nothing does.
     """
 
     def __init__(self, base: Trainable, evaluation: EvalConfig | None = None):
@@ -64,6 +66,7 @@ class Engine(Answering):
         self.packing: tuple[int, int] | None = None
         self.captures: Captures | None = None
         self.padding_free: PaddingFree | None = None
+        self.fuses = ""
         self._whole: dict[Structure, WholeModel] = {}
 
     def configure(self, config: EngineConfig, sites: Iterable[Client], captures: Captures | None = None) -> None:
@@ -75,10 +78,11 @@ class Engine(Answering):
         Raises:
             UserError: they cannot train as the configuration says.
         """
-        if config.capture == "on":  # `auto` is off until a GPU has run them
-            self.captures = captures or Captures()
-        if config.padding_free == "on":  # likewise
-            self.padding_free = PaddingFree()
+        chosen = ways(config, self.base.device, str(self.base.autocast).removeprefix("torch."))
+        self.captures = (captures or Captures()) if chosen.captured else None
+        self.padding_free = PaddingFree(forced=config.padding_free == "on") if chosen.padding_free else None
+        self.fuses = chosen.fused
+        if config.padding_free == "on" and self.padding_free:
             for structure, private in dict.fromkeys((site.structure, site.private is not None) for site in sites):
                 self.padding_free.check(self.adapted(structure), private=private)
 
@@ -112,7 +116,7 @@ class Engine(Answering):
         base = self.base
         return AdaptedModel(
             base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing, self.captures,
-            self.padding_free,
+            self.padding_free, bool(self.fuses),
         )  # fmt: skip
 
     def whole(self, structure: Structure) -> WholeModel:

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import end_to_end
 from llm_fed.engine.end_to_end import FlatBatch
+from llm_fed.engine.last_layer import in_place_of, last_layer, remember
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
 from llm_fed.method.losses import divergence, token_losses
-from llm_fed.models.joined import Answer
+from llm_fed.models.joined import Answer, full
 from llm_fed.models.rotary import regimes, row_positions
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
@@ -162,6 +163,25 @@ class Text(Examples):
 
     def losses_of(self, logits: Tensor, batch: MicroBatch | FlatBatch) -> Tensor:
         return token_losses(logits, batch.labels)
+
+    def losses(
+        self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False, wanted: Tensor | None = None
+    ) -> Tensor:
+        if wanted is None and model.dtype != torch.float64:
+            return self.token_losses(model, batch, all_rows=all_rows)
+        # With weights in float64 `logits` is narrower than they are, so that its roundings are seen.
+        return super().losses(model, batch, all_rows=all_rows, wanted=wanted)
+
+    def token_losses(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:
+        """(n,): of each target its negative log-likelihood in float32 at least, where possible without the logits of
+        all targets at once."""
+        if not all_rows and (last := last_layer(model)):
+            with in_place_of(last):
+                logits = self.predictions(model, batch)
+            if last.gives(logits):
+                return last.losses(batch.labels)
+            remember(model)
+        return self.losses_of(full(self.predictions(model, batch, all_rows=all_rows)), batch)
 
     def predictions(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:
         """(targets, vocabulary) in the dtype of the model; of a flat batch within `end_to_end.attention`.

@@ -68,7 +68,8 @@ class FusedFit:
 
     def __init__(self, model: AdaptedModel, jobs: Sequence[Fit], budget: int):
         self.model, self.jobs, self.examples, self.device = model, jobs, model.examples, model.device
-        self.work = Work(budget=budget)
+        asked = {"captured": model.captures, "padding_free": model.padding_free}
+        self.work = Work(budget=budget, asked=tuple(name for name, on in asked.items() if on is not None))
         self.private = jobs[0].private is not None  # then all are: see `Engine.fit`
         self.in_rows = model.padding_free.in_rows(model, jobs) if model.padding_free else "padding is allowed"
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))

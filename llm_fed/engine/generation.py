@@ -48,6 +48,7 @@ def generate(
     batch_size: int,
     mix: Tensor | None = None,
     captures: Captures | None = None,
+    fuses: bool = False,
 ) -> list[str]:
     """Greedy answers, in the order of the requests; the base's own sampling settings do not count.
 
@@ -62,6 +63,7 @@ def generate(
         batch_size: rows of a forward pass at most (`batch_limits`), sorted by length, whichever adapter they use.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
         captures: steps in slots are captured; None: they run as they are written.
+        fuses: whether captured steps compute elementwise work `fused`.
 
     Raises:
         UserError: an empty prompt, or one that is longer than the base's context.
@@ -85,7 +87,7 @@ def generate(
             ended(i, tokens)
 
     def answer_in_slots(chosen: Sequence[int], size: int) -> Iterator[int]:
-        memory = Slots(base, bank, requests, size, rooms=rooms, stops=stops, mix=mix, captures=captures)
+        memory = Slots(base, bank, requests, size, rooms=rooms, stops=stops, mix=mix, captures=captures, fuses=fuses)
         for i, tokens in memory.answers(chosen, shared):
             ended(i, tokens)
             yield i

@@ -18,7 +18,6 @@ from llm_fed.engine.examples import TEXT, inputs_of
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import collate, plan
 from llm_fed.models.base import Base
-from llm_fed.models.joined import full
 from llm_fed.models.lora import ANCHORS, SCALE
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
@@ -78,8 +77,7 @@ def log_likelihoods(
         batch, index = collate([texts[i] for i in chosen]), torch.tensor([rows[i] if rows else 0 for i in chosen])
         weights = None if mix is None else mix[chosen]
         with nullcontext() if bank is None else bank.attached(index, mix=weights), model.computing():
-            logits = TEXT.predictions(model.model, batch, all_rows=bank is not None and bank.adapts_head)
-            losses = TEXT.losses_of(full(logits), batch)
+            losses = TEXT.token_losses(model.model, batch, all_rows=bank is not None and bank.adapts_head)
         sums = torch.zeros(len(chosen), dtype=losses.dtype, device=losses.device)
         sums.index_add_(0, batch.rows.to(losses.device), losses)
         for place, value in zip(chosen, (-sums).tolist(), strict=True):

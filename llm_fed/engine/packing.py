@@ -36,25 +36,25 @@ class Grid:
     longest: int | None = None
 
     def rows(self, count: int) -> int:
-        return _rounded(count, 2, 1)
+        return rounded(count, 2, 1)
 
     def tokens(self, length: int) -> int:
-        rounded = _rounded(length, 4, 8)
-        return rounded if self.longest is None else max(length, min(rounded, self.longest))
+        wide = rounded(length, 4, 8)
+        return wide if self.longest is None else max(length, min(wide, self.longest))
 
     def targets(self, count: int) -> int:
-        return _rounded(count, 1, 16)
+        return rounded(count, 1, 16)
 
     def end_to_end(self, tokens: int) -> int:
         """Of all tokens of a micro-batch without padding; they vary less than those of a row."""
-        return _rounded(tokens, 16, 64)
+        return rounded(tokens, 16, 64)
 
     def attended(self, length: int) -> int:
         """Of the tokens that no text of a micro-batch without padding is longer than, which costs nothing."""
-        return _rounded(length, 1, 16)
+        return rounded(length, 1, 16)
 
 
-def _rounded(number: int, parts: int, least: int) -> int:
+def rounded(number: int, parts: int, least: int) -> int:
     """The next of so many numbers between one power of two and the next, and a multiple of `least`."""
     step = max(least, 2 ** (number.bit_length() - 1) // parts) if number else least
     return -(-number // step) * step

@@ -2,8 +2,6 @@
 
 A base is compared, not trusted: a few sequences go through it side by side and end to end, once, and where it predicts
 otherwise it is refused.
-
-No GPU has run this yet.
 """
 
 from __future__ import annotations
@@ -37,13 +35,17 @@ _compared: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
 class PaddingFree:
-    """What `engine.padding_free=on` asks for, for all fits of an engine.
+    """What `engine.padding_free` asks for, for all fits of an engine.
+
+    Args:
+        forced: what cannot be trained so is refused, or said; otherwise it is trained in rows.
 
     Attributes:
-        said: why fits have been trained in rows, one line for each reason.
+        said: why fits have been trained in rows though it was forced, one line for each reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, forced: bool = True) -> None:
+        self._forced = forced
         self.said: dict[str, None] = {}
 
     def check(self, model: AdaptedModel, *, private: bool = False) -> None:
@@ -55,28 +57,36 @@ class PaddingFree:
         Raises:
             UserError: why, and what to set.
         """
-        why = refusal(model)
-        if private:
-            why = "privacy.unit=example needs the gradients of single examples, which lie in rows of their own"
-        if why:
-            raise UserError(f"engine.padding_free=on, but {why}; set engine.padding_free=auto, which pads")
+        if why := _never(model, private):
+            raise UserError(f"engine.padding_free=on, but {why}; set engine.padding_free=auto, which pads there")
 
     def in_rows(self, model: AdaptedModel, jobs: Sequence[Fit]) -> str:
         """Why these fits are trained in rows with padding; empty where they need not be.
 
         Raises:
-            UserError: as `check`.
+            UserError: as `check`, where it was forced.
         """
-        self.check(model, private=jobs[0].private is not None)
+        private = jobs[0].private is not None
+        if self._forced:
+            self.check(model, private=private)
+        elif why := _never(model, private):
+            return why
         why = ""
         if jobs[0].teachers:
             why = "teachers answer for each example"
         elif model.device.type == "cuda" and not has_kernels(model.device):
-            why = f"torch {torch.__version__} has no kernels for them end to end on this GPU (2.13 has, from Ampere on)"
-        if why and why not in self.said:
+            why = f"torch {torch.__version__} has no kernels for them end to end on this GPU (2.11 has, from Ampere on)"
+        if why and self._forced and why not in self.said:
             self.said[why] = None
             log.warning("texts are trained in rows with padding: %s", why)
         return why
+
+
+def _never(model: AdaptedModel, private: bool) -> str:
+    """Why fits with these adapters can never be trained so; empty where they can."""
+    if private:
+        return "privacy.unit=example needs the gradients of single examples, which lie in rows of their own"
+    return refusal(model)
 
 
 def refusal(model: AdaptedModel) -> str:
@@ -142,17 +152,10 @@ def compared(model: AdaptedModel) -> str:
     return ""
 
 
-def in_words(asked: str, device: torch.device, *, adapters: bool) -> str:
-    """What `engine.padding_free` means for a run, where it means something: for people.
-
-    Args:
-        adapters: whether these are trained, and not whole models.
-    """
-    on_gpu = device.type == "cuda"
-    if asked == "on" and on_gpu:
-        return "without padding (engine.padding_free=on), which no GPU has run yet"
-    if asked == "on":
-        return f"without padding (engine.padding_free=on), a product per client and an attention per text on {device}"
-    if asked == "auto" and on_gpu and adapters:
-        return "padded; engine.padding_free=on lays texts end to end, which no GPU has run yet"
-    return ""
+def in_words(asked: PaddingFree | None, device: torch.device) -> str:
+    """What a run makes of texts, where that is no matter of course: for people."""
+    if asked is None:
+        return ""
+    if device.type == "cuda":
+        return "none, where the base and the task allow it (engine.padding_free)"
+    return f"none (engine.padding_free=on): a product per client and an attention per text on {device}"

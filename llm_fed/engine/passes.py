@@ -13,6 +13,7 @@ from torch import Tensor
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.end_to_end import attention
+from llm_fed.engine.fused import fused
 from llm_fed.engine.laid import Laid
 
 
@@ -39,7 +40,8 @@ def one_pass(
         laid.index, laid.masks, laid.mix, each=each, into=laid.into, below=laid.below, groups=laid.groups,
         cast=model.autocast if at_once and not bank.structure.dora else None,
     )  # fmt: skip
-    with attention(model.model) if laid.groups else nullcontext(), bank_in_place:
+    flat = attention(model.model) if laid.groups else nullcontext()
+    with fused(model.model) if model.fuses else nullcontext(), flat, bank_in_place:
         with model.computing():
             if own:
                 loss = own(model.examples.logits(model.model, laid.batch, all_rows=bank.adapts_head))

@@ -77,10 +77,20 @@ class Pairs(Examples):
     def logits(self, model: Any, batch: PreferenceBatch, *, all_rows: bool = False) -> Tensor:
         return full(TEXT.predictions(model, batch.texts, all_rows=all_rows))
 
+    def losses(
+        self, model: Any, batch: PreferenceBatch, *, all_rows: bool = False, wanted: Tensor | None = None
+    ) -> Tensor:
+        if wanted is None:
+            return self._losses(TEXT.token_losses(model, batch.texts, all_rows=all_rows), batch)
+        return super().losses(model, batch, all_rows=all_rows, wanted=wanted)
+
     def losses_of(self, logits: Tensor, batch: PreferenceBatch) -> Tensor:
         """(N,): see `objectives`."""
-        tokens = -token_losses(logits, batch.labels)
-        of = self._likelihoods(tokens, batch)
+        return self._losses(token_losses(logits, batch.labels), batch)
+
+    def _losses(self, tokens: Tensor, batch: PreferenceBatch) -> Tensor:
+        """(N,) of the losses (n,) of target tokens."""
+        of = self._likelihoods(-tokens, batch)
         if self.each == 2:
             logps, reference = of.logps, of.reference
             swapped = batch.swapped.to(logps.device)[:, None]

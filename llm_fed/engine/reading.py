@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -55,11 +55,12 @@ def forward(
     keep: int,
     padded: bool,
     positions: Tensor | None = None,
+    more: Mapping[str, Any] | None = None,
 ) -> tuple[Tensor, Cache]:
     """Logits (N, keep, V) of the last `keep` tokens of `ids` (N, T), and the cache with all of them.
 
     `mask` covers what is in the cache and the new tokens; it has a zero only if `padded`. `positions` (N, T) count
-    real tokens only.
+    real tokens only. The base's layers are given `more`, too.
     """
     if positions is None:
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
@@ -73,6 +74,7 @@ def forward(
             use_cache=True,
             **{name: cache},
             **{option: value for option, value in options.items() if option in known},
+            **(more or {}),
         )
     return output.logits[:, -keep:], output[name]
 

@@ -11,26 +11,32 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from llm_fed.engine import reading
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.capture import USES, Captures, Graphs, Replay
+from llm_fed.engine.capture import Captures, Graphs, Replay
+from llm_fed.engine.end_to_end import attending
+from llm_fed.engine.fused import fused
 from llm_fed.engine.memory import budget_and_overhead
+from llm_fed.engine.packing import rounded
 from llm_fed.engine.prefixes import PromptRequest
 from llm_fed.models.base import Base
 from llm_fed.models.rotary import regimes
 
 # Whose rows were compared with the same rows alone in slots (tests/engine/test_slots.py).
 FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
+NAME, BIAS = "llm_fed_slots", "slots_bias"  # of the attention, and of what it is given, among those of transformers
 NOT_A_NUMBER = -1  # in the place of a token
-WIDTH = 64  # columns to which a captured step is rounded up
+WIDTH, COLUMNS = 256, 64  # to which a captured step's columns are rounded up, so that few are captured; and memory's
 
 
 def allowed(base: Base) -> bool:
@@ -106,6 +112,7 @@ class Slots:
         stops: tokens that end an answer.
         mix: (requests, E), where the gate of the bank's structure is `mix`.
         captures: steps are captured; None: they run as they are written.
+        fuses: whether steps compute elementwise work `fused`.
     """
 
     def __init__(
@@ -119,12 +126,13 @@ class Slots:
         stops: Set[int],
         mix: Tensor | None = None,
         captures: Captures | None = None,
+        fuses: bool = False,
     ):
         self._base, self._bank, self._requests, self._mix = base, bank, requests, mix
         self._rooms, self._stops = rooms, stops
         columns = max(len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True))
         device = base.model.device
-        self._most, self._columns = most, -(-columns // WIDTH) * WIDTH if captures else columns
+        self._most, self._columns = most, rounded(columns, 8, COLUMNS) if captures else columns
         self._rows: list[OpenAnswer] = []  # of the slots in use, which are the first ones
         self._cache: Cache = DynamicCache(config=base.model.config)
         self._layers = [SlotLayer(self) for _ in self._cache.layers]
@@ -135,9 +143,9 @@ class Slots:
         self._ids = torch.zeros(most, 1, dtype=torch.int64, device=device)
         self._index = torch.zeros(most, dtype=torch.int64, device=device)
         self._weights = None if mix is None else torch.zeros(most, mix.shape[1], dtype=mix.dtype, device=device)
-        self._captures = captures
+        self._captures, self._fuses = captures, fuses
         self._graphs = captures.graphs(device) if captures else Graphs()
-        self._replays, self._uses = dict[int, Replay](), dict[int, int]()  # by width
+        self._replays, self._warm = dict[int, Replay](), set[int]()  # by width
 
     def memory(self, like: Tensor) -> Tensor:
         """(S, H, C, D), of numbers, as what is masked is multiplied by zero."""
@@ -150,7 +158,8 @@ class Slots:
             order: places of the requests that are answered.
             shared: tokens that all prompts of a row of the bank begin with.
         """
-        waiting, enough = deque(order), max(1, self._most // 8)
+        waiting = deque(order)
+        enough = max(1, self._most // (8 if self._captures is None else 4))  # free slots; captured steps cost the same
         budget = budget_and_overhead(self._base.device)[0]
         while waiting or self._rows:
             while waiting and (not self._rows or self._most - len(self._rows) >= enough):
@@ -166,7 +175,8 @@ class Slots:
         owners, lengths = [row for row, _ in batch], [len(prompt) for _, prompt in batch]
         ids, mask, cache = reading.begin(self._base, self._bank, batch, shared)
         weights = None if self._mix is None else self._mix[list(chosen)]
-        with self._bank.attached(torch.tensor(owners), mix=weights):
+        fusing = fused(self._base.model) if self._fuses else nullcontext()
+        with fusing, self._bank.attached(torch.tensor(owners), mix=weights):
             padded = min(lengths) < mask.shape[1]
             logits, known = reading.forward(self._base, ids, mask, cache, keep=1, padded=padded)
         # Real tokens first, in their order; what lies behind them is masked.
@@ -231,13 +241,13 @@ class Slots:
     def _replay(self, captures: Captures) -> None:
         """A step over all slots, in a width of the grid; in what is not in use it means nothing."""
         needed = max(row.length for row in self._rows) + 1
-        self.width = width = min(self._columns, -(-needed // WIDTH) * WIDTH)
-        self._uses[width] = self._uses.get(width, 0) + 1
-        if width not in self._replays and self._uses[width] > USES and captures.answers:
+        self.width = width = min(self._columns, rounded(needed, 1, WIDTH))
+        if width in self._warm and width not in self._replays and captures.answers:
             self._capture(width, captures)
         if width in self._replays:
             self._replays[width]()
-        elif self._uses[width] == USES:
+        elif width not in self._warm:  # a step is taken so often that it is captured when it comes again
+            self._warm.add(width)
             self._graphs.warm(self._whole_step)
         else:
             self._whole_step()
@@ -255,25 +265,79 @@ class Slots:
             captures.say(f"answers are not captured, as what they call does not allow it: {text}")
 
     def _whole_step(self) -> None:
-        cached = torch.is_autocast_cache_enabled()
+        cached, cast = torch.is_autocast_cache_enabled(), None if self._bank.structure.dora else self._base.autocast
         torch.set_autocast_cache_enabled(False)  # a graph must make its own casts
         try:
-            with self._bank.attached(self._index, mix=self._weights, below={}):
-                self._step(self._most, padded=True)
+            with (
+                fused(self._base.model) if self._fuses else nullcontext(),
+                attention(self._base.model),
+                self._bank.attached(self._index, mix=self._weights, below={}, cast=cast),
+            ):
+                self._step(self._most, padded=True, more={BIAS: self._bias()})
         finally:
             torch.set_autocast_cache_enabled(cached)
         self.position.clamp_(max=self._columns - 1)
 
-    def _step(self, count: int, *, padded: bool) -> None:
-        """One token of each of the first slots."""
+    def _bias(self) -> Tensor:
+        """(S, 1, 1, C) in float32 at least: 0 of what a row's token sees, else minus infinity."""
+        seen = torch.arange(self.width, device=self.position.device) <= self.position[:, None]
+        dtype = torch.promote_types(self._base.model.dtype, torch.float32)
+        return torch.zeros((), dtype=dtype, device=seen.device).where(seen, -torch.inf)[:, None, None]
+
+    def _step(self, count: int, *, padded: bool, more: Mapping[str, Any] | None = None) -> None:
+        """One token of each of the first slots.
+
+        Args:
+            more: what the base's layers are given besides.
+        """
         positions = self.position[:count, None]
         mask = (torch.arange(self.width, device=positions.device) <= positions).long()
         ids = self._ids[:count].clamp(min=0)
         logits, _ = reading.forward(
-            self._base, ids, mask, self._cache, keep=1, padded=padded, positions=positions
+            self._base, ids, mask, self._cache, keep=1, padded=padded, positions=positions, more=more
         )  # fmt: skip
         self._ids[:count] = _likeliest(logits)
         self.position[:count] += 1
+
+
+@contextmanager
+def attention(model: nn.Module) -> Iterator[None]:
+    """Within, a model is given one token of each row, which sees what `BIAS` lets it see of its row's keys and values.
+    Keys that several heads share are not copied for each of them, as masks would make transformers do."""
+    _register()
+    with attending(model, NAME):
+        yield
+
+
+@cache
+def _register() -> None:
+    """A name that transformers knows no masks for, so that it makes none."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one token of each row: (S, 1, H, D).
+
+    Args:
+        query: (S, H, 1, D).
+        key, value: (S, G, C, D), each for H / G heads.
+    """
+    rows, heads, _, size = query.shape
+    shared = key.shape[1]
+    scores = query.reshape(rows, shared, heads // shared, size) @ key.mT  # (S, G, H / G, C)
+    scores = scores.to(more[BIAS].dtype) * (size**-0.5 if scaling is None else scaling) + more[BIAS]
+    attended = scores.softmax(-1).to(value.dtype) @ value
+    return attended.reshape(rows, 1, heads, size), None
 
 
 def _likeliest(logits: Tensor) -> Tensor:

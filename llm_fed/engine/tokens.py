@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 
-_ALIGNED = 8  # numbers of 16 bits: torch's grouped product wants rows of whole 16 bytes
+ALIGNED = 8  # numbers of 16 bits: torch's grouped product wants rows of whole 16 bytes
 
 
 class AdapterTokens(Protocol):
@@ -88,10 +88,10 @@ class TokenGroups:
 
     def product(self, x: Tensor, factors: Tensor) -> Tensor:
         out = factors.shape[1]
-        if _by_kernel(x) and out % _ALIGNED:  # further rows of zeros
-            factors = nn.functional.pad(factors, (0, 0, 0, -out % _ALIGNED))
-        if _by_kernel(x) and factors.shape[2] % _ALIGNED:
-            more = -factors.shape[2] % _ALIGNED
+        if _by_kernel(x) and out % ALIGNED:  # further rows of zeros
+            factors = nn.functional.pad(factors, (0, 0, 0, -out % ALIGNED))
+        if _by_kernel(x) and factors.shape[2] % ALIGNED:
+            more = -factors.shape[2] % ALIGNED
             x, factors = nn.functional.pad(x, (0, more)), nn.functional.pad(factors, (0, more))
         return _Product.apply(x[0], factors.to(x.dtype), self)[None, :, :out]
 

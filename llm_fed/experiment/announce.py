@@ -16,6 +16,7 @@ from torch import Tensor
 from llm_fed.bench.costs import after_a_step
 from llm_fed.engine import capture, padding_free
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
+from llm_fed.engine.fused import parts
 from llm_fed.engine.memory import free_memory, memory_limit
 from llm_fed.experiment import cross
 from llm_fed.experiment.costs import Costs, CountSummary
@@ -92,6 +93,7 @@ class RunPlan:
     loss: str = ""
     passes: str = ""
     padding: str = ""
+    fused: str = ""
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -113,7 +115,7 @@ class RunPlan:
         rows["training"], rows["loss"] = self._training(), self.loss
         if self.asked:
             rows["each round"] = self._work()
-        rows["passes"], rows["padding"] = self.passes, self.padding
+        rows["passes"], rows["padding"], rows["fused work"] = self.passes, self.padding, self.fused
         rows["scores"] = self.scored
         rows["cross"] = self.cross
         return {label: text for label, text in rows.items() if text}
@@ -189,7 +191,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         reached: the round of the checkpoint from which it continues; 0: it begins.
         names: the clients, where their data are on other machines.
     """
-    config, base, method, server = built.config, built.base, built.method, built.server
+    config, base, method, server, engine = built.config, built.base, built.method, built.server, built.engine
     sites = [*built.clients.values()]
     layouts = {structure: base.layout(structure) for structure in {s.structure for s in [*sites, server]}}
     frozen = config.local.freeze
@@ -224,8 +226,9 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
         work=method.in_words(config.rounds), asked=len(asked), loss=config.objective.in_words(),
-        passes=capture.in_words(config.engine.capture, base.device, adapters=server.structure.fused),
-        padding=padding_free.in_words(config.engine.padding_free, base.device, adapters=server.structure.fused),
+        passes=capture.in_words(engine.captures, base.device, adapters=server.structure.fused),
+        padding=padding_free.in_words(engine.padding_free, base.device) if server.structure.fused else "",
+        fused=engine.fuses if server.structure.fused and parts(base.model) else "",
     )  # fmt: skip
 
 
@@ -260,7 +263,7 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         remembered = 4 * moments(config.local) * layouts[largest.structure].size if config.local.keep_optimizer else 0
         copies = training_copies(largest.structure, config.local, at_once)
         training = copies * layouts[largest.structure].size * 4  # float32
-        flat = config.engine.padding_free == "on"
+        flat = built.engine.padding_free is not None
         held = activations(base, max(trainers, key=partial(_size, base)), config.local, at_once, end_to_end=flat)
     prices = [parent.costs for parent in parents if parent.costs]
     models = [base.model, *map(base.model_of, layouts)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,19 @@ import torch
 from llm_fed.bench.build import Experiment
 from llm_fed.engine.calibration import Calibration, calibrate
 from llm_fed.engine.footprint import training_copies
+from llm_fed.engine.ways import ways
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import processes
 from llm_fed.settings.config import EngineConfig
 
 LIBRARIES = ("llm_fed", "transformers", "peft")
-FORMERLY = {"processes": 1, "captured": False, "padding_free": False}  # what was not recorded of earlier runs
+FORMERLY = {
+    "processes": 1,
+    "captured": False,
+    "padding_free": False,
+    "fused": "",
+}  # what was not recorded of earlier runs
 
 
 def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
@@ -29,16 +36,14 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     The environment with which it is continued is recorded as well, as an item of `continued`. Beside each lies which
     base it is, as far as that can be known; a run that moves finds its base elsewhere, so this is not compared here.
     """
-    asked = experiment.config.engine
-    now = environment(
-        experiment.base.device, experiment.config.base.dtype, experiment.runtime.clients_per_pass, asked
-    )  # fmt: skip
+    engine, config = experiment.engine, experiment.config
+    now = environment(experiment.base.device, config.base.dtype, experiment.runtime.clients_per_pass, config.engine)
     now["base"] = experiment.base.source.as_json()
     recorded = run.recall("environment.json")
     if recorded is None:
         # What is measured are padded passes as they are written. A captured one has not their overhead, and without
         # padding a further one saves nothing.
-        if "on" not in (asked.capture, asked.padding_free) and (measured := packing(experiment)):
+        if engine.captures is None and engine.padding_free is None and (measured := packing(experiment)):
             now["packing"] = measured.as_json()
             use_packing(experiment, now)
             reporter.note(f"packing of micro-batches, measured here: {measured.in_words()}")
@@ -78,11 +83,10 @@ def use_packing(experiment: Experiment, recorded: Mapping[str, Any]) -> None:
 
 
 def environment(device: torch.device, dtype: str, clients_per_pass: int, engine: EngineConfig) -> dict[str, Any]:
-    """The device with its name, the processes and threads, whether training passes are captured and without padding,
-    and the versions of the libraries."""
+    """The device with its name, the processes and threads, whether training passes are captured, without padding
+    and fused, and the versions of the libraries."""
     return {
-        "captured": engine.capture == "on",
-        "padding_free": engine.padding_free == "on",
+        **asdict(ways(engine, device, dtype)),
         "clients_per_pass": clients_per_pass,
         "threads": torch.get_num_threads(),
         "processes": processes(),

@@ -14,10 +14,12 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+import torch
 from accelerate import PartialState
 
 from llm_fed.basics import signs
 from llm_fed.bench.build import Experiment
+from llm_fed.engine.batch_limits import most_rows
 from llm_fed.engine.drive import drive
 from llm_fed.engine.generation import seconds_of_tokens
 from llm_fed.experiment import cross
@@ -29,6 +31,7 @@ from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
+from llm_fed.models import speed
 from llm_fed.runs.forecast import Forecast, Span
 from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.local import LocalRuntime
@@ -60,8 +63,9 @@ def with_forecast(experiment: Experiment, plan: Ahead, reached: int = 0) -> Ahea
             if (training * (rounds + plan.final_rounds) + scoring).high < SHORT:
                 return plan
             processes = PartialState().num_processes
+            remark = "" if torch.cuda.is_available() else speed.crowded()
             ending = _ending(experiment)
-            forecast = Forecast(training / processes, answer / processes, base_answer / processes, ending)
+            forecast = Forecast(training / processes, answer / processes, base_answer / processes, ending, remark)
             return replace(plan, forecast=forecast)
     except Exception:
         return plan
@@ -183,12 +187,13 @@ def _answers(built: Experiment, ahead: Ahead) -> tuple[Span, Span]:
     asked = [(site, site.data.queries[split]) for split in splits for site in built.scored.values()
              if site.data.queries.get(split)]  # fmt: skip
     total = ahead.answers_after(0) + ahead.base_answers
-    most = max(1, min(built.config.eval.batch_size, int(SHARE * total), ahead.answers[splits[0]]))
+    size = most_rows(built.config.eval.batch_size, built.base.device)
+    most = max(1, min(size, int(SHARE * total), ahead.answers[splits[0]]))
     site, queries = asked[0]
     if find(built.metric, labelled=bool(built.base.labels)).scores in CLASSIFIED:
         seconds = _per_item(built, lambda items: site.logits(site.initial(), items), queries[:most])
         return Span(seconds, seconds), Span()
-    return _texts(built, asked, most, min(built.config.eval.batch_size, max(ahead.answers.values())))
+    return _texts(built, asked, most, min(size, max(ahead.answers.values())))
 
 
 def _texts(built: Experiment, asked: Sequence[tuple[Site, Any]], most: int, batch: int) -> tuple[Span, Span]:

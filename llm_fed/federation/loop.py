@@ -173,8 +173,7 @@ def federate(
             with watch("evaluate"):
                 score()
             on_trained()
-        forced = {"captured": config.engine.capture == "on", "padding_free": config.engine.padding_free == "on"}
-        passes = {"passes": work.passes(**forced), "why": work.why} if any(forced.values()) else {}
+        passes = {"passes": work.passes(), "why": work.why} if work.asked else {}
         run.log_timing({"round": round, **watch.record(), **passes})
         if not last:
             on_round()

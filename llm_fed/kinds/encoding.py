@@ -94,6 +94,7 @@ class Encoder:
         self._halves = 0  # examples with halves of characters
         self._untrained = 0  # messages of the assistant that are no targets
         self._unanswered = 0  # examples whose reply is reasoning alone
+        self._not_compared = 0  # examples that are asked, whose given answers are too long
         self._spelled: Counter[str] = Counter()  # examples by the first control token that they spell
 
     def lengths(self, splits: Iterable[Sequence[Example]]) -> Iterator[list[Length]]:
@@ -160,6 +161,8 @@ class Encoder:
             if cut or needed <= most:
                 places.append(place)
         self._count(client, split, seen, len(places))
+        if self.objective.preferences and self.task.too_long == "skip":
+            self._not_compared += sum(lengths[place].whole > most for place in places)
         return Encodings(select(examples, places), self._query, self._kept, [lengths[place] for place in places])
 
     def cut(self, queries: Sequence[Query]) -> list[int]:
@@ -183,6 +186,11 @@ class Encoder:
         """What was left out, and what was not read as it stands, in words; empty where nothing was."""
         counts = " and ".join(f"{count} {split}" for split, count in self.skipped.items())
         said = [f"{counts} examples are longer than {self.task.max_length} tokens and are left out"] if counts else []
+        if self._not_compared:
+            said.append(
+                f"preference_accuracy leaves out {self._not_compared} examples whose given answers do not fit into "
+                f"{self.task.max_length} tokens; task.too_long=cut-end cuts them"
+            )
         if self._halves:
             said.append(f"halves of characters (lone surrogates) in {self._halves} examples are read as U+FFFD")
         if self._untrained:

@@ -21,6 +21,7 @@ from llm_fed.engine import footprint, generation, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import answers
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.batch_limits import most_rows
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.generation import room_after
@@ -222,9 +223,10 @@ class Language(Kind):
             engine.bank(structure, states),
             prompts,
             max_new_tokens=engine.evaluation.max_new_tokens,
-            batch_size=engine.evaluation.batch_size,
+            batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt in prompts]),
             captures=engine.captures,
+            fuses=bool(engine.fuses),
         )
         return list(_shared_out(texts, [len(request.prompts) for request in requests]))
 
@@ -281,7 +283,7 @@ class Language(Kind):
             self,
             engine.bank(structure, states),
             queries,
-            batch_size=engine.evaluation.batch_size,
+            batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt, _ in queries]),
         )
         return list(_shared_out(scores, [len(request.queries) for request in requests]))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from transformers import (
     AutoTokenizer,
     PretrainedConfig,
 )
+from transformers.utils import logging as transformers_logging
 
 from llm_fed import tasks
 from llm_fed.basics import turns
@@ -302,6 +304,17 @@ def head_for(config: PretrainedConfig, task: TaskData, base: str, asked: tuple[s
     return Head(labels, kept=False, remark=f"the head of {base} {why}, so a new one is trained")
 
 
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Within, transformers does not report what a checkpoint lacks: a new head is no news, and the rest is checked."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
 @turns.taken()
 def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
     """The base of a configuration with a head for the labels of a task. Only safetensors is read; no repository's code
@@ -322,7 +335,7 @@ def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
     by_name = {label: place for place, label in enumerate(head.labels)}
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, revision=base.revision, trust_remote_code=False)
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), _without_report():
             torch.manual_seed(0)  # of a new head, which every federation draws anew
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 folder, revision=base.revision, num_labels=len(head.labels), id2label=dict(enumerate(head.labels)),

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 _AT_ONCE = 2**20  # logits that a CPU's cache holds
+_ROWS = 256  # rows of logits that `head_losses` holds: with fewer the products take longer
 
 
 def divergence(taught: Tensor, teacher: Tensor) -> Tensor:
@@ -55,6 +56,52 @@ class _TokenLosses(torch.autograd.Function):
         for part, own, factors in zip(likely.split(rows), places.split(rows), given.split(rows), strict=True):
             backward(torch.zeros_like(part).scatter_(1, own, factors), part, 1, likely.dtype, out=part)
         return likely, None
+
+
+def head_losses(inputs: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    """(n,): `token_losses` of the logits that a frozen linear layer gives, never holding more than a few rows of them.
+
+    With the loss of a token comes its gradient for the layer's inputs, as large as these. So nothing of the logits'
+    size is kept for the backward pass, whatever is made of the losses.
+
+    Args:
+        inputs: (n, H), on a CPU.
+        weight, bias: (C, H) and (C,), in the dtype of the inputs; the softmax is computed in float32 at least.
+    """
+    losses: Tensor = _HeadLosses.apply(inputs, weight, bias, labels)
+    return losses
+
+
+class _HeadLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+        dtype = torch.promote_types(inputs.dtype, torch.float32)
+        losses = inputs.new_empty(len(inputs), dtype=dtype)
+        back = torch.empty_like(inputs) if ctx.needs_input_grad[0] else None
+        memory = inputs.new_empty(min(_ROWS, len(inputs)), len(weight))
+        with torch.autocast("cpu", enabled=False):
+            for at in range(0, len(inputs), _ROWS):
+                rows, own = slice(at, at + _ROWS), labels[at : at + _ROWS, None]
+                logits = memory[: len(own)]
+                if bias is None:
+                    torch.mm(inputs[rows], weight.T, out=logits)
+                else:
+                    torch.addmm(bias, inputs[rows], weight.T, out=logits)
+                likely = logits.to(dtype)
+                torch.log_softmax(likely, 1, out=likely)
+                losses[rows] = -likely.gather(1, own)[:, 0]
+                if back is not None:
+                    slopes = likely.exp_().scatter_add_(1, own, likely.new_full(own.shape, -1.0))
+                    torch.mm(slopes.to(inputs.dtype), weight, out=back[rows])
+        if back is not None:
+            ctx.save_for_backward(back)
+        return losses
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
+        (back,) = ctx.saved_tensors
+        return (back * upstream[:, None]).to(back.dtype), None, None, None
 
 
 def _rows_at_once(logits: Tensor) -> int:

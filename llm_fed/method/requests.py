@@ -237,7 +237,7 @@ class AnswerLoss(Request[float]):
 class Work:
     """What a fit processed: real tokens (of pictures what they count as), tokens with padding, micro-batches, the token
     budget of each, how many of them were replayed (`engine/capture.py`) and had no padding (`engine/padding_free.py`),
-    and why others could not be."""
+    why others could not be, and which of the two were asked for."""
 
     tokens: int = 0
     padded: int = 0
@@ -246,19 +246,20 @@ class Work:
     replayed: int = 0
     why: str = ""
     padding_free: int = 0
+    asked: tuple[str, ...] = ()
 
     @property
     def padding(self) -> float:
         """The share of padding among all tokens processed."""
         return 1 - self.tokens / self.padded if self.padded else 0.0
 
-    def passes(self, *, captured: bool, padding_free: bool) -> dict[str, int]:
+    def passes(self) -> dict[str, int]:
         """How many micro-batches were replayed and how many ran as they are written, and how many had no padding, as
         far as either was asked for."""
         counts = dict[str, int]()
-        if captured:
+        if "captured" in self.asked:
             counts |= {"replayed": self.replayed, "as written": self.micro_batches - self.replayed}
-        if padding_free:
+        if "padding_free" in self.asked:
             counts |= {"without padding": self.padding_free, "padded": self.micro_batches - self.padding_free}
         return counts
 
@@ -272,6 +273,7 @@ class Work:
             self.replayed + other.replayed,
             other.why or self.why,
             self.padding_free + other.padding_free,
+            tuple(dict.fromkeys((*self.asked, *other.asked))),
         )
 
 

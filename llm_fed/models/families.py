@@ -6,6 +6,7 @@ the same rows alone.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from llm_fed.basics.errors import UserError
@@ -43,10 +44,11 @@ _ENCODERS = frozenset(
 
 _RANKED = "its layers choose by rank which tokens they see, and where ranks are equal the choice depends on padding"
 _NO_CACHE = "transformers keeps no cache for it in which rows can be selected, which generation needs"
+_SEE_LATER = "its tokens see later ones"
 _DRAFTS = "it drafts tokens for another model, whose states it needs"
 _REFUSED = {
     "axk2": _RANKED,
-    "cpmant": "its tokens see later ones",
+    "cpmant": _SEE_LATER,
     "deepseek_v32": _RANKED,
     "doge": "its router mixes the tokens of all rows of a batch",
     "gemma4_assistant": _DRAFTS,
@@ -58,8 +60,8 @@ _REFUSED = {
     "recurrent_gemma": "its recurrent state lies in the model itself, where rows cannot be selected",
     "reformer": "its attention draws random numbers and mixes chunks of tokens",
     "rwkv": _NO_CACHE,
-    "xlm": "its tokens see later ones",
-    "xlnet": "its tokens see later ones",
+    "xlm": _SEE_LATER,
+    "xlnet": _SEE_LATER,
 }
 
 
@@ -92,6 +94,26 @@ def writes(config: Any) -> bool:
     has_head = any(str(name).endswith("ForSequenceClassification") for name in config.architectures or ())
     encodes = config.model_type in _ENCODERS and not getattr(config, "is_decoder", False)
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not has_head and not encodes
+
+
+def encoder_in(name: str) -> str | None:
+    """The family of encoders that the name of a base speaks of, as `bert` in `ProsusAI/finbert`; None: of none.
+
+    For a base whose configuration cannot be read. A name that also speaks of a family that writes is none of these.
+    """
+    from transformers.models.auto import modeling_auto  # as in `writes`
+
+    both_ways = _ENCODERS | {family for family, reason in _REFUSED.items() if reason == _SEE_LATER}
+    writing = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - both_ways
+    answering = writing | modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.keys()
+    encoders = both_ways | modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys() - answering
+    words = re.split(r"[-_.]", name.rpartition("/")[2].lower())
+    if "decoder" in words or any(word.startswith(("gpt", "llama")) or word in writing for word in words):
+        return None
+    joined = "-".join(words)
+    spoken = [family for family in encoders if family in words or "-" in family and family in joined]
+    spoken += [family for family in ("bert", "roberta") if any(word.endswith(family) for word in words)]
+    return max(spoken, key=lambda family: (len(family), family), default=None)
 
 
 def is_causal(config: Any) -> bool:

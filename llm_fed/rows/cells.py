@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import json
 import math
+import re
+import unicodedata
 from collections.abc import Mapping
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -12,6 +14,9 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import Row
+
+_UNSEEN = re.compile("[\u00ad\u200b\u2060\ufeff]")  # characters without width
+_SEEN = re.compile("[^\\s\u00ad\u200b-\u200f\u2060\ufeff]")
 
 
 def held(row: Row, column: str) -> Any:
@@ -78,7 +83,7 @@ def as_text(value: Any, where: str, column: str) -> str:
     """A value as text; UserError where it is empty, or no text. A number is the same text whether its column is one of
     whole numbers or not; booleans are written as in JSON, and dates as in ISO 8601."""
     if isinstance(value, str):
-        if not value.strip():
+        if not _SEEN.search(value):
             raise UserError(f"{where}: column {column!r} is empty; fill it, or drop the row")
         return value
     if isinstance(value, bool):
@@ -95,10 +100,15 @@ def as_text(value: Any, where: str, column: str) -> str:
     raise UserError(f"{where}: column {column!r} holds {kind}, not text; convert it, or drop the row")
 
 
+def as_seen(text: str) -> str:
+    """The text such that two that look alike are equal: accents and spaces in one form, nothing without width."""
+    return re.sub("[\u00a0\u202f]", " ", _UNSEEN.sub("", unicodedata.normalize("NFC", text))).strip()
+
+
 def is_empty(value: Any) -> bool:
     """Whether a cell holds nothing; a number that is missing is often NaN."""
     if isinstance(value, str):
-        return not value.strip()
+        return not _SEEN.search(value)
     return (
         value is None
         or (isinstance(value, list | dict) and not value)

@@ -9,6 +9,7 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError, did_you_mean
 from llm_fed.basics.names import composed
+from llm_fed.rows.cells import parsed
 from llm_fed.rows.layout import split_of
 from llm_fed.settings.config import ColumnsConfig
 
@@ -44,7 +45,13 @@ _BOOKKEEPING = re.compile(
     r"|_?id|idx|index|uid|uuid|guid|row|(?:row|example|question|prompt|sample)_?(?:id|idx|index)|qid|no"
     r"|unnamed: \d+(?:\.\d+)*|__index_level_\d+__|level_\d+"
 )
-_JUDGED = ("true", "false", "1", "0", "1.0", "0.0")  # what a label says of an answer
+# What a label says of an answer.
+YES, NO = ("true", "1", "1.0", "yes", "desirable"), ("false", "0", "0.0", "-1", "no", "undesirable")
+# One of two columns with an answer each, such as `response_0` or `human_ref_A`.
+_ONE_OF_TWO = re.compile(
+    r"(?:.*[_. ])?(?:response|answer|completion|output|reply|ref|conversation|generation|candidate)[_. ]?([ab012])"
+)
+_BETTER = "put the better one into a column chosen and the other into rejected, see docs/preferences.md"
 _MOST = 30  # columns that an error lists
 
 
@@ -87,8 +94,41 @@ def resolve(
             roles["answer"] = label
         for role in REQUIRED:
             if role not in roles:
-                raise UserError(f"{where}: no column for the {role} among {few(names)}; set task.columns.{role}=COLUMN")
+                raise UserError(
+                    f"{where}: no column for the {role} among {few(names)}; set task.columns.{role}=COLUMN"
+                    + _instead(names, sample)
+                )
+        if "options" not in roles and _ranked(roles["answer"], sample):
+            raise UserError(
+                f"{where}: column {roles['answer']!r} holds lists of answers to compare, not texts; {_BETTER}"
+            )
     return {role: roles[role] for role in [*FORMS[form], *_OF_ALL] if role in roles}
+
+
+def _instead(names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
+    """How rows would be read that seem to compare answers, or to have labels, for an error; empty of other rows."""
+    if (chosen := usual("chosen", names, ())) and not usual("rejected", names, ()):
+        return f"; if {chosen} is preferred to an answer in another column, set task.columns.rejected=COLUMN"
+    two: dict[str, list[str]] = {}
+    for name in names:
+        if found := _ONE_OF_TWO.fullmatch(_form_of(name)):
+            two.setdefault(_form_of(name)[: found.start(1)], []).append(name)
+    if pair := next((pair for pair in two.values() if len(pair) == 2), None):
+        return f"; if {pair[0]} and {pair[1]} are two answers of which one is preferred, {_BETTER}"
+    if several := next((name for name in names if _ranked(name, sample)), None):
+        return f"; if {several} has answers to compare, {_BETTER}"
+    text, label = usual("text", names, ()), pick(LABELS[:2], names)
+    return f"; to learn the {label} of each {text}, set task.name=classification" if text and label else ""
+
+
+def _ranked(name: str, sample: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether each cell is a list of objects that are no messages: answers with their ranks or models."""
+    values = [parsed(value) for row in sample if (value := row.get(name)) is not None]
+    return bool(values) and all(
+        isinstance(value, list) and value
+        and all(isinstance(each, dict) and not {"role", "from"} & each.keys() and len(each) > 1 for each in value)
+        for value in values
+    )  # fmt: skip
 
 
 def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
@@ -116,7 +156,7 @@ def _judges(roles: Mapping[str, str], sample: Sequence[Mapping[str, Any]]) -> bo
 
 def _num_plain(values: Iterable[Any]) -> int:
     """How many are true or false."""
-    return sum(str(value).strip().casefold() in _JUDGED[:2] for value in values)
+    return sum(str(value).strip().casefold() in (YES[0], NO[0]) for value in values)
 
 
 def _single(name: str, sample: Sequence[Mapping[str, Any]]) -> bool:
@@ -168,7 +208,7 @@ def fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool,
     if role == "split":
         return side and bool(values) and all(isinstance(value, str) and split_of(value.strip()) for value in values)
     if role == "label":
-        judged = all(str(value).strip().casefold() in _JUDGED for value in values)
+        judged = all(str(value).strip().casefold() in (*YES, *NO) for value in values)
         return bool(values) and (judged or 2 * _num_plain(values) > len(values))
     if role == "messages":
         return not values or any(isinstance(value, list) or str(value).lstrip().startswith("[") for value in values)

@@ -45,12 +45,14 @@ class Forecast:
         answer: one prompt or picture that is scored, under a personal model.
         base_answer: the same without an adapter: the base has not learned to stop.
         ending: personal models and the report.
+        remark: what makes it longer than it need be, in words.
     """
 
     round: Span
     answer: Span = Span()
     base_answer: Span = Span()
     ending: Span = Span()
+    remark: str = ""
 
     def whole(self, rounds: float, answers: int, base_answers: int) -> Span:
         """The time of so many rounds and answers, and of the end."""
@@ -61,7 +63,8 @@ class Forecast:
         scoring = self.answer * answers + self.base_answer * base_answers
         parts = {"training": self.round * rounds, "scoring": scoring, "export and report": self.ending}
         said = ", ".join(f"{name} {span}" for name, span in parts.items() if span.high > 0)
-        return f"about {self.whole(rounds, answers, base_answers)}: {said}"
+        remark = f"; {self.remark}" if self.remark else ""
+        return f"about {self.whole(rounds, answers, base_answers)}: {said}{remark}"
 
 
 def duration(seconds: float) -> str:

@@ -272,6 +272,7 @@ _ENVIRONMENT = _keys(
         "packing": _keys(budget=finite, overhead=finite),
         "captured": _flag,
         "padding_free": _flag,
+        "fused": _text,
         "continued": _list(_keys()),
         "base": _keys(),
         "threads": _positive,

@@ -62,7 +62,8 @@ def check_pairs(client: str, data: Data) -> None:
         if len(queries) and all(query.pair is None for query in queries):
             raise UserError(
                 f"client {client}: no {split} example has a rejected answer or a label that fits into task.max_length, "
-                "so there is no preference_accuracy; add columns chosen and rejected, or set eval.metric=rouge1"
+                "so there is no preference_accuracy; add columns chosen and rejected, raise task.max_length, or set "
+                "eval.metric=rouge1"
             )
 
 

@@ -275,7 +275,8 @@ class EvalConfig:
     # package.module:function;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
-    batch_size: PositiveInt = 32  # most prompts of a batch, of any clients; fewer where memory does not suffice
+    # most prompts of a batch, of any clients; fewer where memory does not suffice; null: 32, on a GPU 256
+    batch_size: PositiveInt | None = None
     max_new_tokens: PositiveInt = 128  # largest length of an answer in tokens
     # round that is tested: the last, or the best by its score during training; if scores are equal, the one with the
     # lowest loss, and then the last one
@@ -342,12 +343,15 @@ class TrackConfig:
 class EngineConfig:
     """How passes are computed; see docs/performance_gpu.md."""
 
-    # capture the training passes of adapters, and the steps of answers, as CUDA graphs, which are replayed; without a
-    # GPU they run on the same static memory, which gains nothing. `auto` is off, as no GPU has run them yet
+    # capture the training passes of adapters, and the steps of answers, as CUDA graphs, which are replayed: `auto` on a
+    # GPU. Without one, `on` runs them on the same static memory, which gains nothing
     capture: Literal["auto", "on", "off"] = "auto"
-    # train adapters on texts that lie end to end, without padding; refused where the base does not allow it. `auto`
-    # is off, as no GPU has run it yet
+    # train adapters on texts that lie end to end, without padding: `auto` on a GPU in bfloat16, where the base and the
+    # task allow it; `on` is refused where they do not
     padding_free: Literal["auto", "on", "off"] = "auto"
+    # norms, rotary embeddings and gated activations in one kernel each, where the base's code is LLaMA's: `auto` on a
+    # GPU. The norms are torch's; the others need Liger Kernel (pip install liger-kernel)
+    fused: Literal["auto", "on", "off"] = "auto"
 
 
 @dataclass(frozen=True)

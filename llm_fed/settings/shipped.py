@@ -27,6 +27,8 @@ def find(path: str | Path) -> Path:
     shipped = files()
     if path.name in shipped and path in (Path(path.name), Path(RUNS, path.name)):
         return shipped[path.name]
+    if "=" in path.name or "=" in str(path.parent):
+        raise UserError(f"{path} is a setting; the configuration file comes first, as in run mine.yaml {path}")
     known = [*(other.name for other in sorted(path.parent.glob("*.y*ml"))), *shipped]
     close = list(dict.fromkeys(difflib.get_close_matches(path.name, known)))
     others = f"; did you mean {' or '.join(close)}?" if close else "; llm-fed runs lists those that llm_fed ships"

@@ -192,7 +192,7 @@ def examples(args: argparse.Namespace, vocabulary: int) -> Cohort:
         clients = [flan(folder, tokenizer)[:count] for folder in folders]
     else:
         draws = generator(0, "examples")
-        clients = [[synthetic(draws, vocabulary) for _ in range(count)] for _ in range(args.clients)]
+        clients = [[synthetic(draws, vocabulary, args.log_length) for _ in range(count)] for _ in range(args.clients)]
     return [[c[at : at + args.batch_size] for at in range(0, count, args.batch_size)] for c in clients]
 
 
@@ -205,9 +205,9 @@ def flan(folder: Path, tokenizer) -> list[Encoded]:
     return [example for example in examples if len(example.input_ids) <= 512]
 
 
-def synthetic(draws: torch.Generator, vocabulary: int) -> Encoded:
-    """Log-normal lengths around 80 tokens, a fifth of them the response."""
-    length = int(torch.empty(()).log_normal_(4.4, 0.5, generator=draws).clamp(16, 512))
+def synthetic(draws: torch.Generator, vocabulary: int, log_length: float = 4.4) -> Encoded:
+    """Log-normal lengths around exp(log_length), by default some 80 tokens, a fifth of them the response."""
+    length = int(torch.empty(()).log_normal_(log_length, 0.5, generator=draws).clamp(16, 512))
     ids = torch.randint(vocabulary, (length,), generator=draws).tolist()
     return Encoded(ids, [False] * (length - length // 5) + [True] * (length // 5))
 
@@ -258,6 +258,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, nargs="+", default=[4, 20], help="local steps")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=4)
+    parser.add_argument("--log-length", type=float, default=4.4, help="mean logarithm of the examples' lengths")
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--lr", type=float, default=5e-4)
     parser.add_argument("--repeats", type=int, default=5)

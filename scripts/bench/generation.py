@@ -34,6 +34,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
+from llm_fed.engine.batch_limits import most_rows
 from llm_fed.models.prompt import stop_tokens
 
 STOCK = "stock PEFT, client by client"
@@ -50,7 +51,7 @@ class Bench:
         config, self.sites, self.run = built.config, built.clients, built.runtime.run
         base: Any = built.base
         self.tokenizer, self.stops = base.tokenizer, stop_tokens(base)
-        self.size, self.new_tokens = config.eval.batch_size, config.eval.max_new_tokens
+        self.size, self.new_tokens = most_rows(config.eval.batch_size, base.device), config.eval.max_new_tokens
         self.queries = {id: list(site.data.queries["test"][:limit]) for id, site in self.sites.items()}
         with_options = {id: [query for query in queries if query.options] for id, queries in self.queries.items()}
         self.options = {id: queries for id, queries in with_options.items() if queries}

@@ -1,12 +1,13 @@
 """Times what clients train: eight together against the same one by one, and a step of DPO against one of SFT.
+The floor is one adapter on the texts of all clients: what fusing would cost if it cost nothing.
 
     OMP_NUM_THREADS=1 python scripts/bench/kinds.py --base FOLDER --encoder FOLDER [--texts 8] [--kinds sft ...]
 
 Texts are random tokens, 24 on average. SFT, DPO and DoRA train on the same texts, of which DPO compares half
-with the other half; its time has the log-likelihoods under the base in it, once for each text. All ways
-take turns, and the least CPU time of each counts, so that other programs hardly matter. What bounds the ratio
-stands at the end: the share of products in the first kind's time, and how fast a layer's largest product is
-on one client's tokens and on those of all.
+with the other half; its time has the log-likelihoods under the base in it, once for each text. Clients ask for these
+one by one, as in a run, but for the floor. All ways take turns, and the least CPU time of each counts, so that other
+programs hardly matter. What bounds the ratio stands at the end: the share of products in the first kind's time, and how
+fast a layer's largest product is on one client's tokens and on those of all.
 """
 
 from __future__ import annotations
@@ -51,11 +52,15 @@ def main() -> None:
         base, jobs = made(kind, given)
         ways[kind, "together"] = partial(work, base, jobs)
         ways[kind, "one by one"] = partial(one_by_one, base, jobs)
+        ways[kind, "floor"] = partial(work, base, [joined(jobs)])
     least = best(ways, given.repeats, time.process_time)
     print(f"{given.clients} clients, {given.steps} steps of {given.texts} texts, {torch.get_num_threads()} threads")
     for kind in given.kinds:
-        together, apart = least[kind, "together"], least[kind, "one by one"]
-        print(f"{kind}: together {together:.1f} s, one by one {apart:.1f} s, ratio {together / apart:.2f}")
+        together, apart, floor = (least[kind, way] for way in ("together", "one by one", "floor"))
+        print(
+            f"{kind}: together {together:.2f} s, one by one {apart:.2f} s, ratio {together / apart:.2f}; "
+            f"floor {floor:.2f} s, ratio {floor / apart:.2f}"
+        )
     if {"sft", "dpo"} <= {*given.kinds}:
         for way in ("together", "one by one"):
             print(f"dpo / sft, {way}: {least['dpo', way] / least['sft', way]:.2f}")
@@ -100,6 +105,13 @@ def work(base: Any, jobs: list[Fit]) -> None:
 def one_by_one(base: Any, jobs: list[Fit]) -> None:
     for job in jobs:
         work(base, [job])
+
+
+def joined(jobs: list[Fit]) -> Fit:
+    """One client with the texts of all."""
+    first = jobs[0]
+    batches = [[example for job in jobs for example in job.batch(step)] for step in range(len(first.batches))]
+    return Fit.on("all", first.structure, first.start, batches, first.optimizer)
 
 
 def compared(base: Any, job: Fit) -> Fit:

@@ -3,7 +3,7 @@
 #
 #   bash scripts/gpu/run.sh [--tiny] [STEP ...]    # in a clone; in an unpacked bundle: bash run.sh
 #
-# Steps: equality training generation families nf4 real_base profile (default: all). Each figure is a line of
+# Steps: equality rounding training generation families nf4 real_base profile (default: all). Each figure is a line of
 # OUT/results.jsonl (OUT: the bundle, or gpu-results in a clone), each step's output is in OUT/logs. The same command goes
 # on where it was stopped. `--tiny` tries the steps on a CPU with tiny shapes. Variables: OUT; PYTHON; LIMIT, the seconds
 # of a step; MODEL, the folder of a chat model for real_base. Afterwards: python scripts/gpu/table.py OUT/results.jsonl
@@ -29,7 +29,7 @@ if ! "$python" -c "pass" 2> /dev/null; then
   exit 2
 fi
 
-known="equality training generation families nf4 real_base profile"
+known="equality rounding training generation families nf4 real_base profile"
 tiny=""
 steps=""
 for word in "$@"; do

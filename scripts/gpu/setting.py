@@ -104,7 +104,7 @@ class Benches:
         self._base = ""
         self._model: PreTrainedModel | None = None
 
-    def of(self, base: str, clients: int = 8, steps: int = 4) -> Bench:
+    def of(self, base: str, clients: int = 8, steps: int = 4, batch_size: int = 4, log_length: float = 4.4) -> Bench:
         if base != self._base:
             self._base, self._model = base, None
             self.setting.free()
@@ -112,7 +112,8 @@ class Benches:
         args = argparse.Namespace(
             base=None, data=None, shapes=self.setting.shapes(base), device=str(self.setting.device),
             dtype=self.setting.dtype, dropout=0.0, clients=self.setting.clients(clients),
-            steps=[min(steps, 2) if tiny else steps], batch_size=2 if tiny else 4, lr=5e-4, budget=None,
+            steps=[min(steps, 2) if tiny else steps], batch_size=2 if tiny else batch_size,
+            log_length=log_length, lr=5e-4, budget=None,
         )  # fmt: skip
         bench = Bench(args, self._model)
         self._model = bench.model

@@ -1,5 +1,5 @@
-"""Families of bases, and the forms in which one is loaded: a cohort trains fused, and each client alone, which must
-come out alike."""
+"""Families of bases, and the forms in which one is loaded: a cohort trains together, and each client alone as written,
+which must come out alike."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from cohort import synthetic
 from setting import Setting, loaded
 from steps import STEPS
@@ -14,9 +15,11 @@ from steps import STEPS
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.capture import USES, Captures
 from llm_fed.engine.fit import fit
+from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Fit
+from llm_fed.method.requests import Fit, Work
 from llm_fed.models.lora import Lora, draw
 from llm_fed.state import State
 
@@ -44,7 +47,9 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
     settings["activation_checkpointing"] = form == "activation checkpointing"
     base = loaded(setting, family, sizes, **settings)
     structure = replace(LORA, rank=16, alpha=32, target_modules="all-linear") if "all-linear" in form else LORA
-    model = AdaptedModel(base.model, structure, autocast=base.autocast)
+    written = AdaptedModel(base.model, structure, autocast=base.autocast)
+    free = PaddingFree(forced=False) if base.autocast == torch.bfloat16 else None
+    model = replace(written, captures=Captures(), padding_free=free, fuses=True)
     draws = generator(0, "families")
     count, steps = (2, 2) if setting.tiny else (4, 3)
     jobs = []
@@ -52,25 +57,42 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
         batches = [[synthetic(draws, sizes["vocab_size"]) for _ in range(4)] for _ in range(steps)]
         start = draw(base.model, structure, generator(0, client))
         jobs.append(Fit.on(f"{client}", structure, start, batches, Optimizer(1e-3, name="sgd")))
-    fit(model, jobs[:1])  # a warm-up
-    fused: list[State] = []
-    alone: list[State] = []
+    fit(written, jobs[:1])  # a warm-up
+    for _ in range(USES):
+        fit(model, jobs)
 
     def timed() -> dict[str, Any]:
-        seconds = setting.once(lambda: fused.extend(trained(model, jobs)))
-        each = setting.once(lambda: alone.extend(state for job in jobs for state in trained(model, [job])))
+        together, alone, works = list[State](), list[State](), list[Work]()
+        seconds = setting.once(lambda: together.extend(trained(model, jobs, works)))
+        each = setting.once(lambda: alone.extend(state for job in jobs for state in trained(written, [job])))
         ways = [float((state - job.start).norm()) for job, state in zip(jobs, alone, strict=True)]
         if min(ways) == 0:
             raise RuntimeError("training went nowhere, so nothing is compared")
-        apart = max(float((one - other).norm()) / way for one, other, way in zip(fused, alone, ways, strict=True))
-        return {"seconds": round(seconds, 3), "alone_seconds": round(each, 3), "apart": float(f"{apart:.2g}")}
+        apart = max(distance / way for distance, way in zip(distances(together, alone), ways, strict=True))
+        figure = {
+            "seconds": round(seconds, 3), "alone_seconds": round(each, 3), "replayed": works[-1].replayed,
+            "padding_free": works[-1].padding_free, "apart": float(f"{apart:.2g}"), "why": works[-1].why,
+        }  # fmt: skip
+        if base.autocast is None or "quantization" in settings:
+            return figure
+        base.model.float()  # the last use of this base
+        truth = trained(replace(written, autocast=None), jobs)
+        lost = sum(distances(together, truth)) / sum(distances(alone, truth))
+        return {**figure, "of_rounding": round(lost, 2)}
 
     return setting.with_peak(timed)
 
 
-def trained(model: AdaptedModel, jobs: list[Fit]) -> list[State]:
+def distances(some: list[State], others: list[State]) -> list[float]:
+    return [float((one - other).norm()) for one, other in zip(some, others, strict=True)]
+
+
+def trained(model: AdaptedModel, jobs: list[Fit], works: list[Work] | None = None) -> list[State]:
+    results, work = fit(model, jobs)
+    if works is not None:
+        works.append(work)
     states = []
-    for result in fit(model, jobs)[0]:
+    for result in results:
         if isinstance(result, ClientError):
             raise result
         states.append(result.state)

@@ -16,12 +16,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
+from llm_fed.engine.batch_limits import BatchLimit, most_rows
 from llm_fed.engine.capture import Captures
+from llm_fed.kinds.language import Language
 from llm_fed.models.prompt import Prompt
 from llm_fed.tasks.common import Template
 from llm_fed.testing.tiny import VOCABULARY, language_base
 
-ANSWERS, NEW_TOKENS, ROWS = 130, 64, 32  # per client; of an answer; of a batch
+ANSWERS, NEW_TOKENS = 130, 64  # per client; of an answer
+ROWS_OF_STOCK = 32  # of a batch of `generate`
 Prompts = list[list[list[int]]]  # token ids by client
 
 
@@ -34,13 +37,19 @@ def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
     base, who = case.split(", ", 1)
     bench = benches.of(base)
     prompts, tokens = prompts_of(bench, 3 if setting.tiny else ANSWERS), 4 if setting.tiny else NEW_TOKENS
-    answer = {"ours": ours, "ours, captured": captured, "ours, in batches": in_batches}.get(who, stock)
+    answer = {"ours": captured, "ours, as written": ours, "ours, in batches": in_batches}.get(who, stock)
     answer(bench, [client[:1] for client in prompts], tokens)  # a warm-up
-    count = sum(map(len, prompts))
+    if answer is stock:
+        prompts = prompts[:1]  # of one client, as those of the others take as long
+    count, rows = sum(map(len, prompts)), ROWS_OF_STOCK
+    if answer is not stock:
+        longest = max(len(prompt) for client in prompts for prompt in client)
+        rows = min(count, BatchLimit(base_of(bench, tokens), rows_of(setting), tokens).rows(longest))
 
     def timed() -> dict[str, Any]:
         seconds = setting.once(lambda: answer(bench, prompts, tokens))
-        return {"answers": count, "seconds": round(seconds, 2), "tokens_per_second": round(count * tokens / seconds)}
+        speed = round(count * tokens / seconds)
+        return {"answers": count, "rows": rows, "seconds": round(seconds, 2), "tokens_per_second": speed}
 
     return setting.with_peak(timed)
 
@@ -56,16 +65,28 @@ def prompts_of(bench: Bench, count: int) -> Prompts:
     return [[prompt() for _ in range(count)] for _ in range(bench.args.clients)]
 
 
+def base_of(bench: Bench, tokens: int) -> Language:
+    base = language_base(bench.model, autocast=bench.autocast)
+    base.prompt = Prompt(Template("plain", "{prompt}"), (), tokens)  # random weights would end an answer by chance
+    return base
+
+
+def rows_of(setting: Setting) -> int:
+    """As a run has them where `eval.batch_size` says nothing."""
+    return most_rows(None, setting.device)
+
+
 @torch.inference_mode()
 def ours(bench: Bench, prompts: Prompts, tokens: int, captures: Captures | None = None) -> None:
     """One batch holds rows of any clients."""
-    base = language_base(bench.model, autocast=bench.autocast)
-    base.prompt = Prompt(Template("plain", "{prompt}"), (), tokens)  # random weights would end an answer by chance
     bank = bench.adapted(bench.structure).bank(len(prompts))
     for row, start in enumerate(bench.starts):
         bank.load(row, start)
     asked = [(row, prompt) for row, client in enumerate(prompts) for prompt in client]
-    generation.generate(base, bank, asked, max_new_tokens=tokens, batch_size=ROWS, captures=captures)
+    generation.generate(
+        base_of(bench, tokens), bank, asked, max_new_tokens=tokens,
+        batch_size=most_rows(None, bench.model.device), captures=captures, fuses=captures is not None,
+    )  # fmt: skip
 
 
 def captured(bench: Bench, prompts: Prompts, tokens: int) -> None:
@@ -85,11 +106,11 @@ def stock(bench: Bench, prompts: Prompts, tokens: int) -> None:
     """A client's adapter after another, its prompts sorted by length."""
     peft: Any = bench.wrapped().eval()
     peft.generation_config.eos_token_id = None
-    for start, client in zip(bench.starts, prompts, strict=True):
+    for start, client in zip(bench.starts, prompts, strict=False):
         set_peft_model_state_dict(peft, {entry_of_peft(name): start[name].clone() for name in start})
         ordered = sorted(client, key=len, reverse=True)
-        for at in range(0, len(ordered), ROWS):
-            rows = [torch.tensor(prompt) for prompt in ordered[at : at + ROWS]]
+        for at in range(0, len(ordered), ROWS_OF_STOCK):
+            rows = [torch.tensor(prompt) for prompt in ordered[at : at + ROWS_OF_STOCK]]
             ids = pad_sequence(rows, batch_first=True, padding_side="left").to(bench.args.device)
             with bench.context():
                 out = peft.generate(

@@ -25,7 +25,8 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
     tiny = setting.tiny
     args = argparse.Namespace(
         base=None, data=None, shapes=shapes, device=str(setting.device), dtype="bfloat16", dropout=0.0,
-        clients=setting.clients(8), steps=[2 if tiny else 4], batch_size=2 if tiny else 4, lr=5e-4, budget=None,
+        clients=setting.clients(8), steps=[2 if tiny else 4], batch_size=2 if tiny else 4, log_length=4.4,
+        lr=5e-4, budget=None,
     )  # fmt: skip
     bench = Bench(args, base.model)
     figure = setting.with_peak(lambda: timed(setting, bench, ""))

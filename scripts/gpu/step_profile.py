@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from setting import Benches, Setting
-from step_training import trained
+from step_training import model_of, trained
 from steps import STEPS
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -23,15 +23,17 @@ def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
 
 def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
     """On a CPU the operations themselves are counted, which shows only that the step works."""
-    base, clients = case.split(", ")
+    base, clients, variant = (*case.split(", ", 2), "")[:3]
     bench = benches.of(base, int(clients.split()[0]), steps=2)
     (steps,) = bench.args.steps
-    trained(bench, steps, None)  # a warm-up
+    model, jobs = model_of(bench, variant), bench.jobs(steps)
+    for _ in range(2):
+        trained(model, jobs)  # until all is captured
     cuda = setting.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     works = []
     with profile(activities=activities, acc_events=True) as profiler:
-        seconds = setting.once(lambda: works.append(trained(bench, steps, None)[1]))
+        seconds = setting.once(lambda: works.append(trained(model, jobs)))
     events = [event for event in profiler.events() if not event.is_user_annotation]
     if cuda:
         own = kernels = [event for event in events if event.device_type == DeviceType.CUDA]

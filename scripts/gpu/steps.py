@@ -9,35 +9,38 @@ from dataclasses import dataclass
 
 LARGE, SMALL = "llama-3.2-3b", "smollm2-135m"
 CLIENTS = (8, 32, 100)
+MEASURED = "packing as calibrated"  # as written, with micro-batches as a run measured them
 PEFT, FLOOR = "stock PEFT, one client after another", "one adapter for all"
-ANSWERING = ("ours", "ours, captured", "ours, in batches", "`generate`, one client after another")
-MEASURED = "packing as calibrated"
-CAPTURED = "captured"  # engine.capture=on
-FREE = "padding-free"  # engine.padding_free=on
+ANSWERING = ("ours", "ours, as written", "ours, in batches", "`generate`, one client after another")
+WRITTEN = "as written"  # engine.{capture,padding_free,fused}=off
+ROWS = "in rows"  # engine.padding_free=off
+PLAIN = "not fused"  # engine.fused=off
+ALONE = "one client after another"  # ours, captured and fused
+DENSE = "one adapter on dense rows"  # as many tokens, captured and fused: the limit
+WIDE = "all-linear r=16"
+AS_MANY = "as many tokens as 100"
+WAYS = tuple(
+    ", ".join(filter(None, (flat, fused, captured))) or WRITTEN
+    for flat in ("", "no padding") for fused in ("", "fused") for captured in ("", "captured")
+)  # fmt: skip
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear r=16")
 METHODS = ("local", "fedit", "fedmerge")
 
 TRAINING = (
     "products",
-    f"{LARGE}, 1 client",
     *(
         f"{base}, {row}"
         for base in (LARGE, SMALL)
         for row in (
-            "8 clients", f"8 clients, {MEASURED}", f"8 clients, {PEFT}", f"8 clients, {FLOOR}",
-            *(f"{clients} clients" for clients in CLIENTS[1:]), f"32 clients, {MEASURED}",
-            f"8 clients, {CAPTURED}", f"32 clients, {CAPTURED}",
+            *(f"{clients} clients" for clients in CLIENTS),
+            *(f"8 clients, {how}" for how in (PLAIN, ROWS, WRITTEN, DENSE, ALONE, AS_MANY, PEFT, FLOOR)),
+            *(("8 clients, 20 steps", f"8 clients, 20 steps, {WRITTEN}") if base == SMALL else ()),
         )
     ),
-    *(
-        f"{base}, {clients} clients, {how}"
-        for base, clients in ((LARGE, 8), (LARGE, 32), (SMALL, 8))
-        for how in (FREE, f"{CAPTURED}, {FREE}")
-    ),
-    f"{SMALL}, 8 clients, 20 steps",
-    f"{SMALL}, 8 clients, 20 steps, {CAPTURED}",
-    "llama-3.1-8b, 8 clients, all-linear r=16",
+    f"llama-3.1-8b, 8 clients, {WIDE}",
+    f"{LARGE}, 1 client, {WRITTEN}", f"{LARGE}, 32 clients, {WRITTEN}", f"{LARGE}, 100 clients, {WRITTEN}",
+    f"{LARGE}, 8 clients, {MEASURED}", f"{LARGE}, 32 clients, {MEASURED}",
 )  # fmt: skip
 
 
@@ -63,7 +66,6 @@ TRAINED = {
     "padded_per_useful": "padded / useful",
     "micro_batches": "micro-batches",
     "replayed": "replayed",
-    "apart": "apart",
     "peak_gib": "peak GiB",
 }
 STEPS = {
@@ -72,27 +74,40 @@ STEPS = {
         {"passed": "passed", "skipped": "skipped", "seconds": "seconds"},
         "Tests that hold fused training and answers against the same work client by client, on the GPU.",
     ),
+    "rounding": Step(
+        (LARGE, SMALL),
+        {way: f"{way}, %" for way in WAYS},
+        "How far one step of gradient descent in bfloat16 is from the same step in float32, as a share of it. Eight "
+        "clients, batch 4, random weights.",
+    ),
     "training": Step(
         TRAINING,
         TRAINED,
-        "Four local steps of batch 4 (where not said otherwise), random weights, log-normal lengths around 80 tokens, "
-        "bfloat16, LoRA r = 8 on q and v. `products` is a product of two large square matrices, the ceiling of "
-        "TFLOP/s, which count four operations per frozen weight and useful token. With `captured` passes "
-        "(`engine.capture=on`) and `padding-free` ones (`engine.padding_free=on`), `replayed` counts micro-batches, "
-        "and `apart` is the distance to the result without, as a share of the way that training went.",
+        "Four local steps of batch 4 (where not said otherwise), random weights, log-normal lengths around 80 tokens "
+        "(320 and at most 512 on 8B), bfloat16, LoRA r = 8 on q and v. `products` is a product of two large square "
+        "matrices, the ceiling of TFLOP/s, which count four operations per frozen weight and useful token. Cases "
+        f"without a word are as `auto` computes. `{DENSE}` is the limit: as many tokens, without padding.",
     ),
     "generation": Step(
         tuple(f"{base}, {who}" for base in (SMALL, LARGE) for who in ANSWERING),
-        {"answers": "answers", "seconds": "seconds", "tokens_per_second": "new tokens/s", "peak_gib": "peak GiB"},
+        {
+            "answers": "answers", "rows": "rows at once", "seconds": "seconds", "tokens_per_second": "new tokens/s",
+            "peak_gib": "peak GiB",
+        },
         "Answers of eight clients, each under its own adapter, of at most 64 tokens, from random weights, which rarely "
-        "end an answer early. `ours` is in slots, unless it is in batches, as other families of bases are; `captured` "
-        "is with `engine.capture=on`.",
+        "end an answer early. `ours` is in slots, captured and fused; `as written` in slots without; `in batches` as "
+        "other families of bases answer.",
     ),
     "families": Step(
         (*(f"llama, {form}" for form in FORMS), *(f"{family}, bf16" for family in FAMILIES[1:])),
-        {"seconds": "fused, s", "alone_seconds": "one by one, s", "apart": "apart", "peak_gib": "peak GiB"},
-        "Four clients, three steps: fused, and each client alone. `apart` is the distance of the two results as a "
-        "share of the way that training went. A small model of each family, with random weights.",
+        {
+            "seconds": "together, s", "alone_seconds": "one by one, s", "replayed": "replayed",
+            "padding_free": "no padding", "apart": "apart", "of_rounding": "of rounding", "peak_gib": "peak GiB",
+        },
+        "Four clients, three steps of gradient descent, as `auto` computes: together, and each client alone as "
+        "written. "
+        "`apart` is their distance as a share of the way that training went, and `of rounding` how far the clients "
+        "together are from float32, over how far each alone is. A small model of each family, with random weights.",
     ),
     "nf4": Step(
         (f"{LARGE}, bf16", f"{LARGE}, nf4", f"{LARGE}, int8"),
@@ -106,7 +121,10 @@ STEPS = {
         "in `MODEL`, three rounds of ten steps, exact match on the test prompts.",
     ),
     "profile": Step(
-        (f"{LARGE}, 8 clients", f"{LARGE}, 32 clients", f"{SMALL}, 8 clients"),
+        (
+            f"{LARGE}, 8 clients", f"{LARGE}, 32 clients", f"{SMALL}, 8 clients",
+            *(f"{LARGE}, {clients} clients, {WRITTEN}" for clients in CLIENTS[:2]),
+        ),
         {
             "seconds": "seconds",
             "busy": "GPU busy, %",

@@ -64,10 +64,11 @@ def written(page: str, lines: Sequence[Line]) -> str:
 
 
 def table(step: Step, lines: Sequence[Line]) -> str:
-    """A row per case and card; a case that was not measured has an empty row."""
+    """A row per case and card, and at the end one with all cases that were not measured."""
     cards = any(line.is_measured for line in lines)
     heads = ["case", *step.columns.values(), *(["card, torch, code"] if cards else [])]
     rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    left: list[str] = []
     for case in step.cases:
         latest = {line.card: line for line in lines if line.case == case and line.is_measured}
         for line in latest.values():
@@ -75,7 +76,9 @@ def table(step: Step, lines: Sequence[Line]) -> str:
             tiny = ", tiny shapes" if line.figure.get("tiny") else ""
             rows.append("| " + " | ".join([case, *cells, f"{line.card}{tiny}, {line.torch}, {line.commit}"]) + " |")
         if not latest:
-            rows.append("| " + " | ".join([case, *[""] * (len(heads) - 1)]) + " |")
+            left.append(case)
+    if left:
+        rows.append("| " + " | ".join([f"not run: {'; '.join(left)}", *[""] * (len(heads) - 1)]) + " |")
     return "\n".join(rows)
 
 

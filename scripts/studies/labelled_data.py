@@ -2,9 +2,9 @@
 
 python scripts/studies/labelled_data.py FLAN OUT
 
-FLAN is a folder with `client4_trec` and `client3_glue_qqp`, as `task.path` of the task `flan` has them. The templates
-are taken off; a row whose question cannot be told is left out and counted. OUT/trec and OUT/qqp then hold `train.jsonl`
-and `test.jsonl`.
+FLAN is the folder of the task `flan`, or one above it, with `client4_trec` and `client3_glue_qqp`. The templates are
+taken off; a row whose question cannot be told is left out and counted. OUT/trec and OUT/qqp then hold `train.jsonl` and
+`test.jsonl`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,12 @@ def main() -> None:
     given = parser.parse_args()
     for name, folder, make in (("trec", "client4_trec", of_trec), ("qqp", "client3_glue_qqp", of_qqp)):
         for split in ("train", "test"):
-            (path,) = (given.flan / folder).glob(f"{split}.json*")
+            paths = sorted(given.flan.rglob(f"{folder}/{split}.json*"))
+            if len(paths) != 1:
+                sys.exit(
+                    f"{given.flan} has {len(paths)} files {folder}/{split}.json*; name the folder of the task flan"
+                )
+            (path,) = paths
             write(given.out / name / f"{split}.jsonl", [row.values for row in read_rows(path)], make)
 
 

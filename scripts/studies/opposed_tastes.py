@@ -2,8 +2,8 @@
 
 python scripts/studies/opposed_tastes.py ROLEBENCH OUT [--roles ROLE ROLE] [--clients 4] [--pairs 40] [--seed 0]
 
-ROLEBENCH is a folder with `train.*` and `test.*` of the task `rolebench`, with the rows of the kind `general`: these
-questions were put to many roles. OUT then holds `CLIENT-train.jsonl` with pairs of questions of the client's own, and
+ROLEBENCH is the folder of the task `rolebench`, or one above it, with the rows of the kind `general`: these questions
+were put to many roles. OUT then holds `CLIENT-train.jsonl` with pairs of questions of the client's own, and
 `CLIENT-test.jsonl` with a quarter of the questions, which no client trains and all clients are tested on.
 """
 
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -30,9 +31,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     asked = questions(given.rolebench, given.roles)
+    if not asked:
+        sys.exit(
+            f"{given.rolebench} has no general question that {' and '.join(given.roles)} both answer in {WORDS} words; "
+            "name the folder with train.* and test.* of the task rolebench, or other --roles"
+        )
     random.Random(given.seed).shuffle(asked)
     test, train = asked[: len(asked) // 4], asked[len(asked) // 4 :]
-    given.out.mkdir(parents=True)
+    given.out.mkdir(parents=True, exist_ok=True)
     for client in range(given.clients):
         taste = client % 2
         name = f"{given.roles[taste].split()[0].lower()}_{client // 2 + 1}"
@@ -52,9 +58,9 @@ Question = tuple[str, tuple[list[str], list[str]]]  # and the answers of each ro
 def questions(folder: Path, roles: tuple[str, str]) -> list[Question]:
     """Those that both roles answer in a few words, in the order of the files."""
     answers: dict[str, dict[str, list[str]]] = defaultdict(dict)
-    for path in sorted([*folder.glob("train.*"), *folder.glob("test.*")]):
+    for path in sorted([*folder.rglob("train.*"), *folder.rglob("test.*")]):
         for row in read_rows(path):
-            if row.values["kind"] == "general" and few(row.values["question"]):
+            if row.values.get("kind") == "general" and few(row.values["question"]):
                 short = [answer for answer in row.values["generated"] if few(answer)]
                 answers[row.values["question"]].setdefault(row.values["role"], []).extend(short)
     both = [(text, (by.get(roles[0], []), by.get(roles[1], []))) for text, by in answers.items()]

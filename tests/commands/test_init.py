@@ -82,9 +82,9 @@ def test_what_is_there_twice(small, llm_fed, tmp_path):
     write(tmp_path / "d/b/train.jsonl", [*rows(20, "prompt", "output"), other])
     write(tmp_path / "d/b/test.jsonl", [{"prompt": "w40 w41", "output": "w1"}])
     said = llm_fed("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
-    assert "1 training examples occur twice at the same client" in said.out
-    assert "1 test prompts also occur in the same client's training examples" in said.out
-    assert "1 test prompts also occur in another client's training examples" in said.out
+    assert "training examples that occur twice at the same client: 1" in said.out
+    assert "test prompts that also occur in the same client's training examples: 1" in said.out
+    assert "test prompts that also occur in another client's training examples: 1" in said.out
     plain = tmp_path / "plain"
     write(plain / "a.jsonl", rows(20, "prompt", "output"))
     write(plain / "b.jsonl", rows(20, "prompt", "output", 400))

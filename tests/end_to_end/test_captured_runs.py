@@ -10,7 +10,7 @@ import yaml
 from pass_runs import CHANGES, adapters, apart, passes
 
 from llm_fed.engine import capture
-from llm_fed.engine.capture import in_words
+from llm_fed.engine.capture import Captures, in_words
 from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
 
@@ -40,8 +40,12 @@ def test_a_run_that_began_as_written_may_go_on_captured(small, tmp_path, llm_fed
     kept = {key: value for key, value in environment.items() if key not in ("captured", "checksum")}
     (run / "environment.json").write_text(json.dumps(kept))
     lines = (run / "config.yaml").read_text().splitlines(True)
-    older = [line for line in lines if not line.startswith(("engine:", "  capture:", "  padding_free:", "# sha256"))]
-    assert len(lines) == len(older) + 4
+    older = [
+        line
+        for line in lines
+        if not line.startswith(("engine:", "  capture:", "  padding_free:", "  fused:", "# sha256"))
+    ]
+    assert len(lines) == len(older) + 5
     (run / "config.yaml").write_text("".join(older))
     again = llm_fed("run", config, "rounds=2", "--out", run)
     assert again.code == 0 and "another environment" not in again.err
@@ -76,8 +80,7 @@ def test_on_and_off_are_words_in_a_file_too(text, tmp_path):
 
 def test_a_plan_says_what_is_forced_and_what_is_not_on():
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert "no GPU has run yet" in in_words("on", gpu, adapters=True)
-    assert "as they are written; engine.capture=on" in in_words("auto", gpu, adapters=True)
-    assert "whole models" in in_words("on", gpu, adapters=False)
-    assert not any(in_words(asked, cpu, adapters=True) for asked in ("auto", "off"))
-    assert not in_words("off", gpu, adapters=True) and not in_words("auto", gpu, adapters=False)
+    assert "captured as CUDA graphs" in in_words(Captures(), gpu, adapters=True)
+    assert "gains nothing on cpu" in in_words(Captures(), cpu, adapters=True)
+    assert "whole models" in in_words(Captures(), cpu, adapters=False)
+    assert not in_words(None, gpu, adapters=True) and not in_words(Captures(), gpu, adapters=False)

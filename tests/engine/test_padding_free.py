@@ -336,12 +336,21 @@ def test_the_attention_of_a_base_is_its_own_again():
 
 
 def test_in_words():
-    gpu = torch.device("cuda")
-    assert "no GPU has run yet" in padding_free.in_words("on", gpu, adapters=True)
-    assert "engine.padding_free=on lays texts end to end" in padding_free.in_words("auto", gpu, adapters=True)
-    assert not padding_free.in_words("auto", gpu, adapters=False)
-    assert not padding_free.in_words("auto", torch.device("cpu"), adapters=True)
-    assert not padding_free.in_words("off", gpu, adapters=True)
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert "where the base and the task allow it" in padding_free.in_words(PaddingFree(forced=False), gpu)
+    assert "a product per client" in padding_free.in_words(PaddingFree(), cpu)
+    assert not padding_free.in_words(None, gpu)
+
+
+def test_what_is_not_forced_is_trained_in_rows():
+    """And says why in its work alone."""
+    jobs = cohort(tiny.build("llama"), LORA, EXACT)
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA, padding_free=(free := PaddingFree(forced=False)))
+    private = [replace(job, private=PerExample(0.5, 0.0, 4.0, 0)) for job in jobs]
+    results, work = fit(model, private)
+    assert all(isinstance(each, Fitted) for each in results)
+    assert not work.padding_free and "single examples" in work.why and not free.said
+    assert fit(model, jobs)[1].padding_free
 
 
 @pytest.mark.parametrize("heads", [2, 4])

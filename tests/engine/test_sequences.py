@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any
 
@@ -10,6 +11,7 @@ import peft
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
+from transformers.utils import logging as transformers_logging
 
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.sequences import load_sequences
@@ -154,3 +156,19 @@ def test_private_steps_clip_each_text(folder):
     for place, example in enumerate(encoded):
         alone = per_example_gradients(model, state, [example])
         torch.testing.assert_close(alone[0], together[place], rtol=0, atol=1e-10)
+
+
+def test_a_new_head_is_no_news(tmp_path, caplog):
+    """transformers would report it as missing, though an adapter may bring it."""
+    folder = classifiers.written(tmp_path / "roberta", "roberta")
+    library, before = transformers_logging.get_logger("transformers"), transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_warning()
+    library.addHandler(caplog.handler)
+    try:
+        loaded(folder)
+        assert "MISSING" not in caplog.text and transformers_logging.get_verbosity() == logging.WARNING
+        AutoModelForSequenceClassification.from_pretrained(folder)
+        assert "MISSING" in caplog.text
+    finally:
+        library.removeHandler(caplog.handler)
+        transformers_logging.set_verbosity(before)

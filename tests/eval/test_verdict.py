@@ -279,3 +279,7 @@ def test_one_draw_says_that_its_clients_have_its_noise_in_common():
     verdict = natural({"x": [1.0], "y": [2.0], "z": [0.5]})
     assert verdict.over_clients is not None and verdict.columns["average"].pairs[0].claim == "unknown"
     assert any("claim too much" in line for line in verdict.method)
+    for text in (verdict.as_markdown(), "\n".join(verdict.for_terminal()), str(verdict.as_json())):
+        assert "clients as the sample, which claims too much from so few draws" in text
+    enough = natural({"x": [1.0, 1.1, 1.2], "y": [2.0, 1.9, 2.0], "z": [0.5, 0.4, 0.6]})
+    assert enough.over_clients and "claims too much" not in enough.as_markdown()

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import tiny_images
+import torch
 from rich.console import Console
 
 from llm_fed.bench import build
 from llm_fed.engine import fit, inference
 from llm_fed.experiment import finish, run, timing
+from llm_fed.models import speed
 from llm_fed.runs.forecast import Forecast, Span, duration
 from llm_fed.runs.pace import Ahead, Pace
 from llm_fed.runs.tracking import Reporter
@@ -65,6 +67,19 @@ def test_spans_in_words():
     said = "about 10 to 13 min: training 8 min, scoring 2 to 5 min, export and report 2 s"
     assert forecast.in_words(rounds=50, answers=100, base_answers=0) == said
     assert "scoring" not in forecast.in_words(rounds=50, answers=0, base_answers=0)
+
+
+def test_a_crowded_machine_is_named_where_several_threads_wait_for_each_other(small, clock, monkeypatch):
+    built = prepared(small.tree(rounds=50, local={"steps": 10}))
+    cases = {(2, 9.0): True, (1, 9.0): False, (2, 3.9): False}  # threads and processes that want to run, on two cores
+    monkeypatch.setattr(speed.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for (threads, load), named in cases.items():
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        monkeypatch.setattr(speed.psutil, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        words = timing.with_forecast(built, timing.ahead(built)).in_words()
+        assert words.endswith("9 processes want the 2 cores, and threads wait for each other: OMP_NUM_THREADS=1 may be "
+                              "much faster") == named, words  # fmt: skip
 
 
 @pytest.mark.parametrize(("method", "fits"), [("fedit", 1), ("ditto", 2)])

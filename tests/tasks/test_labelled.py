@@ -67,6 +67,8 @@ def test_named_labels_count_in_their_order(tmp_path):
     assert tasks.load(config, 0).labels == ("b", "c", "a")
     with pytest.raises(UserError, match=r"ada/train.jsonl, line 2: the label 'a' is none of task.labels=\[b, c\]"):
         tasks.load(replace(config, labels=("b", "c")), 0)
+    with pytest.raises(UserError, match=r"task.labels=\['a', 'b', 'a'\]: a stands there more than once"):
+        tasks.load(replace(config, labels=("a", "b", "a")), 0)
 
 
 @pytest.mark.parametrize(

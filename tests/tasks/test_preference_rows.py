@@ -124,6 +124,16 @@ def test_longer_answers_leave_the_pair_out_or_are_cut(tmp_path):
     assert [[len(text.input_ids) for text in pair.texts] for pair in cut] == [[8, 8], [8, 20]]
 
 
+def test_pairs_that_are_too_long_to_be_scored_are_told(tmp_path):
+    rows = [{"prompt": "a", "chosen": "b" * 5, "rejected": "c" * length} for length in (5, 50)]
+    train = load(tmp_path, rows).clients["ann"].train
+    asking = encoder(template="plain", max_length=20)
+    assert [query.pair is None for query in asking.queries("ann", "test", train)] == [False, True]
+    assert "preference_accuracy leaves out 1 examples" in asking.note()
+    clean = encoder(template="plain", max_length=20)
+    assert clean.queries("ann", "test", train[:1])[0].pair and not clean.note()
+
+
 BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "equal texts": ({"prompt": ASKED, "chosen": GOOD, "rejected": f"{GOOD} "}, "are the same, 'Burns.'"),
     "equal conversations": ({"chosen": [user(), said(GOOD)], "rejected": [user(), said(GOOD)]}, "are the same"),

@@ -151,7 +151,7 @@ GOOD = '{"instruction": "a", "output": "b"}\n'
             '{"text": "a", "label": "b"}\n',
             "no column for the prompt among text, label; set task.columns.prompt=COLUMN",
         ),
-        ("", r"none of the clients a has a training example \(a/train.jsonl holds none\)"),
+        ("", r"none of the clients a has a training example \(none in a/train.jsonl\)"),
         (
             "\u95ee\u9898\u95ee\u9898".encode("gb18030").decode("utf-8", "surrogateescape"),
             "train.jsonl is not text in UTF-8, and its letters do not tell what it is; convert it",
