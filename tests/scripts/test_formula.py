@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import bitsandbytes as bnb
+import every
 import pytest
 import tiny
 import torch
@@ -55,7 +56,7 @@ def measured(model: Any, structure: Lora, autocast: torch.dtype | None) -> tuple
     return kept, meter.peak
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", every.quick([False, True], [False]))
 @pytest.mark.parametrize(
     ("kind", "shape", "rank", "dropout", "targets", "autocast"),
     [
