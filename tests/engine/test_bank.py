@@ -280,6 +280,17 @@ def test_entries_that_are_taken_at_once_train_as_those_that_are_taken_one_by_one
         assert all(torch.equal(one.state[name], job.start[name]) for name in frozen) and (not frozen) == (train == ".*")
 
 
+def test_of_entries_that_are_taken_at_once_only_those_that_are_trained_have_gradients(monkeypatch):
+    monkeypatch.setattr(AdapterBank, "_may_be_taken_at_once", lambda bank, rows, groups: True)
+    base, structure = tiny.build("llama"), Lora(8, 16, 0.0, ("q_proj", "v_proj"))
+    bank = AdapterBank(base, structure, 2, train=r".*lora_B.*")
+    bank.rows.normal_(generator=torch.Generator().manual_seed(0))
+    with bank.attached(torch.tensor([1, 0, 1])):
+        base(input_ids=torch.arange(12).view(3, 4)).logits.square().sum().backward()
+    for name, place in bank.layout.slices.items():
+        assert bool(bank.grads[:, place].any()) == ("lora_B" in name)
+
+
 def test_rows_are_taken_at_once_on_a_gpu_where_products_of_16_bits_allow_it():
     class OnAGpu:
         device = torch.device("cuda")
