@@ -170,7 +170,7 @@ class TestOnAGpu:
 
     def test_a_capture_that_fails_leaves_torch_as_it_was(self):
         """Its streams and its random numbers."""
-        graphs, x = CudaGraphs(), torch.ones(3, device="cuda")
+        graphs, x = CudaGraphs(torch.device("cuda")), torch.ones(3, device="cuda")
         torch.cuda.manual_seed(5)
         with pytest.raises(RuntimeError):
             graphs.capture(lambda: float(x.sum() + torch.randn(3, device="cuda").sum()))
