@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -233,11 +233,12 @@ class Graphs:
 
 
 class CudaGraphs(Graphs):
-    """Graphs of a GPU, which need not be torch's current one. They share a pool of memory, which torch does not take any
-    more once all of its graphs have died."""
+    """Graphs of a GPU, which need not be torch's current one. They share a pool of memory, which torch does not take
+    any more once all of its graphs have died."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._pool = device, cast(Any, None)
+        self._device = device
+        self._pool: Any = None
 
     def warm(self, run: Replay) -> None:
         """On a stream of its own, as torch wants it: some libraries prepare themselves for each stream."""
