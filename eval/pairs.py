@@ -219,6 +219,7 @@ def _deviations(df: int) -> np.ndarray:
     return np.sqrt(np.random.default_rng(df).chisquare(df, 1000) / df)
 
 
+@cache
 def _power(effect: float, draws: int, methods: int) -> float:
     """The probability of a claim where the true difference is `effect` standard deviations of one draw's difference."""
     shift, limits = effect * math.sqrt(draws), _approximate(methods, draws) * _deviations(draws - 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -44,6 +45,7 @@ def page() -> str:
     return "".join(parts)
 
 
+@cache
 def collected() -> list[str]:
     """The messages of all errors that the code raises, … in the place of values."""
     files = [path for folder in ("llm_fed", "tasks", "eval") for path in sorted((ROOT / folder).rglob("*.py"))]

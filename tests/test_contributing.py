@@ -32,6 +32,7 @@ def fedavgm(here) -> Path:
     return here
 
 
+@pytest.mark.slow
 def test_the_battery_passes_on_it(fedavgm):
     """And needs no pytest, which an installed llm_fed does not bring."""
     outside.module(fedavgm, "pytest", "raise ImportError('the battery must not need it')")

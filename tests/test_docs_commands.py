@@ -236,7 +236,8 @@ def prepare(scene: Path, code: str) -> None:
 
 
 def given(block):
-    long = any(word in block.code for word in LONG)
+    """What trains long, and what stands in the logs of results, which users do not read, is run by `make long`."""
+    long = any(word in block.code for word in LONG) or block.page.startswith("docs/results/log/")
     return pytest.param(block, id=name(block), marks=[pytest.mark.slow] if long else [])
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import every
 import odd_terminals
 import pytest
 from odd_terminals import CLIENTS, Terminal, in_terminal
@@ -29,7 +30,7 @@ def commands(tmp_path_factory) -> odd_terminals.Commands:
     return found
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", every.quick(range(12), range(6)))
 def test_a_seeded_sample(commands, number):
     terminal, (command, listed) = odd_terminals.terminals(random.Random(f"{SEED}-{number}"))
     assert commands.wrong(terminal, command, listed) == "", (terminal, command)
@@ -123,6 +124,7 @@ def program(*words: object, cwd: Path | None = None, **environment: str | None) 
     return subprocess.run(command, capture_output=True, text=True, check=False, env=kept, cwd=cwd)
 
 
+@pytest.mark.slow
 def test_nothing_is_needed_below_the_home(commands, tmp_path):
     """Of a container with a random user: metrics and pictures ask for caches there, and NLTK for a home."""
     done = program(

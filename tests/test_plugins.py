@@ -184,6 +184,7 @@ def test_methods_and_tasks_of_installed_packages_are_listed(installed, llm_fed):
     assert "half-way\n  paper: Half (Doe 2026)\n  settings:\n    part=0.5\n    decay=None\n" in said
 
 
+@pytest.mark.slow
 def test_a_run_of_ones_own_method_from_its_folder(half, small, llm_fed):
     """The program is started by its name, which puts its own folder on the path and not the one where one is."""
     small.config(half / "mine.yaml", rounds=1)

@@ -62,7 +62,7 @@ class Captures:
 
     def graphs(self, device: torch.device) -> Graphs:
         """With a pool of their own."""
-        return CudaGraphs() if device.type == "cuda" else Graphs()
+        return CudaGraphs(device) if device.type == "cuda" else Graphs()
 
     def say(self, why: str) -> None:
         if why not in self.said:
@@ -233,34 +233,38 @@ class Graphs:
 
 
 class CudaGraphs(Graphs):
-    """Graphs that share a pool of memory, which torch does not take any more once all of its graphs have died."""
+    """Graphs of a GPU, which need not be torch's current one. They share a pool of memory, which torch does not take
+    any more once all of its graphs have died."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool: Any = None
 
     def warm(self, run: Replay) -> None:
         """On a stream of its own, as torch wants it: some libraries prepare themselves for each stream."""
-        now, beside = torch.cuda.current_stream(), torch.cuda.Stream()
-        beside.wait_stream(now)
-        with torch.cuda.stream(beside):
-            run()
-        now.wait_stream(beside)
+        with torch.cuda.device(self._device):
+            now, beside = torch.cuda.current_stream(), torch.cuda.Stream()
+            beside.wait_stream(now)
+            with torch.cuda.stream(beside):
+                run()
+            now.wait_stream(beside)
 
     def capture(self, run: Replay) -> Replay:
-        now, draws = torch.cuda.current_stream(), torch.cuda.default_generators[torch.cuda.current_device()]
-        before = draws.clone_state()
-        try:
-            graph = torch.cuda.CUDAGraph()
-            self._pool = self._pool or torch.cuda.graph_pool_handle()
-            with torch.cuda.graph(graph, pool=self._pool), not_captured():
-                run()
-        except BaseException:
-            # Torch stays on the stream of a capture that fails at its end, and its random numbers in the capture; the
-            # pool takes no further graph.
-            torch.cuda.set_stream(now)
-            draws.graphsafe_set_state(before)
-            self._pool = None
-            raise
+        with torch.cuda.device(self._device):
+            now, draws = torch.cuda.current_stream(), torch.cuda.default_generators[torch.cuda.current_device()]
+            before = draws.clone_state()
+            try:
+                graph = torch.cuda.CUDAGraph()
+                self._pool = self._pool or torch.cuda.graph_pool_handle()
+                with torch.cuda.graph(graph, pool=self._pool), not_captured():
+                    run()
+            except BaseException:
+                # Torch stays on the stream of a capture that fails at its end, and its random numbers in the capture;
+                # the pool takes no further graph.
+                torch.cuda.set_stream(now)
+                draws.graphsafe_set_state(before)
+                self._pool = None
+                raise
         return graph.replay
 
 

@@ -158,4 +158,4 @@ def in_words(asked: PaddingFree | None, device: torch.device) -> str:
         return ""
     if device.type == "cuda":
         return "none, where the base and the task allow it (engine.padding_free)"
-    return f"none (engine.padding_free=on): a product per client and an attention per text on {device}"
+    return f"without padding (engine.padding_free=on), a product per client and an attention per text on {device}"

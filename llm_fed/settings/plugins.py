@@ -111,8 +111,10 @@ def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
 def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
     """NotAllowed where the configuration of a folder, in this `file`, names code that neither an installed package
     publishes as an entry point nor the user allows, and how to allow it. Nothing is imported."""
+    if not (named := named_in(tree)):
+        return  # without a look at every installed package
     known = {f"{point.module}:{point.attr}" for group in _GROUPS for point in _installed(group)}
-    refused = {key: name for key, name in named_in(tree).items() if name not in known | _trusted.get()}
+    refused = {key: name for key, name in named.items() if name not in known | _trusted.get()}
     if not refused:
         return
     names = list(dict.fromkeys(refused.values()))

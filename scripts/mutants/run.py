@@ -56,7 +56,7 @@ def tried(folder: Path, tests: list[str], seconds: int) -> tuple[bool, str]:
         done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
         return False, f"more than {seconds} s"
-    first = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    first = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return done.returncode == 0, first[1] if first else done.stdout[-200:]
 
 

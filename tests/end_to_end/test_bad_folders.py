@@ -102,7 +102,12 @@ def cut(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "largest_file, what",
-    [(1500, "config.yaml"), (5000, "the checkpoint of round 1"), (11_900, "a personal model"), (20_000, "report.html")],
+    [
+        pytest.param(1500, "config.yaml", marks=pytest.mark.slow),
+        (5000, "the checkpoint of round 1"),
+        pytest.param(11_900, "a personal model", marks=pytest.mark.slow),
+        pytest.param(20_000, "report.html", marks=pytest.mark.slow),
+    ],
 )
 def test_a_full_disk(small, tmp_path, largest_file, what):
     """An error names the file and says what to do, nothing half-written stays, and with room the run goes on."""

@@ -76,8 +76,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 # One of each form of what is trained, kept and exported: the others are as one of these, and `make long` runs them.
 QUICK = {
-    "local", "fedit", "fedit with heads of their own", "feddpa f", "fedalt", "flora", "pfedmoe", "fedmerge", "feddle",
-    "potara", "potara with own heads", "fisher-merging of heads by mean", "slerp",
+    "fedit", "fedit with heads of their own", "feddpa f", "flora", "pfedmoe", "fedmerge", "potara with own heads",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import every
 import pytest
 from small_process import Kill, llm_fed
 
@@ -115,7 +116,7 @@ def rounds_of(folder: Path) -> list[int]:
     return [line["round"] for line in timed_rounds(folder)]
 
 
-@pytest.mark.parametrize("method", CHAINS)
+@pytest.mark.parametrize("method", every.quick(CHAINS, ["fedmerge", "stopping"]))
 def test_killed_again_and_again(small, uninterrupted, tmp_path, method):
     """No round that a checkpoint holds is trained again: each has at most one line of timing, which is its last act."""
     whole, out = uninterrupted(method), tmp_path / "run"
@@ -129,6 +130,7 @@ def test_killed_again_and_again(small, uninterrupted, tmp_path, method):
     assert rounds_of(out) == sorted(set(rounds_of(out)))
 
 
+@pytest.mark.slow
 def test_killed_while_fresh_deletes_the_earlier_run(small, uninterrupted, tmp_path):
     """What is left never passes for a complete run, nor for a stranger's folder."""
     whole, out = uninterrupted("local"), tmp_path / "run"
@@ -161,6 +163,7 @@ def test_killed_at_every_step_to_the_disk(small, uninterrupted, tmp_path, functi
     assert code == 0 and n > 20  # so many times it was killed; the last run found no n-th call
 
 
+@pytest.mark.slow
 def test_killed_while_an_ended_run_goes_on(small, uninterrupted, tmp_path):
     """Whatever was deleted by then, `--continue` goes on, and ends as where nobody disturbed it."""
     out, whole = tmp_path / "run", tmp_path / "whole/run"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import every
 import peft
 import pytest
 import torch
@@ -33,7 +34,7 @@ def tree(small, method: str, **changes):
     return small.tree(method={"name": method}, **{"adapter": {"rank": rank}, "rounds": 2, **changes})
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=every.quick(METHODS, ["hetlora", "flora"]))
 def run(request, small, tmp_path_factory) -> tuple[str, Path]:
     folder = tmp_path_factory.mktemp(request.param) / "run"
     experiment.train(from_dict(tree(small, request.param)), folder)

@@ -12,7 +12,7 @@ from meter import Meter
 
 from llm_fed.basics.errors import RunError
 from llm_fed.engine import batch_limits
-from llm_fed.engine.batch_limits import BatchLimit, within
+from llm_fed.engine.batch_limits import BatchLimit, most_rows, within
 from llm_fed.engine.footprint import reading
 from llm_fed.engine.generation import option_log_likelihoods
 from llm_fed.engine.reading import forward
@@ -51,6 +51,11 @@ def test_rows_are_halved_until_they_fit(small, caplog):
     small(10 * each)
     assert BatchLimit(base, 64, 8).rows(3) > BatchLimit(base, 64, 8).rows(30)
     assert BatchLimit(base, 64, 8, logits=90).rows(30) < BatchLimit(base, 64, 8).rows(30)
+
+
+def test_the_most_rows_are_as_asked_for_or_by_device():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [most_rows(asked, device) for asked in (None, 7) for device in (cpu, gpu)] == [32, 256, 7, 7]
 
 
 def test_a_small_batch_is_not_looked_at(monkeypatch):

@@ -77,6 +77,14 @@ def test_training_with_it_is_the_training_without(kind, monkeypatch):
     assert set(counting.calls.values()) == {2 * work.micro_batches}  # two layers
 
 
+def test_what_was_captured_with_it_is_not_replayed_without():
+    captures = Captures()
+    jobs = cohort(tiny.build("llama"), LORA, torch.float32, name="sgd")
+    model = AdaptedModel(tiny.build("llama"), LORA, captures=captures)
+    assert captures.stage(model, jobs, ".*") is captures.stage(model, jobs, ".*")
+    assert captures.stage(replace(model, fuses=True), jobs, ".*") is not captures.stage(model, jobs, ".*")
+
+
 def test_it_leaves_everything_as_it_was():
     base, counting = tiny.build("llama"), Counting()
     own = modeling_llama.apply_rotary_pos_emb
@@ -106,6 +114,7 @@ def test_auto_is_for_gpus():
     assert ways(auto, cpu, "float32") == ways(EngineConfig("off", "off", "off"), gpu, "bfloat16")
     assert ways(auto, gpu, "bfloat16").padding_free and not ways(auto, gpu, "float32").padding_free
     assert ways(auto, gpu, "float32").captured and ways(auto, gpu, "float16").fused.startswith("norms")
+    assert not ways(auto, cpu, "bfloat16").padding_free
     forced = ways(EngineConfig("on", "on", "on"), cpu, "float32")
     assert forced.captured and forced.padding_free and forced.fused == "norms"
 
@@ -161,7 +170,7 @@ class TestOnAGpu:
 
     def test_a_capture_that_fails_leaves_torch_as_it_was(self):
         """Its streams and its random numbers."""
-        graphs, x = CudaGraphs(), torch.ones(3, device="cuda")
+        graphs, x = CudaGraphs(torch.device("cuda")), torch.ones(3, device="cuda")
         torch.cuda.manual_seed(5)
         with pytest.raises(RuntimeError):
             graphs.capture(lambda: float(x.sum() + torch.randn(3, device="cuda").sum()))

@@ -79,7 +79,7 @@ class Counted(Captures):
         return Counting()
 
 
-def test_a_step_is_captured_after_it_has_run_four_times():
+def test_a_step_is_captured_when_it_comes_again():
     setting, captures = Setting(stops=[1]), Counted()
     assert answered(setting, 4, captures) == answered(setting, 4)
     assert captures.done[:2] == ["warm", "capture"] and captures.done.count("capture") == 1

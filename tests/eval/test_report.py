@@ -26,7 +26,7 @@ def quick_reports():
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    without.pictures(monkeypatch)
+    without.pictures(monkeypatch, "always")
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,14 @@ def test_a_packing_that_was_measured_is_recorded_and_taken_over(small, tmp_path,
     assert "another environment" not in go(small, tmp_path / "run", 2) and set(packed) == {(40, 7)}
 
 
+@pytest.mark.parametrize("setting", ["capture", "padding_free"])
+def test_what_is_captured_or_has_no_padding_is_not_measured(setting, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "calibrate", lambda *given: pytest.fail("it is measured"))
+    config = from_dict(small.tree(rounds=1, engine={setting: "on"}))
+    experiment.train(config, tmp_path / "run", reporter=Reporter(Console(file=io.StringIO())))
+    assert json.loads((tmp_path / "run/environment.json").read_text())[setting.replace("capture", "captured")] is True
+
+
 def test_on_a_cpu_the_constants_stay(small, tmp_path, monkeypatch):
     packed: set[tuple[int, int]] = set()
     monkeypatch.setattr(fit, "plan", lambda lengths, *how: packed.add(how) or plan(lengths, *how))

@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+import every
 import pytest
 import small_run
 import tiny_images
@@ -46,12 +47,12 @@ def loss_of_text(built, site, state, queries) -> float:
 @pytest.mark.parametrize(
     "method, loss_on, during, limit",
     [
-        ("fedit", "response", "validation", None),
+        pytest.param("fedit", "response", "validation", None, marks=pytest.mark.slow),
         ("fedit", "all", "test", 2),
-        ("fedmerge", "response", "validation", None),
+        pytest.param("fedmerge", "response", "validation", None, marks=pytest.mark.slow),
         ("pfedmoe", "response", "validation", None),
-        ("fedem", "response", "test", None),
-        ("feddpa", "response", "test", 2),
+        pytest.param("fedem", "response", "test", None, marks=pytest.mark.slow),
+        pytest.param("feddpa", "response", "test", 2, marks=pytest.mark.slow),
         ("feddpa", "all", "validation", None),
     ],
 )
@@ -76,7 +77,7 @@ def test_loss_of_text(small, tmp_path, method, loss_on, during, limit):
     assert again.losses == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedmoe", "fml", "fedapen", "fedem"])
+@pytest.mark.parametrize("method", every.quick(["fedavg", "fedmoe", "fml", "fedapen", "fedem"], ["fedavg", "fedmoe"]))
 def test_loss_of_pictures(tmp_path, method):
     """Of one whole model and of several side by side: what they say together."""
     path = tiny_images.npz(tmp_path / "a.npz")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import every
 import peft
 import pytest
 import tiny
@@ -90,7 +91,10 @@ def test_pushing_again_sends_only_what_changed(hub, llm_fed, finished, tmp_path)
     assert large[0] == large[1] and hub.commits() == 4
 
 
-@pytest.mark.parametrize("step", ["repos/create", "models/" + BOB, "preupload", "objects/batch", "PUT", "commit"])
+STEPS = ("repos/create", "models/" + BOB, "preupload", "objects/batch", "PUT", "commit")
+
+
+@pytest.mark.parametrize("step", every.quick(STEPS, ["PUT", "commit"]))
 def test_an_interrupted_push_continues(step, hub, llm_fed, finished):
     """The Hub fails with the second client, at each step of a push; what the first one has is left alone afterwards."""
     seen = []
@@ -269,6 +273,7 @@ def test_refusals_of_one_repository(hub, llm_fed, finished):
     llm_fed(*words, "--client", "ada", "--license", "mit").assert_refused("ann/run-fedmerge is not pushed", code=1)
 
 
+@pytest.mark.slow
 def test_the_script_and_the_environment(hub, finished, tmp_path):
     """In a process of its own, where huggingface_hub reads HF_ENDPOINT by itself."""
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path)}

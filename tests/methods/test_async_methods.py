@@ -275,7 +275,14 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("name, settings", VARIANTS, ids=[f"{n}-{s.get('wait', '')}" for n, s in VARIANTS])
+# One of each family, and each way of waiting; all are continued by the battery, too, if not with late answers.
+QUICK = ("fedit", "scaffold", "ditto", "ifca", "fedmerge", "fedasync", "fedbuff", "ca2fl", "feddf")
+CASES = [
+    pytest.param(n, s, id=f"{n}-{s.get('wait', '')}", marks=() if n in QUICK else pytest.mark.slow) for n, s in VARIANTS
+]
+
+
+@pytest.mark.parametrize("name, settings", CASES)
 def test_every_method_runs_under_delay_and_continues_bit_identically(tmp_path: Path, name, settings):
     schedule = {"schedule": LATE, "rounds": ROUNDS, "settings": settings}
     whole = go(name, tmp_path / "whole", **schedule)

@@ -21,14 +21,20 @@ RARE = (
     "the same seed gives the same run, another seed another", "all clients at once is 2 at a time",
     "all clients at once is 1 at a time in float32",
 )  # fmt: skip
-ALWAYS = ("fedit", "ifca", "fedmerge", "rolora", "fedmoe of pictures")
+ALWAYS = ("fedit", "ifca", "fedmerge", "rolora", "lg-fedavg of pictures")
+# What does not depend on the kind of model: of whole models it is tried on these, and by `make long` on all.
+WHOLE = ("lg-fedavg of pictures", "fd of pictures")
+ALIKE = (
+    "the server's step is pure", "a round in which nothing arrives is a step, too",
+    "the order of uploads does not matter", "the order of clients does not matter",
+    "killed in every round but the first and continued is uninterrupted", "uploads look as upload_like says",
+)  # fmt: skip
 
 
 def rare(name: str) -> set[str]:
-    """The checks of a method that `make long` makes. What does not depend on the kind of model is tried on adapters
-    where a method trains them, too."""
-    again = OF_PICTURES in name and name.removesuffix(OF_PICTURES) in FEDERATED
-    return set() if name in ALWAYS else {*RARE, *(["the order of clients does not matter"] if again else [])}
+    """The checks of a method that `make long` makes."""
+    alike = OF_PICTURES in name and name not in WHOLE
+    return set() if name in ALWAYS else {*RARE, *(ALIKE if alike else [])}
 
 
 def pass_all(name: str, folder: Path, checks: Iterable[str], *, golden: bool) -> None:

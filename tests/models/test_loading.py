@@ -194,7 +194,9 @@ def test_layers_that_accelerate_keeps_elsewhere_train_alike(tmp_path):
     start, batches = lora.draw(whole.model, structure, torch.Generator()), [tiny.examples(0, [3, 9, 5])] * 3
     job = Fit.on("c", structure, start, batches, Optimizer(0.1))
     found = [fit(AdaptedModel(base.model, structure), [job])[0][0] for base in (whole, divided)]
-    assert found[0].state.equal(found[1].state) and len(set(found[0].losses)) == 3
+    # Losses are had from the inputs of the last layer where it is here, and from logits where accelerate moves it.
+    assert torch.allclose(found[0].state.row, found[1].state.row, rtol=1e-4, atol=1e-6)
+    assert found[0].losses == pytest.approx(found[1].losses, rel=1e-6) and len(set(found[0].losses)) == 3
 
 
 def test_hub_out_of_reach(tmp_path, monkeypatch):

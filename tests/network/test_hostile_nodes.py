@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import every
 import pytest
 import torch
 from network import HELLO, NETWORK, NetworkInProcess, federate, lines, only, tree
@@ -68,9 +69,17 @@ def test_each_answer_ends_alone(small, tmp_path):
     assert done["round"] == len(SPOILT)
 
 
+BESIDE: list[dict[str, Any]] = [
+    {"error": "\ud800\x1b[2J"}, {"error": [[]]}, {"score": 10**400, "loss": [1]}, {"failed": {"a": "\ud800"}},
+]  # fmt: skip
+RECIPES: list[Any] = [
+    "text", {"sweep": [1]}, {"lambda_fed": "x"}, {"grid": {"0.5": 1}}, {"a": float("nan")}, {"sweep": {}},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "said",
-    [{"error": "\ud800\x1b[2J"}, {"error": [[]]}, {"score": 10**400, "loss": [1]}, {"failed": {"a": "\ud800"}}],
+    every.quick(BESIDE, [BESIDE[0], BESIDE[2]]),
     ids=str,
 )
 def test_what_comes_beside_an_answer_ends_no_run(small, tmp_path, said):
@@ -83,11 +92,7 @@ def test_what_comes_beside_an_answer_ends_no_run(small, tmp_path, said):
         assert line["client"] == "bob" and line["reason"].isprintable()
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["text", {"sweep": [1]}, {"lambda_fed": "x"}, {"grid": {"0.5": 1}}, {"a": float("nan")}, {"sweep": {}}],
-    ids=str,
-)
+@pytest.mark.parametrize("recipe", every.quick(RECIPES, [RECIPES[1], RECIPES[4]]), ids=str)
 def test_a_recipe_of_another_form_is_refused_and_the_others_are_kept(small, tmp_path, recipe):
     spoil = only("bob", "finish", says(recipe=recipe))
     _, done = federate(tmp_path, small, tree(small, rounds=1, method={"name": "potara"}), spoil=spoil)

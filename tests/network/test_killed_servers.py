@@ -126,6 +126,7 @@ def same_in_the_end(tmp_path: Path, small: Any, settings: dict[str, Any], by: st
     assert all(one[file][name].equal(other[file][name]) for file in one for name in one[file])
 
 
+@pytest.mark.slow
 def test_with_text_and_no_validation_examples(untested, tmp_path):
     """It died with a KeyError as it scored the last round again, of which nobody had a score."""
     small, settings = of_text(untested, 1, False, "fedit")
@@ -138,6 +139,7 @@ def test_with_text_that_is_scored_after_the_last_round_alone(small, tmp_path):
     same_in_the_end(tmp_path, small, settings, "lines")
 
 
+@pytest.mark.slow
 def test_with_a_run_that_its_rule_ends(small, tmp_path):
     """With own steps of the clients, and a constant learning rate, it is what a run of two rounds is."""
     method = {"name": "fedlora", "personal_steps": 2}
@@ -154,6 +156,7 @@ def test_with_a_run_that_its_rule_ends(small, tmp_path):
     assert all(one[file][name].equal(other[file][name]) for file in one for name in one[file])
 
 
+@pytest.mark.slow
 def test_with_pictures(pictures, tmp_path):
     small, settings = of_pictures(pictures, 3, 0.0)
     same_in_the_end(tmp_path, small, settings, "lines")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import every
 import pytest
 from network import HELLO, NETWORK, NetworkInProcess, lines, only, tree, work
 from small_run import CLIENTS
@@ -35,7 +36,7 @@ def together(folder: Path, small: Any, settings: dict[str, Any], nodes: Any = (t
     return link
 
 
-@pytest.mark.parametrize("method", ["fedit", "fedmerge", "fedalt", "potara"])
+@pytest.mark.parametrize("method", every.quick(["fedit", "fedmerge", "fedalt", "potara"], ["fedit", "fedmerge"]))
 def test_one_node_with_all_clients_computes_what_one_process_does(small, tmp_path, method, monkeypatch):
     """Lines of clients and scores, and digests of what was sent, what came and the state, to the last bit. A round is
     one message, also where it is scored, and one fused pass."""

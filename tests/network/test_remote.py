@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import every
 import pytest
 import yaml
 from network import HELLO, NETWORK, NetworkInProcess, federate, lines, only, tree, work
@@ -34,7 +35,7 @@ def adapters(folder: Path) -> dict[str, Any]:
     return {str(path.relative_to(folder)): load_file(path) for path in sorted(folder.rglob("*.safetensors"))}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", every.quick(METHODS, ["local", "fedlora", "fedalt", "fedmerge", "potara"]))
 def test_the_numbers_are_those_of_one_process(small, tmp_path, method):
     """Scores, losses and bytes to the digit, personal models to 1e-5; the server's folder holds no personal model."""
     settings = tree(small, rounds=2, method={"name": method}, eval={"base": False})
@@ -91,9 +92,10 @@ def test_a_robust_mean_too(small, tmp_path):
         experiment.train(from_dict(too_few), tmp_path / "few-here")
 
 
-@pytest.mark.parametrize(
-    "method", ["ffa", "fedasync", "fedbuff", "ca2fl", "feddle", "fed+ft", "hfcl", "feddf", "center", "fisher-merging"]
-)
+OTHERS = ("ffa", "fedasync", "fedbuff", "ca2fl", "feddle", "fed+ft", "hfcl", "feddf", "center", "fisher-merging")
+
+
+@pytest.mark.parametrize("method", every.quick(OTHERS, ["fedbuff", "feddf", "center"]))
 def test_the_other_methods_too_and_a_server_with_data_of_its_own(small, tmp_path, method):
     """In one process the server takes its examples out of the clients' test splits, so those are not compared."""
     own = {"server": {"examples": 2}} if method in ("feddle", "fed+ft", "hfcl", "feddf", "center") else {}
@@ -183,7 +185,7 @@ def test_an_old_answer_sent_again_is_refused(small, tmp_path):
     assert [line["round"] for line in refused] == [2, 3] and "another order" in refused[0]["reason"]
 
 
-@pytest.fixture(scope="module", params=["fedit", "fedalt", "fedmerge"])
+@pytest.fixture(scope="module", params=every.quick(["fedit", "fedalt", "fedmerge"], ["fedalt"]))
 def undisturbed(request, small, tmp_path_factory):
     """The configuration of a run, its folder and its summary."""
     settings, folder = (

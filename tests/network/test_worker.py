@@ -64,6 +64,7 @@ def state(small: Small) -> bytes:
     return pack(build.prepare(from_dict(small.tree()), Reporter()).server.initial())
 
 
+@pytest.mark.slow
 def test_one_worker_serves_all_callers_and_outlives_those_that_are_killed(small, home):
     """A second one gives way. When it dies at work its caller is told, and the next one goes on from the disk."""
     reply, _ = worker.call(home, request(small, home, HELLO), b"")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import every
 import psutil
 import pytest
 
@@ -102,7 +103,7 @@ def machine(tmp_path, monkeypatch) -> Iterator[Machine]:
     found.end()
 
 
-@pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("kill", every.quick([signal.SIGKILL, signal.SIGTERM, signal.SIGHUP], [signal.SIGKILL]))
 def test_a_worker_ends_with_its_supernode_and_leaves_no_socket(machine, kill):
     node = machine.start("home")
     node.send_signal(kill)
@@ -110,6 +111,7 @@ def test_a_worker_ends_with_its_supernode_and_leaves_no_socket(machine, kill):
     assert "its node has ended" in machine.log("home") and not worker.address(machine.folder / "home").exists()
 
 
+@pytest.mark.slow
 def test_a_worker_ends_with_its_superexec_without_which_no_message_comes(machine):
     node = machine.start("home")
     machine.superexec(node).kill()
@@ -117,6 +119,7 @@ def test_a_worker_ends_with_its_superexec_without_which_no_message_comes(machine
     assert lifetime._runs(node)
 
 
+@pytest.mark.slow
 def test_a_worker_outlives_the_node_with_which_it_shares_a_machine_with_another(machine):
     """Of two homes the other's worker stays; of one home its worker stays until both nodes have ended."""
     one, two, other = machine.start("home"), machine.start("home"), machine.start("other")
@@ -132,6 +135,7 @@ def test_a_worker_outlives_the_node_with_which_it_shares_a_machine_with_another(
     until(lambda: not workers(machine.folder / "other"))
 
 
+@pytest.mark.slow
 def test_a_worker_stays_while_its_node_sleeps(machine):
     """As on a machine that is suspended."""
     node = machine.start("home")
@@ -142,6 +146,7 @@ def test_a_worker_stays_while_its_node_sleeps(machine):
     assert workers(machine.folder / "home") == [serving]
 
 
+@pytest.mark.slow
 def test_a_worker_whose_node_ends_while_it_starts_ends_too(machine):
     """Nobody ever asks it anything."""
     home = machine.folder / "home"
@@ -152,6 +157,7 @@ def test_a_worker_whose_node_ends_while_it_starts_ends_too(machine):
     assert subprocess.run(command, timeout=60).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_at_work_ends_with_its_node_too(machine):
     """Even where the work does not end: the main thread here sleeps, whatever signal comes."""
     home = machine.folder / "home"

@@ -195,10 +195,10 @@ def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monk
 
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     load, begin = language.load_base, reading.begin
-    monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(0.5), load(*given))[1])
-    monkeypatch.setattr(reading, "begin", lambda *given: (time.sleep(0.3), begin(*given))[1])
+    monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(0.25), load(*given))[1])
+    monkeypatch.setattr(reading, "begin", lambda *given: (time.sleep(0.15), begin(*given))[1])
     log = Log()
-    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.2)
+    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.1)
     tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1})
     run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     assert f"loading the base {small.base}" in log.getvalue()

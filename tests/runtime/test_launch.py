@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import every
 import outside
 import pytest
 import tiny_images
@@ -21,6 +22,7 @@ from small_process import Kill, llm_fed
 
 REPOSITORY = Path(__file__).parents[2]
 METHODS = {"fedit": {"name": "fedit"}, "fedmerge": {"name": "fedmerge", "num_models": 2}}
+SIGINT = pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow)
 LATE = {"delay": {"sigma": 0.8}, "participation": 0.7}
 
 
@@ -51,6 +53,7 @@ def test_two_processes_as_one(alone, tmp_path, method):
     assert [environment["processes"] for environment in environments] == [1, 2]
 
 
+@pytest.mark.slow
 def test_image_models_in_two_processes(tmp_path):
     tree = tiny_images.tree(tiny_images.npz(tmp_path / "data.npz"), rounds=2, method={"name": "fedbuff", "buffer": 2})
     config = tmp_path / "config.yaml"
@@ -100,9 +103,9 @@ def test_a_killed_worker_ends_the_launch_with_a_message(alone, tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (["local.lrr=1"], 2, "llm-fed: unknown key local.lrr"),
+        pytest.param(["local.lrr=1"], 2, "llm-fed: unknown key local.lrr", marks=pytest.mark.slow),
         (["base.name=./nowhere"], 2, "llm-fed: base.name='./nowhere' is not a folder"),
-        (["base.device_map=auto"], 2, "llm-fed: base.device_map"),
+        pytest.param(["base.device_map=auto"], 2, "llm-fed: base.device_map", marks=pytest.mark.slow),
     ],
 )
 def test_a_mistake_is_said_once(alone, tmp_path, words, code, text):
@@ -113,7 +116,7 @@ def test_a_mistake_is_said_once(alone, tmp_path, words, code, text):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", every.quick([0, 1], [1]))
 def test_a_rank_that_never_comes_is_named_in_a_bounded_time(alone, tmp_path, rank):
     """Or the variables of a launch are left in a shell. Whoever waits says for whom, and then what to unset."""
     _, config = alone("fedit")
@@ -152,6 +155,7 @@ def test_variables_without_a_launcher_leave_a_process_alone(alone, tmp_path):
     assert_same(whole, tmp_path / "run", tolerance=0)
 
 
+@pytest.mark.slow
 def test_accelerate_over_mpirun_is_a_launch(alone, tmp_path):
     """Only MPI's own variables say the ranks there."""
     whole, config = alone("fedit")
@@ -168,7 +172,7 @@ def test_accelerate_over_mpirun_is_a_launch(alone, tmp_path):
     assert_same(whole, tmp_path / "run")
 
 
-@pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(("ending", "code"), [(signal.SIGTERM, -signal.SIGTERM), SIGINT])
 def test_all_are_told_to_end_while_rank_0_waits_for_the_other(alone, tmp_path, ending, code):
     """A launcher that has lost a third process sends SIGTERM, a terminal SIGINT."""
     _, config = alone("fedit")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import bitsandbytes as bnb
+import every
 import pytest
 import tiny
 import torch
@@ -48,14 +49,14 @@ def measured(model: Any, structure: Lora, autocast: torch.dtype | None) -> tuple
         masks = bank.draw_masks([0] * ROWS, [LENGTH] * ROWS)
         with bank.attached(torch.arange(ROWS), masks), activation_checkpointing(model):
             with torch.autocast("cpu", autocast, enabled=autocast is not None):
-                loss = TEXT.losses(model, batch).sum()
+                loss = TEXT.losses_of(TEXT.logits(model, batch), batch).sum()  # as a GPU has it
             gc.collect()
             kept, meter.peak = meter.alive(), 0
             loss.backward()
     return kept, meter.peak
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", every.quick([False, True], [False]))
 @pytest.mark.parametrize(
     ("kind", "shape", "rank", "dropout", "targets", "autocast"),
     [

@@ -36,19 +36,25 @@ def text_of(page: Path) -> str:
     return unescape(re.sub(r"<(pre|code)\b.*?</\1>", "", content, flags=re.DOTALL))
 
 
-def test_it_has_four_shelves_of_few_entries_and_no_page_for_maintainers(site):
+def test_it_has_four_shelves_of_few_entries():
     shelves = {next(iter(shelf)): next(iter(shelf.values())) for shelf in yaml_load(CONFIG.read_text())["nav"]}
     assert list(shelves) == ["Tutorial", "How-to", "Reference", "Explanation"]
     assert sum(map(len, shelves.values())) <= 25
+
+
+@pytest.mark.slow
+def test_it_has_no_page_for_maintainers(site):
     for name in ("decisions", "changelog_fixed", "long", "results/log/flan"):
         assert (ROOT / f"docs/{name}.md").is_file() and not (site / f"{name}.html").exists()
 
 
+@pytest.mark.slow
 def test_a_link_to_a_page_for_maintainers_leads_to_the_file(site):
     assert 'href="source/docs/decisions.md.html"' in (site / "index.html").read_text()
     assert "# Decisions" in (site / "source/docs/decisions.md.html").read_text()
 
 
+@pytest.mark.slow
 def test_no_page_asks_another_host(site):
     """Nor does a style sheet; links that a reader may follow are no requests."""
     pages = list(site.rglob("*.html"))
@@ -61,12 +67,14 @@ def test_no_page_asks_another_host(site):
     assert (site / "assets/iframe-worker.js").is_file()
 
 
+@pytest.mark.slow
 def test_the_index_of_the_search_is_a_script(site):
     """So that it can be read from a folder; programs are not in it, but methods are."""
     index = (site / "search/search_index.js").read_text()
     assert index.startswith("var __index = ") and "methods/fedmerge.html" in index and '"source/' not in index
 
 
+@pytest.mark.slow
 def test_from_a_folder_it_searches_asks_nobody_and_fits_a_phone(site):
     from selenium.webdriver.support.wait import WebDriverWait
 
@@ -80,6 +88,7 @@ def test_from_a_folder_it_searches_asks_nobody_and_fits_a_phone(site):
         assert "fedbuff" in found
 
 
+@pytest.mark.slow
 def test_every_method_has_a_page(site):
     for described in methods.builtin():
         page = site / f"methods/{described['name'].replace('+', '-')}.html"
@@ -94,6 +103,7 @@ def test_every_method_has_a_page(site):
     assert 'href="methods/fed-ft.html"><code>fed+ft</code>' in listed
 
 
+@pytest.mark.slow
 def test_no_page_shows_markdown(site):
     """A list without an empty line before it, or a sign that only another reader of Markdown knows."""
     for page in site.rglob("*.html"):
@@ -102,6 +112,7 @@ def test_no_page_shows_markdown(site):
                 assert not re.search(rf"<p>[^<]*{sign}", text_of(page)), f"{page}: {sign}"
 
 
+@pytest.mark.slow
 def test_links_to_source_files_lead_to_pages_that_show_them(site):
     html = (site / "robust.html").read_text()
     assert 'href="source/llm_fed/merge/robust.py.html"' in html
@@ -109,11 +120,13 @@ def test_links_to_source_files_lead_to_pages_that_show_them(site):
     assert "def aggregate(" in shown
 
 
+@pytest.mark.slow
 def test_no_page_speaks_of_tests_above_its_code(site):
     """Which blocks are not run stands in docs/not_run.yaml, for whoever changes a page."""
     assert not [page for page in site.rglob("*.html") if "The tests do not run this" in page.read_text()]
 
 
+@pytest.mark.slow
 def test_the_python_interface_has_its_functions(site):
     html = (site / "api/index.html").read_text()
     for name in ("run", "compare", "open_run", "load_client", "load_image_model"):

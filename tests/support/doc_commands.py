@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import pytest
-from typer.main import get_command
+import typer.main
 
 from llm_fed import cli
 from llm_fed.commands import section
@@ -195,7 +195,7 @@ def check_llm_fed(words: list[str]) -> None:
         Exception: click's for a command or an option that there is not; UserError for a setting.
     """
     name, *rest = words
-    command = get_command(cli.app).commands[name]
+    command = typer.main.get_command(cli.app).commands[name]
     given = command.make_context(name, list(rest)).params
     if name not in WITH_SETTINGS or given.get("runs"):
         return

@@ -1,13 +1,25 @@
-"""One test of many cases that are alike: it tries all of them, and its failure names each case that fails."""
+"""Many cases that are alike: one test that tries all of them and names each that fails, or a few in every run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
 
 import pytest
 
 Case = TypeVar("Case")
+
+
+def quick(cases: Iterable[Case], kept: Collection[Case]) -> list[Any]:
+    """The cases for `parametrize`, a tuple for several arguments: all runs of the tests try those in `kept`, and
+    `make long` tries the others."""
+    cases = [*cases]
+    assert all(case in cases for case in kept), kept
+    slow = pytest.mark.slow
+    return [
+        case if case in kept else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=slow)
+        for case in cases
+    ]
 
 
 def passes(cases: Iterable[Case], check: Callable[[Case], None], name: Callable[[Case], str] = str) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import gc
 import io
 import json
 import os
@@ -191,10 +192,11 @@ def _read(master: int, ended: int) -> bytes:
 def _process(terminal: Terminal, words: list[str], out: str, err: str) -> None:
     import torch
 
+    gc.freeze()
     torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
     without.disks(patch)
-    without.pictures(patch)
+    without.pictures(patch, "never")
     try:
         _become(terminal, out, err)
         code = _command(words)

@@ -18,15 +18,15 @@ from llm_fed.models.lora import draw
 from llm_fed.state import State
 
 
-def cohort(model, structure, dtype=torch.float64, clients=(0, 1, 2), lr=1e-2, **settings) -> list[Fit]:
-    """Clients with 10, 4 and 7 steps, batches of 1 to 4 examples, lengths of 3 to 40 tokens; B is not zero."""
+def cohort(model, structure, dtype=torch.float64, clients=(0, 1, 2), lr=1e-2, steps=(6, 3, 4), **settings) -> list[Fit]:
+    """Clients with so many steps each, batches of 1 to 4 examples, lengths of 3 to 40 tokens; B is not zero."""
     jobs = []
     for client in clients:
         draws = generator(3, client)
         start = draw(model, structure, draws, dtype)
         start = start.like(start.row + 0.02 * torch.randn(start.row.shape, dtype=dtype, generator=draws))
         batches = []
-        for step in range((10, 4, 7)[client]):
+        for step in range(steps[client]):
             count = 1 + (client + step) % 4
             lengths = torch.randint(3, 41, (count,), generator=draws).tolist()
             batches.append(tiny.examples(100 * client + step, lengths))

@@ -3,15 +3,20 @@ power cut, and what is timed before a run begins."""
 
 from __future__ import annotations
 
+import base64
 import os
 import struct
 import zlib
-from typing import Any
+from collections.abc import Callable
+from functools import cache, partial, wraps
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
-from matplotlib.figure import Figure
+import typer.main
 
 from llm_fed.basics import files
+from llm_fed.commands import compare
 from llm_fed.eval import plots
 from llm_fed.eval.report import pictures as drawn
 from llm_fed.experiment import timing
@@ -26,20 +31,47 @@ _HEADER = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
 PIXEL = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", _HEADER) + _chunk(b"IDAT", zlib.compress(b"\0\0")) + _chunk(b"IEND", b"")
 
 
-def pictures(patch: pytest.MonkeyPatch) -> None:
-    """Reports are written as always, with figures made of the run's numbers, but each figure is saved as one pixel."""
-    embed = drawn.embed
+def pictures(patch: pytest.MonkeyPatch, drawn_here: Literal["always", "once", "never"] = "once") -> None:
+    """Reports are written as always, but each picture is one pixel. Before that it is drawn of the run's numbers:
+    always, or once of each kind, so that each module of tests tries whether it can be."""
+    embed, kinds = drawn.embed, set[str]()
 
-    def save(figure: Figure, path: Any) -> Any:
-        path.write(PIXEL)  # a file in memory
+    def wanted(kind: str) -> bool:
+        known = kind in kinds
+        kinds.add(kind)
+        return drawn_here == "always" or (drawn_here == "once" and not known)
+
+    pixel = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
+
+    def save(figure: Any, path: Any) -> Any:
+        path.write_bytes(PIXEL) if isinstance(path, Path) else path.write(PIXEL)
         return path
 
-    def embed_pixel(*args: object) -> str:
+    def embed_pixel(draw: partial[Path], dark: bool) -> str:
+        if not wanted(draw.func.__name__):
+            return pixel
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(plots.style, "save", save)
-            return embed(*args)
+            return embed(draw, dark)
+
+    def pixel_of(plot: Callable[..., Path]) -> Callable[..., Path]:
+        """Of a comparison: one picture is drawn, with the size that it has, and the others are one pixel."""
+
+        @wraps(plot)
+        def draw(path: Any, **given: Any) -> Any:
+            return plot(path, **given) if wanted(plot.__name__) else save(None, path)
+
+        return draw
 
     patch.setattr(drawn, "embed", embed_pixel)
+    for name in ("plot_bands", "plot_methods", "plot_tradeoff", "plot_verdict"):
+        patch.setattr(compare, name, pixel_of(getattr(compare, name)))
+
+
+def parsers(patch: pytest.MonkeyPatch) -> None:
+    """The parser of the command line is made once for all commands of this process, as it takes as long as two rounds
+    of a small run."""
+    patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
 
 
 def measures(patch: pytest.MonkeyPatch) -> None:
