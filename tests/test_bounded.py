@@ -157,7 +157,7 @@ def test_what_a_template_may_say_means_the_same(text):
 
 
 class _Switch(Extension):
-    """As transformers up to 5.23 tracks `generation` marks: a method of the environment's, a state of the extension's."""
+    """As transformers before 5.24 tracks `generation` marks: a method of the environment, the state of an extension."""
 
     def __init__(self, environment):
         super().__init__(environment)

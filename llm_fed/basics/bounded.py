@@ -246,7 +246,7 @@ class _Bounded(ImmutableSandboxedEnvironment):
         """One with the filters, globals, extensions and settings of another."""
         own = environment.overlay(cache_size=0)
         own.__class__ = cls
-        for name, value in vars(environment).items():  # what extensions added with `extend`: the overlay has copies of them
+        for name, value in vars(environment).items():  # what extensions put there, of which the overlay has copies
             if isinstance(value, MethodType) and isinstance(value.__self__, Extension):
                 setattr(own, name, MethodType(value.__func__, own.extensions[value.__self__.identifier]))
         own.filters = {name: _counted(name, filter) for name, filter in environment.filters.items()}
