@@ -192,7 +192,7 @@ def _whole_model(base: Trainable, structure: Structure, examples: Sequence[Any])
 
 
 def _plain(leaf: Any) -> Any:
-    """A quantised weight as what it lies in: before torch 2.13 no kind of parameter but torch's own goes without values."""
+    """A quantised weight as its bytes: torch 2.11 computes without values on no other kind of parameter."""
     if not isinstance(leaf, nn.Parameter) or type(leaf) is nn.Parameter:
         return leaf
     with _disable_current_modes():
