@@ -4,7 +4,7 @@
 #
 #   bash scripts/lowest.sh                     # needs Python 3.11 or newer, for tomllib; PIPFLAGS as in the Makefile
 #   bash scripts/lowest.sh tests/engine -x     # a part of the tests
-#   TORCH=2.6.0 bash scripts/lowest.sh         # the lowest torch, too
+#   TORCH=2.11.0 bash scripts/lowest.sh         # the lowest torch, too
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work="$(mktemp -d)"

@@ -49,7 +49,7 @@ ls dist
 for version in 3.10 3.11 3.12 3.13; do
   case "$tried" in *" $version "*) ;; *) echo "not tried: Python $version; bash scripts/release.sh /path/to/python$version" ;; esac
 done
-echo "not tried: the lowest dependencies; TORCH=2.6.0 bash scripts/lowest.sh"
+echo "not tried: the lowest dependencies; TORCH=2.11.0 bash scripts/lowest.sh"
 # Beyond the bound in pyproject.toml, so pip says that llm_fed does not want it, and installs it all the same.
 echo "not tried: torch 2.14; python3 -m venv V && V/bin/pip install -e '.[dev]' &&" \
   "V/bin/pip install 'torch==2.14.*' && V/bin/python -m pytest -m 'not slow and not gpu'"

@@ -11,6 +11,8 @@ import time
 import chat_forms
 import pytest
 import transformers
+from jinja2.ext import Extension
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from llm_fed.basics import bounded
@@ -154,6 +156,25 @@ def test_what_a_template_may_say_means_the_same(text):
     assert rendered(text) == expected
 
 
+class _Switch(Extension):
+    """As transformers before 5.24 tracks `generation` marks: a method of the environment, the state of an extension."""
+
+    def __init__(self, environment):
+        super().__init__(environment)
+        self.state = "off"
+        environment.extend(switch_on=self.switch_on)
+
+    def switch_on(self):
+        self.state = "on"
+
+
+def test_what_an_extension_added_reaches_the_extension_that_renders():
+    """Jinja's overlay copies the extensions, and leaves the environment the methods of the old ones."""
+    own = bounded._Bounded.like(ImmutableSandboxedEnvironment(extensions=[_Switch]))
+    own.switch_on()
+    assert own.extensions[_Switch.identifier].state == "on"
+
+
 def test_long_conversations_are_no_large_templates(monkeypatch):
     monkeypatch.setattr(bounded, "SECONDS", 30.0)
     messages = [{"role": role, "content": "word " * 2000} for role in ("user", "assistant")] * 200
@@ -221,4 +242,4 @@ def test_transformers_compiles_templates_where_the_limits_are_put():
 
     rendered("{{ messages[0].content }}")
     assert chat_template_utils._compile_jinja_template.__module__ == bounded.__name__
-    assert (5, 9) <= tuple(map(int, transformers.__version__.split(".")[:2])) < (6, 0)
+    assert (5, 21) <= tuple(map(int, transformers.__version__.split(".")[:2])) < (6, 0)

@@ -19,6 +19,7 @@ from types import MethodType
 from typing import Any, TypeVar
 
 from jinja2 import Environment, Template, nodes
+from jinja2.ext import Extension
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -245,6 +246,9 @@ class _Bounded(ImmutableSandboxedEnvironment):
         """One with the filters, globals, extensions and settings of another."""
         own = environment.overlay(cache_size=0)
         own.__class__ = cls
+        for name, value in vars(environment).items():  # what extensions put there, of which the overlay has copies
+            if isinstance(value, MethodType) and isinstance(value.__self__, Extension):
+                setattr(own, name, MethodType(value.__func__, own.extensions[value.__self__.identifier]))
         own.filters = {name: _counted(name, filter) for name, filter in environment.filters.items()}
         own.concat = _concatenated  # type: ignore[method-assign]
         return own

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map
 
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.end_to_end import attention, flattened
@@ -191,6 +191,14 @@ def _whole_model(base: Trainable, structure: Structure, examples: Sequence[Any])
     return alive.peak
 
 
+def _plain(leaf: Any) -> Any:
+    """A quantised weight as its bytes: torch 2.11 computes without values on no other kind of parameter."""
+    if not isinstance(leaf, nn.Parameter) or type(leaf) is nn.Parameter:
+        return leaf
+    with _disable_current_modes():
+        return leaf.as_subclass(Tensor)
+
+
 class _Alive(TorchDispatchMode):
     """Within, counts the storages that operations make, each once, until nothing holds it any more.
 
@@ -210,7 +218,8 @@ class _Alive(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         seen = {_place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)} | self._known
-        found = func(*args, **(kwargs or {}))
+        args, kwargs = tree_map(_plain, (args, kwargs or {}))
+        found = func(*args, **kwargs)
         for leaf in tree_leaves(found):
             if isinstance(leaf, Tensor) and (place := _place(leaf)) not in seen:
                 storage = leaf.untyped_storage()

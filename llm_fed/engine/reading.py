@@ -66,7 +66,8 @@ def forward(
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     options = {"position_ids": positions, "logits_to_keep": keep}
     known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
-    name = "cache" if "cache" in known else "past_key_values"  # its name until transformers 5.23
+    before = "cache_params" if "cache_params" in known else "past_key_values"  # its names until transformers 5.23
+    name = "cache" if "cache" in known else before
     with known_masks(padded), base.computing():
         output = base.model(
             input_ids=ids,

@@ -96,7 +96,7 @@ class SlotLayer(DynamicLayer):
         rows, width = len(key_states), self._slots.width
         places, columns = self._slots.numbers[:rows], self._slots.position[:rows]
         for own, part in ((self.keys, key_states), (self.values, value_states)):
-            own[places, :, columns] = part[:, :, 0]
+            own[places, :, columns] = part[:, :, 0].to(own.dtype)  # autocast may compute keys in another one
         return self.keys[:rows, :, :width], self.values[:rows, :, :width]
 
     def get_seq_length(self) -> int:

@@ -9,6 +9,7 @@ Shape letters: N rows of a pass, T tokens.
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -110,7 +111,8 @@ class _RowsAlone(nn.Module):
         rows = position_ids.ndim - 2  # before it may stand kinds of positions, as of pictures
         longest = position_ids.movedim(rows, 0).flatten(1).amax(1) + 1
         if isinstance(longest, FakeTensor):  # memory is estimated without values, and frequencies take none
-            return super().forward.__wrapped__(self, x, position_ids, *args, **kwargs)  # type: ignore[attr-defined, misc]
+            inner = inspect.unwrap(super().forward)  # type: ignore[misc]
+            return inner(self, x, position_ids, *args, **kwargs)
         groups: dict[int, list[int]] = {}
         for row, length in enumerate(longest.tolist()):
             groups.setdefault(regimes.of(length), []).append(row)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch.utils import backend_registration
 
 MOST = 280  # launches of a step on the tiny base: how many exactly is torch's and transformers' to say
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -18,6 +19,8 @@ SUPPORT = Path(__file__).parents[1] / "support"
 def counted() -> dict[str, tuple[int, int]]:
     """By case launches and waits. An operation that mixes devices, or one whose result has as many rows as values hold,
     ends the process."""
+    if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+        pytest.skip("this torch has no devices that are written in Python, so launches are not counted")
     environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
     command = [sys.executable, str(SUPPORT / "pretended_steps.py")]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -13,6 +13,7 @@ import pytest
 import tiny
 import tiny_base
 import torch
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
 from llm_fed.basics import files
@@ -142,6 +143,8 @@ def test_dtypes(tmp_path, dtype):
 )
 def test_what_stock_peft_saved_is_read(tmp_path, settings):
     base, _, _ = make()
+    if settings.get("layers_to_transform") == 0 and Version(peft.__version__) < Version("0.21"):
+        pytest.skip("PEFT before 0.21 refuses a pattern of layers together with layer 0")
     wrapped = stock_folder(tmp_path, base, **settings)
     state, structure = peft_folders.read(tmp_path, base)
     alpha = 7 if "alpha_pattern" in settings else 5
