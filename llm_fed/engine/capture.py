@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from llm_fed.engine import end_to_end
 from llm_fed.engine.adapted import AdaptedModel
@@ -20,6 +20,7 @@ from llm_fed.engine.laid import Laid, Static
 from llm_fed.engine.masks import not_captured
 from llm_fed.engine.packing import Grid, repeated, widened
 from llm_fed.engine.passes import one_pass
+from llm_fed.engine.ways import ANSWERED, untried
 from llm_fed.merge.delta import under
 from llm_fed.method.requests import Fit
 from llm_fed.models.rotary import context, regimes
@@ -36,11 +37,13 @@ class Captures:
     """Static memory and graphs of one base, for all fits of an engine, or of several that share it.
 
     Attributes:
+        forced: also answers of bases whose like no GPU has run so are captured.
         said: why passes have run as they are written, one line for each reason.
         answers: whether steps of answers can be captured, as far as is known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, forced: bool = True) -> None:
+        self.forced = forced
         self.said: dict[str, None] = {}
         self.answers = True
         self._stages: dict[Hashable, Stage] = {}
@@ -59,6 +62,10 @@ class Captures:
         while len(self._stages) > STAGES:
             self._stages.pop(next(iter(self._stages)))
         return stage
+
+    def of_answers(self, model: nn.Module) -> Captures | None:
+        """These, where steps of this base's answers are captured."""
+        return self if self.forced or not untried(model, ANSWERED) else None
 
     def graphs(self, device: torch.device) -> Graphs:
         """With a pool of their own."""
@@ -91,16 +98,18 @@ def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
     return ""
 
 
-def in_words(captures: Captures | None, device: torch.device, *, adapters: bool) -> str:
+def in_words(captures: Captures | None, device: torch.device, *, adapters: bool, untried: str = "") -> str:
     """How the passes of a run are computed, where that is no matter of course: for people.
 
     Args:
         adapters: whether these are trained, and not whole models.
+        untried: as of `ways.untried`.
     """
-    if captures is None or not (adapters or device.type != "cuda"):
-        return ""
+    if captures is None:
+        said = f"as they are written, as {untried}; engine.capture, padding_free and fused may be on"
+        return said if untried and adapters and device.type == "cuda" else ""
     if not adapters:
-        return "as they are written: whole models are not captured (engine.capture)"
+        return "as they are written: whole models are not captured (engine.capture)" if captures.forced else ""
     if device.type == "cuda":
         return "captured as CUDA graphs, where they can be (engine.capture)"
     return f"in fixed shapes (engine.capture=on), which gains nothing on {device}"

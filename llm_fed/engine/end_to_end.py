@@ -7,7 +7,7 @@ Shape letters: N sequences, S tokens of all of them, n target tokens, H heads, D
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -87,18 +87,16 @@ def inputs_of(batch: FlatBatch) -> dict[str, Any]:
     return {"input_ids": batch.input_ids, "position_ids": batch.positions, SEQUENCES: batch.sequences}
 
 
-@contextmanager
-def attention(model: nn.Module) -> Iterator[None]:
+def attention(model: nn.Module) -> AbstractContextManager[None]:
     """Within, each token of a model's input sees those before it in its own sequence. A backward pass belongs inside,
     too, as it may compute layers again."""
-    _register()
-    with attending(model, NAME):
-        yield
+    return attending(model, NAME, attend)
 
 
 @contextmanager
-def attending(model: nn.Module, name: str) -> Iterator[None]:
-    """Within, a model's layers use the attention that transformers knows by this name."""
+def attending(model: nn.Module, name: str, attend: Callable[..., Any]) -> Iterator[None]:
+    """Within, a model's layers use this attention, which transformers knows by the name from then on."""
+    _register(name, attend)
     configs = _configs(model)
     before = [config._attn_implementation_internal for config in configs]
     try:
@@ -117,11 +115,11 @@ def _configs(model: nn.Module) -> list[Any]:
 
 
 @cache
-def _register() -> None:
+def _register(name: str, attend: Callable[..., Any]) -> None:
     """A name that transformers knows no masks for, so that it makes none."""
     from transformers import AttentionInterface  # takes seconds to import
 
-    AttentionInterface.register(NAME, attend)
+    AttentionInterface.register(name, attend)
 
 
 def attend(

@@ -21,7 +21,7 @@ from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures
 from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.engine.trainable import Trainable
-from llm_fed.engine.ways import ways
+from llm_fed.engine.ways import untried, ways
 from llm_fed.engine.whole import WholeModel
 from llm_fed.merge.delta import under
 from llm_fed.merge.moments import Evidence
@@ -55,6 +55,7 @@ class Engine(Answering):
         packing: budget and overhead of micro-batches as they were measured; None: by device.
         captures: of training passes; None: they run as they are written.
         padding_free: whether training lays texts end to end; None: in rows with padding.
+        untried: why a GPU computes passes of this base as they are written, unless it is asked otherwise.
         fuses: what computes elementwise work `fused`, in words; empty: nothing does.
     """
 
@@ -67,6 +68,7 @@ class Engine(Answering):
         self.captures: Captures | None = None
         self.padding_free: PaddingFree | None = None
         self.fuses = ""
+        self.untried = ""
         self._whole: dict[Structure, WholeModel] = {}
 
     def configure(self, config: EngineConfig, sites: Iterable[Client], captures: Captures | None = None) -> None:
@@ -78,13 +80,16 @@ class Engine(Answering):
         Raises:
             UserError: they cannot train as the configuration says.
         """
-        chosen = ways(config, self.base.device, str(self.base.autocast).removeprefix("torch."))
-        self.captures = (captures or Captures()) if chosen.captured else None
+        self.untried = untried(self.base.model)
+        chosen = ways(config, self.base.device, str(self.base.autocast).removeprefix("torch."), tried=not self.untried)
+        if chosen.captured:
+            self.captures = captures or Captures()
+            self.captures.forced = config.capture == "on"
         self.padding_free = PaddingFree(forced=config.padding_free == "on") if chosen.padding_free else None
         self.fuses = chosen.fused
-        if config.padding_free == "on" and self.padding_free:
+        if config.padding_free == "on":
             for structure, private in dict.fromkeys((site.structure, site.private is not None) for site in sites):
-                self.padding_free.check(self.adapted(structure), private=private)
+                PaddingFree().check(self.adapted(structure), private=private)
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.

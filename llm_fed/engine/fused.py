@@ -10,7 +10,6 @@ Shape letters: N rows, T tokens, H heads, D numbers of a head, C features.
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,8 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.models.frozen import device_of
-
-log = logging.getLogger(__name__)
 
 ROTATE = "apply_rotary_pos_emb"  # what families call their function, which their layers look up when they run
 Code = tuple[object, ...]

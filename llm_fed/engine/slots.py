@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -270,7 +269,7 @@ class Slots:
         try:
             with (
                 fused(self._base.model) if self._fuses else nullcontext(),
-                attention(self._base.model),
+                attending(self._base.model, NAME, attend),
                 self._bank.attached(self._index, mix=self._weights, below={}, cast=cast),
             ):
                 self._step(self._most, padded=True, more={BIAS: self._bias()})
@@ -300,23 +299,6 @@ class Slots:
         self.position[:count] += 1
 
 
-@contextmanager
-def attention(model: nn.Module) -> Iterator[None]:
-    """Within, a model is given one token of each row, which sees what `BIAS` lets it see of its row's keys and values.
-    Keys that several heads share are not copied for each of them, as masks would make transformers do."""
-    _register()
-    with attending(model, NAME):
-        yield
-
-
-@cache
-def _register() -> None:
-    """A name that transformers knows no masks for, so that it makes none."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, attend)
-
-
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -326,7 +308,8 @@ def attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one token of each row: (S, 1, H, D).
+    """Attention of one token of each row, which sees what `BIAS` lets it see of its row: (S, 1, H, D).
+    Keys that several heads share are not copied for each of them, as masks would make transformers do.
 
     Args:
         query: (S, H, 1, D).

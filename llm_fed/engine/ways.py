@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.metadata import version
 
 import torch
+from torch import nn
 
 from llm_fed.engine.end_to_end import has_kernels
 from llm_fed.engine.fused import has_library
 from llm_fed.settings.config import EngineConfig
+
+# Families whose passes and answers a GPU has computed so, in the tests marked `gpu` and in scripts/gpu.
+TRAINED, ANSWERED = frozenset(("llama", "qwen3")), frozenset(("llama",))
+
+
+def untried(model: nn.Module, families: Collection[str] = TRAINED) -> str:
+    """Why `auto` leaves passes of this base as they are written; empty where a GPU has run its like otherwise."""
+    family = getattr(getattr(model, "config", None), "model_type", "such a model")
+    if family not in families:
+        return f"no GPU has tried it with {family} yet"
+    if getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None):
+        return "no GPU has tried it with quantised weights yet"
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        return "no GPU has tried it with recomputed activations yet"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -27,21 +44,25 @@ class Ways:
     fused: str
 
 
-def ways(asked: EngineConfig, device: torch.device, dtype: str) -> Ways:
+def ways(asked: EngineConfig, device: torch.device, dtype: str, *, tried: bool = True) -> Ways:
     """What is asked for; `auto` is what a GPU has run and found quicker.
 
     Args:
         dtype: of the passes, as `base.dtype` names it.
+        tried: whether a GPU has run the base's like so (`untried`).
     """
     on_gpu = device.type == "cuda"
+    auto_is_on = on_gpu and tried
 
     def means(setting: str, auto: bool) -> bool:
         return setting == "on" or (setting == "auto" and auto)
 
-    in_half = on_gpu and dtype in ("auto", "bfloat16") and has_kernels(device)
+    in_half = auto_is_on and dtype in ("auto", "bfloat16") and has_kernels(device)
     by = "norms"
     if on_gpu and has_library():
         by = f"norms, rotary embeddings and gates, liger_kernel {version('liger_kernel')}"
     return Ways(
-        means(asked.capture, on_gpu), means(asked.padding_free, in_half), by if means(asked.fused, on_gpu) else ""
-    )  # fmt: skip
+        captured=means(asked.capture, auto_is_on),
+        padding_free=means(asked.padding_free, in_half),
+        fused=by if means(asked.fused, auto_is_on) else "",
+    )

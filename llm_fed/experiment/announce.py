@@ -226,7 +226,9 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
         work=method.in_words(config.rounds), asked=len(asked), loss=config.objective.in_words(),
-        passes=capture.in_words(engine.captures, base.device, adapters=server.structure.fused),
+        passes=capture.in_words(
+            engine.captures, base.device, adapters=server.structure.fused, untried=engine.untried
+        ),
         padding=padding_free.in_words(engine.padding_free, base.device) if server.structure.fused else "",
         fused=engine.fuses if server.structure.fused and parts(base.model) else "",
     )  # fmt: skip

@@ -21,12 +21,8 @@ from llm_fed.runtime.launch import processes
 from llm_fed.settings.config import EngineConfig
 
 LIBRARIES = ("llm_fed", "transformers", "peft")
-FORMERLY = {
-    "processes": 1,
-    "captured": False,
-    "padding_free": False,
-    "fused": "",
-}  # what was not recorded of earlier runs
+# What was not recorded of earlier runs.
+FORMERLY = {"processes": 1, "captured": False, "padding_free": False, "fused": ""}
 
 
 def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:

@@ -225,7 +225,7 @@ class Language(Kind):
             max_new_tokens=engine.evaluation.max_new_tokens,
             batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt in prompts]),
-            captures=engine.captures,
+            captures=engine.captures and engine.captures.of_answers(self.model),
             fuses=bool(engine.fuses),
         )
         return list(_shared_out(texts, [len(request.prompts) for request in requests]))

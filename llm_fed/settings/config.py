@@ -344,13 +344,13 @@ class EngineConfig:
     """How passes are computed; see docs/performance_gpu.md."""
 
     # capture the training passes of adapters, and the steps of answers, as CUDA graphs, which are replayed: `auto` on a
-    # GPU. Without one, `on` runs them on the same static memory, which gains nothing
+    # GPU, with families that one has run so. Without one, `on` runs them on the same static memory, which gains nothing
     capture: Literal["auto", "on", "off"] = "auto"
-    # train adapters on texts that lie end to end, without padding: `auto` on a GPU in bfloat16, where the base and the
-    # task allow it; `on` is refused where they do not
+    # train adapters on texts that lie end to end, without padding: `auto` on a GPU likewise, in bfloat16, where the
+    # base and the task allow it; `on` is refused where they do not
     padding_free: Literal["auto", "on", "off"] = "auto"
-    # norms, rotary embeddings and gated activations in one kernel each, where the base's code is LLaMA's: `auto` on a
-    # GPU. The norms are torch's; the others need Liger Kernel (pip install liger-kernel)
+    # norms, rotary embeddings and gated activations in one kernel each, where the base's code is LLaMA's: `auto`
+    # likewise. The norms are torch's; the others need Liger Kernel (pip install liger-kernel)
     fused: Literal["auto", "on", "off"] = "auto"
 
 

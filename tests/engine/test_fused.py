@@ -15,12 +15,12 @@ from transformers.models.llama import modeling_llama
 from llm_fed.engine import fused
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.capture import USES, Captures, CudaGraphs
+from llm_fed.engine.capture import USES, Captures, CudaGraphs, in_words
 from llm_fed.engine.fit import fit
 from llm_fed.engine.fused import Kernels, parts
 from llm_fed.engine.generation import generate
 from llm_fed.engine.padding_free import PaddingFree
-from llm_fed.engine.ways import ways
+from llm_fed.engine.ways import untried, ways
 from llm_fed.models.lora import Lora
 from llm_fed.settings.config import EngineConfig
 
@@ -117,6 +117,29 @@ def test_auto_is_for_gpus():
     assert not ways(auto, cpu, "bfloat16").padding_free
     forced = ways(EngineConfig("on", "on", "on"), cpu, "float32")
     assert forced.captured and forced.padding_free and forced.fused == "norms"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        ("llama", lambda base: None, ""),
+        ("qwen3", lambda base: None, ""),
+        ("gpt2", lambda base: None, "with gpt2 yet"),
+        ("llama", lambda base: setattr(base, "is_quantized", True), "quantised weights"),
+        ("llama", lambda base: base.gradient_checkpointing_enable(), "recomputed activations"),
+    ],
+)
+def test_auto_leaves_alone_what_no_gpu_has_run(kind, change, why):
+    base, gpu = tiny.build(kind), torch.device("cuda")
+    change(base)
+    assert why in untried(base) and bool(why) == bool(untried(base))
+    chosen = ways(EngineConfig(), gpu, "bfloat16", tried=not untried(base))
+    assert (chosen.captured, chosen.padding_free, bool(chosen.fused)) == (not why,) * 3
+    assert ways(EngineConfig("on", "on", "on"), gpu, "bfloat16", tried=False).captured
+    assert Captures(forced=False).of_answers(tiny.build("qwen3")) is None
+    assert Captures(forced=False).of_answers(tiny.build("llama")) and Captures().of_answers(tiny.build("qwen3"))
+    words = in_words(None, gpu, adapters=True, untried=untried(base))
+    assert ("as they are written" in words) == bool(why) and why in words
 
 
 class TestOnAGpu:
