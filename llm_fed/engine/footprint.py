@@ -141,7 +141,12 @@ def _tensors(layer: Any) -> list[Tensor]:
 def cache(base: Base) -> int:
     """Bytes that each further token of an answer keeps."""
     held = []
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), base.computing():
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True) as fake,
+        torch.no_grad(),
+        base.computing(),
+        _Alive(fake, base.model),
+    ):
         for length in (16, 32):
             ids = torch.ones(1, length, dtype=torch.int64, device=base.device)
             layers = base.model(input_ids=ids, use_cache=True).past_key_values.layers
@@ -219,7 +224,8 @@ class _Alive(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         seen = {_place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)} | self._known
         args, kwargs = tree_map(_plain, (args, kwargs or {}))
-        found = func(*args, **kwargs)
+        grouped = func is torch.ops.aten._grouped_mm.default
+        found = _grouped(*args, **kwargs) if grouped else func(*args, **kwargs)
         for leaf in tree_leaves(found):
             if isinstance(leaf, Tensor) and (place := _place(leaf)) not in seen:
                 storage = leaf.untyped_storage()
@@ -227,6 +233,12 @@ class _Alive(TorchDispatchMode):
         self._made = {place: made for place, made in self._made.items() if not made[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self._made.values()))
         return found
+
+
+def _grouped(a: Tensor, b: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    """Of the shape of a grouped product, which torch computes in several formats but plans in bfloat16 alone."""
+    groups = (len(b if b.dim() == 3 else offs),) if a.dim() == b.dim() else ()
+    return a.new_empty(*groups, a.shape[-2], b.shape[-1])
 
 
 def _place(tensor: Tensor) -> int:

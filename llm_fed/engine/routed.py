@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
+from llm_fed.engine.tokens import TokenGroups
 
 
 @dataclass(frozen=True)
 class RoutedExperts:
     """What a block of fused experts computes while a bank is attached, in the place of its own `forward`.
 
-    As tokens know their row, all of a row's products with A, and with B, are one batched product over all experts of
-    which the chosen ones count. That is E times the products with the chosen experts' adapters alone.
+    Choices that go through the same expert's adapter of the same row lie side by side, so that all products with A, and
+    all with B, are one grouped product each, of N E groups.
 
     Args:
         factors: by the name of a parameter its A (N, E, r, in) and B (N, E, out, r).
@@ -43,8 +44,7 @@ class RoutedExperts:
                 f"{self.name} cannot have adapters: it was given tokens of shape {tuple(hidden.shape)} for "
                 f"{self.num_rows} rows, and cannot tell whose they are; leave out adapter.target_parameters"
             )
-        of = chosen.reshape(-1)  # (S,)
-        routed = _Routed(of, of.argsort(stable=True), block)
+        routed = _Routed.of_block(block, chosen.reshape(-1), self.num_rows)
         x = hidden.repeat_interleave(choices, 0)
         middle = self._product("gate_up_proj" if block.has_gate else "up_proj", x, routed)
         middle = block._apply_gate(middle) if block.has_gate else block.act_fn(middle)
@@ -58,32 +58,48 @@ class RoutedExperts:
         y = routed.product(parameter, x)
         if parameter not in self.factors:
             return y
-        a, b = (factor.to(x.device) for factor in self.factors[parameter])
-        number, experts = self.num_rows, a.shape[1]
-        x = x if torch.is_autocast_enabled(x.device.type) else x.to(a.dtype)
-        ranks = torch.bmm(x.view(number, -1, x.shape[-1]), a.flatten(1, 2).mT).unflatten(-1, (experts, -1))
-        own = nn.functional.one_hot(routed.of, experts).view(number, -1, experts, 1).to(ranks)
-        added = torch.bmm((ranks * own).flatten(2), b.transpose(2, 3).flatten(1, 2))
-        return (y + self.scaling * added.view(y.shape)).to(y.dtype)
+        a, b = (factor.to(x.device).flatten(0, 1) for factor in self.factors[parameter])
+        x = x.to(torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else a.dtype)
+        groups = routed.groups
+        added = groups.product(groups.product(x[routed.by_adapter][None], a), b)[0]
+        added = torch.empty_like(added).index_copy(0, routed.by_adapter, added)
+        return (y + self.scaling * added).to(y.dtype)
 
 
 @dataclass(frozen=True)
 class _Routed:
-    """The base's own products."""
+    """The base's own products, and which adapter each choice goes through."""
 
-    of: Tensor  # (S,) the expert of each
-    order: Tensor  # (S,) that puts those of an expert side by side
     block: Any
+    of: Tensor  # (S,) the expert of each
+    by_expert: Tensor  # (S,) the order that puts those of an expert side by side
+    by_adapter: Tensor  # (S,) the order that puts those of an expert and a row side by side
+    groups: TokenGroups  # in that order, N E of them
+
+    @classmethod
+    def of_block(cls, block: Any, of: Tensor, num_rows: int) -> _Routed:
+        """Choices (S,) of the block's experts, as many by each row."""
+        experts = len(block.down_proj)
+        row = torch.arange(num_rows, device=of.device).repeat_interleave(len(of) // num_rows)
+        adapter = row * experts + of
+        by_adapter = adapter.argsort(stable=True)
+        ends = _ends(adapter, num_rows * experts)
+        return cls(block, of, of.argsort(stable=True), by_adapter, TokenGroups(ends, adapter[by_adapter]))
 
     def product(self, parameter: str, x: Tensor) -> Tensor:
         """W x + bias of each token's expert, (S, out)."""
         weight: Tensor = getattr(self.block, parameter)
         bias = getattr(self.block, f"{parameter}_bias") if self.block.has_bias else None
         weight = weight if self.block.is_transposed else weight.transpose(1, 2)  # (E, in, out)
-        ends = (self.of[:, None] == torch.arange(len(weight), device=x.device)).sum(0).cumsum(0).to(torch.int32)
-        y = _grouped(x[self.order].to(weight.dtype), weight, ends)
-        y = torch.empty_like(y).index_copy(0, self.order, y)
+        y = _grouped(x[self.by_expert].to(weight.dtype), weight, _ends(self.of, len(weight)))
+        y = torch.empty_like(y).index_copy(0, self.by_expert, y)
         return y if bias is None else y + bias[self.of]
+
+
+def _ends(of: Tensor, groups: int) -> Tensor:
+    """(groups,) int32: where each ends, when those of each (S,) lie side by side."""
+    sizes = torch.zeros(groups, dtype=torch.int64, device=of.device).index_add(0, of, torch.ones_like(of))
+    return sizes.cumsum(0).to(torch.int32)
 
 
 def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:

@@ -72,7 +72,8 @@ class TokenRows:
 class TokenGroups:
     """One row of S tokens, of which each of G adapters has a stretch: factors (G, out, in).
 
-    On a GPU with 16 bits a product is one launch (torch's `grouped_mm`); elsewhere it is a product for each adapter.
+    A product is one call (torch's `grouped_mm`) in bfloat16, on a CPU, or where the ends are not known on the host;
+    elsewhere, and in float64, it is a product for each adapter.
     """
 
     ends: Tensor  # (G,) int32, where the tokens of each end
@@ -88,9 +89,9 @@ class TokenGroups:
 
     def product(self, x: Tensor, factors: Tensor) -> Tensor:
         out = factors.shape[1]
-        if _by_kernel(x) and out % ALIGNED:  # further rows of zeros
+        if self.by_kernel(x) and out % ALIGNED:  # further rows of zeros
             factors = nn.functional.pad(factors, (0, 0, 0, -out % ALIGNED))
-        if _by_kernel(x) and factors.shape[2] % ALIGNED:
+        if self.by_kernel(x) and factors.shape[2] % ALIGNED:
             more = -factors.shape[2] % ALIGNED
             x, factors = nn.functional.pad(x, (0, more)), nn.functional.pad(factors, (0, more))
         return _Product.apply(x[0], factors.to(x.dtype), self)[None, :, :out]
@@ -100,6 +101,11 @@ class TokenGroups:
 
     def spread(self, values: Tensor) -> Tensor:
         return values[:, 0].index_select(0, self.of)[None]
+
+    def by_kernel(self, x: Tensor) -> bool:
+        """Whether torch's grouped product, which has no float64, computes with these tokens."""
+        known = self.known is not None and x.device.type != "cpu"
+        return x.dtype == torch.bfloat16 or (x.dtype != torch.float64 and not known)
 
     def stretches(self) -> list[slice]:
         """The tokens of each adapter; waits for a GPU where the ends are not known on the host."""
@@ -126,20 +132,16 @@ class _Product(torch.autograd.Function):
 
 def _times(x: Tensor, factors: Tensor, groups: TokenGroups) -> Tensor:
     """x (S, a) by group times (G, a, b): (S, b)."""
-    if _by_kernel(x):
+    if groups.by_kernel(x):
         return nn.functional.grouped_mm(x, factors, offs=groups.ends)
     return torch.cat([x[at] @ factor for at, factor in zip(groups.stretches(), factors, strict=True)])
 
 
 def _outer(given: Tensor, x: Tensor, groups: TokenGroups) -> Tensor:
     """(G, b, a): of each group's tokens the sum of given (S, b) by x (S, a)."""
-    if _by_kernel(x):
+    if groups.by_kernel(x):
         return nn.functional.grouped_mm(given.mT, x, offs=groups.ends)
     return torch.stack([given[at].mT @ x[at] for at in groups.stretches()])
-
-
-def _by_kernel(x: Tensor) -> bool:
-    return x.device.type == "cuda" and x.dtype == torch.bfloat16
 
 
 def groups_of(owners: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], TokenGroups]:

@@ -37,13 +37,14 @@ from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, TaskData
 
 LENGTHS = (16, 32)  # tokens of a text
 KINDS = ("sft", "dpo", "dora", "classification")
+EXPERTS = "experts"  # SFT with adapters on the experts of a base that is a mixture
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", required=True)
-    parser.add_argument("--encoder", required=True)
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--encoder", help="for classification")
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, EXPERTS], default=KINDS)
     for name, usual in (("clients", 8), ("texts", 8), ("steps", 2), ("repeats", 3)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     given = parser.parse_args()
@@ -125,7 +126,8 @@ def compared(base: Any, job: Fit) -> Fit:
 
 def made(kind: str, given: argparse.Namespace) -> tuple[Any, list[Fit]]:
     """The base, and the training of each client."""
-    adapter = AdapterConfig(dropout=0.0, dora=kind == "dora")
+    fused = ("experts.gate_up_proj", "experts.down_proj") if kind == EXPERTS else ()
+    adapter = AdapterConfig(dropout=0.0, dora=kind == "dora", target_parameters=fused)
     if kind == "classification":
         clients = {"all": ClientData([], [], [])}
         task = TaskData("classification", "accuracy", clients, ("no", "yes"), kind="sequence-classification")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from cohort import synthetic
 from setting import Setting, loaded
-from steps import STEPS
+from steps import EXPERTS, STEPS
 
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
@@ -26,11 +26,11 @@ from llm_fed.state import State
 LORA = Lora(rank=8, alpha=16, dropout=0.0, target_modules=("q_proj", "v_proj"))
 SIZES: dict[str, Any] = {
     "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16,
-    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000,
+    "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000, "num_local_experts": 8,
 }  # fmt: skip
 TINY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "num_local_experts": 4,
 }  # fmt: skip
 
 
@@ -47,6 +47,8 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
     settings["activation_checkpointing"] = form == "activation checkpointing"
     base = loaded(setting, family, sizes, **settings)
     structure = replace(LORA, rank=16, alpha=32, target_modules="all-linear") if "all-linear" in form else LORA
+    if form == EXPERTS:
+        structure = replace(LORA, parameters=("experts.down_proj", "experts.gate_up_proj"))
     written = AdaptedModel(base.model, structure, autocast=base.autocast)
     free = PaddingFree(forced=False) if base.autocast == torch.bfloat16 else None
     model = replace(written, captures=Captures(), padding_free=free, fuses=True)

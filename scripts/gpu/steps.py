@@ -25,6 +25,7 @@ WAYS = tuple(
 )  # fmt: skip
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear r=16")
+EXPERTS = "bf16 and adapters on experts"
 METHODS = ("local", "fedit", "fedmerge")
 
 TRAINING = (
@@ -99,7 +100,10 @@ STEPS = {
         "other families of bases answer.",
     ),
     "families": Step(
-        (*(f"llama, {form}" for form in FORMS), *(f"{family}, bf16" for family in FAMILIES[1:])),
+        (
+            *(f"llama, {form}" for form in FORMS), *(f"{family}, bf16" for family in FAMILIES[1:]),
+            f"mixtral, {EXPERTS}",
+        ),
         {
             "seconds": "together, s", "alone_seconds": "one by one, s", "replayed": "replayed",
             "padding_free": "no padding", "apart": "apart", "of_rounding": "of rounding", "peak_gib": "peak GiB",

@@ -82,6 +82,33 @@ def test_a_block_computes_what_stock_peft_computes(family, chosen, tmp_path):
         torch.testing.assert_close(ours[name], gradients[name], rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    ("device", "autocast", "within"),
+    [
+        ("cpu", None, 1e-4),
+        pytest.param(
+            "cuda", torch.bfloat16, 0.05,
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")],
+        ),
+    ],
+)  # fmt: skip
+def test_grouped_products_are_those_of_each_expert(device, autocast, within):
+    """The gradients of two clients, by torch's grouped products and in float64, where each has a product of its own."""
+    gradients = []
+    for dtype, place in ((torch.float64, "cpu"), (torch.float32, device)):
+        model = build("qwen3_moe", dtype).to(place)
+        bank = AdapterBank(model, EXPERTS, 2, dtype)
+        for k, state in enumerate(states(model, EXPERTS, torch.float64)):
+            bank.load(k, state.like(state.row.to(place, dtype)))
+        kind = autocast if dtype == torch.float32 else None
+        ids = torch.arange(3, 21, device=place).view(3, 6)
+        with bank.attached(torch.tensor([0, 1, 0])), torch.autocast(place, kind, enabled=kind is not None):
+            (model(input_ids=ids).logits ** 2).sum().backward()
+        gradients.append(bank.grads.double().cpu())
+    exact, got = gradients
+    assert float((got - exact).norm()) < within * float(exact.norm())
+
+
 @pytest.mark.parametrize("family", ["qwen2_moe", "mixtral"])
 def test_two_clients_train_as_each_alone_and_as_stock_peft(family, tmp_path):
     model = built(family)

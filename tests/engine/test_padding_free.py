@@ -310,7 +310,7 @@ def test_products_of_groups_are_those_of_each_and_so_are_gradients(monkeypatch):
         results = []
         for kernel in (False, True):
             with monkeypatch.context() as patch:
-                patch.setattr(tokens, "_by_kernel", lambda x, kernel=kernel: kernel)
+                patch.setattr(TokenGroups, "by_kernel", lambda self, x, kernel=kernel: kernel)
                 y = groups.product(*half)
                 results.append([y, *torch.autograd.grad(y.float().square().sum(), half)])
         for one, other in zip(*results, strict=True):
