@@ -23,7 +23,8 @@ def answered(setting, batch_size, captures=None, **more):
 def test_slots_say_what_rows_in_batches_say(kind, dtype, monkeypatch):
     setting = Setting(kind, dtype=dtype)
     assert slots.allowed(setting.base)
-    in_slots = [answered(setting, size, captures) for size in (1, 3, 8, 100) for captures in (None, Captures())]
+    in_slots = [answered(setting, size) for size in (1, 100)]
+    in_slots += [answered(setting, 3, captures) for captures in (None, Captures())]
     monkeypatch.setattr(generation, "allowed", lambda base: False)
     expected = answered(setting, 4)
     assert len({len(answer.split()) for answer in expected}) > 2

@@ -1,7 +1,6 @@
 """Steps and answers on a device that computes nothing (`scripts/bench/pretended.py`): what each launches and waits for.
 
-A process of its own, as torch takes one such device for good. It prints JSON: by case launches and waits. Words are
-names of cases; without any, all are tried.
+In a process of its own, as torch takes one such device for good.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -110,12 +110,22 @@ def losses(budget: int) -> tuple[int, int]:
         return device.counted()
 
 
-def main() -> None:
+def write(path: str, *names: str) -> None:
+    """JSON: launches and waits of these cases, or of all; or the error that ends the process."""
+    try:
+        text = json.dumps({name: case() for name, case in cases().items() if not names or name in names})
+    except BaseException:
+        Path(path).write_text(traceback.format_exc())
+        raise
+    Path(path).write_text(text)
+
+
+def cases() -> dict[str, Callable[[], tuple[int, int]]]:
     plain = jobs()
     pupil = replace(plain[0], loss=Distillation([job.start for job in plain[1:]]))
     product = {"model.layers.0.self_attn.q_proj": (torch.ones(24, 1), torch.ones(1, 24))}
     lifted = [replace(job, start=beneath(job.start, of_pairs(product, job.start))) for job in plain[:2]]
-    cases: dict[str, Callable[[], tuple[int, int]]] = {
+    return {
         "one client": lambda: step(plain[:1], number=1),
         "three clients": lambda: step(plain, number=1),
         "one client, clipped": lambda: step(jobs(clip=1.0, clients=[0]), number=1),
@@ -142,8 +152,3 @@ def main() -> None:
         "scores in one pass": lambda: losses(100),
         "scores in three passes": lambda: losses(9),
     }
-    print(json.dumps({name: case() for name, case in cases.items() if not sys.argv[1:] or name in sys.argv[1:]}))
-
-
-if __name__ == "__main__":
-    main()
