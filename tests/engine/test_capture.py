@@ -119,7 +119,7 @@ def test_a_loss_that_becomes_infinite_in_a_replay_has_the_same_error():
     assert all(isinstance(each, ClientError) and "lower local.lr" in str(each) for each in results)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", every.quick([torch.float16, torch.bfloat16], [torch.float16]))
 def test_autocast_and_the_scale_of_each_client_are_kept(dtype):
     """In float16 each client has its own scale, which grows and shrinks."""
     jobs = cohort(tiny.build("llama"), LORA, torch.float32)
