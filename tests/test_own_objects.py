@@ -112,7 +112,7 @@ def test_rows_are_the_same_in_every_form(small, tmp_path):
         "mixed": {"ada": rows["ada"], "bob": pd.DataFrame(rows["bob"]), "cyd": pairs["cyd"]},
     }
     model = base_of(small)
-    tree = tree_of(small, rounds=1, task={"name": "files"})
+    tree = tree_of(small, rounds=1, task={"name": "files"}, local={"steps": 1}, eval={"every": 0})
     results = {name: package.run(tree, base=model, data=data, out=tmp_path / name) for name, data in forms.items()}
     one = package.run(tree, "task.columns.client=who", base=model, data=pd.DataFrame(joined), out=tmp_path / "one")
     for result in (*results.values(), one):
