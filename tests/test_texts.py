@@ -151,8 +151,10 @@ def _is_taken_as_it_stands(file, field, text, unicode, flow):
     tree = field.tree(text)
     config = load(tree)
     assert field.of(config) == text
-    file.write_text(yaml.safe_dump(tree, allow_unicode=unicode, default_flow_style=flow), encoding="utf-8", newline="")
-    assert load(file) == config
+    written = yaml.safe_dump(tree, allow_unicode=unicode, default_flow_style=flow)
+    file.write_text(written, encoding="utf-8", newline="")
+    if "\u0085" not in written:  # PyYAML writes this letter so that it reads it as a space itself
+        assert load(file) == config
     saved = plain_yaml.load(plain_yaml.dump(as_dict(config)))
     assert configfile.from_dict(saved) == config
     assert load(configfile.as_dict(config)) == config or "${" in text
