@@ -40,7 +40,7 @@ def rows_of(small) -> dict[str, dict[str, list[dict[str, str]]]]:
 
 def tree_of(small, **changes: Any) -> dict[str, Any]:
     """The small configuration without a base, and without the path of data."""
-    tree = small.tree(**changes)
+    tree = small.tree(**{**changes, "eval": {"cross": False, "max_new_tokens": 2, **changes.get("eval", {})}})
     del tree["base"], tree["task"]["path"]
     return tree
 
@@ -64,7 +64,8 @@ class Halving:
 
 def test_objects_train_what_their_files_train(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    of_files = package.run(small.tree(rounds=2), out="files")
+    quick = {"cross": False, "max_new_tokens": 2}
+    of_files = package.run(small.tree(rounds=2, eval=quick), out="files")
     before = {*tmp_path.rglob("*")}
     result = package.run(tree_of(small, rounds=2), base=base_of(small), data=rows_of(small))
     assert result.folder == Path("runs/run-fedit-seed0")  # where the command would put it
@@ -111,7 +112,7 @@ def test_rows_are_the_same_in_every_form(small, tmp_path):
         "mixed": {"ada": rows["ada"], "bob": pd.DataFrame(rows["bob"]), "cyd": pairs["cyd"]},
     }
     model = base_of(small)
-    tree = tree_of(small, rounds=1, task={"name": "files"})
+    tree = tree_of(small, rounds=1, task={"name": "files"}, local={"steps": 1}, eval={"every": 0})
     results = {name: package.run(tree, base=model, data=data, out=tmp_path / name) for name, data in forms.items()}
     one = package.run(tree, "task.columns.client=who", base=model, data=pd.DataFrame(joined), out=tmp_path / "one")
     for result in (*results.values(), one):
@@ -305,7 +306,7 @@ class Slower(Method):
 
 def test_a_method_as_a_name_a_class_or_an_instance(small, tmp_path):
     common: dict[str, Any] = {"base": base_of(small), "data": rows_of(small)}
-    tree = tree_of(small, rounds=1)
+    tree = tree_of(small, rounds=1, local={"steps": 1}, eval={"every": 0})
     del tree["method"]
     results = {
         str(method): package.run(tree, *words, method=method, out=tmp_path / str(number), **common)
@@ -343,17 +344,17 @@ def test_a_comparison_of_objects(small, tmp_path):
     options: dict[str, Any] = {
         "base": base_of(small), "data": rows_of(small), "metric": share_of_words, "methods": rows, "out": tmp_path,
     }  # fmt: skip
-    table = package.compare(tree_of(small, rounds=2), seeds=[0, 1], **options)
+    table = package.compare(tree_of(small, rounds=1), seeds=[0, 1], **options)
     assert [row.label for row in table.rows] == list(rows) and table.metric.endswith("share_of_words")
     folders = {row.label: tmp_path / row.results[0].folder for row in table.rows}
     assert len({repr(adapters(folder)) for folder in folders.values()}) == 3
     alone = package.run(
-        tree_of(small, rounds=2), out=tmp_path / "alone", method=rows["slow"],
+        tree_of(small, rounds=1), out=tmp_path / "alone", method=rows["slow"],
         **{key: options[key] for key in ("base", "data", "metric")},
     )  # fmt: skip
     assert adapters(alone.folder) == adapters(folders["slow"])
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/summary.json")}
-    again = package.compare(tree_of(small, rounds=2), seeds=[0, 1], **options)
+    again = package.compare(tree_of(small, rounds=1), seeds=[0, 1], **options)
     assert again.as_json() == table.as_json()
     assert stamps == {path: path.stat().st_mtime_ns for path in stamps}
     with pytest.raises(UserError, match=r"methods= has two named 'Here'; give a dictionary"):
@@ -442,7 +443,8 @@ def test_a_merge_of_objects(small, tmp_path):
     """The two runs that it starts from have them, too."""
     given: dict[str, Any] = {"base": base_of(small), "data": rows_of(small)}
     result = package.run(tree_of(small, rounds=1), method="mean", out=tmp_path / "run", **given)
-    of_files = package.run(small.tree(rounds=1), method="mean", out=tmp_path / "files")
+    quick = {"cross": False, "max_new_tokens": 2}
+    of_files = package.run(small.tree(rounds=1, eval=quick), method="mean", out=tmp_path / "files")
     assert adapters(result.folder) == adapters(of_files.folder)
 
 

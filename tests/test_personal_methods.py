@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import every
 import pytest
 
 from llm_fed import methods
@@ -45,6 +46,7 @@ def installed(metadata, monkeypatch) -> None:
     monkeypatch.syspath_prepend(str(PACKAGE))
 
 
+@pytest.mark.slow
 def test_their_numbers_are_those_of_the_papers():
     """The package's own tests, in a process of their own."""
     environment = {**os.environ, "PYTEST_ADDOPTS": "-p no:cacheprovider"}
@@ -69,7 +71,7 @@ def test_they_use_the_public_interface_alone():
         assert len(path.read_text().splitlines()) < 100
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every.quick(NAMES, ["fedrep", "fedala"]))
 def test_each_federates(installed, name, tmp_path):
     """A part of the battery; `python -m llm_fed.testing` has all of it."""
     setup = ADAPTERS.training(["local.optimizer=sgd", "local.lr=0.5"] if name == "apfl" else [])

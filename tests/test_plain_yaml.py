@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llm_fed.basics import plain_yaml
@@ -13,6 +13,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(VALUES)
 def test_either_reads_what_the_other_wrote(values):
     own, theirs = plain_yaml.dump(values), yaml.safe_dump(values, sort_keys=False)

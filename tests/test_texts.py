@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llm_fed import methods
-from llm_fed.basics import spelling
+from llm_fed.basics import plain_yaml, spelling
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import section
 from llm_fed.method import Method
@@ -114,7 +114,7 @@ def file(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("texts") / "c.yaml"
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=120, deadline=None, derandomize=True)
 @given(field=st.sampled_from(FIELDS), text=LETTERS)
 def test_any_text_by_word(field, text):
     text = fitting(field, text)
@@ -126,10 +126,24 @@ def test_any_text_by_word(field, text):
     assert found == (None if nothing else text)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
-@given(field=st.sampled_from(FIELDS), text=LETTERS, unicode=st.booleans(), flow=st.booleans())
+ANYWHERE = given(field=st.sampled_from(FIELDS), text=LETTERS, unicode=st.booleans(), flow=st.booleans())
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@ANYWHERE
 @example(Field("task.template", False, False), "#${prompt} {prompt}", True, True)
 def test_any_text_in_a_file_and_in_nested_values(file, field, text, unicode, flow):
+    _is_taken_as_it_stands(file, field, text, unicode, flow)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@ANYWHERE
+def test_many_texts_in_a_file_and_in_nested_values(file, field, text, unicode, flow):
+    _is_taken_as_it_stands(file, field, text, unicode, flow)
+
+
+def _is_taken_as_it_stands(file, field, text, unicode, flow):
     """And from the file that a run saves."""
     text = fitting(field, text)
     if is_reference(field.key, text) or text == "???":
@@ -137,14 +151,16 @@ def test_any_text_in_a_file_and_in_nested_values(file, field, text, unicode, flo
     tree = field.tree(text)
     config = load(tree)
     assert field.of(config) == text
-    file.write_text(yaml.safe_dump(tree, allow_unicode=unicode, default_flow_style=flow), encoding="utf-8", newline="")
-    assert load(file) == config
-    saved = yaml.safe_load(yaml.safe_dump(as_dict(config), sort_keys=False))
+    written = yaml.safe_dump(tree, allow_unicode=unicode, default_flow_style=flow)
+    file.write_text(written, encoding="utf-8", newline="")
+    if "\u0085" not in written:  # PyYAML writes this letter so that it reads it as a space itself
+        assert load(file) == config
+    saved = plain_yaml.load(plain_yaml.dump(as_dict(config)))
     assert configfile.from_dict(saved) == config
     assert load(configfile.as_dict(config)) == config or "${" in text
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(texts=st.lists(LETTERS, max_size=4))
 def test_any_list_in_brackets(texts):
     assert spelling.names(in_brackets(texts)) == texts
@@ -152,7 +168,7 @@ def test_any_list_in_brackets(texts):
     assert spelling.names(f"[{', '.join(simple)}]") == simple
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(key=st.sampled_from(["label", "note", "tags"]), text=LETTERS)
 def test_any_text_for_a_method_from_outside(file, key, text):
     """Its types are known from its class alone."""

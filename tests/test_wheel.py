@@ -1,9 +1,10 @@
-"""The wheel holds every module and asset, and works outside the checkout."""
+"""The wheel holds every module and asset, built of what the Dockerfiles copy, and works outside the checkout."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -35,13 +36,18 @@ finally:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
-    """Built from a copy, since setuptools writes beside what it builds."""
+    """Built from a copy, since setuptools writes beside what it builds. It holds what the Dockerfiles copy, which all
+    copy the same (see scripts/test_docker.py), so their wheel is whole where this one is."""
     source = tmp_path_factory.mktemp("wheel") / "source"
+    source.mkdir()
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in PLACES:
-        shutil.copytree(REPOSITORY / name, source / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(REPOSITORY / name, source / name)
+    dockerfile = next(iter(REPOSITORY.glob("docker/*.Dockerfile"))).read_text()
+    for line in re.findall(r"^COPY (?!--from)(.+) \S+$", dockerfile, re.MULTILINE):
+        for name in line.split():
+            if (REPOSITORY / name).is_dir():
+                shutil.copytree(REPOSITORY / name, source / name, ignore=ignored)
+            else:
+                shutil.copy(REPOSITORY / name, source / name)
     words = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
     built = subprocess.run([*words, "--wheel-dir", source, source], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
@@ -82,6 +88,7 @@ def test_run_files_are_found_by_name_outside_the_checkout(place, tmp_path):
     assert all(Path(row["file"]).is_relative_to(place) for row in rows)
 
 
+@pytest.mark.slow
 def test_the_first_round_of_the_quickstart_outside_the_checkout(place, tmp_path):
     assets = place / "llm_fed" / "assets"
     words = ["run", assets / "quickstart.yaml", f"base.name={assets / 'tiny-base'}", "rounds=1", "--out", "run"]

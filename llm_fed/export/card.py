@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from llm_fed.basics import plain_yaml
 from llm_fed.kinds import wording
 from llm_fed.kinds.wording import Model
 from llm_fed.settings import datapath
@@ -112,8 +113,8 @@ def _front_matter(data: ModelCardData) -> str:
 @lru_cache(maxsize=1)
 def _public_settings(config: str) -> tuple[Mapping[str, Any], str]:
     """A configuration as others may read it, and as YAML; the cards of a run's clients all have the same."""
-    settings = public(yaml.safe_load(config))
-    return settings, yaml.safe_dump(settings, sort_keys=False).strip()
+    settings = public(plain_yaml.load(config))
+    return settings, plain_yaml.dump(settings).strip()
 
 
 def repository_card(repository: str, card: ModelCard, folder: str, terms: Mapping[str, Any]) -> str:

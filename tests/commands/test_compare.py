@@ -27,7 +27,7 @@ ROWS = {
 
 def write(small, path: Path, rows=ROWS, seeds=(0, 1), **changes) -> Path:
     tree = small.tree(rounds=2, **changes)
-    tree["local"]["steps"], tree["eval"]["every"] = 4, 0
+    tree["local"]["steps"], tree["eval"]["every"], tree["eval"]["cross"] = 4, 0, False
     path.write_text(yaml.safe_dump({**tree, "compare": {"seeds": list(seeds), "rows": rows}}, sort_keys=False))
     return path
 
@@ -324,7 +324,7 @@ def test_scores_by_round_are_those_of_training(small, tmp_path, monkeypatch):
     settings = {"fedit": ("fedit", 1), "plus": ("fedavg+", 1), "rarely": ("fedit", 2)}
     rows = {label: [f"method={method}", f"eval.every={every}"] for label, (method, every) in settings.items()}
     config, out = write(small, tmp_path / "c.yaml", rows), tmp_path / "out"
-    compare.compare(config, ["eval.during=test"], out=out)
+    compare.compare(config, ["eval.during=test", "local.steps=1", "eval.max_new_tokens=2"], out=out)
     assert "rarely" not in drawn and drawn["path"].read_bytes().startswith(b"\x89PNG")
     assert (drawn["xlabel"], drawn["ylabel"]) == ("round", "rouge1, test")
     for label in ("fedit", "plus"):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from llm_fed.basics import plain_yaml
 from llm_fed.commands import init, known_base, survey
 from llm_fed.settings import configfile
 from llm_fed.tasks.common import ClientData, Example, TaskData
@@ -147,15 +148,13 @@ def test_no_data(llm_fed, tmp_path):
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first example imports much
 @given(st.text(min_size=1), st.dictionaries(st.sampled_from(["prompt", "answer", "input"]), st.text(min_size=1)))
 def test_any_path_and_column_survive_the_yaml(path, columns):
-    import yaml
-
     work = init.BUDGET.work([9, 9], own_steps=True)
     text = init.rendered(
         **init.settings_of("fedlora", work, known_base.SLOW, {}), task="files", base=path, known=True, path=path,
         columns=columns, dealt=None, why_dealt="", skipped=0, template="plain", why="", max_length=0, too_long=False,
         about_eval="",
     )  # fmt: skip
-    tree = yaml.safe_load(text)
+    tree = plain_yaml.load(text)
     assert (tree["task"]["path"], tree["base"]["name"]) == (path, path)
     assert tree["task"].get("columns", {}) == columns
 

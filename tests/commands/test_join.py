@@ -32,7 +32,8 @@ def file_of(small, client: str) -> Path:
 
 
 def train(small, folder: Path, method: dict, **changes) -> Path:
-    config = small.config(folder / "c.yaml", method=method, local={"steps": 8}, **changes)
+    quick = {"local": {"steps": 8}, "eval": {"cross": False, "max_new_tokens": 1}}
+    config = small.config(folder / "c.yaml", method=method, **quick, **changes)
     run.train(configfile.load(config), folder / "run")
     return folder / "run"
 

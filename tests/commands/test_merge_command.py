@@ -34,7 +34,8 @@ def runs(small, tmp_path_factory) -> Path:
     """A folder with a run of FedIT, one of local training, and one of POTARA that starts from both."""
     folder = tmp_path_factory.mktemp("runs")
     for name in (*METHODS, "potara"):
-        config = small.config(folder / "c.yaml", method={"name": name}, checkpoint={"keep_rounds": [2]})
+        kept = {"checkpoint": {"keep_rounds": [2]}, "eval": {"cross": False, "max_new_tokens": 2}}
+        config = small.config(folder / "c.yaml", method={"name": name}, **kept)
         experiment.train(
             configfile.load(config), folder / name, mode=Simulation({each: folder / each for each in METHODS})
         )

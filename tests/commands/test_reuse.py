@@ -122,7 +122,8 @@ def test_runs_of_a_comparison_equal_runs_alone(small, tmp_path, counted, monkeyp
     whose passes are captured share graphs, too."""
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     data = small_run.write_data(tmp_path / "data", {"train": 11})
-    path = small.config(tmp_path / "c.yaml", rounds=2, task={"path": str(data), "validation": 0.4})
+    task, quick = {"path": str(data), "validation": 0.4}, {"max_new_tokens": 1, "cross": False}
+    path = small.config(tmp_path / "c.yaml", rounds=2, task=task, eval=quick)
     out = tmp_path / "out"
     compare.compare(path, [f"engine.capture={captured}"], chosen=["fedit", "local"], seeds=[0, 1], out=out)
     shared = dict(counted)

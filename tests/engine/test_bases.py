@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import every
 import mixtures
 import peft
 import pytest
@@ -51,6 +52,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {
 }
 
 
+# The others are tried by `make long`; llama, qwen2, qwen3 and mistral in other files of this folder, too.
+every_family = pytest.mark.parametrize(
+    "family", every.quick(FAMILIES, ["gemma3", "phi", "olmo2", "smollm3", "qwen2_moe", "mixtral"])
+)
+
+
 def build(family: str, dtype: torch.dtype) -> Any:
     if family in MIXTURES:
         return mixtures.build(family, dtype)
@@ -65,7 +72,7 @@ def test_these_are_the_families_that_the_doctor_calls_compared():
     assert {build().config.get_text_config().model_type for build in FAMILIES.values()} == set(COMPARED)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_two_clients_train_as_stock_peft_trains_each(family):
     model, structure = build(family, torch.float64), adapter_of(family)
     batches = [[tiny.examples(10 * k + step, [5 + k, 9, 7]) for step in range(2)] for k in range(2)]
@@ -92,7 +99,7 @@ def test_two_clients_train_as_stock_peft_trains_each(family):
             torch.testing.assert_close(result.state[name], value.data, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_answers_in_one_batch_are_those_of_stock_peft_alone(family):
     model, structure = build(family, torch.float32), adapter_of(family)
     base, found = tiny_base.around(model), states(model, structure, torch.float32)
@@ -111,7 +118,7 @@ def test_answers_in_one_batch_are_those_of_stock_peft_alone(family):
         assert answer == base.tokenizer.decode(tokens[len(prompt) :], skip_special_tokens=True).strip()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_stock_peft_loads_what_is_exported(family, tmp_path):
     model, structure = build(family, torch.float32), adapter_of(family)
     state = states(model, structure, torch.float32)[0]

@@ -25,7 +25,7 @@ def test_answers_are_those_of_stock_peft_whatever_the_batch(kind, changes):
     setting = Setting(kind, **changes)
     expected = [setting.alone(row, prompt) for row, prompt in setting.prompts]
     assert len({len(answer.split()) for answer in expected}) > 2
-    for batch_size in (1, 3, 8, 100):
+    for batch_size in (1, 100):
         assert setting.generate(batch_size=batch_size) == expected
     assert setting.generate(setting.prompts[::-1], batch_size=3) == expected[::-1]
     swapped = [((row + 1) % 3, prompt) for row, prompt in setting.prompts]
@@ -97,15 +97,15 @@ def looped(setting, requests, autocast=False):
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
-@pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_option_scores_are_those_of_a_plain_loop(kind, batch_size):
+def test_option_scores_are_those_of_a_plain_loop(kind):
     setting = Setting(kind)
     requests = scored(setting)
-    scores = option_log_likelihoods(setting.base, setting.bank, requests, batch_size=batch_size)
     expected = looped(setting, requests)
-    assert [len(row) for row in scores] == [len(options) for _, _, options in requests]
-    for ours, theirs in zip(scores, expected, strict=True):
-        assert ours == pytest.approx(theirs, rel=0, abs=1e-10)
+    for batch_size in (1, 4, 100):
+        scores = option_log_likelihoods(setting.base, setting.bank, requests, batch_size=batch_size)
+        assert [len(row) for row in scores] == [len(options) for _, _, options in requests]
+        for ours, theirs in zip(scores, expected, strict=True):
+            assert ours == pytest.approx(theirs, rel=0, abs=1e-10)
 
 
 def read(setting, work):

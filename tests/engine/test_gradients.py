@@ -141,7 +141,7 @@ def test_drawn_labels_change_the_fisher_information_alone(budget):
 def test_drawn_labels_follow_the_model():
     model, structure = tiny.build("llama", torch.float64), structure_of("llama")
     example = Encoded([5, 6, 7, 8], [False, False, False, True])
-    state, copies = trained(model, structure, 1), 600
+    state, copies = trained(model, structure, 1), 400
     asked = GradientMoments("c", structure, state, state, [example] * copies, sampled=True)
     (found,) = evidence(AdaptedModel(model, structure), [asked])
     with torch.no_grad():

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import every
 import pytest
 import tiny
 import torch
@@ -83,21 +84,21 @@ def differ(results, others, jobs) -> float:
     return worst
 
 
-@pytest.mark.parametrize(
-    ("kind", "structure"),
-    [
-        ("llama", LORA),
-        ("llama", LORA.with_experts("one", "two", gate="router")),
-        ("llama", LORA.with_experts("one", "two", gate="mix")),
-        ("llama", replace(LORA, dora=True)),
-        ("llama", replace(LORA, target_modules=("q_proj", "down_proj", "lm_head"))),
-        ("qwen2", LORA),
-        ("qwen3", LORA),
-        ("mistral", LORA),
-        ("gpt2", replace(LORA, target_modules=("c_attn",))),
-    ],
-)
-@pytest.mark.parametrize("captured", [False, True])
+CASES = [
+    ("llama", LORA),
+    ("llama", LORA.with_experts("one", "two", gate="router")),
+    ("llama", LORA.with_experts("one", "two", gate="mix")),
+    ("llama", replace(LORA, dora=True)),
+    ("llama", replace(LORA, target_modules=("q_proj", "down_proj", "lm_head"))),
+    ("qwen2", LORA),
+    ("qwen3", LORA),
+    ("mistral", LORA),
+    ("gpt2", replace(LORA, target_modules=("c_attn",))),
+]
+BOTH = [(*case, captured) for captured in (False, True) for case in CASES]
+
+
+@pytest.mark.parametrize(("kind", "structure", "captured"), every.quick(BOTH, BOTH[1::2]))
 def test_training_without_padding_is_the_training_in_rows(kind, structure, captured):
     """In float64 to 1e-10 of the update, with clients of unequal numbers of steps and examples, and small
     micro-batches; laid out into static memory, too."""

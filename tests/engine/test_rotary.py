@@ -67,6 +67,8 @@ BASES = {
 }
 # Frequencies that depend on the batch, and those that depend on the longest text so far: the others are as these.
 every_base = pytest.mark.parametrize("kind", every.quick(BASES, ["phi3-longrope", "llama-dynamic"]))
+on_longrope = pytest.mark.parametrize("kind", every.quick(BASES, ["phi3-longrope"]))
+on_dynamic = pytest.mark.parametrize("kind", every.quick(BASES, ["llama-dynamic"]))
 
 
 def build(kind: str) -> Any:
@@ -110,7 +112,7 @@ def texts(lengths: list[int], seed: int = 0) -> list[list[int]]:
     return [torch.randint(2, tiny.VOCABULARY, (length,), generator=draws).tolist() for length in lengths]
 
 
-@every_base
+@on_dynamic
 def test_answers_that_cross_the_border_are_those_of_generate_alone(kind):
     setting = Setting(kind)
     prompts = [(n % 3, text) for n, text in enumerate(texts([5, BORDER - 3, BORDER, BORDER + 1, 30, 9, 22, 12]))]
@@ -123,7 +125,7 @@ def test_answers_that_cross_the_border_are_those_of_generate_alone(kind):
     assert setting.words(streamed) == whole
 
 
-@every_base
+@on_longrope
 def test_prompts_with_a_shared_beginning_are_those_of_generate_alone(kind):
     """A beginning within the border, prompts on both sides of it, then all within it, then all beyond it."""
     setting = Setting(kind)
@@ -135,7 +137,7 @@ def test_prompts_with_a_shared_beginning_are_those_of_generate_alone(kind):
         assert got == expected
 
 
-@every_base
+@on_longrope
 def test_option_scores_are_those_of_each_option_alone(kind):
     setting = Setting(kind)
     requests = [
@@ -150,7 +152,7 @@ def test_option_scores_are_those_of_each_option_alone(kind):
                 assert score == pytest.approx(float(each.sum().detach()), abs=1e-6)
 
 
-@every_base
+@on_dynamic
 def test_a_client_trains_beside_long_texts_as_alone(kind):
     """The long one comes first, so that whatever it leaves behind is felt."""
     setting = Setting(kind)

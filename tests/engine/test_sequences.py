@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import classifiers
+import every
 import peft
 import pytest
 import torch
@@ -22,7 +23,7 @@ from llm_fed.settings.configfile import from_dict
 from llm_fed.tasks.common import Example, TaskData
 
 
-@pytest.fixture(scope="module", params=classifiers.BASES)
+@pytest.fixture(scope="module", params=every.quick(classifiers.BASES, ["bert", "deberta-v3", "modernbert", "llama"]))
 def folder(request, tmp_path_factory):
     return classifiers.written(tmp_path_factory.mktemp("base") / request.param, request.param)
 

@@ -21,11 +21,16 @@ SCRIPTS = 4  # the rows of the table, the curves, the weights by round, and the 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_reports():
-    """Here pictures are drawn, but for tests that take `undrawn`."""
+    """Here pictures are drawn, but for tests that take `undrawn`, or `unsaved`, where they are drawn and not saved."""
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
+    without.pictures(monkeypatch, "never")
+
+
+@pytest.fixture
+def unsaved(monkeypatch):
     without.pictures(monkeypatch, "always")
 
 
@@ -64,9 +69,21 @@ def test_full_run(full):
 
 def drawn(run, name, monkeypatch):
     """What the report gives to a function of `plots`, once for a light and once for a dark page."""
-    calls, draw = [], getattr(plots, name)
-    monkeypatch.setattr(plots, name, lambda path, **given: calls.append(given) or draw(path, **given))
+    calls, draw, embed = [], getattr(plots, name), pictures.embed
+    page = run / "report.html"
+    before = page.read_bytes() if page.exists() else None
+
+    def taken_down(path, **given):
+        calls.append(given)
+        return draw(path, **given)
+
+    monkeypatch.setattr(plots, name, taken_down)
+    monkeypatch.setattr(
+        pictures, "embed", lambda picture, dark: embed(picture, dark) if picture.func is taken_down else "data:,"
+    )
     write_report(run)
+    if before:
+        page.write_bytes(before)  # with all pictures
     light, dark = calls
     assert dark == light | {"dark": True}
     return light
@@ -86,22 +103,23 @@ def test_the_validation_loss_is_a_line_among_the_training_losses(full, monkeypat
     assert given["split"] == "validation" and given["scored"] == ([10, 15, 20], [1.375] * 3)
 
 
-def test_a_client_without_a_finite_loss_has_a_dash(tmp_path, undrawn):
+def test_a_client_without_a_finite_loss_has_a_dash(tmp_path, unsaved):
     page = read(write_run(tmp_path / "run", rounds=7, final=False))
     assert "rouge1 validation loss training loss" in page.text and "cola 36.5 –" in page.text
 
 
-def test_scores_of_earlier_versions_have_no_loss(tmp_path, monkeypatch, undrawn):
+def test_scores_of_earlier_versions_have_no_loss(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         if line["kind"] == "score":
             del line["loss"], line["losses"]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert drawn(run, "plot_losses", monkeypatch)["scored"] is None
+    without.pictures(monkeypatch, "never")
     page = read(run)
     assert "test loss" not in page.text and "snli 40.0 0.186 2" in page.text
     assert "Training loss by round" in page.text
-    assert drawn(run, "plot_losses", monkeypatch)["scored"] is None
 
 
 def test_drop_outs_are_no_failures(tmp_path, undrawn):
@@ -150,7 +168,7 @@ def test_unfinished_run_with_a_cut_line(tmp_path, undrawn):
     assert "rouge1 (0–100) on the validation split, models of round 5: not the final score." in page.text
 
 
-def test_run_before_its_first_score(tmp_path, undrawn):
+def test_run_before_its_first_score(tmp_path, unsaved):
     page = read(write_run(tmp_path / "run", rounds=2, final=False))
     assert "Not finished: 2 of 20 rounds" in page.text
     assert "Score by round" not in page.text and "Training loss by round" in page.text
@@ -169,7 +187,7 @@ def test_run_that_has_only_its_configuration(tmp_path):
     assert "img" not in page.tags
 
 
-def test_run_without_timing_and_merging_weights(tmp_path, undrawn):
+def test_run_without_timing_and_merging_weights(tmp_path, unsaved):
     run = write_run(tmp_path / "run")
     (run / "timing.jsonl").unlink()
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -179,7 +197,7 @@ def test_run_without_timing_and_merging_weights(tmp_path, undrawn):
     assert page.tags.count("img") == 3
 
 
-def test_names_are_text_and_never_markup(tmp_path):
+def test_names_are_text_and_never_markup(tmp_path, unsaved):
     names = ["<script>alert(1)</script>", 'a"&b', "$\\frac{1}$ 100%", "北京 клиент", "x" * 200]
     page = read(write_run(tmp_path / "run", clients=names))
     assert page.tags.count("script") == SCRIPTS
@@ -295,6 +313,7 @@ def test_local_and_the_base_are_lines_to_compare_with(tmp_path, monkeypatch):
     )
     assert drawn(run, "plot_scores", monkeypatch)["references"] == {"the base alone": 12.0, "local": 55.0}
     monkeypatch.undo()
+    without.pictures(monkeypatch, "never")
     page = read(run)
     assert "local 50.0" in page.text
     assert "The dotted lines are the base without any adapter and clients that each train alone" in page.text
@@ -400,7 +419,7 @@ def test_the_data_have_their_name_in_the_title(tmp_path, undrawn):
         assert f"fedmerge on {name} with some/base-3B run run · task files" in page.text
 
 
-def test_many_scores_are_a_distribution(tmp_path, undrawn):
+def test_many_scores_are_a_distribution(tmp_path, unsaved):
     """Of 24 clients, which score 40, 44, ... and no more than 100, the lowest 12 are the worst half."""
     page = read(write_run(tmp_path / "run", rounds=1, clients=[f"c{number}" for number in range(24)]))
     assert "worst half of the clients others mean" in page.text and "The table of all 24 clients" in page.text

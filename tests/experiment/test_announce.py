@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tiny_images
+import without
 from rich.console import Console
 
 from llm_fed.bench import build
@@ -16,6 +17,11 @@ from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
 from llm_fed.tasks.common import TaskData
+
+
+@pytest.fixture
+def with_activations(monkeypatch):
+    monkeypatch.setattr(announce, "activations", without.ACTIVATIONS)
 
 
 def planned(tree, folder: Path, **how):
@@ -61,7 +67,7 @@ def test_the_plan_of_a_run_on_text(small, llm_fed, tmp_path, without_reports):
     assert said.err.index("method ") < before_rounds < said.err.index("round 1/2: loss")
 
 
-def test_the_plan_of_whole_image_models_that_differ(tmp_path):
+def test_the_plan_of_whole_image_models_that_differ(tmp_path, with_activations):
     unlike = {"name": "cnn", "clients": ["cnn", "resnet-9"]}
     tree = tiny_images.tree(tiny_images.npz(tmp_path / "own.npz"), method={"name": "fml"}, base=unlike)
     plan = planned(tree, tmp_path / "run")
@@ -82,7 +88,8 @@ def test_a_kept_optimizer_takes_disk(small, tmp_path):
 
 
 def test_a_merging_method_names_the_runs_that_it_trains_first(small, tmp_path, without_reports):
-    tree, said = small.tree(rounds=1, method={"name": "potara"}), io.StringIO()
+    quick = {"every": 0, "max_new_tokens": 1, "cross": False}
+    tree, said = small.tree(rounds=1, method={"name": "potara"}, local={"steps": 1}, eval=quick), io.StringIO()
     plan = planned(tree, tmp_path / "run")
     assert plan.rows()["method"].endswith("trains fedit and local first and merges their results")
     fedit, local = plan.parents
@@ -110,7 +117,7 @@ def test_a_merging_method_names_the_runs_that_it_trains_first(small, tmp_path, w
 )
 def test_bytes_are_those_of_the_run(small, tmp_path, without_reports, changes):
     """Of round 1, and, where every client moves the same in every round, of all rounds."""
-    tree = small.tree(eval={"every": 0}, **changes)
+    tree = small.tree(eval={"every": 0, "max_new_tokens": 1, "cross": False}, **changes)
     costs = planned(tree, tmp_path / "run").costs
     run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
     lines = read_records(tmp_path / "run/metrics.jsonl")
@@ -131,7 +138,7 @@ def test_whether_bytes_depend_on_what_is_learned_is_said(tmp_path):
 
 def test_what_is_sent_after_round_1_is_counted_where_it_differs(small, tmp_path, without_reports):
     """FLoRA sends no adapter in round 1, and then a stack of the cohort's. A checkpoint's state is that of round 0."""
-    tree = small.tree(eval={"every": 0}, method={"name": "flora"})
+    tree = small.tree(eval={"every": 0, "max_new_tokens": 1}, method={"name": "flora"})
     costs = planned(tree, tmp_path / "run").costs
     run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
     rounds = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "round"]
@@ -157,7 +164,7 @@ def test_a_dry_run_leaves_nothing(small, llm_fed, tmp_path, monkeypatch):
 
 
 def test_a_dry_run_says_where_a_run_goes_on(small, llm_fed, tmp_path, monkeypatch, without_reports):
-    config = small.config(tmp_path / "c.yaml")
+    config = small.config(tmp_path / "c.yaml", eval={"max_new_tokens": 1})
 
     def interrupted(self, line):
         if line["kind"] == "round" and line["round"] == 3:
@@ -188,7 +195,7 @@ def test_the_plan_as_json(small, tmp_path):
     assert (found["dtype"], found["device"], found["parameters"]["most"]) == ("float32", "cpu", 336)
 
 
-def test_activations_are_those_that_a_step_keeps(small, tmp_path):
+def test_activations_are_those_that_a_step_keeps(small, tmp_path, with_activations):
     """The estimate is of tensors without values; here it is compared with what autograd saves in a real step
     of three clients with two examples of nine tokens each, 54 tokens."""
     import torch

@@ -33,7 +33,7 @@ def no_pictures(request, monkeypatch):
 
 
 def tree(small, **changes: Any) -> dict[str, Any]:
-    changes["eval"] = {"base": True} | changes.get("eval", {})
+    changes["eval"] = {"base": True, "cross": False} | changes.get("eval", {})
     return small.tree(**{"rounds": 2, **changes})
 
 

@@ -83,7 +83,8 @@ def test_runs_of_a_comparison_score_the_base_once_per_draw(small, tmp_path, scor
     continued; not rows with another base or template."""
     rows = {"one": ["method=local"], "two": ["method=fedit"], "merge": ["method=potara", "method.samples=2"]}
     path = tmp_path / "c.yaml"
-    path.write_text(yaml.safe_dump(small.tree(rounds=1, compare={"seeds": [0, 1], "rows": rows})))
+    quick = {"rounds": 1, "local": {"steps": 1}, "eval": {"cross": False}}
+    path.write_text(yaml.safe_dump(small.tree(**quick, compare={"seeds": [0, 1], "rows": rows})))
     table = compare.compare(path, out=tmp_path / "out")
     assert scored_bases.count("test") == scored_bases.count("validation") == 2 and len(table.rows) == 3
     found = json.loads((tmp_path / "out/table.json").read_text())
@@ -91,7 +92,7 @@ def test_runs_of_a_comparison_score_the_base_once_per_draw(small, tmp_path, scor
     assert found["rows"][0]["seeds"]["1"]["rule"]["rules"]["ada"] == "most frequent answer"
     assert found["rule"]["average"] == {"mean": 100, "std": 0}
     more = rows | {"three": ["method=ffa"], "long": ["method=fedit", "task.template=alpaca"]}
-    path.write_text(yaml.safe_dump(small.tree(rounds=1, compare={"seeds": [0, 1], "rows": more})))
+    path.write_text(yaml.safe_dump(small.tree(**quick, compare={"seeds": [0, 1], "rows": more})))
     table = compare.compare(path, out=tmp_path / "out")
     assert (scored_bases.count("test"), scored_bases.count("validation")) == (4, 6)
     labels = [row.label for row in table.baselines["base"]]

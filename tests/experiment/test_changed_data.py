@@ -54,8 +54,10 @@ def data(tmp_path) -> Path:
 @pytest.fixture
 def tree(small, data) -> Any:
     """The configuration as nested values, with changes."""
+    quick = {"max_new_tokens": 2, "cross": False}
     return lambda **changes: small.tree(
-        **{"rounds": 2, **changes, "task": {"path": str(data), **changes.get("task", {})}}
+        **{"rounds": 2, "local": {"steps": 1}, "eval": quick, **changes}
+        | {"task": {"path": str(data), **changes.get("task", {})}}
     )
 
 
@@ -315,7 +317,7 @@ def test_a_dry_run_says_what_changed_and_counts_as_the_run_would(tree, data, tmp
     assert plan.example_counts["training"].total == sum(sizes)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_runs_over_data_that_change(tmp_path, small, seed):
     assert not growing_runs.case(seed, tmp_path, small.base).leaked
 

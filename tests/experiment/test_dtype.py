@@ -175,7 +175,7 @@ def test_a_comparison_that_was_begun_goes_on_in_its_dtype(small, tmp_path):
 
 @pytest.mark.usefixtures("quick")
 def test_over_a_network_the_server_decides_for_all(small, tmp_path):
-    link, _ = federate(tmp_path, small, tree(small, rounds=1, base=AUTO, method={"name": "potara"}))
+    link, _ = federate(tmp_path, small, tree(small, rounds=1, base=AUTO, method={"name": "mean"}))
     assert {order["dtype"] for order in link.orders} == {"float32"}
     assert json.loads((tmp_path / "run/environment.json").read_text())["dtype"] == "float32"
     node = Node()
@@ -216,7 +216,7 @@ def test_a_cpu_that_is_faster_in_bfloat16_is_told(small, llm_fed, tmp_path, monk
     """Where float32 is chosen by `auto`, once; not where it is given, and not on a CPU that gains nothing."""
     monkeypatch.setattr(speed, "hint", HINT)
     monkeypatch.setattr(speed, "ratio", lambda device: 0.37)
-    settings = small.tree(rounds=1, base=AUTO)
+    settings = small.tree(rounds=1, base=AUTO, local={"steps": 1}, eval={"every": 0, "max_new_tokens": 1})
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
     said = "a layer takes 0.37 times as long in bfloat16 as in float32 on this CPU"
     HINT.cache_clear()

@@ -55,17 +55,17 @@ def held() -> int:
     return sum(type(each) in (Example, Encoded, Query, Row) for each in gc.get_objects())
 
 
-def test_the_rows_of_twenty_thousand_clients_stay_on_the_disk(small, tmp_path):
-    before, config = held(), config_of(tmp_path, small.base, 20_000)
+def test_the_rows_of_five_thousand_clients_stay_on_the_disk(small, tmp_path):
+    before, config = held(), config_of(tmp_path, small.base, 5_000)
     data = tasks.load(config.task, 0)
-    assert len(data.clients) == 20_000 and held() < before + 10
+    assert len(data.clients) == 5_000 and held() < before + 10
     both = {*data.clients["c12"].train, *data.clients["c12"].test}
     assert both == {Example(f"w14 w{n}", ("w4 w5",), group="c12") for n in (3, 4)}
 
 
 def test_the_start_holds_no_row(small, tmp_path, monkeypatch):
-    """Of 2,000 clients with 4,000 rows none is a Python object afterwards, and the tokenizer is asked for the lengths
-    of thousands at once."""
+    """Of 700 clients with 1,400 rows none is a Python object afterwards, and the tokenizer is asked for the lengths
+    of a thousand at once."""
     calls = Counter[str]()
     real = PreTrainedTokenizerBase.__call__
 
@@ -74,7 +74,7 @@ def test_the_start_holds_no_row(small, tmp_path, monkeypatch):
         return real(self, text, *rest, **options)
 
     monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", counted)
-    clients, before = 2_000, held()
+    clients, before = 700, held()
     built = build.prepare(config_of(tmp_path, small.base, clients), quiet())
     timing.ahead(built)
     announce.run_plan(built)
@@ -86,10 +86,10 @@ def test_the_start_holds_no_row(small, tmp_path, monkeypatch):
 
 
 def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeypatch):
-    """Of 20 and of 200 clients: as often is YAML parsed, a metric loaded, the file system synced, and a fresh
+    """Of 20 and of 80 clients: as often is YAML parsed, a metric loaded, the file system synced, and a fresh
     adapter drawn."""
     counts = []
-    for clients in (20, 200):
+    for clients in (20, 80):
         config = config_of(tmp_path, small.base, clients)
         found = Counter[str]()
         with monkeypatch.context() as patch:

@@ -38,6 +38,7 @@ METHODS: dict[str, dict[str, Any]] = {
 def config(small, family: str, **changes: Any) -> Any:
     given = {"rounds": ROUNDS, "local": SAME_LR, "eval": {"select": "last", "every": 1}, **METHODS[family], **changes}
     given["checkpoint"] = {"keep": 1, "keep_rounds": [KEPT]}
+    given["eval"] = {"max_new_tokens": 1, "cross": False, **given["eval"]}
     return from_dict(small.tree(**given))
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 
 from llm_fed.audit.audit import audit
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.experiment import unused
+from llm_fed.experiment import finish, unused
 from llm_fed.experiment.ending import Ending
 from llm_fed.experiment.run import train
 from llm_fed.runs.records import read_records
@@ -26,6 +27,13 @@ from llm_fed.settings.configfile import as_dict, from_dict, load
 SAME_LR = {"steps": 2, "batch_size": 2, "lr": 0.02, "lr_end": 0.02}
 OWN_STEPS = {"name": "fedlora", "personal_steps": 2}
 NEVER_BETTER = {"patience": 2, "min_delta": 100.0}  # the first scored round is the best
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_reports() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "write_report", lambda folder: None)
+        yield
 
 
 class Told(Reporter):
@@ -44,8 +52,10 @@ class Told(Reporter):
 
 
 def config(small, **changes: Any) -> Any:
-    given = {"rounds": 6, "method": OWN_STEPS, "local": SAME_LR, "eval": {"select": "last", "every": 1}, **changes}
-    return from_dict(small.tree(**given))
+    """Its answers are short, and no table says how each model answers the others' questions."""
+    given = {"rounds": 6, "method": OWN_STEPS, "local": SAME_LR, **changes}
+    scored = {"select": "last", "every": 1, "max_new_tokens": 1, "cross": False, **changes.get("eval", {})}
+    return from_dict(small.tree(**given | {"eval": scored}))
 
 
 def weights(folder: Path) -> dict[str, bytes]:

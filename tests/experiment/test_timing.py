@@ -107,9 +107,10 @@ def test_a_method_that_sets_its_own_steps(tmp_path, small, clock):
     assert found.round.low == pytest.approx(3 * STEP * len(site.losses), rel=0.3)
 
 
-def test_it_is_said_before_the_first_step_and_counts_down(small, tmp_path, clock):
+def test_it_is_said_before_the_first_step_and_counts_down(small, tmp_path, clock, monkeypatch):
+    monkeypatch.setattr(timing, "SHORT", 1.0)
     said = io.StringIO()
-    config = from_dict(small.tree(rounds=60, local={"steps": 10}))
+    config = from_dict(small.tree(rounds=8))
     run.train(config, tmp_path / "run", reporter=Reporter(Console(file=said, soft_wrap=True)))
     lines = said.getvalue().splitlines()
     places = [n for n, line in enumerate(lines) if line.startswith("time       about ")]
@@ -135,7 +136,7 @@ def test_what_is_timed_changes_nothing(small, tmp_path, clock, monkeypatch):
     assert timing.with_forecast(built, timing.ahead(built)).forecast is not None
     assert {id: dict(vars(site)) for id, site in built.clients.items()} == before
     assert built.runtime.take_work().tokens == 0 and built.engine.budget is None
-    config = from_dict(small.tree(rounds=6))
+    config = from_dict(small.tree(rounds=3, eval={"max_new_tokens": 1}))
     for name, quiet in (("told", False), ("silent", True)):
         run.train(config, tmp_path / name, reporter=Reporter(Console(file=io.StringIO(), quiet=quiet)))
     assert (tmp_path / "told/metrics.jsonl").read_bytes() == (tmp_path / "silent/metrics.jsonl").read_bytes()

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
+import without
 import yaml
 from small_run import Small
 from uneven import WHOLE, rows, write
@@ -23,6 +25,14 @@ from llm_fed.scoring.scores import NOT_SCORED
 ONLY_TRAIN = {"train": 3, "validation": 1}
 ONLY_TEST = {"test": 3}
 UNSCORED = "these clients have no test example, so they train and are not scored"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_reports() -> Iterator[None]:
+    """Each kind of picture is drawn here, too, as scores are missing."""
+    with pytest.MonkeyPatch.context() as patch:
+        without.pictures(patch)
+        yield
 
 
 def config(small: Small, folder: Path, clients: dict[str, Any], **changes: Any) -> Path:
@@ -219,7 +229,8 @@ def test_steps_that_are_for_validation_examples_do_without_them_at_a_client(smal
         ("ifca", ["method.choice_data=held-out", "method.num_models=2"], "they choose a model by their training"),
     ):
         out = tmp_path / method
-        said = llm_fed("run", path, f"method={method}", *words, "rounds=4", "eval.every=0", "--out", out)
+        few = ["rounds=2", "local.steps=1", "eval.every=0", "eval.cross=false", "eval.max_new_tokens=1"]
+        said = llm_fed("run", path, f"method={method}", *words, *few, "--out", out)
         assert said.code == 0, said
         (line,) = [line for line in said.err.splitlines() if "validation example, so" in line]
         assert instead in line and line.endswith("(1 of 3): cyd")
@@ -316,7 +327,7 @@ def _try(small: Small, folder: Path, draws: random.Random) -> None:
 def test_uneven_federations_run_to_their_end(small, tmp_path):
     """A sample of the slow test below."""
     draws = random.Random(0)
-    for number in range(4):
+    for number in range(3):
         _try(small, tmp_path / str(number), draws)
 
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import every
 import numpy as np
 import pytest
 import tiny_images
@@ -47,7 +48,10 @@ def test_what_the_hostile_client_sends(answers):
     assert false.extras["running_mean"].tolist() == [1.0] * 2 and int(false.extras["num_batches_tracked"]) == 3
 
 
-@pytest.mark.parametrize("case", ["turned prototypes, counts of 10^9", "turned prototypes, counts of -10^6"])
+TURNED = ["turned prototypes, counts of 10^9", "turned prototypes, counts of -10^6"]
+
+
+@pytest.mark.parametrize("case", every.quick(TURNED, TURNED[:1]))
 def test_roles_refuse_what_norms_let_pass(answers, pictures, case):
     checked, norms = (answers.run("fedproto", case, checks, 0, 1, pictures) for checks in answers.CHECKS)
     assert (checked["refused"], norms["refused"]) == (1, 0)

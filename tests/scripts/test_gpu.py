@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -21,7 +22,7 @@ CASE = "llama-3.2-3b, nf4"
 @pytest.fixture
 def scripts(monkeypatch) -> dict[str, ModuleType]:
     monkeypatch.setattr(sys, "path", [str(GPU), *sys.path])
-    return {name: importlib.import_module(name) for name in ("steps", "lines", "table")}
+    return {name: importlib.import_module(name) for name in ("step", "steps", "lines", "table")}
 
 
 def bash(*words: object, **environment: object) -> subprocess.CompletedProcess[str]:
@@ -52,31 +53,47 @@ def test_a_bundle_holds_the_code_of_a_commit(bundle):
     assert again.returncode == 2 and "is not empty" in again.stderr
 
 
-def test_a_step_of_a_bundle_measures_what_its_lines_lack(scripts, bundle, tmp_path):
-    """Two cases were measured; the third line is half-written, as a stopped process leaves it."""
-    import torch
+def test_a_step_measures_what_its_lines_lack(scripts, tmp_path):
+    """All cases but two were measured; the line of one of them is half-written, as a stopped process leaves it."""
+    results, before, left = half_measured(scripts, tmp_path, "abc")
+    given = argparse.Namespace(step="generation", results=results, tiny=True, limit=150.0, model=None, commit="abc")
+    assert scripts["step"].run(given) == 0
+    measured_what_was_left(results, before, left)
 
-    cases = scripts["steps"].STEPS["generation"].cases
-    commit = (bundle / "commit").read_text().strip()
-    head = {"step": "generation", "card": "CPU", "torch": torch.__version__, "commit": commit}
-    before = [json.dumps({**head, "figure": {"case": case, "tiny": True, "seconds": 1}}) for case in cases[:2]]
-    results = tmp_path / "results.jsonl"
-    results.write_text("\n".join([*before, json.dumps({**head, "figure": {}})[:40]]))
+
+@pytest.mark.slow
+def test_a_step_of_a_bundle_measures_what_its_lines_lack(scripts, bundle, tmp_path):
+    results, before, left = half_measured(scripts, tmp_path, (bundle / "commit").read_text().strip())
     done = bash(bundle / "run.sh", "--tiny", "generation", OUT=tmp_path, PYTHON=sys.executable)
     log = (tmp_path / "logs/generation.log").read_text()
     assert done.returncode == 0 and "generation: done\n" in done.stdout, log
-    lines = results.read_text().splitlines()
-    assert lines[:2] == before and len(lines) == 3 + len(cases[2:])
-    for line, case in zip(map(json.loads, lines[3:]), cases[2:], strict=True):
-        figure = line.pop("figure")
-        assert (
-            line == head
-            and figure["case"] == case
-            and figure["tiny"]
-            and figure["answers"] == (3 if "generate" in case else 6)
-        )
+    lines = measured_what_was_left(results, before, left)
     again = bash(bundle / "run.sh", "--tiny", "generation", OUT=tmp_path, PYTHON="/bin/true")
     assert "generation: done before" in again.stdout and results.read_text().splitlines() == lines
+
+
+def half_measured(scripts: dict[str, ModuleType], folder: Path, commit: str) -> tuple[Path, list[str], list[str]]:
+    """A file of results, its whole lines, and the two cases that it lacks."""
+    import torch
+
+    cases = scripts["steps"].STEPS["generation"].cases
+    left = [cases[0], next(case for case in cases if "generate" in case)]
+    head = {"step": "generation", "card": "CPU", "torch": torch.__version__, "commit": commit}
+    figures = [{"case": case, "tiny": True, "seconds": 1} for case in cases if case not in left]
+    before = [json.dumps({**head, "figure": figure}) for figure in figures]
+    (folder / "results.jsonl").write_text("\n".join([*before, json.dumps({**head, "figure": {}})[:40]]))
+    return folder / "results.jsonl", before, left
+
+
+def measured_what_was_left(results: Path, before: list[str], left: list[str]) -> list[str]:
+    lines = results.read_text().splitlines()
+    head = {key: value for key, value in json.loads(before[0]).items() if key != "figure"}
+    assert lines[: len(before)] == before
+    for line, case in zip(map(json.loads, lines[len(before) + 1 :]), left, strict=True):
+        figure = line.pop("figure")
+        assert line == head and figure["case"] == case and figure["tiny"]
+        assert figure["answers"] == (3 if "generate" in case else 6)
+    return lines
 
 
 def stub(path: Path, code: int, says: str = "") -> Path:

@@ -59,7 +59,7 @@ class Links:
 
         self.folder = folder
         small = small_run.make(folder)
-        self._config = small.config(folder / "c.yaml", rounds=2)
+        self._config = small.config(folder / "c.yaml", rounds=2, eval={"max_new_tokens": 1, "cross": False})
         origins = folder / "origins"
         for place, words in {origins / "whole": [], origins / "half": [], folder / "other": ["method=local"]}.items():
             run.train(configfile.load(self._config, words), place)

@@ -1,6 +1,6 @@
 """Steps and answers on a device that computes nothing (`scripts/bench/pretended.py`): what each launches and waits for.
 
-A process of its own, as torch takes one such device for good. It prints JSON: by case launches and waits.
+In a process of its own, as torch takes one such device for good.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,38 +110,45 @@ def losses(budget: int) -> tuple[int, int]:
         return device.counted()
 
 
-def main() -> None:
+def write(path: str, *names: str) -> None:
+    """JSON: launches and waits of these cases, or of all; or the error that ends the process."""
+    try:
+        text = json.dumps({name: case() for name, case in cases().items() if not names or name in names})
+    except BaseException:
+        Path(path).write_text(traceback.format_exc())
+        raise
+    Path(path).write_text(text)
+
+
+def cases() -> dict[str, Callable[[], tuple[int, int]]]:
     plain = jobs()
     pupil = replace(plain[0], loss=Distillation([job.start for job in plain[1:]]))
     product = {"model.layers.0.self_attn.q_proj": (torch.ones(24, 1), torch.ones(1, 24))}
     lifted = [replace(job, start=beneath(job.start, of_pairs(product, job.start))) for job in plain[:2]]
-    found = {
-        "one client": step(plain[:1], number=1),
-        "three clients": step(plain, number=1),
-        "one client, clipped": step(jobs(clip=1.0, clients=[0]), number=1),
-        "three clients, clipped": step(jobs(clip=1.0), number=1),
-        "proximal, decay": step(jobs(proximal=0.1, decay="cosine")),
-        "sgd, tail, rates": step(jobs(name="sgd", momentum=0.9, tail=Tail(0.1, 1), lr_of={"lora_B": 0.1})),
-        "correction": step([replace(job, optimizer=replace(job.optimizer, correction=job.start)) for job in plain]),
-        "private": step([replace(job, private=PerExample(0.5, 0.3, 4.0, 0)) for job in plain]),
-        "router": step(jobs(ROUTED)),
-        "mix": step([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
-        "teachers": step([pupil]),
-        "beneath": step([*lifted, plain[2]]),
-        "qwen3": step(jobs(kind="qwen3"), "qwen3"),
-        "gpt2": step(jobs(replace(LORA, target_modules=("c_attn",)), "gpt2"), "gpt2"),
-        "captured": captured(plain),
-        "captured, dropout": captured(jobs(replace(LORA, dropout=0.1))),
-        "captured, router": captured(jobs(ROUTED)),
-        "captured, mix": captured([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
-        "answers of equal prompts": answers([[5, 6], [7, 8], [9, 3]], 2),
-        "answers of unequal prompts": answers([[5, 6, 7], [8, 9], [3]], 2),
-        "answers, captured": answers([[5, 6, 7], [8, 9], [3]], 2, capture.Captures()),
-        "scores in one pass": losses(100),
-        "scores in three passes": losses(9),
+    return {
+        "one client": lambda: step(plain[:1], number=1),
+        "three clients": lambda: step(plain, number=1),
+        "one client, clipped": lambda: step(jobs(clip=1.0, clients=[0]), number=1),
+        "three clients, clipped": lambda: step(jobs(clip=1.0), number=1),
+        "proximal, decay": lambda: step(jobs(proximal=0.1, decay="cosine")),
+        "sgd, tail, rates": lambda: step(jobs(name="sgd", momentum=0.9, tail=Tail(0.1, 1), lr_of={"lora_B": 0.1})),
+        "correction": lambda: step(
+            [replace(job, optimizer=replace(job.optimizer, correction=job.start)) for job in plain]
+        ),
+        "private": lambda: step([replace(job, private=PerExample(0.5, 0.3, 4.0, 0)) for job in plain]),
+        "router": lambda: step(jobs(ROUTED)),
+        "mix": lambda: step([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
+        "teachers": lambda: step([pupil]),
+        "beneath": lambda: step([*lifted, plain[2]]),
+        "qwen3": lambda: step(jobs(kind="qwen3"), "qwen3"),
+        "gpt2": lambda: step(jobs(replace(LORA, target_modules=("c_attn",)), "gpt2"), "gpt2"),
+        "captured": lambda: captured(plain),
+        "captured, dropout": lambda: captured(jobs(replace(LORA, dropout=0.1))),
+        "captured, router": lambda: captured(jobs(ROUTED)),
+        "captured, mix": lambda: captured([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
+        "answers of equal prompts": lambda: answers([[5, 6], [7, 8], [9, 3]], 2),
+        "answers of unequal prompts": lambda: answers([[5, 6, 7], [8, 9], [3]], 2),
+        "answers, captured": lambda: answers([[5, 6, 7], [8, 9], [3]], 2, capture.Captures()),
+        "scores in one pass": lambda: losses(100),
+        "scores in three passes": lambda: losses(9),
     }
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -91,6 +91,14 @@ def _run(words: list[str], log: str, kill: Any, largest_file: int | None) -> Non
     cli.main(words)
 
 
+def train_channels_last() -> None:
+    """A step of a ResNet on pictures whose channels stand last in memory."""
+    from llm_fed.models.resnet import RESNETS
+
+    images = torch.randn(32, 3, 64, 64).contiguous(memory_format=torch.channels_last)
+    RESNETS["resnet-9"](7)(images).sum().backward()
+
+
 def _described(argument: Any) -> str:
     """An open file's path, or the argument as text."""
     if isinstance(argument, int) and not isinstance(argument, bool):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import tiny_base
-import yaml
+
+from llm_fed.basics import plain_yaml
 
 CLIENTS = {"ada": (4, 5), "bob": (7, 8), "cyd": (10, 11)}  # id -> the two words that its answers are made of
 SIZES = {"train": 6, "validation": 2, "test": 3}
@@ -41,7 +42,7 @@ class Small:
 
     def config(self, path: Path, **changes: Any) -> Path:
         """The configuration as a YAML file at `path`."""
-        path.write_text(yaml.safe_dump(self.tree(**changes)))
+        path.write_text(plain_yaml.dump(self.tree(**changes)))
         return path
 
 

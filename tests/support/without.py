@@ -10,17 +10,22 @@ import zlib
 from collections.abc import Callable
 from functools import cache, partial, wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import pytest
 import typer.main
 
-from llm_fed.basics import files
+from llm_fed.basics import cgroups, files
 from llm_fed.commands import compare
+from llm_fed.engine.footprint import Activations
 from llm_fed.eval import plots
 from llm_fed.eval.report import pictures as drawn
-from llm_fed.experiment import timing
+from llm_fed.experiment import announce, timing
 from llm_fed.models import speed
+
+T = TypeVar("T")
+
+ACTIVATIONS = announce.activations
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -31,15 +36,21 @@ _HEADER = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
 PIXEL = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", _HEADER) + _chunk(b"IDAT", zlib.compress(b"\0\0")) + _chunk(b"IEND", b"")
 
 
-def pictures(patch: pytest.MonkeyPatch, drawn_here: Literal["always", "once", "never"] = "once") -> None:
+def pictures(
+    patch: pytest.MonkeyPatch, drawn_here: Literal["always", "once", "never"] = "once", known: set[str] | None = None
+) -> None:
     """Reports are written as always, but each picture is one pixel. Before that it is drawn of the run's numbers:
-    always, or once of each kind, so that each module of tests tries whether it can be."""
-    embed, kinds = drawn.embed, set[str]()
+    always, or once of each kind.
+
+    Args:
+        known: kinds that were drawn before and are not drawn again; those that are drawn here join them.
+    """
+    embed, kinds = drawn.embed, set[str]() if known is None else known
 
     def wanted(kind: str) -> bool:
-        known = kind in kinds
+        first = kind not in kinds
         kinds.add(kind)
-        return drawn_here == "always" or (drawn_here == "once" and not known)
+        return drawn_here == "always" or (drawn_here == "once" and first)
 
     pixel = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 
@@ -75,9 +86,19 @@ def parsers(patch: pytest.MonkeyPatch) -> None:
 
 
 def measures(patch: pytest.MonkeyPatch) -> None:
-    """No run times its steps before it begins, or compares dtypes: how many steps a process takes is known."""
+    """No run times its steps before it begins, or compares dtypes: how many steps a process takes is known. What the
+    control groups of this process leave is read once rather than ten times in a run, and what a step would hold is not
+    found out by taking it on pretended tensors."""
+    patch.setattr(announce, "activations", lambda *asked, **how: Activations(2**20, 2**18, 2**10))
+    patch.setattr(cgroups, "group_limits", _once_for_this_machine(cgroups.group_limits))
     patch.setattr(timing, "with_forecast", lambda experiment, plan, reached=0: plan)
     patch.setattr(speed, "hint", lambda: "")
+
+
+def _once_for_this_machine(read: Callable[[Path], T]) -> Callable[[Path], T]:
+    """`read`, called once for the machine's own root; other roots are folders of a test."""
+    own = cache(partial(read, Path("/")))
+    return lambda root=Path("/"): own() if root == Path("/") else read(root)
 
 
 def disks(patch: pytest.MonkeyPatch) -> None:

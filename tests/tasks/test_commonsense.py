@@ -179,6 +179,7 @@ def test_extracted_accuracy_takes_any_reference_and_refuses_other_texts():
         score("commonsense_accuracy", ["yes"], [("yes",)])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with commonsense")
 def test_commonsense_real_data():
     data = tasks.load(TaskConfig(name="commonsense", path=f"{os.environ['LLM_FED_DATA']}/commonsense"), 0)

@@ -21,9 +21,9 @@ def load(name: str, folder: str, **settings) -> tasks.TaskData:
 @pytest.mark.parametrize(
     "name, folder, clients, train, test, shape, labels",
     [
-        ("fashion-mnist", "fashion_mnist", 1, 60_000, 10_000, (1, 28, 28), 10),
+        pytest.param("fashion-mnist", "fashion_mnist", 1, 60_000, 10_000, (1, 28, 28), 10, marks=pytest.mark.slow),
         ("cifar10", "cifar10", 1, 10_000, 2_000, (3, 32, 32), 10),
-        ("cifar100", "cifar100", 1, 10_000, 2_000, (3, 32, 32), 20),
+        pytest.param("cifar100", "cifar100", 1, 10_000, 2_000, (3, 32, 32), 20, marks=pytest.mark.slow),
         ("cifar100-fine", "cifar100", 1, 10_000, 2_000, (3, 32, 32), 100),
         ("femnist", "femnist", 12, 4_804, 1_193, (1, 28, 28), 40),
         ("pacs", "pacs", 4, 8_493, 1_498, (3, 32, 32), 7),
@@ -38,6 +38,7 @@ def test_real_data(name, folder, clients, train, test, shape, labels):
     assert {p.pixels.shape for client in data.clients.values() for p in client.test} == {torch.Size(shape)}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with fashion_mnist")
 def test_a_thousand_clients_of_fashion_mnist():
     data = load("fashion-mnist", "fashion_mnist", partition=PartitionConfig(kind="dirichlet", clients=1000, alpha=0.1),

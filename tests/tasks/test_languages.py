@@ -97,7 +97,7 @@ def test_xnli_from_the_hub(monkeypatch):
 
     def load_dataset(_, name, split):
         asked.append((name, split))
-        return Dataset.from_list(sentences(name, split.partition("[")[0], 900))
+        return Dataset.from_list(sentences(name, split.partition("[")[0], 320))
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     data = tasks.load(TaskConfig(name="xnli", validation=0.0), 0)
@@ -153,6 +153,7 @@ def test_squad_is_the_mean_over_examples_and_gives_what_was_asked_for():
     assert score_all(["squad_em"], ["a yes", "no"], [("yes",), ("yes",)]) == {"squad_em": 50}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with xquad")
 def test_xquad_real_data():
     data = tasks.load(TaskConfig(name="xquad", path=f"{os.environ['LLM_FED_DATA']}/xquad", validation=0.0), 0)
