@@ -1,16 +1,18 @@
 """What training and answers take of the device's memory, estimated before it is taken: weights, optimizer state,
 activations, caches.
 
-Activations come from a step on tensors without values (torch's `FakeTensorMode`), so a base of any family and size is
-measured without computing, and without the memory that it would take.
+Activations come from a step on tensors without values (torch's `FakeTensorMode`), so a base of any size is measured
+without computing, and without the memory that it would take. Where a family's passes depend on values, one example is
+computed.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,8 +103,12 @@ def activations(
         return Activations(whole, whole)
     length, (budget, _) = its.length(longest), budget_and_overhead(base.device)
     rows = max(1, min(budget // length, per_pass * size))
-    clients = per_pass if end_to_end else None
-    largest, smallest = (_adapters(base, site, [longest] * count, clients) for count in (rows, 1))
+    measured = partial(_adapters, base, site, clients=per_pass if end_to_end else None)
+    try:
+        largest, smallest = (measured([longest] * count) for count in (rows, 1))
+    except RuntimeError:
+        smallest = measured([longest], values=True)
+        largest = rows * smallest
     return Activations(largest, smallest, (largest - smallest) // max(1, (rows - 1) * length) or smallest // length)
 
 
@@ -123,9 +129,16 @@ class ReadingMemory:
 
 def reading(base: Base, length: int) -> ReadingMemory:
     """What it takes to read prompts of so many tokens, padding among them, without the adapters."""
+    try:
+        return _reading(base, length)
+    except RuntimeError:
+        return _reading(base, length, values=True)
+
+
+def _reading(base: Base, length: int, values: bool = False) -> ReadingMemory:
     rows, model = 2, base.model
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad(), base.computing():
+    with _tensors_of(values) as fake, torch.no_grad(), base.computing():
         ids = torch.ones(rows, length, dtype=torch.int64, device=base.device)
         with known_masks(padded=True), _Alive(fake, model) as alive:
             output = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True, **last)
@@ -140,13 +153,15 @@ def _tensors(layer: Any) -> list[Tensor]:
 
 def cache(base: Base) -> int:
     """Bytes that each further token of an answer keeps."""
+    try:
+        return _cache(base)
+    except RuntimeError:
+        return _cache(base, values=True)
+
+
+def _cache(base: Base, values: bool = False) -> int:
     held = []
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True) as fake,
-        torch.no_grad(),
-        base.computing(),
-        _Alive(fake, base.model),
-    ):
+    with _tensors_of(values) as fake, torch.no_grad(), base.computing(), _Alive(fake, base.model):
         for length in (16, 32):
             ids = torch.ones(1, length, dtype=torch.int64, device=base.device)
             layers = base.model(input_ids=ids, use_cache=True).past_key_values.layers
@@ -154,11 +169,14 @@ def cache(base: Base) -> int:
     return (held[1] - held[0]) // 16
 
 
-def _adapters(base: Trainable, site: Client, examples: Sequence[Any], clients: int | None = None) -> int:
+def _adapters(
+    base: Trainable, site: Client, examples: Sequence[Any], *, clients: int | None, values: bool = False
+) -> int:
     """The most that a forward and backward pass of these examples holds, but for model and adapters, in bytes.
 
     Args:
         clients: whose examples lie end to end; None: they lie in rows.
+        values: whether it is computed.
     """
     structure: Any = site.structure
     its, model, count = base.examples(structure), base.model, len(examples)
@@ -167,7 +185,7 @@ def _adapters(base: Trainable, site: Client, examples: Sequence[Any], clients: i
     batch: Any = its.collate(examples) if groups is None else flattened(examples)
     groups = groups and on_device(groups, base.device)
     rows, given = (len(sizes), len(sizes)) if groups is None else (len(groups.ends), sum(sizes))
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, attention(model) if groups else nullcontext():
+    with _tensors_of(values) as fake, attention(model) if groups else nullcontext():
         bank, batch = AdapterBank(model, structure, 1), on_device(batch, base.device)
         with _Alive(fake, model) as alive:
             masks = bank.draw_masks([0] * len(sizes), sizes, end_to_end=groups is not None)
@@ -204,6 +222,11 @@ def _plain(leaf: Any) -> Any:
         return leaf.as_subclass(Tensor)
 
 
+def _tensors_of(values: bool) -> AbstractContextManager[FakeTensorMode | None]:
+    """Within, tensors have values or none."""
+    return nullcontext() if values else FakeTensorMode(allow_non_fake_inputs=True)
+
+
 class _Alive(TorchDispatchMode):
     """Within, counts the storages that operations make, each once, until nothing holds it any more.
 
@@ -214,9 +237,11 @@ class _Alive(TorchDispatchMode):
         model: its tensors do not count, nor do views of them.
     """
 
-    def __init__(self, fake: FakeTensorMode, model: nn.Module):
+    def __init__(self, fake: FakeTensorMode | None, model: nn.Module):
         super().__init__()
-        self._given = [fake.from_tensor(tensor) for tensor in (*model.parameters(), *model.buffers())]
+        given = (*model.parameters(), *model.buffers())
+        self._given = [fake.from_tensor(tensor) if fake else tensor for tensor in given]
+        self._values = fake is None
         self._known = {_place(tensor) for tensor in self._given}
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
@@ -224,7 +249,7 @@ class _Alive(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         seen = {_place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)} | self._known
         args, kwargs = tree_map(_plain, (args, kwargs or {}))
-        grouped = func is torch.ops.aten._grouped_mm.default
+        grouped = func is torch.ops.aten._grouped_mm.default and not self._values
         found = _grouped(*args, **kwargs) if grouped else func(*args, **kwargs)
         for leaf in tree_leaves(found):
             if isinstance(leaf, Tensor) and (place := _place(leaf)) not in seen:

@@ -47,6 +47,20 @@ def quantised() -> Any:
     return model
 
 
+def mixture() -> Any:
+    """A base whose products by expert are grouped, as transformers loads it."""
+    model = mixtures.build("qwen3_moe", torch.float32)
+    model.set_experts_implementation("grouped_mm")
+    return language_base(model)
+
+
+def padded() -> Any:
+    """A base that looks for padding among its tokens, as one without values cannot."""
+    model = tiny.build("gpt2")
+    model.config.pad_token_id = 0
+    return language_base(model)
+
+
 CASES: dict[str, tuple[Any, Any]] = {
     "llama": (lambda: language_base(llama()), LORA),
     "dropout": (lambda: language_base(llama(**WIDE | ONE)), Lora(8, 4, 0.1, "all-linear")),
@@ -56,6 +70,9 @@ CASES: dict[str, tuple[Any, Any]] = {
     "head": (lambda: language_base(llama()), Lora(2, 4, 0.0, ("q_proj", "lm_head"))),
     "qwen3": (lambda: language_base(tiny.build("qwen3")), LORA),
     "gpt2": (lambda: language_base(tiny.build("gpt2")), Lora(2, 4, 0.0, ("c_attn",))),
+    "mixture": (mixture, LORA),
+    "experts": (mixture, replace(LORA, parameters=("experts.down_proj",))),
+    "gpt2 with a pad token": (padded, Lora(2, 4, 0.0, ("c_attn",))),
     "nf4": (lambda: language_base(quantised(), autocast=torch.bfloat16), LORA),
     "dynamic": (lambda: language_base(llama(rope_parameters=DYNAMIC)), LORA),
     "pictures": (lambda: tiny_images.vit(torch.float32), tiny_images.LORA),

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from llm_fed.basics.errors import ClientError, UserError
-from llm_fed.engine import end_to_end, padding_free, tokens
+from llm_fed.engine import end_to_end, padding_free
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import USES, Captures
