@@ -25,6 +25,7 @@ WAYS = tuple(
 )  # fmt: skip
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear r=16")
+WINDOWED = tuple(f"{family}, window" for family in ("qwen3", "mistral", "gemma3_text"))
 METHODS = ("local", "fedit", "fedmerge")
 
 TRAINING = (
@@ -99,7 +100,7 @@ STEPS = {
         "other families of bases answer.",
     ),
     "families": Step(
-        (*(f"llama, {form}" for form in FORMS), *(f"{family}, bf16" for family in FAMILIES[1:])),
+        (*(f"llama, {form}" for form in FORMS), *(f"{family}, bf16" for family in FAMILIES[1:]), *WINDOWED),
         {
             "seconds": "together, s", "alone_seconds": "one by one, s", "replayed": "replayed",
             "padding_free": "no padding", "apart": "apart", "of_rounding": "of rounding", "peak_gib": "peak GiB",
@@ -107,7 +108,8 @@ STEPS = {
         "Four clients, three steps of gradient descent, as `auto` computes: together, and each client alone as "
         "written. "
         "`apart` is their distance as a share of the way that training went, and `of rounding` how far the clients "
-        "together are from float32, over how far each alone is. A small model of each family, with random weights.",
+        "together are from float32, over how far each alone is. A small model of each family, with random weights; "
+        "`window`: each token sees 32.",
     ),
     "nf4": Step(
         (f"{LARGE}, bf16", f"{LARGE}, nf4", f"{LARGE}, int8"),

@@ -56,6 +56,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "gpt2": (lambda: language_base(tiny.build("gpt2")), Lora(2, 4, 0.0, ("c_attn",))),
     "nf4": (lambda: language_base(quantised(), autocast=torch.bfloat16), LORA),
     "dynamic": (lambda: language_base(llama(rope_parameters=DYNAMIC)), LORA),
+    "windows": (lambda: language_base(tiny.build("mistral", sliding_window=8)), LORA),
     "pictures": (lambda: tiny_images.vit(torch.float32), tiny_images.LORA),
 }
 
@@ -96,7 +97,7 @@ def test_what_is_said_is_what_is_alive(case):
     assert all(parameter.grad is None for parameter in base.model.parameters())
 
 
-@pytest.mark.parametrize("case", ["llama", "dropout", "autocast", "router", "mix", "qwen3", "gpt2"])
+@pytest.mark.parametrize("case", ["llama", "dropout", "autocast", "router", "mix", "qwen3", "gpt2", "windows"])
 def test_what_is_said_of_texts_end_to_end_is_what_is_alive(case):
     """Of three texts of each of two clients."""
     make, structure = CASES[case]
