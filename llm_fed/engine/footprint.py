@@ -25,13 +25,17 @@ from llm_fed.engine.end_to_end import attention, flattened
 from llm_fed.engine.laid import on_device
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
+from llm_fed.engine.packing import Grid
 from llm_fed.engine.tokens import groups_of
 from llm_fed.engine.trainable import Trainable
 from llm_fed.method.client import Client
 from llm_fed.method.optimizer import MOMENTS
 from llm_fed.models.base import Base
+from llm_fed.models.rotary import context
 from llm_fed.models.trained import Structure
 from llm_fed.settings.config import LocalConfig
+
+INPUTS = 60  # bytes of a captured pass for each token, at most: its number and place, and as a target
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,14 @@ class Activations:
         largest, smallest: at the most, in the largest micro-batch, and in one of a single example: what remains where
             micro-batches are made smaller because memory does not suffice.
         token: what each further token adds; None of whole models, whose batches are not divided.
+        graphs: what captured passes keep beside that between replays: the memory of their graphs, which all shapes
+            share, and the inputs of the largest. Reasoned, and not compared with a GPU.
     """
 
     largest: int
     smallest: int
     token: int | None = None
+    graphs: int = 0
 
 
 def weights(modules: Iterable[nn.Module]) -> int:
@@ -85,7 +92,13 @@ def training_copies(structure: Structure, local: LocalConfig, per_pass: int) -> 
 
 
 def activations(
-    base: Trainable, site: Client, local: LocalConfig, per_pass: int, *, end_to_end: bool = False
+    base: Trainable,
+    site: Client,
+    local: LocalConfig,
+    per_pass: int,
+    *,
+    end_to_end: bool = False,
+    captured: bool = False,
 ) -> Activations:
     """What a micro-batch holds at the most.
 
@@ -93,6 +106,7 @@ def activations(
         site: with the longest examples.
         per_pass: clients in a fused pass.
         end_to_end: whether examples lie end to end, without padding.
+        captured: whether graphs are kept of passes.
     """
     its, size = base.examples(site.structure), min(local.batch_size, len(site.train))
     longest = max(site.train, key=its.length)
@@ -103,7 +117,13 @@ def activations(
     rows = max(1, min(budget // length, per_pass * size))
     clients = per_pass if end_to_end else None
     largest, smallest = (_adapters(base, site, [longest] * count, clients) for count in (rows, 1))
-    return Activations(largest, smallest, (largest - smallest) // max(1, (rows - 1) * length) or smallest // length)
+    token = (largest - smallest) // max(1, (rows - 1) * length) or smallest // length
+    graphs = 0
+    if captured and its.fixed and not site.private:
+        grid = Grid(context(base.model.config))
+        wide = grid.end_to_end(rows * length) if end_to_end else grid.rows(rows) * grid.tokens(length)
+        graphs = largest + token * (wide - rows * length) + INPUTS * wide
+    return Activations(largest, smallest, token, graphs)
 
 
 @dataclass(frozen=True)

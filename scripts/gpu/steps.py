@@ -68,6 +68,7 @@ TRAINED = {
     "micro_batches": "micro-batches",
     "replayed": "replayed",
     "peak_gib": "peak GiB",
+    "reserved_gib": "reserved GiB",
 }
 STEPS = {
     "equality": Step(
@@ -96,8 +97,8 @@ STEPS = {
             "peak_gib": "peak GiB",
         },
         "Answers of eight clients, each under its own adapter, of at most 64 tokens, from random weights, which rarely "
-        "end an answer early. `ours` is in slots, captured and fused; `as written` in slots without; `in batches` as "
-        "other families of bases answer.",
+        "end early. `ours` is in slots, captured and fused; `as written` in slots without; `in batches` as other "
+        "families.",
     ),
     "families": Step(
         (*(f"llama, {form}" for form in FORMS), *(f"{family}, bf16" for family in FAMILIES[1:]), *WINDOWED),
@@ -106,10 +107,9 @@ STEPS = {
             "padding_free": "no padding", "apart": "apart", "of_rounding": "of rounding", "peak_gib": "peak GiB",
         },
         "Four clients, three steps of gradient descent, as `auto` computes: together, and each client alone as "
-        "written. "
-        "`apart` is their distance as a share of the way that training went, and `of rounding` how far the clients "
-        "together are from float32, over how far each alone is. A small model of each family, with random weights; "
-        "`window`: each token sees 32.",
+        "written. `apart` is their distance as a share of the way that training went, `of rounding` how far the "
+        "clients together are from float32, over how far each alone is. Small models with random weights; in a "
+        "`window` are 32 tokens.",
     ),
     "nf4": Step(
         (f"{LARGE}, bf16", f"{LARGE}, nf4", f"{LARGE}, int8"),

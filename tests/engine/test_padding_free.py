@@ -442,10 +442,11 @@ def test_a_gpus_kernel_is_asked_for_the_same(heads, window, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_gpu_trains_without_padding_as_in_rows(autocast, captured):
+@pytest.mark.parametrize("windows", [{}, {"sliding_window": 5, "use_sliding_window": True, "layer_types": MIXED}])
+def test_a_gpu_trains_without_padding_as_in_rows(autocast, captured, windows):
     """In bfloat16 by torch's kernels, and captured all micro-batches are replayed. In float32 and float16 the products
     by client ask the device where each client's tokens end, which a graph cannot."""
-    base = tiny.build("qwen3").to("cuda")  # whose heads have 8 numbers each
+    base = tiny.build("qwen3", **windows).to("cuda")  # whose heads have 8 numbers each
     jobs = cohort(base, replace(LORA, rank=8), torch.float32)
     model = AdaptedModel(base, replace(LORA, rank=8), autocast=autocast)
     written, _ = fit(model, jobs)
