@@ -20,7 +20,7 @@ from llm_fed.audit.replay import Replay
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
-from llm_fed.experiment.environment import FORMERLY, environment, use_packing
+from llm_fed.experiment.environment import FORMERLY, environment, use_recorded
 from llm_fed.kinds import Kind
 from llm_fed.runs import digests
 from llm_fed.runs.folder import Run
@@ -160,7 +160,7 @@ def _replay(
     """
     experiment = prepare(config, reporter, base=base, known=known)
     experiment.runtime.clients_per_pass = recorded["clients_per_pass"]
-    use_packing(experiment, recorded)
+    use_recorded(experiment, recorded)
     with TemporaryDirectory() as scratch, Run(Path(scratch) / "replay", config) as run:
         run.begin()
         yield Replay(experiment, run)

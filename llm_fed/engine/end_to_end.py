@@ -158,7 +158,7 @@ def attend(
         attended = _by_kernel(query, key, value, more[SEQUENCES], scaling, sliding_window)
     else:
         attended = one_by_one(query, key, value, more[SEQUENCES], scaling, sliding_window)
-    return attended[None], None
+    return attended[None].contiguous(), None  # as from other attentions of transformers; some layers rely on it
 
 
 _ASKED = {

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.dropout import mask_keys
 from llm_fed.engine.end_to_end import attention, flattened
 from llm_fed.engine.laid import on_device
 from llm_fed.engine.masks import known_masks
@@ -99,6 +100,7 @@ def activations(
     *,
     end_to_end: bool = False,
     captured: bool = False,
+    keyed_masks: bool = False,
 ) -> Activations:
     """What a micro-batch holds at the most.
 
@@ -107,6 +109,7 @@ def activations(
         per_pass: clients in a fused pass.
         end_to_end: whether examples lie end to end, without padding.
         captured: whether graphs are kept of passes.
+        keyed_masks: whether dropout masks are computed from keys.
     """
     its, size = base.examples(site.structure), min(local.batch_size, len(site.train))
     longest = max(site.train, key=its.length)
@@ -116,7 +119,7 @@ def activations(
     length, (budget, _) = its.length(longest), budget_and_overhead(base.device)
     rows = max(1, min(budget // length, per_pass * size))
     clients = per_pass if end_to_end else None
-    largest, smallest = (_adapters(base, site, [longest] * count, clients) for count in (rows, 1))
+    largest, smallest = (_adapters(base, site, [longest] * count, clients, keyed_masks) for count in (rows, 1))
     token = (largest - smallest) // max(1, (rows - 1) * length) or smallest // length
     graphs = 0
     if captured and its.fixed and not site.private:
@@ -169,7 +172,7 @@ def cache(base: Base) -> int:
     return (held[1] - held[0]) // 16
 
 
-def _adapters(base: Trainable, site: Client, examples: Sequence[Any], clients: int | None = None) -> int:
+def _adapters(base: Trainable, site: Client, examples: Sequence[Any], clients: int | None, keyed_masks: bool) -> int:
     """The most that a forward and backward pass of these examples holds, but for model and adapters, in bytes.
 
     Args:
@@ -185,7 +188,11 @@ def _adapters(base: Trainable, site: Client, examples: Sequence[Any], clients: i
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, attention(model) if groups else nullcontext():
         bank, batch = AdapterBank(model, structure, 1), on_device(batch, base.device)
         with _Alive(fake, model) as alive:
-            masks = bank.draw_masks([0] * len(sizes), sizes, end_to_end=groups is not None)
+            seeds, flat = [0] * len(sizes), groups is not None
+            if keyed_masks and bank.drops:
+                masks: Any = on_device(mask_keys(seeds, sizes, end_to_end=flat), base.device)
+            else:
+                masks = bank.draw_masks(seeds, sizes, end_to_end=flat)
             mix = torch.ones(given, len(structure.experts)) if structure.gate == "mix" else None
             each = bank.rows.new_zeros(count, bank.layout.size) if site.private else None
             index = torch.zeros(rows, dtype=torch.int64, device=base.device)

@@ -268,7 +268,10 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         flat = built.engine.padding_free is not None
         graphs = built.engine.captures is not None and base.device.type == "cuda"
         longest = max(trainers, key=partial(_size, base))
-        held = activations(base, longest, config.local, at_once, end_to_end=flat, captured=graphs)
+        held = activations(
+            base, longest, config.local, at_once, end_to_end=flat, captured=graphs,
+            keyed_masks=built.engine.keyed_masks,
+        )  # fmt: skip
     prices = [parent.costs for parent in parents if parent.costs]
     models = [base.model, *map(base.model_of, layouts)]
     costs = Costs(

@@ -18,6 +18,7 @@ PLAIN = "not fused"  # engine.fused=off
 ALONE = "one client after another"  # ours, captured and fused
 DENSE = "one adapter on dense rows"  # as many tokens, captured and fused: the limit
 WIDE = "all-linear r=16"
+DROPS, KEYED = "dropout", "dropout by keys"  # of 0.05; in the second engine.capture=on, and masks are not drawn
 AS_MANY = "as many tokens as 100"
 WAYS = tuple(
     ", ".join(filter(None, (flat, fused, captured))) or WRITTEN
@@ -35,11 +36,11 @@ TRAINING = (
         for base in (LARGE, SMALL)
         for row in (
             *(f"{clients} clients" for clients in CLIENTS),
-            *(f"8 clients, {how}" for how in (PLAIN, ROWS, WRITTEN, DENSE, ALONE, AS_MANY, PEFT, FLOOR)),
+            *(f"8 clients, {how}" for how in (PLAIN, ROWS, WRITTEN, DENSE, ALONE, AS_MANY, PEFT, FLOOR, DROPS, KEYED)),
             *(("8 clients, 20 steps", f"8 clients, 20 steps, {WRITTEN}") if base == SMALL else ()),
         )
     ),
-    f"llama-3.1-8b, 8 clients, {WIDE}",
+    *(f"llama-3.1-8b, 8 clients, {how}" for how in (WIDE, f"{WIDE}, {DROPS}", f"{WIDE}, {KEYED}")),
     f"{LARGE}, 1 client, {WRITTEN}", f"{LARGE}, 32 clients, {WRITTEN}", f"{LARGE}, 100 clients, {WRITTEN}",
     f"{LARGE}, 8 clients, {MEASURED}", f"{LARGE}, 32 clients, {MEASURED}",
 )  # fmt: skip

@@ -126,8 +126,10 @@ def test_what_is_said_of_texts_end_to_end_is_what_is_alive(case):
     assert said.largest < 1.1 * rows.largest
 
 
-@pytest.mark.parametrize(("case", "flat"), [("dropout", False), ("autocast", True)])
-def test_what_captured_passes_are_said_to_keep_is_what_they_keep(case, flat, monkeypatch):
+@pytest.mark.parametrize(
+    ("case", "flat", "keyed"), [("dropout", False, False), ("autocast", True, False), ("dropout", True, True)]
+)
+def test_what_captured_passes_are_said_to_keep_is_what_they_keep(case, flat, keyed, monkeypatch):
     """Graphs share what the largest of them holds at the most; inputs and dropout masks lie beside it. Of three texts
     of each of two clients, in shapes that are wider than they are, and of a smaller one."""
     make, structure = CASES[case]
@@ -142,12 +144,12 @@ def test_what_captured_passes_are_said_to_keep_is_what_they_keep(case, flat, mon
 
     monkeypatch.setattr(capture, "Graphs", Pool)
     text = [Encoded([1 + n % 50 for n in range(43)], [n >= 30 for n in range(43)])] * 3
-    asked = {"end_to_end": flat, "captured": True}
+    asked = {"end_to_end": flat, "captured": True, "keyed_masks": keyed}
     said = activations(base, site_of(structure, text), LocalConfig(batch_size=3), per_pass=2, **asked)
     captures = Captures()
     model = AdaptedModel(
         base.model, structure, base.examples(structure), base.autocast, captures=captures, packing=(4096, 0),
-        padding_free=PaddingFree() if flat else None,
+        padding_free=PaddingFree() if flat else None, keyed_masks=keyed,
     )  # fmt: skip
     start = draw(base.model, structure, generator(0))
     batches = [text] * (USES + 1) + [text[:1]] * (USES + 1)
@@ -156,7 +158,9 @@ def test_what_captured_passes_are_said_to_keep_is_what_they_keep(case, flat, mon
     assert len(stage._slots) == len(held) - 1 == 2
     inputs = max(slot.static._memory.nbytes for slot in stage._slots.values())
     assert said.graphs == pytest.approx(max(held) + inputs + stage._masks.nbytes, rel=0.1)
-    alone = activations(base, site_of(structure, text), LocalConfig(batch_size=3), per_pass=2, end_to_end=flat)
+    alone = activations(
+        base, site_of(structure, text), LocalConfig(batch_size=3), per_pass=2, **asked | {"captured": False}
+    )
     assert said.largest == alone.largest and alone.graphs == 0 < inputs < INPUTS * 6 * 48
 
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from llm_fed.basics import checksum
 from llm_fed.engine import fit
 from llm_fed.engine.calibration import Calibration
+from llm_fed.engine.engine import Engine
 from llm_fed.engine.packing import plan
 from llm_fed.experiment import environment, finish
 from llm_fed.experiment import run as experiment
@@ -88,6 +89,37 @@ def test_what_is_captured_or_has_no_padding_is_not_measured(setting, small, tmp_
     config = from_dict(small.tree(rounds=1, engine={setting: "on"}))
     experiment.train(config, tmp_path / "run", reporter=Reporter(Console(file=io.StringIO())))
     assert json.loads((tmp_path / "run/environment.json").read_text())[setting.replace("capture", "captured")] is True
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_run_keeps_the_masks_that_it_began_with(keyed, small, tmp_path, monkeypatch):
+    """From keys, as on a GPU with engine.capture=on, or drawn, whatever it is continued with. A CPU knows both."""
+    asked, real, configure = list[int](), fit.mask_keys, Engine.configure
+    monkeypatch.setattr(fit, "mask_keys", lambda *given, **more: asked.append(0) or real(*given, **more))
+
+    def as_if(now: bool):
+        def configured(engine, *given):
+            configure(engine, *given)
+            engine.keyed_masks = now
+
+        monkeypatch.setattr(Engine, "configure", configured)
+
+    def trained(folder, rounds: int) -> str:
+        said = io.StringIO()
+        config = from_dict(small.tree(rounds=rounds, adapter={"dropout": 0.1}))
+        experiment.train(config, folder, reporter=Reporter(Console(file=said, soft_wrap=True)))
+        return said.getvalue()
+
+    as_if(keyed)
+    trained(tmp_path / "once", 2)
+    trained(tmp_path / "run", 1)
+    known = json.loads((tmp_path / "run/environment.json").read_text())
+    assert known.get("keyed_masks", False) == keyed == bool(asked)
+    as_if(not keyed)
+    asked.clear()
+    assert "another environment" not in trained(tmp_path / "run", 2) and bool(asked) == keyed
+    once, run = ((tmp_path / name / "metrics.jsonl").read_text() for name in ("once", "run"))
+    assert once == run
 
 
 def test_on_a_cpu_the_constants_stay(small, tmp_path, monkeypatch):
