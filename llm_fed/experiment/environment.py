@@ -21,6 +21,7 @@ from llm_fed.runtime.launch import processes
 from llm_fed.settings.config import EngineConfig
 
 LIBRARIES = ("llm_fed", "transformers", "peft")
+WAYS = {"capture": "captured", "padding_free": "padding_free", "fused": "fused"}  # by setting what is recorded of it
 # What was not recorded of earlier runs.
 FORMERLY = {"processes": 1, "captured": False, "padding_free": False, "fused": ""}
 
@@ -33,7 +34,10 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     base it is, as far as that can be known; a run that moves finds its base elsewhere, so this is not compared here.
     """
     engine, config = experiment.engine, experiment.config
-    now = environment(experiment.base.device, config.base.dtype, experiment.runtime.clients_per_pass, config.engine)
+    now = environment(
+        experiment.base.device, config.base.dtype, experiment.runtime.clients_per_pass, config.engine,
+        tried=not engine.untried,
+    )  # fmt: skip
     now["base"] = experiment.base.source.as_json()
     recorded = run.recall("environment.json")
     if recorded is None:
@@ -83,11 +87,17 @@ def use_recorded(experiment: Experiment, recorded: Mapping[str, Any]) -> None:
         engine.packing = packing["budget"], packing["overhead"]
 
 
-def environment(device: torch.device, dtype: str, clients_per_pass: int, engine: EngineConfig) -> dict[str, Any]:
+def environment(
+    device: torch.device, dtype: str, clients_per_pass: int, engine: EngineConfig, *, tried: bool = True
+) -> dict[str, Any]:
     """The device with its name, the processes and threads, whether training passes are captured, without padding
-    and fused, and the versions of the libraries."""
+    and fused, and the versions of the libraries.
+
+    Args:
+        tried: as of `ways.ways`.
+    """
     return {
-        **asdict(ways(engine, device, dtype)),
+        **asdict(ways(engine, device, dtype, tried=tried)),
         "clients_per_pass": clients_per_pass,
         "threads": torch.get_num_threads(),
         "processes": processes(),

@@ -6,6 +6,7 @@ import io
 import json
 
 import pytest
+import torch
 from rich.console import Console
 
 from llm_fed.basics import checksum
@@ -18,6 +19,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.runs import folder as run_folder
 from llm_fed.runs.records import read_records, timed_rounds
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.config import EngineConfig
 from llm_fed.settings.configfile import from_dict
 
 
@@ -89,6 +91,13 @@ def test_what_is_captured_or_has_no_padding_is_not_measured(setting, small, tmp_
     config = from_dict(small.tree(rounds=1, engine={setting: "on"}))
     experiment.train(config, tmp_path / "run", reporter=Reporter(Console(file=io.StringIO())))
     assert json.loads((tmp_path / "run/environment.json").read_text())[setting.replace("capture", "captured")] is True
+
+
+def test_a_base_that_no_gpu_has_tried_is_recorded_as_it_is_computed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    for tried in (False, True):
+        now = environment.environment(torch.device("cuda"), "bfloat16", 1, EngineConfig(), tried=tried)
+        assert [bool(now[key]) for key in environment.WAYS.values()] == [tried] * 3 and now["hardware"] == "a card"
 
 
 @pytest.mark.parametrize("keyed", [False, True])
