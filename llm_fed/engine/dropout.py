@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.engine.packing import repeated
 
@@ -44,8 +43,10 @@ class MaskKeys:
 
 def mask_keys(seeds: Sequence[int], lengths: Sequence[int], *, end_to_end: bool) -> MaskKeys:
     """Of examples of these lengths in tokens: each one's depend on its seed alone."""
-    own = [_mixed(seed + numbers(0, length)) for seed, length in zip(seeds, lengths, strict=True)]
-    return MaskKeys(torch.cat(own)[None] if end_to_end else pad_sequence(own, batch_first=True))
+    keys = torch.tensor(seeds)[:, None] + numbers(0, max(lengths))
+    if end_to_end:
+        keys = keys[torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]][None]
+    return MaskKeys(_mixed(keys))
 
 
 def numbers(first: int, count: int, device: torch.device | None = None) -> Tensor:
