@@ -20,7 +20,7 @@ from llm_fed.audit.replay import Replay
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
-from llm_fed.experiment.environment import FORMERLY, environment, use_packing
+from llm_fed.experiment.environment import FORMERLY, WAYS, environment, use_recorded
 from llm_fed.kinds import Kind
 from llm_fed.runs import digests
 from llm_fed.runs.folder import Run
@@ -139,6 +139,10 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
     usual = torch.get_num_threads()
     if config.device == "cuda" and not torch.cuda.is_available():
         config = replace(config, device="auto")
+    off: dict[str, Any] = {
+        setting: "off" for setting, key in WAYS.items() if not before[key]
+    }  # also where a GPU might do otherwise
+    config = replace(config, engine=replace(config.engine, **off))
     torch.set_num_threads(threads)
     try:
         now = environment(torch.device(choose_device(config.device)), config.base.dtype, per_pass, config.engine)
@@ -160,7 +164,7 @@ def _replay(
     """
     experiment = prepare(config, reporter, base=base, known=known)
     experiment.runtime.clients_per_pass = recorded["clients_per_pass"]
-    use_packing(experiment, recorded)
+    use_recorded(experiment, recorded)
     with TemporaryDirectory() as scratch, Run(Path(scratch) / "replay", config) as run:
         run.begin()
         yield Replay(experiment, run)

@@ -38,6 +38,7 @@ class AdaptedModel:
     captures: Captures | None = None  # of training passes; None: they run as they are written
     padding_free: PaddingFree | None = None  # whether training lays texts end to end; None: in rows with padding
     fuses: bool = False  # whether training passes compute elementwise work `fused`
+    keyed_masks: bool = False  # whether dropout masks are computed from keys (`dropout`), and not drawn
 
     @property
     def device(self) -> torch.device:

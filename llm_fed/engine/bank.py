@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
+from llm_fed.engine.dropout import Dropped, MaskKeys, numbers, words_of
 from llm_fed.engine.routed import RoutedExperts, in_place_of
 from llm_fed.engine.tokens import ALIGNED, AdapterTokens, TokenGroups, TokenRows
 from llm_fed.models.frozen import device_of, freeze
@@ -169,7 +171,7 @@ class AdapterBank:
     def attached(
         self,
         index: Tensor,
-        masks: Tensor | None = None,
+        masks: Tensor | MaskKeys | None = None,
         mix: Tensor | None = None,
         listen: Callable[[Tensor], None] | None = None,
         each: Tensor | None = None,
@@ -187,7 +189,7 @@ class AdapterBank:
 
         Args:
             index: (N,), int64; on the CPU unless `below` is given.
-            masks: (N, T, D) from `draw_masks`: the inputs x that are kept. None: no dropout.
+            masks: (N, T, D) from `draw_masks`: the inputs x that are kept; or keys that say so. None: no dropout.
             mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
             each: (M, P): what takes the gradients of rows of the batch by themselves, in the place of `grads`.
             into: (N,), which row of `each` takes that of each row of the batch (default: each its own).
@@ -227,6 +229,7 @@ class AdapterBank:
             tokens: AdapterTokens = groups or TokenRows(len(index))
             if mix is not None:
                 mix = mix.to(self.rows)[None] if groups else mix.to(self.rows)[:, None]
+            drops = self._drops(masks)
             for name, module in self.targets.items():
                 if name in below:
                     handles.append(module.register_forward_hook(below[name]))
@@ -239,8 +242,8 @@ class AdapterBank:
                     router=chosen.get(router(name)),
                     mix=mix,
                     scaling=self.structure.scaling,
-                    kept=1 if masks is None else self._kept / 2**16,
-                    mask=None if masks is None else masks[..., self._inputs[name]],
+                    kept=self._kept / 2**16 if drops else 1,
+                    drop=drops.get(name),
                     listen=listen,
                     lengths=self._lengths(name, module, chosen) if self.structure.dora else None,
                 )
@@ -256,6 +259,17 @@ class AdapterBank:
             for handle in handles:
                 handle.remove()
             self._attached = False
+
+    def _drops(self, masks: Tensor | MaskKeys | None) -> dict[str, Callable[[Tensor], Tensor]]:
+        """By layer what leaves some of its inputs (N, T, in) out; empty without masks."""
+        if masks is None:
+            return {}
+        if isinstance(masks, Tensor):
+            return {name: partial(_masked, mask=masks[..., place]) for name, place in self._inputs.items()}
+        words = [words_of(place.stop - place.start) for place in self._inputs.values()]
+        steps = numbers(0, sum(words), self.rows.device).split(words)
+        dropped = partial(_dropped, keys=masks.of, below=self._kept - 2**15)
+        return {name: partial(dropped, steps=its) for name, its in zip(self._inputs, steps, strict=True)}
 
     def _may_be_taken_at_once(self, rows: Tensor, groups: TokenGroups | None) -> bool:
         """Whether one launch can take all entries of the rows that are wanted: each then lies where products of 16 bits
@@ -347,7 +361,7 @@ class _Adapted:
     mix: Tensor | None  # (N, 1, E), or (1, S, E) of tokens
     scaling: float
     kept: float  # the share of the inputs that masks keep
-    mask: Tensor | None  # (N, T or more, in)
+    drop: Callable[[Tensor], Tensor] | None  # leaves some of the inputs (N, T, in) out
     listen: Callable[[Tensor], None] | None  # to what a router says
     lengths: Tensor | None = None  # (N, 1, out) by which DoRA multiplies the layer's outputs
 
@@ -358,10 +372,9 @@ class _Adapted:
         x, autocast = self.tokens.inputs(self.name, given.to(device), self.a.dtype)
         y = output.reshape(len(output), -1, output.shape[-1])
         weights, scaling = self._weights(x), self.scaling
-        masked = self.mask is not None and not shared
-        if masked:
-            assert self.mask is not None
-            x, scaling = x * self.mask[:, : x.shape[1]].to(device), scaling / self.kept
+        if masked := self.drop is not None and not shared:
+            assert self.drop is not None
+            x, scaling = self.drop(x), scaling / self.kept
         if self.lengths is not None:
             y = self._with_lengths(module, x, y, scaling, masked, autocast)
             return y.view(len(y), *output.shape[1:]).to(output.dtype)
@@ -412,6 +425,16 @@ class _Whole:
         w = self.weight.mT
         y = torch.bmm(x, w) if self.bias is None else torch.baddbmm(self.bias[:, None], x, w)
         return y.view(output.shape).to(output.dtype)
+
+
+def _masked(x: Tensor, mask: Tensor) -> Tensor:
+    return x * mask[:, : x.shape[1]].to(x.device)  # a layer may see fewer tokens than others
+
+
+def _dropped(x: Tensor, keys: Tensor, steps: Tensor, below: int) -> Tensor:
+    dropped = Dropped.apply(x, keys[:, : x.shape[1]].to(x.device), steps.to(x.device), below)
+    assert isinstance(dropped, Tensor)
+    return dropped
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:

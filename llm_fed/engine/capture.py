@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from llm_fed.engine import end_to_end
 from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.dropout import MaskKeys
 from llm_fed.engine.laid import Laid, Static
 from llm_fed.engine.masks import not_captured
 from llm_fed.engine.packing import Grid, repeated, widened
@@ -54,7 +55,8 @@ class Captures:
             self.say(f"training passes are not captured: {why}")
             return None
         dtype = jobs[0].start.row.dtype
-        key = id(model.model), model.structure, model.autocast, type(model.examples), dtype, trained, model.fuses
+        ways = model.fuses, model.keyed_masks
+        key = id(model.model), model.structure, model.autocast, type(model.examples), dtype, trained, ways
         stage = self._stages.pop(key, None)
         if stage is None or len(stage.losses) < len(jobs):
             stage = Stage(self, model, len(jobs), dtype, trained)
@@ -156,13 +158,13 @@ class Stage:
 
         Args:
             laid: on the host.
-            seeds, sizes: of the rows' dropout masks.
+            seeds, sizes: of the rows' dropout masks, where it has no keys of them.
         """
         flat = laid.groups is not None
         wide = _flat_widened(laid, self.grid) if flat else _widened(laid, self.grid)
         slot = self._slot(wide)
         slot.static.fill(wide)
-        if self.bank.drops:
+        if self.bank.drops and wide.masks is None:
             self.bank.draw_masks(seeds, sizes, out=slot.static.laid.masks, end_to_end=flat)
         slot.uses += 1
         if slot.replay is None and slot.uses > USES and not (slot.never or self._barred):
@@ -187,7 +189,7 @@ class Stage:
             key = key, len(wide.groups.ends), len(sequences.borders), sequences.longest
         if key not in self._slots:
             static = Static(wide, self.losses.device)
-            if self.bank.drops:
+            if self.bank.drops and wide.masks is None:
                 static.laid = replace(static.laid, masks=self._masks_of(rows, tokens))
             self._slots[key] = Slot(static)
         return self._slots[key]
@@ -280,10 +282,13 @@ class CudaGraphs(Graphs):
 def _widened(laid: Laid, grid: Grid) -> Laid:
     """A micro-batch on the host in a shape of the grid; further targets weigh nothing."""
     batch = widened(laid.batch, grid)
-    rows = len(batch.input_ids)
+    rows, tokens = batch.input_ids.shape
     wide = _with_targets(laid, len(batch.labels))
+    masks = _widened_keys(laid, rows, tokens)
     mix = None if laid.mix is None else repeated(laid.mix, rows)
-    return replace(wide, batch=batch, index=repeated(laid.index, rows), into=repeated(laid.into, rows), mix=mix)
+    return replace(
+        wide, batch=batch, index=repeated(laid.index, rows), into=repeated(laid.into, rows), mix=mix, masks=masks
+    )
 
 
 def _flat_widened(laid: Laid, grid: Grid) -> Laid:
@@ -295,7 +300,12 @@ def _flat_widened(laid: Laid, grid: Grid) -> Laid:
     ends[-1] = tokens
     groups = replace(groups, ends=ends, of=repeated(groups.of, tokens), known=None)
     mix = None if laid.mix is None else repeated(laid.mix, tokens)
-    return replace(_with_targets(laid, len(batch.labels)), batch=batch, groups=groups, mix=mix)
+    masks = _widened_keys(laid, 1, tokens)
+    return replace(_with_targets(laid, len(batch.labels)), batch=batch, groups=groups, mix=mix, masks=masks)
+
+
+def _widened_keys(laid: Laid, rows: int, tokens: int) -> MaskKeys | None:
+    return laid.masks.widened(rows, tokens) if isinstance(laid.masks, MaskKeys) else None
 
 
 def _with_targets(laid: Laid, targets: int) -> Laid:

@@ -21,6 +21,7 @@ from llm_fed.engine.packing import Grid, TokenSequence, repeated
 NAME = "llm_fed_end_to_end"  # of the attention, among those of transformers
 SEQUENCES = "sequences"  # how a model is given them: its layers hand on what they do not know
 CAPABILITY = 8, 0  # of a GPU, for products by group
+WINDOW, LENGTH = "sliding_attention", "sliding_window"  # how transformers names windows, and their number of tokens
 LARGEST_HEAD, HEADS_OF = 256, 8  # of torch's kernel: the most numbers of a head, and what they are a multiple of
 
 
@@ -131,6 +132,7 @@ def attend(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention (1, S, H, D) within each sequence, as a layer of transformers calls it.
@@ -139,6 +141,7 @@ def attend(
 
     Args:
         query: (1, H, S, D); key and value may have fewer heads.
+        sliding_window: how many tokens each one sees, itself among them; None: all before it.
 
     Raises:
         Unsupported: the layer asks for more than that.
@@ -151,14 +154,14 @@ def attend(
     if wanted:
         raise Unsupported(wanted[0])
     if kernel_takes(query.device, dtype := _dtype(query), query, value):
-        attended = _by_kernel(query.to(dtype), key.to(dtype), value.to(dtype), more[SEQUENCES], scaling)
+        query, key, value = (each.to(dtype) for each in (query, key, value))
+        attended = _by_kernel(query, key, value, more[SEQUENCES], scaling, sliding_window)
     else:
-        attended = one_by_one(query, key, value, more[SEQUENCES], scaling)
-    return attended[None], None
+        attended = one_by_one(query, key, value, more[SEQUENCES], scaling, sliding_window)
+    return attended[None].contiguous(), None  # as from other attentions of transformers; some layers rely on it
 
 
 _ASKED = {
-    "sliding_window": "a sliding window",
     "softcap": "scores with a soft cap",
     "position_bias": "a bias by position",
     "s_aux": "attention sinks",
@@ -167,28 +170,45 @@ _ASKED = {
 }
 
 
-def one_by_one(query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None) -> Tensor:
+def one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None, window: int | None
+) -> Tensor:
     """The same sequence by sequence: (S, H, D)."""
-    parts = [
-        nn.functional.scaled_dot_product_attention(
-            query[:, :, at], key[:, :, at], value[:, :, at], is_causal=True, scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        for at in sequences.stretches()
-    ]  # fmt: skip
+    parts = []
+    for at in sequences.stretches():
+        seen = None if window is None else _seen(at.stop - at.start, window, query.device)
+        parts.append(
+            nn.functional.scaled_dot_product_attention(
+                query[:, :, at], key[:, :, at], value[:, :, at], attn_mask=seen, is_causal=seen is None, scale=scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+        )  # fmt: skip
     return torch.cat(parts, 2)[0].transpose(0, 1)
 
 
-def _by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None) -> Tensor:
+def _seen(length: int, window: int, device: torch.device) -> Tensor | None:
+    """(length, length) which tokens (columns) each one sees; None where the window leaves out none."""
+    if length <= window:
+        return None
+    places = torch.arange(length, device=device)
+    before = places[:, None] - places
+    return (before >= 0) & (before < window)
+
+
+def _by_kernel(
+    query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None, window: int | None
+) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))  # (S, H, D)
     grouped: dict[str, Any] = (
         {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _known(varlen_attn) else {}
     )
+    # The kernel counts the tokens before each one, transformers that one, too.
+    before = -1 if window is None or window >= sequences.longest else window - 1
     attended = varlen_attn(  # before torch 2.12 it takes fewer heads of keys and values without being told
         query, key, value, sequences.borders, sequences.borders, sequences.longest, sequences.longest,
-        scale=scaling, window_size=(-1, 0), **grouped,
+        scale=scaling, window_size=(before, 0), **grouped,
     )  # fmt: skip
     assert isinstance(attended, Tensor)
     return attended
@@ -197,6 +217,15 @@ def _by_kernel(query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequenc
 def _dtype(query: Tensor) -> torch.dtype:
     kind = query.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+
+
+def windowed(model: nn.Module) -> bool:
+    """Whether tokens see only a number of those before them in some layers of a base, by its configuration."""
+    config: Any = model.config
+    config = config.get_text_config()
+    if kinds := getattr(config, "layer_types", None):
+        return WINDOW in kinds
+    return bool(getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
 
 
 def kernel_takes(device: torch.device, dtype: torch.dtype, query: Tensor, value: Tensor) -> bool:

@@ -56,6 +56,8 @@ class Engine(Answering):
         captures: of training passes; None: they run as they are written.
         padding_free: whether training lays texts end to end; None: in rows with padding.
         untried: why a GPU computes passes of this base as they are written, unless it is asked otherwise.
+        keyed_masks: whether dropout masks are computed from keys, in the place of being drawn; runs keep what they
+            began with, on whatever device.
         fuses: what computes elementwise work `fused`, in words; empty: nothing does.
     """
 
@@ -67,7 +69,7 @@ class Engine(Answering):
         self.packing: tuple[int, int] | None = None
         self.captures: Captures | None = None
         self.padding_free: PaddingFree | None = None
-        self.fuses = ""
+        self.fuses, self.keyed_masks = "", False
         self.untried = ""
         self._whole: dict[Structure, WholeModel] = {}
 
@@ -87,6 +89,7 @@ class Engine(Answering):
             self.captures.forced = config.capture == "on"
         self.padding_free = PaddingFree(forced=config.padding_free == "on") if chosen.padding_free else None
         self.fuses = chosen.fused
+        self.keyed_masks = config.capture == "on" and self.base.device.type == "cuda"  # no GPU has tried them yet
         if config.padding_free == "on":
             for structure, private in dict.fromkeys((site.structure, site.private is not None) for site in sites):
                 PaddingFree().check(self.adapted(structure), private=private)
@@ -121,7 +124,7 @@ class Engine(Answering):
         base = self.base
         return AdaptedModel(
             base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing, self.captures,
-            self.padding_free, bool(self.fuses),
+            self.padding_free, bool(self.fuses), self.keyed_masks,
         )  # fmt: skip
 
     def whole(self, structure: Structure) -> WholeModel:

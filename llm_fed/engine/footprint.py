@@ -23,17 +23,22 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.dropout import mask_keys
 from llm_fed.engine.end_to_end import attention, flattened
 from llm_fed.engine.laid import on_device
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
+from llm_fed.engine.packing import Grid
 from llm_fed.engine.tokens import groups_of
 from llm_fed.engine.trainable import Trainable
 from llm_fed.method.client import Client
 from llm_fed.method.optimizer import MOMENTS
 from llm_fed.models.base import Base
+from llm_fed.models.rotary import context
 from llm_fed.models.trained import Structure
 from llm_fed.settings.config import LocalConfig
+
+INPUTS = 60  # bytes of a captured pass for each token, at most: its number and place, and as a target
 
 
 @dataclass(frozen=True)
@@ -44,11 +49,14 @@ class Activations:
         largest, smallest: at the most, in the largest micro-batch, and in one of a single example: what remains where
             micro-batches are made smaller because memory does not suffice.
         token: what each further token adds; None of whole models, whose batches are not divided.
+        graphs: what captured passes keep beside that between replays: the memory of their graphs, which all shapes
+            share, and the inputs of the largest. Reasoned, and not compared with a GPU.
     """
 
     largest: int
     smallest: int
     token: int | None = None
+    graphs: int = 0
 
 
 def weights(modules: Iterable[nn.Module]) -> int:
@@ -87,7 +95,14 @@ def training_copies(structure: Structure, local: LocalConfig, per_pass: int) -> 
 
 
 def activations(
-    base: Trainable, site: Client, local: LocalConfig, per_pass: int, *, end_to_end: bool = False
+    base: Trainable,
+    site: Client,
+    local: LocalConfig,
+    per_pass: int,
+    *,
+    end_to_end: bool = False,
+    captured: bool = False,
+    keyed_masks: bool = False,
 ) -> Activations:
     """What a micro-batch holds at the most.
 
@@ -95,6 +110,8 @@ def activations(
         site: with the longest examples.
         per_pass: clients in a fused pass.
         end_to_end: whether examples lie end to end, without padding.
+        captured: whether graphs are kept of passes.
+        keyed_masks: whether dropout masks are computed from keys.
     """
     its, size = base.examples(site.structure), min(local.batch_size, len(site.train))
     longest = max(site.train, key=its.length)
@@ -103,13 +120,19 @@ def activations(
         return Activations(whole, whole)
     length, (budget, _) = its.length(longest), budget_and_overhead(base.device)
     rows = max(1, min(budget // length, per_pass * size))
-    measured = partial(_adapters, base, site, clients=per_pass if end_to_end else None)
+    measured = partial(_adapters, base, site, clients=per_pass if end_to_end else None, keyed_masks=keyed_masks)
     try:
         largest, smallest = (measured([longest] * count) for count in (rows, 1))
     except RuntimeError:
         smallest = measured([longest], values=True)
         largest = rows * smallest
-    return Activations(largest, smallest, (largest - smallest) // max(1, (rows - 1) * length) or smallest // length)
+    token = (largest - smallest) // max(1, (rows - 1) * length) or smallest // length
+    graphs = 0
+    if captured and its.fixed and not site.private:
+        grid = Grid(context(base.model.config))
+        wide = grid.end_to_end(rows * length) if end_to_end else grid.rows(rows) * grid.tokens(length)
+        graphs = largest + token * (wide - rows * length) + INPUTS * wide
+    return Activations(largest, smallest, token, graphs)
 
 
 @dataclass(frozen=True)
@@ -170,7 +193,13 @@ def _cache(base: Base, values: bool = False) -> int:
 
 
 def _adapters(
-    base: Trainable, site: Client, examples: Sequence[Any], *, clients: int | None, values: bool = False
+    base: Trainable,
+    site: Client,
+    examples: Sequence[Any],
+    *,
+    clients: int | None,
+    keyed_masks: bool,
+    values: bool = False,
 ) -> int:
     """The most that a forward and backward pass of these examples holds, but for model and adapters, in bytes.
 
@@ -188,7 +217,11 @@ def _adapters(
     with _tensors_of(values) as fake, attention(model) if groups else nullcontext():
         bank, batch = AdapterBank(model, structure, 1), on_device(batch, base.device)
         with _Alive(fake, model) as alive:
-            masks = bank.draw_masks([0] * len(sizes), sizes, end_to_end=groups is not None)
+            seeds, flat = [0] * len(sizes), groups is not None
+            if keyed_masks and bank.drops:
+                masks: Any = on_device(mask_keys(seeds, sizes, end_to_end=flat), base.device)
+            else:
+                masks = bank.draw_masks(seeds, sizes, end_to_end=flat)
             mix = torch.ones(given, len(structure.experts)) if structure.gate == "mix" else None
             each = bank.rows.new_zeros(count, bank.layout.size) if site.private else None
             index = torch.zeros(rows, dtype=torch.int64, device=base.device)

@@ -7,7 +7,8 @@ otherwise it is refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,7 +18,7 @@ from torch import nn
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.end_to_end import Unsupported, attention, flattened, has_kernels
+from llm_fed.engine.end_to_end import LENGTH, WINDOW, Unsupported, attention, flattened, has_kernels, windowed
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.laid import on_device
 from llm_fed.method.requests import Fit
@@ -28,6 +29,7 @@ from llm_fed.tasks.common import Encoded
 log = logging.getLogger(__name__)
 
 LENGTHS = (9, 2, 14, 5)  # tokens of the sequences that are compared
+SHORT = 4  # tokens of the shortest window while bases are compared
 APART = 1e-3  # most that predictions may differ, as a share of how they vary
 APART_IN_HALF = 0.1  # the same in 16 bits; where tokens see another sequence they differ by about 1
 
@@ -115,11 +117,8 @@ def _of_base(model: AdaptedModel) -> str:
         return "the base is quantised, and nobody has compared what that rounds"
     if regimes(base) is not None:
         return "the base's positions depend on the length of each text"
-    kinds = set(getattr(config, "layer_types", None) or ())
-    window = getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True)
-    if kinds - {"full_attention"} or (window and not kinds):
-        what = ", ".join(sorted(kinds - {"full_attention"})) or "sliding_attention"
-        return f"the base has layers without full attention ({what})"
+    if kinds := sorted(set(getattr(config, "layer_types", None) or ()) - {"full_attention", WINDOW}):
+        return f"the base has layers without full attention ({', '.join(kinds)})"
     return compared(model)
 
 
@@ -134,11 +133,18 @@ def compared(model: AdaptedModel) -> str:
         Encoded(torch.randint(0, words, (length,), generator=draws).tolist(), [True] * length) for length in LENGTHS
     ]
     base = f"the base ({type(model.model).__name__})"
+    batch = on_device(TEXT.collate(several), model.device)
+    windows = windowed(model.model)
     try:
-        with model.computing():
-            rows = TEXT.logits(model.model, on_device(TEXT.collate(several), model.device))
+        with model.computing(), windows_of(SHORT, model.model) if windows else nullcontext():
+            rows = TEXT.logits(model.model, batch)
             with attention(model.model):
                 flat = TEXT.logits(model.model, on_device(flattened(several), model.device))
+        if windows:
+            with model.computing(), windows_of(2 * SHORT, model.model):
+                longer = TEXT.logits(model.model, batch)
+            if torch.equal(rows, longer):
+                return f"{base} has windows of attention whose length cannot be set, so that nobody can compare them"
     except Unsupported as error:
         return f"{base} wants {error}"
     except torch.OutOfMemoryError:
@@ -150,6 +156,22 @@ def compared(model: AdaptedModel) -> str:
     if not differ <= (APART if dtype.itemsize > 2 else APART_IN_HALF):
         return f"{base} predicts otherwise where sequences lie end to end (by {differ:.2g} of what predictions vary)"
     return ""
+
+
+@contextmanager
+def windows_of(tokens: int, model: nn.Module) -> Iterator[None]:
+    """Within, the shortest window of a base's attention has so many tokens: sequences that are shorter than a window
+    would prove nothing about it. All change by the same number, so that one which is counted otherwise still is."""
+    holders = {id(each): each for module in model.modules() for each in (module, getattr(module, "config", None))}
+    before = [(each, length) for each in holders.values() if type(length := getattr(each, LENGTH, None)) is int]
+    more = tokens - min((length for _, length in before), default=tokens)
+    try:
+        for each, length in before:
+            setattr(each, LENGTH, length + more)
+        yield
+    finally:
+        for each, length in before:
+            setattr(each, LENGTH, length)
 
 
 def in_words(asked: PaddingFree | None, device: torch.device) -> str:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 import torch
 from torch import nn
 
-from llm_fed.engine.end_to_end import has_kernels
+from llm_fed.engine.end_to_end import has_kernels, windowed
 from llm_fed.engine.fused import has_library
 from llm_fed.settings.config import EngineConfig
 
@@ -22,6 +22,8 @@ def untried(model: nn.Module, families: Collection[str] = TRAINED) -> str:
     family = getattr(getattr(model, "config", None), "model_type", "such a model")
     if family not in families:
         return f"no GPU has tried it with {family} yet"
+    if windowed(model):
+        return "no GPU has tried it with windows of attention yet"
     if getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None):
         return "no GPU has tried it with quantised weights yet"
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):

@@ -266,7 +266,12 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         copies = training_copies(largest.structure, config.local, at_once)
         training = copies * layouts[largest.structure].size * 4  # float32
         flat = built.engine.padding_free is not None
-        held = activations(base, max(trainers, key=partial(_size, base)), config.local, at_once, end_to_end=flat)
+        graphs = built.engine.captures is not None and base.device.type == "cuda"
+        longest = max(trainers, key=partial(_size, base))
+        held = activations(
+            base, longest, config.local, at_once, end_to_end=flat, captured=graphs,
+            keyed_masks=built.engine.keyed_masks,
+        )  # fmt: skip
     prices = [parent.costs for parent in parents if parent.costs]
     models = [base.model, *map(base.model_of, layouts)]
     costs = Costs(
@@ -276,7 +281,8 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         down_run=sum(moved_down) + sum(price.down_run for price in prices),
         up_run=sum(moved_up) + sum(price.up_run for price in prices),
         base=weights(models), training=training, client=training // at_once,
-        activations=held.largest, smallest=held.smallest, token=held.token, cache=base.cache(),
+        activations=held.largest, smallest=held.smallest, token=held.token,
+        graphs=held.graphs * min(capture.STAGES, len(layouts)), cache=base.cache(),
         memory_free=free_memory(base.device), memory_limit=memory_limit(base.device), smaller=_smaller(built, at_once),
         state=len(pack(state)), kept=remembered + (
             _kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)

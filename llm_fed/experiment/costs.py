@@ -39,6 +39,7 @@ class Costs:
         activations: what one backward pass holds at the most; 0 where no client's data are here.
         smallest: the same where a micro-batch is a single example.
         token: what a further token adds to it; None of whole models.
+        graphs: what captured passes keep beside it, where there is room.
         cache: what a token of an answer that is being written keeps; None: not predicted.
         memory_free: on the device, with the base loaded.
         memory_limit: what allows no more, where the machine has more: a container's or a job's limit.
@@ -69,6 +70,7 @@ class Costs:
     kept: int
     disk_free: int
     memory_limit: str = ""
+    graphs: int = 0
 
     def rows(self, several: bool = False) -> dict[str, str]:
         """Lines for people, by their label.
@@ -99,14 +101,15 @@ class Costs:
         return f"{each}{in_words(self.down_run)} down and {about}{in_words(self.up_run)} up in the whole run"
 
     def _memory(self) -> str:
-        total = self.base + self.training + self.activations
+        total = self.base + self.training + self.activations + self.graphs
         each = f" ({in_words(self.client)} per client)" if self.client else ""
         token = "" if self.token is None else f" ({in_words(self.token)} per token of a micro-batch)"
+        graphs = f", captured passes about {in_words(self.graphs)} more, reasoned and not measured" * bool(self.graphs)
         answers = "" if self.cache is None else f" except for {in_words(self.cache)} per generated token"
         return (
             f"about {in_words(total)} to train: base {in_words(self.base)}, trained parameters with gradients and "
             f"optimizer state {in_words(self.training)}{each}, activations about "
-            f"{in_words(self.activations)}{token}; scoring is not included{answers}"
+            f"{in_words(self.activations)}{token}{graphs}; scoring is not included{answers}"
         )
 
     def _fits(self) -> str:
@@ -114,8 +117,13 @@ class Costs:
         left = self.memory_free - self.training - self.activations
         least = self.memory_free - self.training - self.smallest
         change = f"; these settings need less: {', '.join(self.smaller)}" if self.smaller else ""
+        if self.graphs > left >= 0:
+            return (
+                f"yes, but {in_words(self.graphs - left)} too little for all captured passes, so some run as they are "
+                "written, or in smaller micro-batches"
+            )
         if left >= 0:
-            return f"yes, about {in_words(left)} would be left"
+            return f"yes, about {in_words(left - self.graphs)} would be left"
         if least >= 0:
             return f"only with smaller micro-batches, which a run tries by itself: {in_words(-left)} too little{change}"
         return f"no, {in_words(-least)} too little even with one example at a time{change}"

@@ -21,6 +21,7 @@ from llm_fed.runtime.launch import processes
 from llm_fed.settings.config import EngineConfig
 
 LIBRARIES = ("llm_fed", "transformers", "peft")
+WAYS = {"capture": "captured", "padding_free": "padding_free", "fused": "fused"}  # by setting what is recorded of it
 # What was not recorded of earlier runs.
 FORMERLY = {"processes": 1, "captured": False, "padding_free": False, "fused": ""}
 
@@ -33,19 +34,24 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     base it is, as far as that can be known; a run that moves finds its base elsewhere, so this is not compared here.
     """
     engine, config = experiment.engine, experiment.config
-    now = environment(experiment.base.device, config.base.dtype, experiment.runtime.clients_per_pass, config.engine)
+    now = environment(
+        experiment.base.device, config.base.dtype, experiment.runtime.clients_per_pass, config.engine,
+        tried=not engine.untried,
+    )  # fmt: skip
     now["base"] = experiment.base.source.as_json()
     recorded = run.recall("environment.json")
     if recorded is None:
+        if engine.keyed_masks:
+            now["keyed_masks"] = True
         # What is measured are padded passes as they are written. A captured one has not their overhead, and without
         # padding a further one saves nothing.
         if engine.captures is None and engine.padding_free is None and (measured := packing(experiment)):
             now["packing"] = measured.as_json()
-            use_packing(experiment, now)
+            use_recorded(experiment, now)
             reporter.note(f"packing of micro-batches, measured here: {measured.in_words()}")
         run.remember("environment.json", now)
         return
-    use_packing(experiment, recorded)
+    use_recorded(experiment, recorded)
     before = now | FORMERLY | recorded
     experiment.runtime.clients_per_pass = now["clients_per_pass"] = before["clients_per_pass"]
     changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key != "base" and before[key] != now[key]]
@@ -72,17 +78,26 @@ def packing(experiment: Experiment) -> Calibration | None:
     return calibrate(engine.adapted(largest), reserved, at_once * local.batch_size)
 
 
-def use_packing(experiment: Experiment, recorded: Mapping[str, Any]) -> None:
-    """Pack as environment.json says; where it says nothing, by the device's constants."""
+def use_recorded(experiment: Experiment, recorded: Mapping[str, Any]) -> None:
+    """Pack micro-batches as environment.json says, where it says nothing by the device's constants; and drop the same
+    inputs as before, which any device can compute."""
+    engine = experiment.runtime.engine
+    engine.keyed_masks = recorded.get("keyed_masks", False)
     if packing := recorded.get("packing"):
-        experiment.runtime.engine.packing = packing["budget"], packing["overhead"]
+        engine.packing = packing["budget"], packing["overhead"]
 
 
-def environment(device: torch.device, dtype: str, clients_per_pass: int, engine: EngineConfig) -> dict[str, Any]:
+def environment(
+    device: torch.device, dtype: str, clients_per_pass: int, engine: EngineConfig, *, tried: bool = True
+) -> dict[str, Any]:
     """The device with its name, the processes and threads, whether training passes are captured, without padding
-    and fused, and the versions of the libraries."""
+    and fused, and the versions of the libraries.
+
+    Args:
+        tried: as of `ways.ways`.
+    """
     return {
-        **asdict(ways(engine, device, dtype)),
+        **asdict(ways(engine, device, dtype, tried=tried)),
         "clients_per_pass": clients_per_pass,
         "threads": torch.get_num_threads(),
         "processes": processes(),

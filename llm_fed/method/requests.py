@@ -282,9 +282,11 @@ class Executor(Protocol):
 
     Attributes:
         packing: budget and overhead of micro-batches as they were measured; None: by device.
+        keyed_masks: whether dropout masks are computed from keys, and not drawn.
     """
 
     packing: tuple[int, int] | None
+    keyed_masks: bool
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.

@@ -192,7 +192,8 @@ class _TrainerEngine:
     """An engine whose fits are a Trainer's."""
 
     def __init__(self, engine: Executor, adapter: TrainedAdapter):
-        self._engine, self._adapter, self.packing = engine, adapter, engine.packing
+        self._engine, self._adapter = engine, adapter
+        self.packing, self.keyed_masks = engine.packing, engine.keyed_masks
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         if isinstance(requests[0], Fit):

@@ -271,6 +271,7 @@ _ENVIRONMENT = _keys(
         "processes": _positive,
         "packing": _keys(budget=finite, overhead=finite),
         "captured": _flag,
+        "keyed_masks": _flag,
         "padding_free": _flag,
         "fused": _text,
         "continued": _list(_keys()),

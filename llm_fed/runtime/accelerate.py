@@ -89,6 +89,15 @@ class DistributedEngine:
     def packing(self, measured: tuple[int, int] | None) -> None:
         self._shared.engine.packing = measured
 
+    @property
+    def keyed_masks(self) -> bool:
+        """As the run began, which all ranks take."""
+        return self._shared.engine.keyed_masks
+
+    @keyed_masks.setter
+    def keyed_masks(self, began: bool) -> None:
+        self._shared.engine.keyed_masks = began
+
     def execute(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """One result, or one exception, for each of these requests of one type and structure."""
         shares = split([cost(request) for request in requests], self._ranks.size)
@@ -96,10 +105,13 @@ class DistributedEngine:
             self._open()  # a run that this one needs was trained in between
         for rank, share in enumerate(shares):
             if rank and share:
-                self._ranks.send(rank, self._codec.pack(["execute", [requests[i] for i in share], self.packing]))
+                self._ranks.send(
+                    rank, self._codec.pack(["execute", [requests[i] for i in share], self.packing, self.keyed_masks])
+                )
         try:
             with signs.standing_for(len(requests) / max(1, len(shares[0]))):
-                done = [(shares[0], *perform(self._shared.engine, [requests[i] for i in shares[0]], self.packing))]
+                own = [requests[i] for i in shares[0]]
+                done = [(shares[0], *perform(self._shared.engine, own, self.packing, self.keyed_masks))]
         except Exception:
             with suppress(UserError, RunError):  # hear the others, who then wait for the next order
                 self._ranks.replies(self._codec)
@@ -161,11 +173,11 @@ def serve_orders(build: Build) -> None:
 
 
 def perform(
-    engine: Executor | None, requests: Sequence[Request[Any]], packing: tuple[int, int] | None
+    engine: Executor | None, requests: Sequence[Request[Any]], packing: tuple[int, int] | None, keyed_masks: bool
 ) -> tuple[Sequence[Any], Work]:
     """The results, and the training work that they took."""
     if not requests:
         return [], Work()
     assert engine is not None
-    engine.packing = packing
+    engine.packing, engine.keyed_masks = packing, keyed_masks
     return list(engine.execute(requests)), engine.take_work()

@@ -73,12 +73,14 @@ class Setting:
         return time.perf_counter() - began
 
     def with_peak(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A figure with the most memory that the device held during it, `peak_gib`; on a CPU without."""
+        """A figure with the most memory that was allocated on the device, `peak_gib`, and with the most that torch took
+        of it, `reserved_gib`, which has what graphs keep; on a CPU without."""
         if self.device.type != "cuda":
             return measure()
         torch.cuda.reset_peak_memory_stats()
         figure = measure()
-        return {**figure, "peak_gib": round(torch.cuda.max_memory_allocated() / GIB, 2)}
+        most = {"peak_gib": torch.cuda.max_memory_allocated(), "reserved_gib": torch.cuda.max_memory_reserved()}
+        return {**figure, **{name: round(held / GIB, 2) for name, held in most.items()}}
 
     def free(self) -> None:
         """Give back what nothing holds any more."""

@@ -28,6 +28,7 @@ SIZES: dict[str, Any] = {
     "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "num_attention_heads": 16,
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 32000, "num_local_experts": 8,
 }  # fmt: skip
+WINDOW = {"sliding_window": 32}  # tokens, fewer than most texts have
 TINY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 128, "num_local_experts": 4,
@@ -45,6 +46,12 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
     if form in ("nf4", "int8"):
         settings["quantization"] = form
     settings["activation_checkpointing"] = form == "activation checkpointing"
+    if form == "window":
+        sizes = {
+            **sizes,
+            **WINDOW,
+            **({"use_sliding_window": True, "max_window_layers": 4} if "qwen" in family else {}),
+        }
     base = loaded(setting, family, sizes, **settings)
     structure = replace(LORA, rank=16, alpha=32, target_modules="all-linear") if "all-linear" in form else LORA
     if form == EXPERTS:

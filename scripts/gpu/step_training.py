@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from cohort import Bench
 from setting import Benches, Setting, operations
-from steps import ALONE, AS_MANY, DENSE, FLOOR, MEASURED, PEFT, PLAIN, ROWS, TRAINING, WIDE, WRITTEN
+from steps import ALONE, AS_MANY, DENSE, DROPS, FLOOR, KEYED, MEASURED, PEFT, PLAIN, ROWS, TRAINING, WIDE, WRITTEN
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine import capture
@@ -38,10 +38,13 @@ def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
     base, clients, variant = (*case.split(", ", 2), "")[:3]
     steps = int(variant.split()[0]) if "steps" in variant else 4
     batch = {AS_MANY: 4 * 100 // 8}.get(variant, 4)
-    wide = variant == WIDE
+    wide = WIDE in variant
     bench = benches.of(base, int(clients.split()[0]), steps, batch_size=batch, log_length=5.8 if wide else 4.4)
+    if DROPS in variant:
+        bench.structure = replace(bench.structure, dropout=0.05)
     if wide:
         bench.structure = replace(bench.structure, rank=16, alpha=32, target_modules="all-linear")
+    if wide or DROPS in variant:
         bench.starts = [draw(bench.model, bench.structure, generator(0, k)) for k in range(bench.args.clients)]
     return setting.with_peak(lambda: timed(setting, bench, variant))
 
@@ -90,7 +93,9 @@ def model_of(bench: Bench, variant: str) -> AdaptedModel:
     if WRITTEN in variant:
         return model
     free = None if variant == ROWS else PaddingFree(forced=False)
-    return replace(model, captures=Captures(), padding_free=free, fuses=variant != PLAIN)
+    return replace(
+        model, captures=Captures(), padding_free=free, fuses=variant != PLAIN, keyed_masks=KEYED in variant
+    )  # fmt: skip
 
 
 def dense(job: Fit, steps: int, tokens: int) -> list[Fit]:

@@ -18,6 +18,7 @@ PLAIN = "not fused"  # engine.fused=off
 ALONE = "one client after another"  # ours, captured and fused
 DENSE = "one adapter on dense rows"  # as many tokens, captured and fused: the limit
 WIDE = "all-linear r=16"
+DROPS, KEYED = "dropout", "dropout by keys"  # of 0.05; in the second engine.capture=on, and masks are not drawn
 AS_MANY = "as many tokens as 100"
 WAYS = tuple(
     ", ".join(filter(None, (flat, fused, captured))) or WRITTEN
@@ -26,6 +27,7 @@ WAYS = tuple(
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
 FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear r=16")
 EXPERTS = "bf16 and adapters on experts"
+WINDOWED = tuple(f"{family}, window" for family in ("qwen3", "mistral", "gemma3_text"))
 METHODS = ("local", "fedit", "fedmerge")
 
 TRAINING = (
@@ -35,11 +37,11 @@ TRAINING = (
         for base in (LARGE, SMALL)
         for row in (
             *(f"{clients} clients" for clients in CLIENTS),
-            *(f"8 clients, {how}" for how in (PLAIN, ROWS, WRITTEN, DENSE, ALONE, AS_MANY, PEFT, FLOOR)),
+            *(f"8 clients, {how}" for how in (PLAIN, ROWS, WRITTEN, DENSE, ALONE, AS_MANY, PEFT, FLOOR, DROPS, KEYED)),
             *(("8 clients, 20 steps", f"8 clients, 20 steps, {WRITTEN}") if base == SMALL else ()),
         )
     ),
-    f"llama-3.1-8b, 8 clients, {WIDE}",
+    *(f"llama-3.1-8b, 8 clients, {how}" for how in (WIDE, f"{WIDE}, {DROPS}", f"{WIDE}, {KEYED}")),
     f"{LARGE}, 1 client, {WRITTEN}", f"{LARGE}, 32 clients, {WRITTEN}", f"{LARGE}, 100 clients, {WRITTEN}",
     f"{LARGE}, 8 clients, {MEASURED}", f"{LARGE}, 32 clients, {MEASURED}",
 )  # fmt: skip
@@ -68,6 +70,7 @@ TRAINED = {
     "micro_batches": "micro-batches",
     "replayed": "replayed",
     "peak_gib": "peak GiB",
+    "reserved_gib": "reserved GiB",
 }
 STEPS = {
     "equality": Step(
@@ -96,12 +99,12 @@ STEPS = {
             "peak_gib": "peak GiB",
         },
         "Answers of eight clients, each under its own adapter, of at most 64 tokens, from random weights, which rarely "
-        "end an answer early. `ours` is in slots, captured and fused; `as written` in slots without; `in batches` as "
-        "other families of bases answer.",
+        "end early. `ours` is in slots, captured and fused; `as written` in slots without; `in batches` as other "
+        "families.",
     ),
     "families": Step(
         (
-            *(f"llama, {form}" for form in FORMS), *(f"{family}, bf16" for family in FAMILIES[1:]),
+            *(f"llama, {form}" for form in FORMS), *(f"{family}, bf16" for family in FAMILIES[1:]), *WINDOWED,
             f"mixtral, {EXPERTS}",
         ),
         {
@@ -109,9 +112,9 @@ STEPS = {
             "padding_free": "no padding", "apart": "apart", "of_rounding": "of rounding", "peak_gib": "peak GiB",
         },
         "Four clients, three steps of gradient descent, as `auto` computes: together, and each client alone as "
-        "written. "
-        "`apart` is their distance as a share of the way that training went, and `of rounding` how far the clients "
-        "together are from float32, over how far each alone is. A small model of each family, with random weights.",
+        "written. `apart` is their distance as a share of the way that training went, `of rounding` how far the "
+        "clients together are from float32, over how far each alone is. Small models with random weights; in a "
+        "`window` are 32 tokens.",
     ),
     "nf4": Step(
         (f"{LARGE}, bf16", f"{LARGE}, nf4", f"{LARGE}, int8"),

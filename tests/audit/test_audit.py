@@ -181,15 +181,18 @@ def test_a_run_that_was_continued_elsewhere_is_not_expected_to_be_equal_to_the_l
 
 
 def test_rounds_are_packed_again_as_the_run_says(runs, tmp_path, monkeypatch):
-    """Here with so few tokens at once that every example is a micro-batch of its own."""
+    """Here with so few tokens at once that every example is a micro-batch of its own, and with dropout by keys."""
     config, clean = runs["fedit"]
     folder, asked, real = shutil.copytree(clean, tmp_path / "run"), set(), fit.plan
     path = folder / "environment.json"
     said = checksum.checked(json.loads(path.read_text()))
-    path.write_text(json.dumps(checksum.added({**said, "packing": {"budget": 2, "overhead": 7}})))
+    other = {"packing": {"budget": 2, "overhead": 7}, "keyed_masks": True}
+    path.write_text(json.dumps(checksum.added({**said, **other})))
+    keyed, keys = list[int](), fit.mask_keys
     monkeypatch.setattr(fit, "plan", lambda lengths, *how: asked.add(how) or real(lengths, *how))
+    monkeypatch.setattr(fit, "mask_keys", lambda *given, **more: keyed.append(0) or keys(*given, **more))
     audit(folder, sample=1, reporter=Reporter(Console(quiet=True)))
-    assert asked == {(2, 7, None)}  # on no grid
+    assert asked == {(2, 7, None)} and keyed  # on no grid
 
 
 def test_a_run_of_an_older_version(runs, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import tiny_base
 from pass_runs import CHANGES, adapters, apart, passes
 
 from llm_fed.runs.records import read_records
@@ -23,6 +24,19 @@ def test_a_run_without_padding_is_the_run_and_says_what_it_did(method, small, tm
     assert all(count["padded"] == 0 < count["without padding"] and len(count) == 2 for count in counts)
     assert 0 < apart(adapters(plain), adapters(free)) < 5e-6
     assert all(line["padding"] == 0 for line in read_records(free / "metrics.jsonl") if line["kind"] == "round")
+
+
+def test_a_base_with_windows_trains_without_padding(small, tmp_path, llm_fed):
+    """Each token sees three, itself among them, and most texts are longer."""
+    runs = {}
+    for name, window, words in (("plain", 3, []), ("free", 3, ["engine.padding_free=on"]), ("wide", 4096, [])):
+        base = tiny_base.folder(tmp_path / f"base{window}", "mistral", sliding_window=window)
+        config = small.config(tmp_path / "c.yaml", **CHANGES | {"rounds": 1}, base={"name": str(base)})
+        said = llm_fed("run", config, *words, "--out", tmp_path / name)
+        assert said.code == 0, said.err
+        runs[name] = adapters(tmp_path / name)
+    assert all(count["padded"] == 0 < count["without padding"] for count in passes(tmp_path / "free"))
+    assert 0 < apart(runs["plain"], runs["free"]) < 5e-6 < 1e-4 < apart(runs["plain"], runs["wide"])
 
 
 def test_a_run_that_began_in_rows_may_go_on_without_padding(small, tmp_path, llm_fed):

@@ -7,6 +7,7 @@ from typing import Any
 
 import bitsandbytes as bnb
 import every
+import mixtures
 import pytest
 import tiny
 import tiny_images
@@ -14,14 +15,22 @@ import torch
 from meter import Meter
 from torch import nn
 
+from llm_fed.basics.rng import generator
+from llm_fed.engine import capture
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.capture import USES, Captures, Graphs
 from llm_fed.engine.end_to_end import attention, flattened
-from llm_fed.engine.footprint import activations, cache
+from llm_fed.engine.fit import fit
+from llm_fed.engine.footprint import INPUTS, activations, cache
 from llm_fed.engine.memory import activation_checkpointing
+from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.engine.tokens import groups_of
 from llm_fed.method.client import Client, Private
+from llm_fed.method.optimizer import Optimizer
+from llm_fed.method.requests import Fit
 from llm_fed.method.site import Data
-from llm_fed.models.lora import Lora
+from llm_fed.models.lora import Lora, draw
 from llm_fed.models.structure import Full
 from llm_fed.settings.config import LocalConfig
 from llm_fed.tasks.common import Encoded
@@ -75,6 +84,7 @@ CASES: dict[str, tuple[Any, Any]] = {
     "gpt2 with a pad token": (padded, Lora(2, 4, 0.0, ("c_attn",))),
     "nf4": (lambda: language_base(quantised(), autocast=torch.bfloat16), LORA),
     "dynamic": (lambda: language_base(llama(rope_parameters=DYNAMIC)), LORA),
+    "windows": (lambda: language_base(tiny.build("mistral", sliding_window=8)), LORA),
     "pictures": (lambda: tiny_images.vit(torch.float32), tiny_images.LORA),
 }
 
@@ -116,7 +126,10 @@ def test_what_is_said_is_what_is_alive(case):
 
 
 @pytest.mark.parametrize(
-    "case", every.quick(["llama", "dropout", "autocast", "router", "mix", "qwen3", "gpt2"], ["dropout", "mix", "gpt2"])
+    "case",
+    every.quick(
+        ["llama", "dropout", "autocast", "router", "mix", "qwen3", "gpt2", "windows"], ["dropout", "mix", "windows"]
+    ),
 )
 def test_what_is_said_of_texts_end_to_end_is_what_is_alive(case):
     """Of three texts of each of two clients."""
@@ -136,6 +149,44 @@ def test_what_is_said_of_texts_end_to_end_is_what_is_alive(case):
     assert 0.9 * meter.peak < said.largest < 1.1 * meter.peak
     rows = activations(base, site_of(structure, TEXT), LocalConfig(batch_size=3), per_pass=2)
     assert said.largest < 1.1 * rows.largest
+
+
+@pytest.mark.parametrize(
+    ("case", "flat", "keyed"), [("dropout", False, False), ("autocast", True, False), ("dropout", True, True)]
+)
+def test_what_captured_passes_are_said_to_keep_is_what_they_keep(case, flat, keyed, monkeypatch):
+    """Graphs share what the largest of them holds at the most; inputs and dropout masks lie beside it. Of three texts
+    of each of two clients, in shapes that are wider than they are, and of a smaller one."""
+    make, structure = CASES[case]
+    base, held = make(), [0]
+
+    class Pool(Graphs):
+        def capture(self, run):
+            with Meter() as meter:
+                run()
+            held.append(meter.peak)
+            return run
+
+    monkeypatch.setattr(capture, "Graphs", Pool)
+    text = [Encoded([1 + n % 50 for n in range(43)], [n >= 30 for n in range(43)])] * 3
+    asked = {"end_to_end": flat, "captured": True, "keyed_masks": keyed}
+    said = activations(base, site_of(structure, text), LocalConfig(batch_size=3), per_pass=2, **asked)
+    captures = Captures()
+    model = AdaptedModel(
+        base.model, structure, base.examples(structure), base.autocast, captures=captures, packing=(4096, 0),
+        padding_free=PaddingFree() if flat else None, keyed_masks=keyed,
+    )  # fmt: skip
+    start = draw(base.model, structure, generator(0))
+    batches = [text] * (USES + 1) + [text[:1]] * (USES + 1)
+    fit(model, [Fit.on(f"{k}", structure, start, batches, Optimizer(0.01)) for k in range(2)])
+    (stage,) = captures._stages.values()
+    assert len(stage._slots) == len(held) - 1 == 2
+    inputs = max(slot.static._memory.nbytes for slot in stage._slots.values())
+    assert said.graphs == pytest.approx(max(held) + inputs + stage._masks.nbytes, rel=0.1)
+    alone = activations(
+        base, site_of(structure, text), LocalConfig(batch_size=3), per_pass=2, **asked | {"captured": False}
+    )
+    assert said.largest == alone.largest and alone.graphs == 0 < inputs < INPUTS * 6 * 48
 
 
 def test_gradients_of_single_examples_and_recomputed_activations_count():

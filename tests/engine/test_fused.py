@@ -125,6 +125,7 @@ def test_auto_is_for_gpus():
         ("llama", lambda base: None, ""),
         ("qwen3", lambda base: None, ""),
         ("gpt2", lambda base: None, "with gpt2 yet"),
+        ("qwen3", lambda base: setattr(base.config, "layer_types", ["sliding_attention"] * 2), "windows of attention"),
         ("llama", lambda base: setattr(base, "is_quantized", True), "quantised weights"),
         ("llama", lambda base: base.gradient_checkpointing_enable(), "recomputed activations"),
     ],

@@ -17,12 +17,18 @@ from transformers import (
     BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPTNeoConfig,
     GPTNeoForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     MambaConfig,
     MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -44,11 +50,20 @@ from llm_fed.testing.tiny import HEADS, VOCABULARY, drawn
 
 LORA = Lora(rank=3, alpha=5, dropout=0.1, target_modules=("q_proj", "v_proj"))
 EXACT = torch.float64
+MIXED = ["sliding_attention", "full_attention"]
 MORE = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**HEADS)),
     "mistral": lambda: MistralForCausalLM(MistralConfig(**HEADS, sliding_window=None)),
-    "windowed": lambda: MistralForCausalLM(MistralConfig(**HEADS, sliding_window=4)),
+    "windowed": lambda: MistralForCausalLM(MistralConfig(**HEADS, sliding_window=5)),
     "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**HEADS, head_dim=8)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**HEADS, head_dim=8, sliding_window=5, layer_types=MIXED)),
+    "qwen2, windows": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**HEADS, sliding_window=7, use_sliding_window=True, layer_types=MIXED)
+    ),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**HEADS, sliding_window=3, pad_token_id=0)),
+    "chunked": lambda: Llama4ForCausalLM(
+        Llama4TextConfig(**HEADS, head_dim=6, intermediate_size_mlp=40, num_local_experts=2, attention_chunk_size=8)
+    ),
     "bloom": lambda: BloomForCausalLM(BloomConfig(vocab_size=VOCABULARY, hidden_size=24, n_layer=2, n_head=4)),
     "gpt_neo": lambda: GPTNeoForCausalLM(
         GPTNeoConfig(
@@ -94,6 +109,10 @@ CASES = [
     ("qwen3", LORA),
     ("mistral", LORA),
     ("gpt2", replace(LORA, target_modules=("c_attn",))),
+    ("windowed", LORA),
+    ("gemma3", LORA),
+    ("qwen2, windows", LORA),
+    ("phi3", replace(LORA, target_modules=("qkv_proj",))),
 ]
 BOTH = [(*case, captured) for captured in (False, True) for case in CASES]
 
@@ -188,9 +207,9 @@ def test_a_replay_knows_how_long_its_texts_are(monkeypatch):
     captured with it."""
     told: list[bool] = []
 
-    def attention(query, key, value, sequences, scaling):
+    def attention(query, key, value, sequences, scaling, window):
         told.append(max(at.stop - at.start for at in sequences.stretches()) <= sequences.longest)
-        return one_by_one(query, key, value, sequences, scaling)
+        return one_by_one(query, key, value, sequences, scaling, window)
 
     monkeypatch.setattr(end_to_end, "one_by_one", attention)
     model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=Captures(), padding_free=PaddingFree())
@@ -208,15 +227,15 @@ def test_work_is_added_up():
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("windowed", "sliding_attention"),
-        ("gemma2", "sliding_attention"),
+        ("gemma2", "scores with a soft cap"),
+        ("chunked", "chunked_attention"),
         ("bloom", "BloomForCausalLM"),
         ("gpt_neo", "GPTNeoForCausalLM"),
         ("mamba", "linear_attention"),
     ],
 )
 def test_bases_that_do_not_allow_it_are_refused(kind, why):
-    """Windows, ALiBi, attention of their own, and states that run through all tokens."""
+    """Soft caps, chunks, ALiBi, attention of their own, and states that run through all tokens."""
     base = build(kind)
     with pytest.raises(UserError, match=why) as error:
         PaddingFree().check(AdaptedModel(base, LORA))
@@ -226,8 +245,8 @@ def test_bases_that_do_not_allow_it_are_refused(kind, why):
 def test_a_base_is_compared_and_not_trusted(monkeypatch):
     """Where tokens would see other sequences, and where an attention asks for more."""
 
-    def everything(query, key, value, sequences, scaling):
-        return one_by_one(query, key, value, FlatSequences(torch.tensor([0, query.shape[2]]), 0), scaling)
+    def everything(query, key, value, sequences, scaling, window):
+        return one_by_one(query, key, value, FlatSequences(torch.tensor([0, query.shape[2]]), 0), scaling, window)
 
     with monkeypatch.context() as patch:
         patch.setattr(end_to_end, "one_by_one", everything)
@@ -235,12 +254,40 @@ def test_a_base_is_compared_and_not_trusted(monkeypatch):
             PaddingFree().check(AdaptedModel(tiny.build("llama"), LORA))
     query = torch.ones(1, 2, 5, 4)
     sequences = {"sequences": FlatSequences(torch.tensor([0, 2, 5]), 3)}
-    for asked in ({"softcap": 1.0}, {"sliding_window": 4}, {"s_aux": query}, {"is_causal": False}, {"dropout": 0.1},
+    for asked in ({"softcap": 1.0}, {"s_aux": query}, {"is_causal": False}, {"dropout": 0.1},
                   {"attention_mask": query}, {"position_bias": query}):  # fmt: skip
         with pytest.raises(end_to_end.Unsupported):
             attend(nn.Module(), query, query, query, **sequences, **asked)
     with pytest.raises(end_to_end.Unsupported, match="where sequences begin"):
         attend(nn.Module(), query, query, query)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("wrong", [-1, 1, None])
+def test_windows_are_compared_whatever_their_length(wrong, dtype, monkeypatch):
+    """By texts that are longer than the windows are while they are compared: one that is a token longer or shorter, or
+    that nobody heeds, shows. The base keeps its own."""
+
+    def other(query, key, value, sequences, scaling, window):
+        return one_by_one(query, key, value, sequences, scaling, window and wrong and window + wrong)
+
+    for kind, window in (("windowed", 4096), ("gemma3", 512)):
+        base = build(kind, dtype)
+        holders = [base.config, *(each for each in base.modules() if getattr(each, "sliding_window", None))]
+        for holder in holders:
+            holder.sliding_window = window
+        model = AdaptedModel(base, LORA)
+        assert padding_free.compared(model) == ""
+        with monkeypatch.context() as patch:
+            patch.setattr(end_to_end, "one_by_one", other)
+            assert "predicts otherwise" in padding_free.compared(model)
+        assert {holder.sliding_window for holder in holders} == {window}
+
+
+def test_windows_that_cannot_be_set_are_refused(monkeypatch):
+    monkeypatch.setattr(padding_free, "windowed", lambda model: True)
+    with pytest.raises(UserError, match="windows of attention whose length cannot be set"):
+        PaddingFree().check(AdaptedModel(tiny.build("llama"), LORA))
 
 
 def test_what_cannot_lie_end_to_end_is_refused_or_pads(caplog):
@@ -354,28 +401,37 @@ def test_what_is_not_forced_is_trained_in_rows():
     assert fit(model, jobs)[1].padding_free
 
 
+@pytest.mark.parametrize("window", [None, 1, 3, 5, 9])
 @pytest.mark.parametrize("heads", [2, 4])
-def test_a_gpus_kernel_is_asked_for_the_same(heads, monkeypatch):
+def test_a_gpus_kernel_is_asked_for_the_same(heads, window, monkeypatch):
     """Its arguments, read as torch's documentation does: (S, H, D), borders of queries and keys, and no later token."""
     cuda, query = torch.device("cuda"), torch.randn(1, 4, 9, 8)
     key, value = torch.randn(2, 1, heads, 9, 8)
 
     def kernel(q, k, v, borders_q, borders_k, most_q, most_k, *, scale, window_size, enable_gqa):
-        assert window_size == (-1, 0) and borders_q is borders_k and most_q == most_k == 5
+        before, after = window_size
+        assert (
+            after == 0
+            and (before == -1) == (window is None or window >= 5)
+            and borders_q is borders_k
+            and most_q == most_k == 5
+        )
         assert enable_gqa == (heads != 4)
         parts = []
         for begin, end in zip(borders_q.tolist(), borders_q.tolist()[1:], strict=False):
             scores = torch.einsum("qhd,khd->hqk", q[begin:end], k[begin:end].repeat_interleave(4 // heads, 1)) * scale
-            later = torch.ones(end - begin, end - begin).triu(1).bool()
-            weights = scores.masked_fill(later, -math.inf).softmax(-1)
+            far = torch.arange(end - begin)[:, None] - torch.arange(end - begin)  # how far behind each key lies
+            unseen = (far < 0) | ((far > before) & (before >= 0))
+            weights = scores.masked_fill(unseen, -math.inf).softmax(-1)
             parts.append(torch.einsum("hqk,khd->qhd", weights, v[begin:end].repeat_interleave(4 // heads, 1)))
         return torch.cat(parts)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     sequences = FlatSequences(torch.tensor([0, 4, 9], dtype=torch.int32), 5)
-    plain, _ = attend(nn.Module(), query, key, value, scaling=0.3, sequences=sequences)
+    asked_for = {"scaling": 0.3, "sequences": sequences, "sliding_window": window}
+    plain, _ = attend(nn.Module(), query, key, value, **asked_for)
     monkeypatch.setattr(end_to_end, "kernel_takes", lambda *given: True)
-    asked, _ = attend(nn.Module(), query, key, value, scaling=0.3, sequences=sequences)
+    asked, _ = attend(nn.Module(), query, key, value, **asked_for)
     assert plain.shape == (1, 9, 4, 8) and torch.allclose(plain, asked, atol=1e-6)
     monkeypatch.undo()
     takes = [end_to_end.kernel_takes(cuda, dtype, query, value) for dtype in (torch.bfloat16, torch.float32)]
@@ -387,10 +443,11 @@ def test_a_gpus_kernel_is_asked_for_the_same(heads, monkeypatch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_gpu_trains_without_padding_as_in_rows(autocast, captured):
+@pytest.mark.parametrize("windows", [{}, {"sliding_window": 5, "use_sliding_window": True, "layer_types": MIXED}])
+def test_a_gpu_trains_without_padding_as_in_rows(autocast, captured, windows):
     """In bfloat16 by torch's kernels, and captured all micro-batches are replayed. In float32 and float16 the products
     by client ask the device where each client's tokens end, which a graph cannot."""
-    base = tiny.build("qwen3").to("cuda")  # whose heads have 8 numbers each
+    base = tiny.build("qwen3", **windows).to("cuda")  # whose heads have 8 numbers each
     jobs = cohort(base, replace(LORA, rank=8), torch.float32)
     model = AdaptedModel(base, replace(LORA, rank=8), autocast=autocast)
     written, _ = fit(model, jobs)

@@ -50,5 +50,20 @@ def test_whether_it_fits_beside_the_base(free, said):
     assert costs(memory_free=int(free * GB)).rows()["fits"] == said + missing
 
 
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        (13.0, "yes, about 2.0 GB would be left"),
+        (8.0, "yes, but 3.0 GB too little for all captured passes, so some run as they are written, or in smaller"),
+        (5.5, "only with smaller micro-batches, which a run tries by itself: 500.0 MB too little"),
+    ],
+)
+def test_captured_passes_need_more_where_there_is_room(free, said):
+    price = costs(memory_free=int(free * GB), graphs=5 * GB)
+    assert price.rows()["fits"].startswith(said)
+    assert price.rows()["memory"].startswith("about 17.0 GB to train")
+    assert "captured passes about 5.0 GB more, reasoned and not measured; scoring" in price.rows()["memory"]
+
+
 def test_where_no_client_trains_here_nothing_is_said_of_it():
     assert "fits" not in costs(training=0, client=0, activations=0).rows()

@@ -6,17 +6,20 @@ import io
 import json
 
 import pytest
+import torch
 from rich.console import Console
 
 from llm_fed.basics import checksum
 from llm_fed.engine import fit
 from llm_fed.engine.calibration import Calibration
+from llm_fed.engine.engine import Engine
 from llm_fed.engine.packing import plan
 from llm_fed.experiment import environment, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.runs import folder as run_folder
 from llm_fed.runs.records import read_records, timed_rounds
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.config import EngineConfig
 from llm_fed.settings.configfile import from_dict
 
 
@@ -88,6 +91,44 @@ def test_what_is_captured_or_has_no_padding_is_not_measured(setting, small, tmp_
     config = from_dict(small.tree(rounds=1, engine={setting: "on"}))
     experiment.train(config, tmp_path / "run", reporter=Reporter(Console(file=io.StringIO())))
     assert json.loads((tmp_path / "run/environment.json").read_text())[setting.replace("capture", "captured")] is True
+
+
+def test_a_base_that_no_gpu_has_tried_is_recorded_as_it_is_computed(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    for tried in (False, True):
+        now = environment.environment(torch.device("cuda"), "bfloat16", 1, EngineConfig(), tried=tried)
+        assert [bool(now[key]) for key in environment.WAYS.values()] == [tried] * 3 and now["hardware"] == "a card"
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+def test_a_run_keeps_the_masks_that_it_began_with(keyed, small, tmp_path, monkeypatch):
+    """From keys, as on a GPU with engine.capture=on, or drawn, whatever it is continued with. A CPU knows both."""
+    asked, real, configure = list[int](), fit.mask_keys, Engine.configure
+    monkeypatch.setattr(fit, "mask_keys", lambda *given, **more: asked.append(0) or real(*given, **more))
+
+    def as_if(now: bool):
+        def configured(engine, *given):
+            configure(engine, *given)
+            engine.keyed_masks = now
+
+        monkeypatch.setattr(Engine, "configure", configured)
+
+    def trained(folder, rounds: int) -> str:
+        said = io.StringIO()
+        config = from_dict(small.tree(rounds=rounds, adapter={"dropout": 0.1}))
+        experiment.train(config, folder, reporter=Reporter(Console(file=said, soft_wrap=True)))
+        return said.getvalue()
+
+    as_if(keyed)
+    trained(tmp_path / "once", 2)
+    trained(tmp_path / "run", 1)
+    known = json.loads((tmp_path / "run/environment.json").read_text())
+    assert known.get("keyed_masks", False) == keyed == bool(asked)
+    as_if(not keyed)
+    asked.clear()
+    assert "another environment" not in trained(tmp_path / "run", 2) and bool(asked) == keyed
+    once, run = ((tmp_path / name / "metrics.jsonl").read_text() for name in ("once", "run"))
+    assert once == run
 
 
 def test_on_a_cpu_the_constants_stay(small, tmp_path, monkeypatch):

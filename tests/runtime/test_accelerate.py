@@ -233,7 +233,7 @@ class Failing:
 
     def __init__(self, engine: Any, client: str, error: Exception | None = None):
         self._engine, self._client, self._error = engine, client, error
-        self.take_work, self.packing = engine.take_work, None
+        self.take_work, self.packing, self.keyed_masks = engine.take_work, None, False
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
         found = list(self._engine.execute(requests))

@@ -165,6 +165,8 @@ def variants(family: str) -> dict[str, dict[str, Any]]:
         found["window"] = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
         if getattr(config, "layer_types", None):
             found["window"]["layer_types"] = ["sliding_attention", "full_attention"]
+    elif getattr(config, "sliding_window", WINDOW) is None:
+        found["window"] = {"sliding_window": WINDOW}
     for field in _WINDOWS:
         if getattr(config, field, None) == WINDOW:
             found["wide window"] = {field: CONTEXT}
