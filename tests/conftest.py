@@ -46,6 +46,7 @@ def quick_runs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         without.disks(patch)
+        without.loading(patch)
         without.measures(patch)
         without.parsers(patch)
         yield

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import audit_runs
+import every
 import older
 import pytest
 from rich.console import Console
@@ -54,8 +55,10 @@ def runs(tmp_path_factory) -> dict[str, tuple[Any, Path]]:
         "fedmerge",
         "feddle, late answers",
         "fedproto, image models",
-        "flora, unequal ranks",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedit", "local", "scaffold", "half of the clients")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("fedit", "local", "scaffold", "half of the clients", "flora, unequal ranks")
+        ),
     ],
 )
 def test_a_clean_run_gives_no_finding(faults, runs, family):
@@ -117,7 +120,7 @@ def test_scores_that_are_missing_are_found_without_training(runs, tmp_path, roun
     assert not [item for item in found if item.kind == "scores" and item.round != round]
 
 
-@pytest.mark.parametrize("family", ["fedit", "fedsa", pytest.param("fedbn, image models", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", every.quick(["fedit", "fedsa", "fedbn, image models"], ["fedsa"]))
 def test_elsewhere_a_clean_run_gives_no_finding(runs, tmp_path, family):
     config, clean = runs[family]
     folder = shutil.copytree(clean, tmp_path / "run")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import every
 import pytest
 import small_run
 import tiny_base
@@ -150,7 +151,7 @@ def poisoned(monkeypatch) -> Callable[..., None]:
     return poison
 
 
-@pytest.mark.parametrize("method", ["fedit", "local", "fedmerge"])
+@pytest.mark.parametrize("method", every.quick(["fedit", "local", "fedmerge"], ["fedmerge"]))
 def test_nan_at_one_client(small, llm_fed, tmp_path, poisoned, method):
     """bob is left out of each round, it is said why, and the run goes on to its end."""
     poisoned("bob")
@@ -176,7 +177,7 @@ def test_nan_at_every_client(small, llm_fed, tmp_path, poisoned):
     assert last.startswith("llm-fed: every client of round 2 failed; the first one: client ada: loss is nan")
 
 
-@pytest.mark.parametrize("clients", [("bob",), ("ada", "bob", "cyd")])
+@pytest.mark.parametrize("clients", every.quick([["bob"], ["ada", "bob", "cyd"]], [["bob"]]))
 def test_nan_while_clients_finish(small, llm_fed, tmp_path, poisoned, clients):
     """Who fails keeps the model that the federation gives, as if finishing had not been asked for."""
     config = small.config(tmp_path / "c.yaml", method={"name": "fedlora", "personal_steps": 2}, rounds=1)
@@ -185,7 +186,7 @@ def test_nan_while_clients_finish(small, llm_fed, tmp_path, poisoned, clients):
     said = llm_fed("run", config, "--out", tmp_path / "fedlora")
     assert said.code == 0 and said.err.count("client failed") == len(clients)
     events = [line["client"] for line in read_records(tmp_path / "fedlora/metrics.jsonl") if line["kind"] == "event"]
-    assert events == list(clients)
+    assert events == clients
     for client in ("ada", "bob", "cyd"):
         name = f"adapters/{client}/adapter_model.safetensors"
         alike = (tmp_path / "fedit" / name).read_bytes() == (tmp_path / "fedlora" / name).read_bytes()

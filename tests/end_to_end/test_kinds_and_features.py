@@ -32,7 +32,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 DPO = {"name": "dpo", "beta": 0.5}
 KINDS = ("dpo", "dora", "dora and dpo", "dora and a head", "experts", "experts and dpo")
-QUICK = {("dpo", "median"), ("dora and a head", "privacy of examples"), ("experts", "delay"), ("dora", "fedbuff")}
+QUICK = {("dpo", "median"), ("dora and a head", "privacy of examples"), ("experts", "delay")}
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_rules_noise_and_delay(kind, name, place, tmp_path):
 def test_a_comparison_is_resumed_reported_and_exported(kind, place, tmp_path, llm_fed):
     """A run of one round goes on to two, to the bit; its report is written, and what it exports scores the same."""
     (tmp_path / "run.yaml").write_text(json.dumps(settings(kind, place)))
-    words = ("compare", tmp_path / "run.yaml", "--methods", "local,fedit", "--out")
+    words = ("compare", tmp_path / "run.yaml", "--methods", "fedit", "--out")
     for rounds, out in ((1, "parts"), (2, "parts"), (2, "whole")):
         said = llm_fed(*words, tmp_path / out, f"rounds={rounds}")
         assert said.code == 0, said.err

@@ -71,10 +71,8 @@ CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
         (Kill("llm_fed.federation.loop:save", 2), 2),  # the rule has said it, and no checkpoint holds it
         (Kill("os:replace", match="checkpoints/round-0002"), 2),
         (Kill("llm_fed.federation.loop:end_early"), 2),
-        (Kill("llm_fed.engine.fit:FusedFit.step"), 2),  # while clients finish
         (Kill("os:replace", match="ended.json"), 2),
         (Kill("llm_fed.experiment.finish:write_report"), 2),
-        (Kill("os:replace", match="summary.json"), 2),
     ],
 }
 

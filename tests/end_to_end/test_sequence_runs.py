@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import every
 import pytest
 import torch
 from classifiers import LABELS, federation, tree, written
@@ -20,6 +21,7 @@ from llm_fed import tasks
 from llm_fed.audit.audit import audit
 from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment.simulation import Simulation
 from llm_fed.kinds.sequences import Sequences
 from llm_fed.method.site import Data
 from llm_fed.network import server
@@ -82,7 +84,7 @@ def test_numbers_are_predicted(place, tmp_path):
     assert low < high
 
 
-@pytest.mark.parametrize("metric", ["f1_macro", "matthews"])
+@pytest.mark.parametrize("metric", every.quick(["f1_macro", "matthews"], ["f1_macro"]))
 def test_metrics_by_name(place, tmp_path, metric):
     settings = tree(place.base, place.pairs, task={"name": "classification", "path": str(place.pairs)})
     found = experiment.train(from_dict({**settings, "eval": {"metric": metric}}), tmp_path / "run")
@@ -124,7 +126,7 @@ def test_heads_are_averaged(trained):
 
 def test_heads_are_each_clients_own(place, tmp_path):
     own = {"name": "fedit", "private_head": True}
-    experiment.train(from_dict({**tree(place.base, place.data), "method": own}), tmp_path / "run")
+    experiment.train(from_dict({**tree(place.base, place.data, rounds=1), "method": own}), tmp_path / "run")
     ada, bob, _ = heads(tmp_path / "run").values()
     assert not torch.equal(ada, bob)
 
@@ -133,8 +135,8 @@ def test_heads_are_frozen_at_one_draw(place, tmp_path):
     settings = tree(place.base, place.data, "ffa")
     settings["local"]["freeze"] = "^classifier"
     experiment.train(from_dict({**settings, "rounds": 1}), tmp_path / "one")
-    experiment.train(from_dict(settings), tmp_path / "four")
-    first, *others = [*heads(tmp_path / "one").values(), *heads(tmp_path / "four").values()]
+    experiment.train(from_dict({**settings, "rounds": 2}), tmp_path / "two")
+    first, *others = [*heads(tmp_path / "one").values(), *heads(tmp_path / "two").values()]
     assert all(torch.equal(first, other) for other in others)
 
 
@@ -154,25 +156,29 @@ def test_it_is_audited(trained):
     assert found.checked and not found.findings
 
 
-def test_its_adapters_are_merged(place, tmp_path):
-    experiment.train(from_dict(tree(place.base, place.data, "potara")), tmp_path / "run")
+def test_its_adapters_are_merged(place, trained, tmp_path):
+    parents = Simulation({name: trained / name for name in ("fedit", "local")})
+    experiment.train(from_dict(tree(place.base, place.data, "potara")), tmp_path / "run", mode=parents)
     assert summary(tmp_path / "run")["scores"]["mean"] > 50
+
+
+SECTIONS: list[dict[str, Any]] = [
+    {"privacy": {"unit": "example", "clip": 1.0, "noise": 0.5}},
+    {"privacy": {"clip": 1.0, "noise": 0.1}},
+    {"server": {"aggregation": "median", "liars": 0.4}},
+    {"delay": {"sigma": 1.0}},
+    {"method": {"name": "feddpa"}},
+    {"method": {"name": "fedbuff"}},
+]
 
 
 @pytest.mark.parametrize(
     "sections",
-    [
-        {"privacy": {"unit": "example", "clip": 1.0, "noise": 0.5}},
-        {"privacy": {"clip": 1.0, "noise": 0.1}},
-        {"server": {"aggregation": "median", "liars": 0.4}},
-        {"delay": {"sigma": 1.0}},
-        {"method": {"name": "feddpa"}},
-        {"method": {"name": "fedbuff"}},
-    ],
+    every.quick(SECTIONS, [SECTIONS[0], SECTIONS[4]]),
     ids=lambda sections: next(iter(sections.values())).get("name") or "-".join(sections),
 )
 def test_privacy_rules_and_late_clients(place, tmp_path, sections):
-    found = experiment.train(from_dict({**tree(place.base, place.data), **sections}), tmp_path / "run")
+    found = experiment.train(from_dict({**tree(place.base, place.data, rounds=2), **sections}), tmp_path / "run")
     assert found["scores"]["mean"] > 20 and len(list((tmp_path / "run/adapters").iterdir())) == 3
 
 
@@ -288,7 +294,7 @@ def test_eval_scores_an_exported_adapter(place, trained, llm_fed):
 
 def test_compare_and_report(place, tmp_path, llm_fed):
     (tmp_path / "run.yaml").write_text(json.dumps(tree(place.base, place.data)))
-    said = llm_fed("compare", tmp_path / "run.yaml", "--methods", "local,fedit,ffa", "--out", tmp_path / "out")
+    said = llm_fed("compare", tmp_path / "run.yaml", "--methods", "local,ffa", "--out", tmp_path / "out", "rounds=1")
     assert said.code == 0, said.err
     assert "accuracy (0-100)" in (tmp_path / "out/table.md").read_text()
     assert (tmp_path / "out/ffa-seed0/report.html").is_file()

@@ -55,11 +55,8 @@ def without_reports(monkeypatch):
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
 
 
-# One of each: late answers, a server with data, models that differ, a part of the clients, a state beside the model.
-# `make long` runs the others; the battery continues every method on whole models.
-QUICK = {
-    "fedit", "center", "feddle out of domain", "fedmerge", "fedmoe", "fedem", "fedkd of unlike models",
-}  # fmt: skip
+# One of each: late answers, a server with data, models that differ. `make long` runs the others.
+QUICK = {"fedit", "center", "feddle out of domain", "fedkd of unlike models"}
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])
@@ -108,9 +105,7 @@ def test_the_report_of_a_search_has_its_coefficients(finished):
     assert any(c != f for line in lines for c, f in zip(line["coefficients"], line["fallback"], strict=True))
 
 
-@pytest.mark.parametrize(
-    "name", every.quick(["fedlora", "ifca", "fedmerge", "fedbuff", "feddle", "feddf"], ["fedlora", "feddf"])
-)
+@pytest.mark.parametrize("name", every.quick(["fedlora", "ifca", "fedmerge", "fedbuff", "feddle", "feddf"], ["feddf"]))
 def test_running_statistics_travel_and_survive(data, tmp_path, without_reports, name):
     """A ResNet with BatchNorm: killed and continued bit-identically, and its statistics are in what is exported."""
     base = tmp_path / "resnet"
@@ -130,7 +125,7 @@ def test_running_statistics_travel_and_survive(data, tmp_path, without_reports, 
 # What the commands make of such runs
 
 
-@pytest.mark.parametrize("name", ["local", "fed+ft", "fedmoe", "fedem"])
+@pytest.mark.parametrize("name", every.quick(["local", "fed+ft", "fedmoe", "fedem"], ["local", "fedmoe"]))
 def test_a_run_is_scored_again_and_exported(finished, tmp_path, name):
     folder = finished(name)
     scores = json.loads((folder / "summary.json").read_text())["scores"]

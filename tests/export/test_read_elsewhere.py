@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import every
 import merged_models
 import pytest
 import stock_adapters
@@ -23,11 +24,13 @@ OLDER = os.environ.get("LLM_FED_OLDER", "")
 @pytest.mark.filterwarnings("ignore")  # of PEFT, at odd configurations
 def test_random_adapters_of_stock_peft(tmp_path):
     adapters = stock_adapters.Adapters(tmp_path)
-    outcomes = Counter(adapters.try_one(random.Random(f"test-{number}")) for number in range(24))
-    assert outcomes["equal"] > 12 and outcomes["refused"] > 0, outcomes
+    outcomes = Counter(adapters.try_one(random.Random(f"test-{number}")) for number in range(12))
+    assert outcomes["equal"] > 6 and outcomes["refused"] > 0, outcomes
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "phi3-longrope", "gpt_neox-tied", "mixtral"])
+@pytest.mark.parametrize(
+    "name", every.quick(["gemma3_text", "phi3-longrope", "gpt_neox-tied", "mixtral"], ["gpt_neox-tied", "mixtral"])
+)
 def test_families_that_are_merged(name, tmp_path):
     family = name.partition("-")[0]
     outcome = merged_models.export(name, family, dict(merged_models.variants(family))[name], tmp_path)

@@ -239,7 +239,7 @@ def folders(tmp_path_factory) -> fuzz.Folders:
     return fuzz.Folders(tmp_path_factory.mktemp("folders"))
 
 
-@hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=30, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32))
 def test_folders_of_any_kind_are_taken_or_refused(folders, seed):
     """Adapters, experts and image models, changed; `python tests/support/fuzz.py folders` tries many more."""

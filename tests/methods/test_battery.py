@@ -14,27 +14,41 @@ from llm_fed.testing import federation
 from llm_fed.testing.battery import CHECKS, Slack
 
 NAMES = [*FEDERATED, *WHOLE_MODELS]
-# Each of these runs a federation once or twice more, and as a rule fails where another check fails, too: a method that
-# draws anew when it is repeated does so when it is continued, and one whose clients mix does so when they train one by
-# one. `make long` tries every method on them, and every run of the tests a few methods.
+# A method of each family, of adapters and of whole models: every run of the tests makes all checks of these, but for
+# the rare ones. Of the other methods it makes what one run of their federation shows, and their golden curve; of those
+# that train whole models as they train adapters, nothing. `make long` makes every check of every method.
+FAMILIES = (
+    "local", "fedlora", "scaffold", "ditto", "rolora", "feddpa", "flora", "fedem", "ifca", "fedmerge", "fedpool",
+    "fedbuff", "feddf", "feddle", "lg-fedavg of pictures",
+)  # fmt: skip
+OF_WHOLE_MODELS = [name + OF_PICTURES for name in methods.METHODS if name + OF_PICTURES in NAMES and name not in NAMES]
+# Each of these runs a federation again.
+AGAIN = (
+    "all clients at once is 1 at a time", "the order of clients does not matter",
+    "killed in every round but the first and continued is uninterrupted",
+)  # fmt: skip
+# And these as a rule fail where another check fails, too: a method that draws anew when it is repeated does so when it
+# is continued, and one whose clients mix does so when they train one by one.
 RARE = (
     "the same seed gives the same run, another seed another", "all clients at once is 2 at a time",
     "all clients at once is 1 at a time in float32",
 )  # fmt: skip
-ALWAYS = ("fedit", "ifca", "fedmerge", "rolora", "lg-fedavg of pictures")
-# What does not depend on the kind of model: of whole models it is tried on these, and by `make long` on all.
-WHOLE = ("lg-fedavg of pictures", "fd of pictures")
+ALWAYS = ("fedmerge",)  # on which every run of the tests makes the rare ones, too
+# What does not depend on the kind of model: of whole models it is tried on those in FAMILIES.
 ALIKE = (
     "the server's step is pure", "a round in which nothing arrives is a step, too",
-    "the order of uploads does not matter", "the order of clients does not matter",
-    "killed in every round but the first and continued is uninterrupted", "uploads look as upload_like says",
+    "the order of uploads does not matter", "uploads look as upload_like says",
+    "personalize only computes, after finish, too",
 )  # fmt: skip
 
 
 def rare(name: str) -> set[str]:
     """The checks of a method that `make long` makes."""
-    alike = OF_PICTURES in name and name not in WHOLE
-    return set() if name in ALWAYS else {*RARE, *(ALIKE if alike else [])}
+    if name in ALWAYS:
+        return set()
+    if name in FAMILIES:
+        return {*RARE}
+    return {*RARE, *AGAIN, *(ALIKE if OF_PICTURES in name else [])}
 
 
 def pass_all(name: str, folder: Path, checks: Iterable[str], *, golden: bool) -> None:
@@ -54,7 +68,7 @@ def pass_all(name: str, folder: Path, checks: Iterable[str], *, golden: bool) ->
     every.passes([*its_own, *(["the golden curve"] if golden else [])], check)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", every.quick(NAMES, [*FEDERATED, *OF_WHOLE_MODELS]))
 def test_every_method(name, tmp_path):
     """The checks, and the golden curve: the mean training losses of the three rounds and of `finish`, as they were when
     the method was accepted.
@@ -72,10 +86,11 @@ def test_every_method_in_every_check(name, tmp_path):
 
 
 def test_rare_checks_are_checks():
-    assert {says for name in NAMES for says in rare(name)} < set(CHECKS) and set(ALWAYS) < set(NAMES)
+    assert {says for name in NAMES for says in rare(name)} < set(CHECKS)
+    assert set(ALWAYS) < set(FAMILIES) < set(NAMES)
 
 
-QUICK = ("fedit", "ifca", "feddpa")  # whose checks on pairs every run of the tests makes
+QUICK = ("feddpa",)  # whose checks on pairs every run of the tests makes
 SAYS = (
     "every message survives the wire", "all clients at once is 1 at a time", "the loss falls",
     "killed in every round but the first and continued is uninterrupted", "the order of clients does not matter",

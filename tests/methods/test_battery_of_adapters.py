@@ -19,7 +19,7 @@ from llm_fed.testing import federation, tiny
 from llm_fed.testing.battery import CHECKS, Slack
 
 NAMES = [name for name in FEDERATED if not name.endswith(OF_PICTURES)]
-QUICK = ("fedit", "ifca", "fedmerge", "feddpa", "flora")
+QUICK = ("ifca", "feddpa", "flora")
 LOCAL = {  # scaffold takes SGD alone
     "dora and a head": ["local.optimizer=sgd", "local.lr=0.2", "local.lr_end=0.2"],
     "dora": ["local.optimizer=sgd", "local.lr=0.5", "local.lr_end=0.5"],

@@ -21,8 +21,8 @@ QUICK = (  # what depends most on the kind of model
 )
 LOCAL = {"scaffold": ["local.optimizer=sgd", "local.lr=0.2", "local.lr_end=0.2"]}
 NAMES = [name for name in FEDERATED if not name.endswith(" of pictures")]
-# One of each family: a mean, a correction, a model of one's own, clusters, models that are merged, stacked adapters.
-FAMILIES = ("fedit", "scaffold", "ditto", "feddpa", "ifca", "fedmerge", "flora")
+# A correction, a model of one's own, clusters, stacked adapters.
+FAMILIES = ("scaffold", "feddpa", "ifca", "flora")
 
 
 def pass_all(name: str, checks: Iterable[str], folder: Path) -> None:

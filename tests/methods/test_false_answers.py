@@ -7,15 +7,15 @@ import random
 import hostile_answers
 import pytest
 
-TRIED = ["ifca", "fedex-lora", "fedit of pictures", "fedproto of pictures", "fd of pictures"]  # one of each role
+TRIED = ["ifca", "fedex-lora", "fedproto of pictures"]
 
 
 @pytest.mark.parametrize("name", TRIED)
 def test_no_answer_of_one_client_harms_the_others(name, tmp_path):
     """A sample of what `python tests/support/hostile_answers.py` tries."""
     draw = random.Random(0)
-    outcomes, findings = hostile_answers.attack(name, tmp_path, lambda cases: draw.sample(cases, 6))
-    assert not findings and outcomes["refused"] and outcomes.total() == 6
+    outcomes, findings = hostile_answers.attack(name, tmp_path, lambda cases: draw.sample(cases, 2))
+    assert not findings and outcomes["refused"] and outcomes.total() == 2
 
 
 @pytest.mark.slow

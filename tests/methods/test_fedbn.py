@@ -101,7 +101,7 @@ def test_a_model_without_batchnorm_is_refused(tmp_path):
     data = tiny_images.npz(tmp_path / "data.npz")
 
     def run(base: str) -> None:
-        tree = tiny_images.tree(data, method={"name": "fedbn"}, base={"name": base, "dtype": "float32"})
+        tree = tiny_images.tree(data, rounds=1, method={"name": "fedbn"}, base={"name": base, "dtype": "float32"})
         experiment.train(configfile.from_dict(tree), tmp_path / "run")
 
     with pytest.raises(UserError, match="BatchNorm with its client, but base.name is a model without it; choose one"):
@@ -119,7 +119,7 @@ def test_a_resnet_can_be_trained_with_privacy(tmp_path):
     data = tiny_images.npz(tmp_path / "data.npz")
 
     def run(method: str) -> None:
-        tree = tiny_images.tree(data, method={"name": method}, base=base, privacy=privacy)
+        tree = tiny_images.tree(data, rounds=1, method={"name": method}, base=base, privacy=privacy)
         experiment.train(configfile.from_dict(tree), tmp_path / method)
 
     with pytest.raises(UserError, match="running statistics"):

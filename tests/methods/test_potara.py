@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from llm_fed.runs import tracking
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
+from llm_fed.settings.config import BaseConfig
 from llm_fed.state import State
 
 
@@ -40,7 +42,7 @@ def parents(small, tmp_path_factory) -> dict[str, Path]:
 
 
 def config_of(small, path: Path, name: str, **settings: Any) -> Any:
-    changes = {"local": {"steps": 4}, "checkpoint": {"keep_rounds": [1, 2, 3]}}
+    changes = {"local": {"steps": 4}, "checkpoint": {"keep_rounds": [1, 2, 3]}, "eval": {"max_new_tokens": 2}}
     return configfile.load(small.config(path, method={"name": name, **settings}, **changes))
 
 
@@ -50,9 +52,33 @@ def merged(small, tmp_path: Path, parents: dict[str, Path], name: str, out: str 
 
 
 def states(small, folder: Path, structure: Lora | None = None) -> dict[str, State]:
-    config = configfile.load(small.config(folder.parent / "base.yaml"))
-    base = load_base(config.base, "cpu")
-    return {path.name: peft_folders.read(path, base, structure)[0] for path in sorted(folder.glob("adapters/*"))}
+    paths = sorted(folder.glob("adapters/*"))
+    return {path.name: peft_folders.read(path, base_of(str(small.base)), structure)[0] for path in paths}
+
+
+@cache
+def base_of(folder: str) -> Any:
+    return load_base(BaseConfig(name=folder, dtype="float32"), "cpu")
+
+
+@pytest.fixture(scope="module")
+def of_parents(small, parents) -> dict[str, dict[str, State]]:
+    return {name: states(small, folder) for name, folder in parents.items()}
+
+
+def merge_of(
+    small, folder: Path, name: str, parents: dict[str, dict[str, State]], per_pass: int | None = None, **settings: Any
+) -> Any:
+    """What is prepared for a run of a merger, after the merge: what a run then exports and reports."""
+    prepared = build.prepare(config_of(small, folder / "c.yaml", name, **settings), tracking.Reporter())
+    if per_pass:
+        prepared.runtime.clients_per_pass = per_pass
+    merging.merge(prepared, parents)
+    return prepared
+
+
+def recipes_of(prepared: Any) -> dict[str, dict[str, Any]]:
+    return {client: prepared.method.recipe(site) for client, site in prepared.clients.items()}
 
 
 def recipes(folder: Path) -> dict[str, dict[str, Any]]:
@@ -88,13 +114,12 @@ def test_a_run_of_potara(small, parents, tmp_path):
     assert "Score by merging weight" in report and "Weight of fed, by damping" in report
 
 
-def test_the_ends_of_the_weight_are_the_parents(small, parents, tmp_path):
+def test_the_ends_of_the_weight_are_the_parents(small, parents, of_parents, tmp_path):
     """Scores too: the curve's ends are what the parents score on validation."""
     for weight, parent in ((1.0, "fedit"), (0.0, "local")):
-        out = merged(small, tmp_path, parents, "mean", str(weight), weight=weight)
-        for client, state in states(small, parents[parent]).items():
-            assert states(small, out)[client].equal(state)
-    grid = recipes(merged(small, tmp_path, parents, "grid"))
+        sites = merge_of(small, tmp_path, "mean", of_parents, weight=weight).clients
+        assert all(sites[client].memory["merged"].equal(state) for client, state in of_parents[parent].items())
+    grid = recipes_of(merge_of(small, tmp_path, "grid", of_parents))
     for weight, parent in (("1.0", "fedit"), ("0.0", "local")):
         lines = read_records(parents[parent] / "metrics.jsonl")
         chosen = json.loads((parents[parent] / "summary.json").read_text())["round"]
@@ -102,7 +127,7 @@ def test_the_ends_of_the_weight_are_the_parents(small, parents, tmp_path):
         assert {client: recipe["grid"][weight] for client, recipe in grid.items()} == pytest.approx(line["clients"])
 
 
-def test_delta_is_exported_with_twice_the_rank(small, parents, tmp_path):
+def test_delta_is_exported_with_twice_the_rank(small, parents, of_parents, tmp_path):
     out = merged(small, tmp_path, parents, "mean", weight=0.25, space="delta")
     fed, local, found = (states(small, folder) for folder in (parents["fedit"], parents["local"], out))
     settings = json.loads((out / "adapters" / "ada" / "adapter_config.json").read_text())
@@ -111,17 +136,18 @@ def test_delta_is_exported_with_twice_the_rank(small, parents, tmp_path):
     for layer in layers:
         expected = 0.25 * product(fed["ada"], layer) + 0.75 * product(local["ada"], layer)
         torch.testing.assert_close(product(found["ada"], layer), expected, rtol=0, atol=1e-6)
-    one = merged(small, tmp_path, parents, "potara", "one", space="delta")
-    other = merged(small, tmp_path, parents, "potara", "other")
-    for client, recipe in recipes(one).items():  # estimated from the factors in both
-        assert recipe["lambda_fed"] == recipes(other)[client]["lambda_fed"]
+    one, other = (
+        recipes_of(merge_of(small, tmp_path, "potara", of_parents, space=space)) for space in ("delta", "factors")
+    )
+    for client, recipe in one.items():  # estimated from the factors in both
+        assert recipe["lambda_fed"] == other[client]["lambda_fed"]
 
 
-def test_other_ways_to_the_weight(small, parents, tmp_path):
+def test_other_ways_to_the_weight(small, parents, of_parents, tmp_path):
     """Drawn labels, held-out examples and a weight per factor change the weights; A and B then have their own."""
-    plain = recipes(merged(small, tmp_path, parents, "potara"))
-    for number, settings in enumerate(({"fisher": "sampled"}, {"fisher_data": "held-out"})):
-        other = recipes(merged(small, tmp_path, parents, "potara", str(number), **settings))
+    plain = recipes_of(merge_of(small, tmp_path, "potara", of_parents))
+    for settings in ({"fisher": "sampled"}, {"fisher_data": "held-out"}):
+        other = recipes_of(merge_of(small, tmp_path, "potara", of_parents, **settings))
         assert all(other[client]["lambda_fed"] != recipe["lambda_fed"] for client, recipe in plain.items())
     out = merged(small, tmp_path, parents, "potara", "factors", per_factor=True)
     fed, local, found = (states(small, folder) for folder in (parents["fedit"], parents["local"], out))
@@ -164,15 +190,16 @@ def test_a_given_run_that_kept_no_such_round(small, tmp_path):
         run.train(config, tmp_path / "out", mode=Simulation({"fedit": tmp_path / "fedit"}))
 
 
-def test_an_overfitted_local_adapter_is_noted(small, parents, tmp_path, monkeypatch, capsys):
+def test_an_overfitted_local_adapter_is_noted(small, parents, of_parents, tmp_path, monkeypatch, capsys):
     """With the threshold raised above the losses here, which are those of the local run."""
     monkeypatch.setattr(potara, "OVERFITTED", 10.0)
     found = recipes(merged(small, tmp_path, parents, "potara"))["ada"]
     assert 0 < found["losses"][1] < found["losses"][0] and "memorised them" in found["note"]
     assert "ada: the local adapter's loss on the 6 examples" in capsys.readouterr().err
     assert "fisher_data=held-out and method.grid=true" in found["note"]
-    assert "note" not in recipes(merged(small, tmp_path, parents, "potara", "sampled", fisher="sampled"))["ada"]
-    held = recipes(merged(small, tmp_path, parents, "potara", "held", fisher_data="held-out"))["ada"]
+    sampled = recipes_of(merge_of(small, tmp_path, "potara", of_parents, fisher="sampled"))["ada"]
+    held = recipes_of(merge_of(small, tmp_path, "potara", of_parents, fisher_data="held-out"))["ada"]
+    assert "note" not in sampled
     assert "is sure of them" in held["note"] and held["note"].endswith("; try method.grid=true")
 
 
@@ -180,44 +207,48 @@ def test_an_overfitted_local_adapter_is_noted(small, parents, tmp_path, monkeypa
 
 
 @pytest.fixture(scope="module", params=MERGERS)
-def whole(request, small, parents, tmp_path_factory) -> tuple[str, Path]:
-    folder = tmp_path_factory.mktemp(request.param)
-    return request.param, merged(small, folder, parents, request.param)
+def whole(request, small, of_parents, tmp_path_factory) -> tuple[str, Any]:
+    return request.param, merge_of(small, tmp_path_factory.mktemp(request.param), request.param, of_parents)
 
 
-def test_the_same_seed_gives_the_same_merge(whole, small, parents, tmp_path):
-    name, out = whole
-    assert files(merged(small, tmp_path, parents, name)) == files(out)
+def test_the_same_seed_gives_the_same_merge(whole, small, of_parents, tmp_path):
+    name, prepared = whole
+    again = merge_of(small, tmp_path, name, of_parents)
+    for client, site in prepared.clients.items():
+        assert again.clients[client].memory["merged"].equal(site.memory["merged"])
+        assert again.method.recipe(again.clients[client]) == prepared.method.recipe(site)
 
 
-def test_another_seed_gives_another_merge(small, parents, tmp_path):
+@pytest.mark.parametrize("name", every.quick(MERGERS, ["ties"]))
+def test_a_run_exports_what_was_merged(small, parents, of_parents, tmp_path, name):
+    out = merged(small, tmp_path, parents, name)
+    for client, site in merge_of(small, tmp_path, name, of_parents).clients.items():
+        expected = site.memory["merged"]
+        torch.testing.assert_close(states(small, out, site.structure)[client].row, expected.row, rtol=0, atol=1e-5)
+
+
+def test_another_seed_gives_another_merge(small, of_parents, tmp_path):
     """The same parents, and other examples to weigh them by."""
     config = replace(config_of(small, tmp_path / "c.yaml", "potara", samples=3), seed=0)
     found = []
     for seed in (0, 1):
         prepared = build.prepare(replace(config, seed=seed), tracking.Reporter())
-        merging.merge(prepared, {name: states(small, folder) for name, folder in parents.items()})
+        merging.merge(prepared, of_parents)
         found.append(prepared.method.recipe(prepared.clients["ada"])["lambda_fed"])
     assert found[0] != found[1]
 
 
 @pytest.mark.parametrize("per_pass", every.quick([1, 2], [2]))
-def test_fused_is_one_by_one(whole, small, parents, tmp_path, per_pass):
-    name, out = whole
-    config = config_of(small, tmp_path / "c.yaml", name)
-    prepared = build.prepare(config, tracking.Reporter())
-    prepared.runtime.clients_per_pass = per_pass
-    merging.merge(prepared, {name: states(small, folder) for name, folder in parents.items()})
-    for client, site in prepared.clients.items():
-        expected = states(small, out, site.structure)[client]
-        torch.testing.assert_close(site.memory["merged"].row, expected.row, rtol=0, atol=1e-5)
-        assert site.memory["merged"].layout == expected.layout
+def test_fused_is_one_by_one(whole, small, of_parents, tmp_path, per_pass):
+    name, prepared = whole
+    for client, site in merge_of(small, tmp_path, name, of_parents, per_pass).clients.items():
+        found, expected = site.memory["merged"], prepared.clients[client].memory["merged"]
+        torch.testing.assert_close(found.row, expected.row, rtol=0, atol=1e-5)
+        assert found.layout == expected.layout
 
 
-def test_personalize_only_computes(whole, small, parents, tmp_path):
-    name, _ = whole
-    prepared = build.prepare(config_of(small, tmp_path / "c.yaml", name), tracking.Reporter())
-    merging.merge(prepared, {name: states(small, folder) for name, folder in parents.items()})
+def test_personalize_only_computes(whole):
+    _, prepared = whole
     before = {client: dict(site.memory) for client, site in prepared.clients.items()}
     for _ in range(2):
         found = prepared.runtime.run(
@@ -227,12 +258,17 @@ def test_personalize_only_computes(whole, small, parents, tmp_path):
     assert {client: dict(site.memory) for client, site in prepared.clients.items()} == before
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(small, parents, tmp_path_factory) -> dict[str, bytes]:
+    return files(merged(small, tmp_path_factory.mktemp("uninterrupted"), parents, "potara"))
+
+
 class Killed(BaseException):
     """Nothing in the project catches this."""
 
 
 @pytest.mark.parametrize("stage", every.quick(["fedit", "local", "merge", "deliver"], ["local", "deliver"]))
-def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage):
+def test_continued_is_uninterrupted(small, uninterrupted, tmp_path, monkeypatch, stage):
     """Killed within the first parent, within the second, before the merge, and while its adapters are written."""
     config = config_of(small, tmp_path / "c.yaml", "potara")
     real = {"card": finish.model_card, "federate": run.federate, "merge": merging.merge}
@@ -268,5 +304,4 @@ def test_continued_is_uninterrupted(small, parents, tmp_path, monkeypatch, stage
         run.train(config, tmp_path / "out")
     assert begun == ({"fedit"} if stage == "fedit" else {"fedit", "local"})
     assert calls.count("again") == {"fedit": 2, "local": 1}.get(stage, 0)  # finished runs are not run again
-    whole = merged(small, tmp_path, parents, "potara", "whole")
-    assert files(tmp_path / "out") == files(whole)
+    assert files(tmp_path / "out") == uninterrupted

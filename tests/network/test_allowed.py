@@ -76,11 +76,11 @@ def test_the_server_says_which_node_refuses(small, evil):
 
 def test_a_whole_federation_of_a_method_that_all_nodes_allow(small, here):
     outside.module(here, "half", outside.HALF)
-    settings = tree(small, method={"name": "half:Half", "part": 1.0})
+    settings = tree(small, rounds=1, method={"name": "half:Half", "part": 1.0})
     link = NetworkInProcess(here, small, settings)
     link.places = {id: NodeSettings(place.home, place.path, allow=("half:Half",)) for id, place in link.places.items()}
     scores = train(link.config, here / "run", link)["scores"]
-    _, plain = federate(here / "plain", small, tree(small))
+    _, plain = federate(here / "plain", small, tree(small, rounds=1))
     assert scores["clients"].keys() == plain["scores"]["clients"].keys()
     assert scores["loss"] == pytest.approx(plain["scores"]["loss"])
 

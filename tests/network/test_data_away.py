@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network import NETWORK, NetworkInProcess, federate, lines, tree
+from network import NETWORK, NetworkInProcess, lines, tree
 from rich.console import Console
 from small_run import CLIENTS, Small
 from uneven import WHOLE, write
@@ -157,8 +157,3 @@ def test_who_has_no_training_example_takes_no_part(small, tmp_path):
     assert set(there["scores"]["clients"]) == {"ada", "bob"} and set(here["scores"]["clients"]) == {"ada", "bob", "eve"}
     assert any("node 3 cannot take part" in text and "no train file beside eve/test.jsonl" in text for text in said)
     assert json.loads((tmp_path / "run/network.json").read_text())["clients"] == ["ada", "bob"]
-
-
-def test_a_whole_federation_is_silent(small, tmp_path):
-    _, there = federate(tmp_path, small, tree(small, rounds=1))
-    assert "unscored" not in there["scores"] and not failures(tmp_path)

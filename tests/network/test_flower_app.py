@@ -24,7 +24,7 @@ def project(folder: Path) -> str:
     return name
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(NAMES)
 @example("a" * 32)
 @example("a" * 33)
@@ -33,7 +33,7 @@ def test_the_rule_is_flowers(name):
     assert flower_app.accepts(name) == valid_name(name)[0]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(NAMES, NAMES)
 @example("", "")
 @example("🏥", "_")

@@ -82,17 +82,19 @@ def models(folder: Path) -> dict[str, Any]:
 
 
 def chain(
-    folder: Path, small: Any, settings: dict[str, Any], by: str, late: str = ""
+    folder: Path, small: Any, settings: dict[str, Any], by: str, late: str = "", step: int = 1
 ) -> tuple[Any, int, NetworkInProcess]:
-    """The summary of a run that dies until it is through, how often it did, and its last network; each time it dies one
-    line, or one order, later than the time before.
+    """The summary of a run that dies until it is through, how often it did, and its last network; each time it dies
+    some lines, or orders, later than the time before.
 
     Args:
         late: a client whose answers to training come a round late.
+        step: how many lines, or orders.
     """
     for number in count():
+        most = step * number
         link = NetworkInProcess(folder, small, settings)
-        left, kept = iter(range(number)), dict[str, tuple[int, Reply]]()
+        left, kept = iter(range(most)), dict[str, tuple[int, Reply]]()
 
         def spoil(order: Any, reply: Any, link: Any = link, left: Any = left, kept: Any = kept) -> Any:
             if by == "orders" and order["kind"] != "hello" and next(left, None) is None:
@@ -107,7 +109,7 @@ def chain(
             return reply
 
         link._spoil = spoil
-        reporter = Dying(number) if by == "lines" else None
+        reporter = Dying(most) if by == "lines" else None
         try:
             return server.train(link.config, folder / "run", link, reporter=reporter), number, link
         except Killed:
@@ -136,7 +138,7 @@ def test_with_text_and_no_validation_examples(untested, tmp_path):
 def test_with_text_that_is_scored_after_the_last_round_alone(small, tmp_path):
     """Nodes have memories here, of a version that the server must ask for."""
     small, settings = of_text(small, 0, True, "fedalt")
-    same_in_the_end(tmp_path, small, settings, "lines")
+    same_in_the_end(tmp_path, small, settings | {"rounds": 2}, "lines")
 
 
 @pytest.mark.slow
@@ -176,12 +178,12 @@ def test_however_it_is_scored(request, tmp_path, of, every, validation, by):
     same_in_the_end(tmp_path, small, settings, by)
 
 
-def ends_well_with_late_answers(tmp_path: Path, small: Any, method: str, by: str) -> None:
+def ends_well_with_late_answers(tmp_path: Path, small: Any, method: str, by: str, step: int = 1) -> None:
     """What was under way when the server died is lost with it, so the result is another one than without kills; but
     each answer counts once, and no client goes on from a state that the run does not know."""
     network = {**NETWORK, "patience": 600.0}
     settings = tree(small, method={"name": method}, network=network, rounds=8, eval={"every": 0})
-    found, deaths, link = chain(tmp_path, small, settings, by, late="bob")
+    found, deaths, link = chain(tmp_path, small, settings, by, late="bob", step=step)
     assert deaths > 3 and found["scores"]["clients"].keys() == {*CLIENTS}
     answers = {name: [line for line in lines(tmp_path, "client") if line["client"] == name] for name in CLIENTS}
     assert all(line["staleness"] for line in answers["bob"]) and answers["bob"]
@@ -197,7 +199,7 @@ def ends_well_with_late_answers(tmp_path: Path, small: Any, method: str, by: str
 
 
 def test_with_late_answers(small, tmp_path):
-    ends_well_with_late_answers(tmp_path, small, "fedbuff", "lines")
+    ends_well_with_late_answers(tmp_path, small, "fedbuff", "lines", step=3)
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def adapters(folder: Path) -> dict[str, Any]:
     return {str(path.relative_to(folder)): load_file(path) for path in sorted(folder.rglob("*.safetensors"))}
 
 
-@pytest.mark.parametrize("method", every.quick(METHODS, ["local", "fedlora", "fedalt", "fedmerge", "potara"]))
+@pytest.mark.parametrize("method", every.quick(METHODS, ["fedlora", "fedmerge", "potara"]))
 def test_the_numbers_are_those_of_one_process(small, tmp_path, method):
     """Scores, losses and bytes to the digit, personal models to 1e-5; the server's folder holds no personal model."""
     settings = tree(small, rounds=2, method={"name": method}, eval={"base": False})
@@ -68,15 +68,16 @@ def test_of_a_rule_its_name_and_score_travel_alone_and_with_privacy_nothing(smal
     """A client's own rule is made and scored at its node."""
     network, done = federate(tmp_path / "there", small, tree(small, rounds=1))
     assert done["rule"]["rules"] == dict.fromkeys(CLIENTS, "most frequent answer")
+    assert "unscored" not in done["scores"] and not lines(tmp_path / "there", "event")  # nothing is amiss
     private = tree(small, rounds=1, privacy={"clip": 1.0, "noise": 1.0, "where": "client"})
     _, hidden = federate(tmp_path / "hidden", small, private)
     assert "rule" not in hidden and not lines(tmp_path / "hidden", "rule")
 
 
 def test_a_robust_mean_too(small, tmp_path):
-    settings = tree(small, rounds=2, server={"aggregation": "geometric-median", "liars": 0.4})
+    settings = tree(small, rounds=1, server={"aggregation": "geometric-median", "liars": 0.4})
     here = experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
-    plain = experiment.train(from_dict(tree(small, rounds=2)), tmp_path / "run-plain" / "run")
+    plain = experiment.train(from_dict(tree(small, rounds=1)), tmp_path / "run-plain" / "run")
     assert here["scores"]["losses"] != plain["scores"]["losses"]
     federate(tmp_path / "there", small, settings)
     for client in CLIENTS:
@@ -95,7 +96,7 @@ def test_a_robust_mean_too(small, tmp_path):
 OTHERS = ("ffa", "fedasync", "fedbuff", "ca2fl", "feddle", "fed+ft", "hfcl", "feddf", "center", "fisher-merging")
 
 
-@pytest.mark.parametrize("method", every.quick(OTHERS, ["fedbuff", "feddf", "center"]))
+@pytest.mark.parametrize("method", every.quick(OTHERS, ["feddf", "center"]))
 def test_the_other_methods_too_and_a_server_with_data_of_its_own(small, tmp_path, method):
     """In one process the server takes its examples out of the clients' test splits, so those are not compared."""
     own = {"server": {"examples": 2}} if method in ("feddle", "fed+ft", "hfcl", "feddf", "center") else {}
@@ -114,63 +115,6 @@ def test_the_other_methods_too_and_a_server_with_data_of_its_own(small, tmp_path
             assert_close(theirs[name], mine[name], rtol=1e-5, atol=1e-5)
 
 
-def _huge(reply: Reply) -> Reply:
-    return Reply(reply.content, reply.answer * 100)
-
-
-def _cut(reply: Reply) -> Reply:
-    return Reply(reply.content, reply.answer[:-3])
-
-
-def _other_shape(reply: Reply) -> Reply:
-    from llm_fed.state.wire import pack, unpack
-
-    state = unpack(reply.answer)
-    return Reply(reply.content, pack(state.pick(list(state.layout.names)[:-1])))
-
-
-def _nan(reply: Reply) -> Reply:
-    from llm_fed.state.wire import pack, unpack
-
-    state = unpack(reply.answer)
-    return Reply(reply.content, pack(state.like(state.row * float("nan"))))
-
-
-def _no_examples(reply: Reply) -> Reply:
-    return Reply({**reply.content, "examples": -5}, reply.answer)
-
-
-def _no_loss(reply: Reply) -> Reply:
-    return Reply({**reply.content, "loss": float("inf")}, reply.answer)
-
-
-SPOILT = [  # by round
-    (_huge, "bytes, and at most"),
-    (_cut, "not a message"),
-    (lambda reply: Reply(reply.content, b"garbage"), "not a message"),
-    (_other_shape, "has no"),
-    (_nan, "NaN or infinite"),
-    (_no_examples, "number of examples is -5"),
-    (_no_loss, "loss is inf"),
-]
-
-
-def test_spoilt_answers_are_refused_and_the_run_goes_on(small, tmp_path):
-    """Bob's are, in each round in another way."""
-
-    def spoil(order, reply):
-        bobs = order["kind"] == "train" and order["client"] == "bob"
-        return SPOILT[order["round"] - 1][0](reply) if bobs else reply
-
-    federate(tmp_path, small, tree(small, rounds=len(SPOILT), eval={"every": 0}), spoil=spoil)
-    refused = [line for line in lines(tmp_path, "event") if line["event"] == "refused upload"]
-    assert [(line["round"], line["client"]) for line in refused] == [(n, "bob") for n in range(1, len(SPOILT) + 1)]
-    for line, (_, words) in zip(refused, SPOILT, strict=True):
-        assert words in line["reason"]
-    rounds = lines(tmp_path, "round")
-    assert [(line["arrived"], line["refused"]) for line in rounds] == [(2, 1)] * len(SPOILT)
-
-
 def test_an_old_answer_sent_again_is_refused(small, tmp_path):
     first: list[Reply] = []
 
@@ -180,9 +124,9 @@ def test_an_old_answer_sent_again_is_refused(small, tmp_path):
             return first[0]
         return reply
 
-    federate(tmp_path, small, tree(small), spoil=replay)
+    federate(tmp_path, small, tree(small, rounds=2, eval={"every": 0}), spoil=replay)
     refused = [line for line in lines(tmp_path, "event") if line["event"] == "refused upload"]
-    assert [line["round"] for line in refused] == [2, 3] and "another order" in refused[0]["reason"]
+    assert [line["round"] for line in refused] == [2] and "another order" in refused[0]["reason"]
 
 
 @pytest.fixture(scope="module", params=every.quick(["fedit", "fedalt", "fedmerge"], ["fedalt"]))
@@ -225,10 +169,10 @@ def test_a_server_that_is_killed_continues_and_ends_the_same(small, undisturbed,
 
 
 def test_memories_that_no_checkpoint_refers_to_are_deleted(small, tmp_path):
-    settings = tree(small, rounds=6, method={"name": "local"}, checkpoint={"keep": 1}, eval={"every": 0})
+    settings = tree(small, rounds=3, method={"name": "local"}, checkpoint={"keep": 1}, eval={"every": 0})
     federate(tmp_path, small, settings)
     rounds = sorted(path.name for path in (tmp_path / "home-ada/runs").glob("*/ada/round-*"))
-    assert rounds == ["round-0005", "round-0006"]
+    assert rounds == ["round-0002", "round-0003"]
 
 
 def test_a_client_whose_memory_is_gone_says_so_and_begins_again(small, tmp_path):
@@ -250,7 +194,7 @@ def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp
     def other(order, reply):
         return Reply({**reply.content, "base": "another"}) if order["kind"] == "hello" and order["id"] == "2" else reply
 
-    settings = tree(small, network={**NETWORK, "clients": 2})
+    settings = tree(small, rounds=1, network={**NETWORK, "clients": 2})
     federate(tmp_path / "one", small, settings, spoil=other)
     assert "its base model is not the server's" in capfd.readouterr().err
     assert {line["client"] for line in lines(tmp_path / "one", "client")} == {"ada", "cyd"}
@@ -350,17 +294,18 @@ def test_what_a_federation_of_pictures_must_say(small, tmp_path):
 
 def test_a_federation_whose_clients_all_fail_at_the_end_is_not_complete(small, tmp_path):
     fail = only(None, "finish", lambda reply: Reply({"error": "full"}))
-    link = NetworkInProcess(tmp_path, small, tree(small), fail)
+    settings = tree(small, rounds=1)
+    link = NetworkInProcess(tmp_path, small, settings, fail)
     with pytest.raises(RunError, match="no client finished"):
         server.train(link.config, tmp_path / "run", link)
     assert not (tmp_path / "run/summary.json").exists()
-    _, done = federate(tmp_path, small, tree(small))
+    _, done = federate(tmp_path, small, settings)
     assert done["scores"]["clients"] and finished(tmp_path / "run") == done
 
 
 def test_late_answers_and_small_messages_together(small, tmp_path):
     """The form in which numbers travel is that of one process, to the byte."""
-    settings = tree(small, method={"name": "fedmerge"}, transport={"up": "int8", "down": "bfloat16"})
+    settings = tree(small, rounds=2, method={"name": "fedmerge"}, transport={"up": "int8", "down": "bfloat16"})
     here = experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
     _, there = federate(tmp_path / "there", small, settings)
     assert there["scores"] == here["scores"]
@@ -368,7 +313,7 @@ def test_late_answers_and_small_messages_together(small, tmp_path):
         [(line["bytes_up"], line["bytes_down"]) for line in lines(tmp_path / run, "client")]
         for run in ("run-here", "there")
     ]
-    assert sizes[0] == sizes[1] and len(sizes[0]) == 9
+    assert sizes[0] == sizes[1] and len(sizes[0]) == 6
 
 
 @pytest.mark.parametrize("where", ["server", "client"])
@@ -376,34 +321,36 @@ def test_privacy_over_a_network(small, tmp_path, where):
     """The accountant's line, no number of examples, no loss; noise and sampling from seeds that are not the run's."""
     pytest.importorskip("dp_accounting")
     privacy = {"clip": 0.5, "noise": 1.0, "where": where}
-    settings = tree(small, participation=0.7 if where == "server" else 1.0, privacy=privacy, rounds=3)
+    asked = 0.7 if where == "server" else 1.0
+    settings = tree(small, participation=asked, privacy=privacy, rounds=2, eval={"every": 0})
     link, _ = federate(tmp_path, small, settings)
     found = lines(tmp_path, "privacy")
-    assert [line["round"] for line in found] == [1, 2, 3] and found[0]["epsilon"] < found[-1]["epsilon"]
+    assert [line["round"] for line in found] == [1, 2] and found[0]["epsilon"] < found[-1]["epsilon"]
     card = (tmp_path / "home-ada/adapters/run/ada/README.md").read_text()
     assert "(epsilon, delta)-differential privacy: epsilon = " in card
     assert json.loads((tmp_path / "run/summary.json").read_text())["privacy"]["epsilon"] == found[-1]["epsilon"]
     told = lines(tmp_path, "client")
     assert told and all(line["examples"] == 1 and "loss" not in line for line in told)
     again, _ = federate(tmp_path / "again", small, settings)
-    asked = [[(o["round"], o["client"]) for o in net.orders if o["kind"] == "train"] for net in (link, again)]
+    orders = [[(o["round"], o["client"]) for o in net.orders if o["kind"] == "train"] for net in (link, again)]
     if where == "client":
-        assert asked[0] == asked[1]
+        assert orders[0] == orders[1]
     mine, theirs = (adapters(folder / "home-ada/adapters/run/ada") for folder in (tmp_path, tmp_path / "again"))
     assert not all(mine[file][name].equal(theirs[file][name]) for file in mine for name in mine[file])
 
 
 def test_a_client_that_was_away_at_the_end_gets_its_model_later(small, tmp_path):
     fail = only("bob", "finish", lambda reply: None)
-    _, first = federate(tmp_path, small, tree(small), spoil=fail)
+    settings = tree(small, rounds=1)
+    _, first = federate(tmp_path, small, settings, spoil=fail)
     assert first["unfinished"] == ["bob"] and set(first["scores"]["clients"]) == {"ada", "cyd"}
     events = [line for line in lines(tmp_path, "event") if line["event"] == "not finished"]
     assert [line["client"] for line in events] == ["bob"] and "give the same command again" in events[0]["reason"]
-    link, second = federate(tmp_path, small, tree(small))
+    link, second = federate(tmp_path, small, settings)
     assert "unfinished" not in second and set(second["scores"]["clients"]) == set(CLIENTS)
     assert not [order for order in link.orders if order["kind"] == "train"]
     assert (tmp_path / "home-bob/adapters/run/bob/adapter_model.safetensors").exists()
-    link, third = federate(tmp_path, small, tree(small))
+    link, third = federate(tmp_path, small, settings)
     assert third == second and not link.orders
 
 

@@ -178,11 +178,11 @@ OTHERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize("case", every.quick(OTHERS, ["rank", "alpha", "scaffold", "experts"]))
 def test_what_it_cannot_carry_is_told_to_the_server(small, tmp_path, capfd, case):
     """The order's answer says it, and the other clients go on; of a clean twin nothing is said."""
     changes, lora, message = OTHERS[case]
-    settings = tree(small, **{**AGREE, **changes})
+    settings = tree(small, **{**AGREE, "rounds": 1, "eval": {"every": 0, "base": False}, **changes})
     network = NetworkInProcess(tmp_path, small, settings)
     trainer = trainer_of(small.base, tmp_path, rows_of(tree(small, **AGREE), "bob"), lora=lora)
     network.workers[2] = llm_fed.network.patch(trainer)

@@ -199,7 +199,7 @@ def test_a_caller_that_is_none_of_flowers_is_its_own_node(machine):
     )
     script = subprocess.Popen([sys.executable, "-c", code, str(home)], stdin=subprocess.PIPE)
     until(lambda: "caller went away" in machine.log("home"))
-    time.sleep(3 * lifetime.LOOK)
+    time.sleep(1.5 * lifetime.LOOK)
     assert len(workers(home)) == 1
     script.communicate()
     until(lambda: not workers(home))

@@ -73,7 +73,7 @@ def check(begun: moving.Scene, story: list[tuple[moving.Move, int]]) -> None:
 
 
 @given(story=moving.stories(3))
-@settings(max_examples=25, deadline=None, derandomize=True, database=None,
+@settings(max_examples=10, deadline=None, derandomize=True, database=None,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 def test_a_run_goes_on_wherever_its_files_lie_and_with_no_others(begun, story):
     check(begun, story)

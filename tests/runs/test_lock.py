@@ -67,14 +67,14 @@ def leave(folder: Path, **changes: object) -> Holder:
     return holder
 
 
-@pytest.mark.parametrize("kind", lock_faults.Disk.KINDS)
+@pytest.mark.parametrize("kind", every.quick(lock_faults.Disk.KINDS, ["good", "ENOLCK", "generous", "no-links"]))
 def test_a_second_process_is_kept_out_and_told_by_whom(tmp_path, kind):
     """Also where every process gets each flock. Once the first is killed, the lock is there at once."""
     with Elsewhere(tmp_path, kind) as process, lock_faults.Disk(kind):
         with pytest.raises(HeldError, match=rf"another process \({process.pid} on .*, since 2"):
             taken(tmp_path)
         process.send_signal(signal.SIGKILL)
-        time.sleep(0.2)  # its remains stay until somebody asks for them, and do not count
+        process.wait()  # its remains stay until somebody asks for them, and do not count
         own = taken(tmp_path)
         assert own.left and own.left.pid == process.pid and own.left.end().startswith("the last command here (process ")
         own.forget_left()
@@ -110,7 +110,7 @@ def test_a_kill_at_any_operation_leaves_a_lock_that_can_be_had(kind, monkeypatch
 
 @pytest.mark.parametrize("kind", ["good", "ENOLCK", "generous"])
 def test_of_processes_that_contend_one_has_the_lock_at_a_time(kind):
-    held, _, wrong = lock_faults.races(kind, 1.0, seed=0)
+    held, _, wrong = lock_faults.races(kind, 0.4, seed=0)
     assert held and wrong == []
 
 
@@ -139,7 +139,7 @@ def test_a_record_of_a_process_that_has_ended_holds_nobody_up(tmp_path, changes)
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"host": 1}', b"\xff" * 40, b"9" * 5000])
 def test_a_damaged_record_holds_nobody_up_for_long(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(lock, "_PATIENCE", 0.2)
+    monkeypatch.setattr(lock, "_PATIENCE", 0.05)
     (tmp_path / ".lock.1").write_bytes(content)
     said: list[str] = []
     with lock_faults.Disk("ENOLCK"):
@@ -167,8 +167,8 @@ def test_after_the_last_possible_record_there_is_none(tmp_path):
 
 def test_a_process_of_another_machine_is_watched(tmp_path, monkeypatch):
     """Where the record is renewed it is alive; where it is not, it is superseded, and notices it when it writes."""
-    monkeypatch.setattr(lock, "_PATIENCE", 1.0)
-    monkeypatch.setattr(lock, "_BEAT", 0.1)
+    monkeypatch.setattr(lock, "_PATIENCE", 0.5)
+    monkeypatch.setattr(lock, "_BEAT", 0.05)
     with lock_faults.Disk("ENOLCK"):
         other = taken(tmp_path)
         away = replace(Holder.me(), host="node7", system="another boot/1")
@@ -180,10 +180,10 @@ def test_a_process_of_another_machine_is_watched(tmp_path, monkeypatch):
         said: list[str] = []
         with pytest.raises(HeldError, match=r"another process \(\d+ on node7, since .*; it renews .*\.lock\.1"):
             Lock(tmp_path).acquire(said.append)
-        assert len(said) == 1 and "waiting up to 1 s" in said[0]
+        assert len(said) == 1 and "waiting up to " in said[0]
         assert other._stop
         other._stop.set()  # its thread, as if its machine had stopped
-        time.sleep(0.2)
+        time.sleep(0.1)
         own = Lock(tmp_path)
         own.acquire(said.append)
         assert own.left == away and "killed, or its machine stopped" in away.end()

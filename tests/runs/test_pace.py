@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import threading
 import time
@@ -125,67 +126,63 @@ def test_words_for_where_a_run_is():
     ]  # fmt: skip
 
 
-def slowed(monkeypatch, seconds: float, fail_at: int | None = None) -> list[float]:
-    """Make each fused step take so long; the times of the steps."""
-    real, steps = fit.FusedFit.step, []
+def slowed(monkeypatch, seconds: float, fail_at: int | None = None) -> None:
+    """Make each fused step take so long, and one fail in the place of Ctrl-C."""
+    real, steps = fit.FusedFit.step, itertools.count()
 
     def step(self, number, active, losses):
-        if len(steps) == fail_at:
-            raise fail_at_error
-        steps.append(time.monotonic())
+        if next(steps) == fail_at:
+            raise KeyboardInterrupt
         time.sleep(seconds)
         real(self, number, active, losses)
 
-    fail_at_error = KeyboardInterrupt()
     monkeypatch.setattr(fit.FusedFit, "step", step)
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    return steps
 
 
 class Log(io.StringIO):
-    """A log file that knows when each line came."""
+    """A log file that knows what was written at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.writes: list[tuple[float, str]] = []
+        self.writes: list[str] = []
 
     def write(self, text: str) -> int:
-        self.writes.append((time.monotonic(), text))
+        self.writes.append(text)
         return super().write(text)
 
 
 def test_a_slow_run_is_never_silent_for_long(small, tmp_path, monkeypatch):
-    """Steps of 0.4 s, of which a round has five, under an interval of 0.3 s, in the place of the 30 s of a real run."""
-    steps = slowed(monkeypatch, 0.4)
+    """Steps of 0.1 s, of which a round has five, under an interval of 0.05 s, in the place of the 30 s of a real
+    run."""
+    slowed(monkeypatch, 0.1)
     log = Log()
     tree = small.tree(rounds=2, local={"steps": 5}, eval={"every": 0})
-    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.3)
+    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.05)
     run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     lines = log.getvalue().splitlines()
     beats = [line for line in lines if "round 2 of 2, step" in line]
-    assert beats and all(STAMPED.match(line) for line in beats)
+    assert len(beats) > 2 and all(STAMPED.match(line) for line in beats)
     assert re.fullmatch(r"\d\d:\d\d:\d\d round 2 of 2, step \d of 5, loss \d\.\d{3}, about \d s left.*", beats[-1])
     assert any(STAMPED.match(line) and "round 1/2: loss" in line and "left" in line for line in lines)
-    times = [steps[0], *(when for when, _ in log.writes if steps[0] < when < steps[-1]), steps[-1]]
-    assert max(b - a for a, b in zip(times, times[1:], strict=False)) < 1.5  # the machine may be busy
-    assert all(text.endswith("\n") for _, text in log.writes)  # no half lines
+    assert all(text.endswith("\n") for text in log.writes)  # no half lines
     metrics = (tmp_path / "run/metrics.jsonl").read_text()
     assert "left" not in metrics and "second" not in metrics
 
 
 @pytest.mark.parametrize("ending", ["normal", "ctrl-c", "error"])
 def test_nothing_is_said_once_a_run_has_ended(small, tmp_path, monkeypatch, ending):
-    slowed(monkeypatch, 0.2, fail_at=2 if ending == "ctrl-c" else None)
+    slowed(monkeypatch, 0.1, fail_at=2 if ending == "ctrl-c" else None)
     if ending == "error":
         monkeypatch.setattr(run, "federate", lambda *_, **__: (_ for _ in ()).throw(RunError("told to fail")))
     log = Log()
-    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.1)
+    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.05)
     tree = small.tree(rounds=1, local={"steps": 3}, eval={"every": 0})
     with contextlib.suppress(KeyboardInterrupt, RunError):
         run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
     written = len(log.writes)
-    time.sleep(0.4)
+    time.sleep(0.2)
     assert len(log.writes) == written
     assert signs._listener.get() is None
 
@@ -195,11 +192,11 @@ def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monk
 
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
     load, begin = language.load_base, reading.begin
-    monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(0.25), load(*given))[1])
-    monkeypatch.setattr(reading, "begin", lambda *given: (time.sleep(0.15), begin(*given))[1])
+    monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(0.1), load(*given))[1])
+    monkeypatch.setattr(reading, "begin", lambda *given: (time.sleep(0.04), begin(*given))[1])
     log = Log()
-    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.1)
-    tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1})
+    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.02)
+    tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1, "base": False})
     run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     assert f"loading the base {small.base}" in log.getvalue()
     assert re.search(r"round 1 of 1, scoring \d of 6 answers, about \d s left", log.getvalue())
@@ -207,9 +204,9 @@ def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monk
 
 
 def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
-    slowed(monkeypatch, 0.3)
+    slowed(monkeypatch, 0.12)
     load = language.load_base  # as slow as that of a real base, so that the spinner is drawn while it goes on
-    monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(1.0), load(*given))[1])
+    monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(0.3), load(*given))[1])
     said = io.StringIO()
     console = Console(file=said, force_terminal=True, width=150)
     tree = small.tree(rounds=2, local={"steps": 4}, eval={"every": 0})

@@ -57,7 +57,9 @@ from llm_fed.state import State, stack
 from llm_fed.tasks.common import Encoded, Example, Picture
 from llm_fed.tasks.record import TRAINING
 
-LATE = {"delay": {"sigma": 0.8}, "rounds": 2, "local": {"steps": 2, "lr": 0.02, "lr_end": 0.02}}
+LATE = {
+    "delay": {"sigma": 0.8}, "rounds": 2, "local": {"steps": 2, "lr": 0.02, "lr_end": 0.02}, "eval": {"base": False},
+}  # fmt: skip
 SERVED = {"task": {"server": {"examples": 1, "each": True}}}
 SETTINGS = {**battery.SETTINGS, "potara": {"samples": 2}, "fisher-merging": {"samples": 2}}
 # `center` has no clients at work; those of whole models are among RUNS.
@@ -162,7 +164,7 @@ def test_options_are_scored_by_all_ranks(tmp_path, small, spread):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps({**row, "options": ["w4 w5", row["output"], "w3"]}) + "\n" for row in rows))
     task = {"path": str(data), "columns": {"options": "options"}}
-    tree = small.tree(task=task, eval={"metric": "option_accuracy"}, rounds=1, method={"name": "local"})
+    tree = small.tree(task=task, eval={"metric": "option_accuracy", "base": False}, rounds=1, method={"name": "local"})
     in_one_and_in(3, from_dict(tree), tmp_path, spread)
 
 
@@ -174,16 +176,16 @@ def test_the_base_alone_is_scored_by_all_ranks(small, tmp_path, spread):
 
 def test_more_ranks_than_clients(small, tmp_path, spread):
     """Each client has a rank, two ranks have nothing to do but to build what they may be asked for."""
-    channel = in_one_and_in(5, from_dict(small.tree(rounds=1)), tmp_path, spread)
+    channel = in_one_and_in(5, from_dict(small.tree(rounds=1, eval={"base": False})), tmp_path, spread)
     assert channel.sent[3] == channel.sent[4] == 1 < channel.sent[2]
 
 
 def test_a_comparison_trains_its_rows_one_after_another_on_all_ranks(small, tmp_path, spread):
-    config = small.config(tmp_path / "c.yaml", rounds=1)
+    config = small.config(tmp_path / "c.yaml", rounds=1, eval={"base": False})
     tables = []
     for size in (1, 2):
         channel = spread(Loopback(size) if size > 1 else None)
-        table = compare.compare(config, chosen=["local", "potara"], out=tmp_path / str(size))
+        table = compare.compare(config, chosen=["local", "fedit"], out=tmp_path / str(size))
         tables.append(table.as_json())
     assert channel.workers[1].answer(Codec().pack(["stop"])) is None
     scores = [[row["average"]["mean"] for row in table["rows"]] for table in tables]
@@ -257,7 +259,7 @@ def failing_at(client: str, error: Exception | None = None) -> Build:
 
 def test_a_client_that_fails_at_another_rank_fails_alone(small, tmp_path, spread):
     spread(Loopback(3, lambda: failing_at("bob")))
-    run.train(from_dict(small.tree(rounds=2, method={"name": "local"})), tmp_path)
+    run.train(from_dict(small.tree(rounds=2, method={"name": "local"}, eval={"every": 0, "base": False})), tmp_path)
     lines = read_records(tmp_path / "metrics.jsonl")
     events = [(line["round"], line["client"], line["reason"]) for line in lines if line["kind"] == "event"]
     assert events == [(round, "bob", "ClientError: client bob: no luck") for round in (1, 2)]
@@ -275,7 +277,7 @@ def test_a_client_that_fails_at_another_rank_fails_alone(small, tmp_path, spread
 def test_what_ends_a_run_at_another_rank_ends_it_at_rank_0(small, tmp_path, spread, capfd, error, kind, text):
     """And the ranks stay in step: the next run of the same process is served."""
     channel = spread(Loopback(2, lambda: failing_at("bob", error)))
-    config = from_dict(small.tree(rounds=1))
+    config = from_dict(small.tree(rounds=1, eval={"every": 0, "base": False}))
     with pytest.raises(kind, match=text):
         run.train(config, tmp_path / "run")
     assert ("Traceback" in capfd.readouterr().err) == isinstance(error, ZeroDivisionError)

@@ -121,11 +121,11 @@ def test_a_rank_that_never_comes_is_named_in_a_bounded_time(alone, tmp_path, ran
     """Or the variables of a launch are left in a shell. Whoever waits says for whom, and then what to unset."""
     _, config = alone("fedit")
     words = ["run", config, "--out", tmp_path / "run"]
-    launch = Launch(tmp_path, words, {rank: Patience(4.0)}, ranks=[rank])
+    launch = Launch(tmp_path, words, {rank: Patience(3.0)}, ranks=[rank])
     assert launch.ended() == [2]
     waits, ends = launch.said(0).splitlines()
     assert waits.startswith(f"llm-fed: rank {rank} is waiting for rank {1 - rank} of 2 at 127.0.0.1:")
-    assert ends.startswith(f"llm-fed: rank {1 - rank} of 2 did not come within 4 s, although WORLD_SIZE=2")
+    assert ends.startswith(f"llm-fed: rank {1 - rank} of 2 did not come within 3 s, although WORLD_SIZE=2")
     assert ends.endswith("where no launcher started it: unset RANK LOCAL_RANK WORLD_SIZE MASTER_ADDR MASTER_PORT")
     assert not (tmp_path / "run").exists()
 

@@ -1,9 +1,10 @@
 """What takes most of the time of a small run, or depends on the machine, and few tests look at: pictures, safety from a
-power cut, and what is timed before a run begins."""
+power cut, what is timed before a run begins, and a base that was loaded before."""
 
 from __future__ import annotations
 
 import base64
+import copy
 import os
 import struct
 import zlib
@@ -13,7 +14,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pytest
+import torch
 import typer.main
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+)
 
 from llm_fed.basics import cgroups, files
 from llm_fed.commands import compare
@@ -35,16 +42,26 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 _HEADER = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
 PIXEL = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", _HEADER) + _chunk(b"IDAT", zlib.compress(b"\0\0")) + _chunk(b"IEND", b"")
 
+_EMBED = drawn.embed
+_PLOTS = (compare.plot_bands, compare.plot_methods, compare.plot_tradeoff, compare.plot_verdict)
+
 
 def pictures(
-    patch: pytest.MonkeyPatch, drawn_here: Literal["always", "once", "never"] = "once", known: set[str] | None = None
+    patch: pytest.MonkeyPatch,
+    drawn_here: Literal["always", "once", "never", "as they are"] = "once",
+    known: set[str] | None = None,
 ) -> None:
     """Reports are written as always, but each picture is one pixel. Before that it is drawn of the run's numbers:
-    always, or once of each kind.
+    always, or once of each kind; or all is as without tests.
 
     Args:
         known: kinds that were drawn before and are not drawn again; those that are drawn here join them.
     """
+    if drawn_here == "as they are":
+        patch.setattr(drawn, "embed", _EMBED)
+        for plot in _PLOTS:
+            patch.setattr(compare, plot.__name__, plot)
+        return
     embed, kinds = drawn.embed, set[str]() if known is None else known
 
     def wanted(kind: str) -> bool:
@@ -75,8 +92,8 @@ def pictures(
         return draw
 
     patch.setattr(drawn, "embed", embed_pixel)
-    for name in ("plot_bands", "plot_methods", "plot_tradeoff", "plot_verdict"):
-        patch.setattr(compare, name, pixel_of(getattr(compare, name)))
+    for plot in _PLOTS:
+        patch.setattr(compare, plot.__name__, pixel_of(plot))
 
 
 def parsers(patch: pytest.MonkeyPatch) -> None:
@@ -99,6 +116,30 @@ def _once_for_this_machine(read: Callable[[Path], T]) -> Callable[[Path], T]:
     """`read`, called once for the machine's own root; other roots are folders of a test."""
     own = cache(partial(read, Path("/")))
     return lambda root=Path("/"): own() if root == Path("/") else read(root)
+
+
+def loading(patch: pytest.MonkeyPatch) -> None:
+    """A model that this process has loaded from the same files is copied, which takes a tenth of the time."""
+    for kind in (AutoModelForCausalLM, AutoModelForSequenceClassification, AutoModelForImageClassification):
+        patch.setattr(kind, "from_pretrained", _loaded_once(kind))
+
+
+def _loaded_once(kind: Any) -> Callable[..., Any]:
+    load, known = kind.from_pretrained, dict[Any, Any]()
+
+    def from_pretrained(folder: Any, **options: Any) -> Any:
+        if options.get("quantization_config") is not None or not os.path.isdir(folder):
+            return load(folder, **options)
+        files = [(entry.name, entry.stat().st_mtime_ns, entry.inode()) for entry in os.scandir(folder)]
+        draws = b"" if kind is AutoModelForCausalLM else torch.get_rng_state().numpy().tobytes()  # of a new head
+        key = str(folder), tuple(sorted(files)), repr(sorted(options.items())), draws
+        if key not in known:
+            if len(known) > 3:
+                known.clear()
+            known[key] = load(folder, **options)
+        return copy.deepcopy(known[key])
+
+    return from_pretrained
 
 
 def disks(patch: pytest.MonkeyPatch) -> None:
