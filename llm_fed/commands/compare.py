@@ -192,7 +192,7 @@ def check_jobs(jobs: int, own: OwnRows = NO_OBJECTS) -> None:
 def _trained(prepared: _Prepared, reporter: Reporter, out: Path) -> Table:
     """The table after every run of the plan that is still open."""
     plan, table = prepared.plan, prepared.table
-    progress = _Progress(sum(not job.outcome for job in plan.jobs()), reporter)
+    progress = _Countdown(sum(not job.outcome for job in plan.jobs()), reporter)
     with closing(_trainings(prepared, progress, reporter, out)) as trainings:
         for job, log in trainings:
             progress.ended += 1
@@ -213,7 +213,7 @@ def _trained(prepared: _Prepared, reporter: Reporter, out: Path) -> Table:
 
 
 def _trainings(
-    prepared: _Prepared, progress: _Progress, reporter: Reporter, out: Path
+    prepared: _Prepared, progress: _Countdown, reporter: Reporter, out: Path
 ) -> Generator[tuple[Job, str], None, None]:
     """Each open run when it has ended, with words on where its log is."""
     jobs = [*prepared.plan.jobs()]
@@ -236,10 +236,11 @@ def _trainings(
     runs = SideBySide(jobs, shares, out, reporter, progress.begins)
     with closing(runs.trained()) as trained:
         for job in trained:
-            yield job, f"; its log is {runs.log(job)}"
+            log = runs.log(job)
+            yield job, f"; its log is {log}" if log.exists() else ""
 
 
-class _Progress:
+class _Countdown:
     """Says of each run that begins which of how many it is, and how long all may take."""
 
     def __init__(self, number: int, reporter: Reporter):

@@ -17,11 +17,11 @@ from llm_fed.basics.errors import RunError, printable
 from llm_fed.basics.files import check_unlinked
 from llm_fed.experiment.baselines import shared_by
 from llm_fed.experiment.job import Job
-from llm_fed.experiment.trainer import Order
+from llm_fed.experiment.trainer import RunOrder
 from llm_fed.runs.records import time_of_day
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.portable import Codec
-from llm_fed.runtime.processes import Worker, end_all, next_reply
+from llm_fed.runtime.processes import ChildProcess, end_all, next_reply
 
 LOGS = "logs"  # the folder, beside the runs, of what they print
 
@@ -38,7 +38,7 @@ class _Seat:
     """
 
     environment: Mapping[str, str]
-    worker: Worker | None = None
+    worker: ChildProcess | None = None
     job: Job | None = None
     last: Job | None = None
     knows: int = 0
@@ -66,7 +66,7 @@ class SideBySide:
         self._finished = [job for job in jobs if isinstance(job.outcome, dict)]
         self._turns = _turns(jobs)
         self._seats = [_Seat(environment) for environment in environments]
-        self._out, self._reporter, self._begins = out, reporter, begins
+        self._logs, self._reporter, self._begins = out / LOGS, reporter, begins
         self._kills = cgroups.kills()
 
     def trained(self) -> Generator[Job, None, None]:
@@ -86,9 +86,9 @@ class SideBySide:
 
     def log(self, job: Job) -> Path:
         """Where what a run prints is kept."""
-        return self._out / LOGS / f"{job.folder.name}.log"
+        return self._logs / f"{job.folder.name}.log"
 
-    def _busy(self) -> list[Worker]:
+    def _busy(self) -> list[ChildProcess]:
         return [seat.worker for seat in self._seats if seat.worker and seat.job]
 
     def _hindered(self) -> Iterator[Job]:
@@ -109,19 +109,19 @@ class SideBySide:
             job = seat.job = seat.last = ready[bases.index(loaded) if loaded in bases else 0]
             self._waiting.remove(job)
             self._begins(job)
-            seat.worker = seat.worker or Worker("llm_fed.experiment.trainer", seat.environment)
-            self._write(job.folder.name, f"--- {time_of_day()} {job.folder}")
+            seat.worker = seat.worker or ChildProcess("llm_fed.experiment.trainer", seat.environment)
+            self._write(self.log(job), f"--- {time_of_day()} {job.folder}")
             seat.worker.order(job.folder.name, Codec().pack(self._order(seat, job)))
             seat.knows = len(self._finished)
 
-    def _order(self, seat: _Seat, job: Job) -> Order:
+    def _order(self, seat: _Seat, job: Job) -> RunOrder:
         finished = [
             (each.config, each.outcome["base"], str(each.folder))
             for each in self._finished[seat.knows :]
             if isinstance(each.outcome, dict) and "base" in each.outcome
         ]
         parents = {name: str(parent.folder) for name, parent in job.parents.items()}
-        return Order(job.config, str(job.folder), parents, finished)
+        return RunOrder(job.config, str(job.folder), parents, finished)
 
     def _is_ready(self, job: Job) -> bool:
         """Whether nothing that it waits for is still to come. Two merges of one run are not made at once, as each of
@@ -132,7 +132,7 @@ class SideBySide:
         parents = {id(parent) for parent in job.parents.values()}
         return not (parents & (opened | to_come) or self._turns[id(job)] & to_come)
 
-    def _end(self, worker: Worker) -> Job:
+    def _end(self, worker: ChildProcess) -> Job:
         """The job of a process that has replied, or has ended with it."""
         seat = next(seat for seat in self._seats if seat.worker is worker)
         job, seat.job, reply = seat.job, None, worker.reply()
@@ -159,11 +159,10 @@ class SideBySide:
         return f"its process was killed {by}; a smaller --jobs needs less memory"
 
     def _say(self, name: str, text: str) -> None:
-        self._write(name, text)
+        self._write(self._logs / f"{name}.log", text)
         self._reporter.note(f"{name}: {text}")
 
-    def _write(self, name: str, text: str) -> None:
-        log = self._out / LOGS / f"{name}.log"
+    def _write(self, log: Path, text: str) -> None:
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             check_unlinked(log)

@@ -25,7 +25,7 @@ from llm_fed.settings.contents import Contents
 
 
 @dataclass(frozen=True)
-class Order:
+class RunOrder:
     """A run to be trained.
 
     Attributes:
@@ -54,7 +54,7 @@ class Trainer:
             self.baselines.remember(config, {"base": base}, Path(folder))
         return Codec().pack(self._failure(order))
 
-    def _failure(self, order: Order) -> str:
+    def _failure(self, order: RunOrder) -> str:
         reporter = Reporter(Terminal(stderr=True, force_terminal=False, force_jupyter=False))
         parents = {name: Path(folder) for name, folder in order.parents.items()}
         try:

@@ -31,7 +31,7 @@ _LINE = 2**16  # bytes of a line, after which it counts as one
 Say = Callable[[str, str], None]  # is given the name of what a process does, and a line that it printed
 
 
-class Worker:
+class ChildProcess:
     """A process that waits for orders.
 
     Args:
@@ -116,7 +116,7 @@ class Worker:
         return self._process.poll() is None
 
 
-def next_reply(workers: Sequence[Worker], say: Say) -> Worker:
+def next_reply(workers: Sequence[ChildProcess], say: Say) -> ChildProcess:
     """Wait for the first process that has replied or ended; meanwhile, and before, what all of them print is said."""
     while True:
         ready = wait([source for each in workers for source in (each.pipe, each.output) if source is not None])
@@ -127,7 +127,7 @@ def next_reply(workers: Sequence[Worker], say: Say) -> Worker:
                 return each
 
 
-def end_all(workers: Sequence[Worker], say: Say) -> None:
+def end_all(workers: Sequence[ChildProcess], say: Say) -> None:
     """Let all leave what they do, which the next command continues; after the grace, or at a second Ctrl-C, kill
     them."""
     for each in workers:
@@ -144,7 +144,7 @@ def end_all(workers: Sequence[Worker], say: Say) -> None:
 
 
 def serve(number: int, answer: Callable[[bytes], bytes]) -> NoReturn:
-    """In a process that a `Worker` stands for: answer orders until nobody gives any more.
+    """In a process that a `ChildProcess` stands for: answer orders until nobody gives any more.
 
     Args:
         number: that `main` was given.
