@@ -109,7 +109,8 @@ class SideBySide:
             job = seat.job = seat.last = ready[bases.index(loaded) if loaded in bases else 0]
             self._waiting.remove(job)
             self._begins(job)
-            seat.worker = seat.worker or ChildProcess("llm_fed.experiment.trainer", seat.environment)
+            if not (seat.worker and seat.worker.runs):  # it may have been killed while it had nothing to do
+                seat.worker, seat.knows = ChildProcess("llm_fed.experiment.trainer", seat.environment), 0
             self._write(self.log(job), f"--- {time_of_day()} {job.folder}")
             seat.worker.order(job.folder.name, Codec().pack(self._order(seat, job)))
             seat.knows = len(self._finished)

@@ -34,14 +34,17 @@ class Pretended:
     def __init__(self, jobs: list[Job], chance: random.Random):
         self.jobs, self.chance = {job.folder.name: job for job in jobs}, chance
         self.running: dict[Pretended.Process, Job] = {}
-        self.most = self.started = 0
+        self.most = 0
         self.began: list[str] = []
         self.fails, self.dies = set[str](), set[str]()
 
     class Process:
         def __init__(self, place: Pretended):
             self.place = place
-            place.started += 1
+
+        @property
+        def runs(self):
+            return self.place.chance.random() < 0.9  # else it was killed while it had nothing to do
 
         def order(self, name, data):
             job = self.place.jobs[name]
@@ -112,7 +115,7 @@ def test_every_run_once_and_after_what_it_starts_from(train):
         processes = (1, 2, 3, 9)[number % 4]
         outcomes, made = train(ROWS, processes=processes, number=number)
         assert all(outcomes.values()) and len(outcomes) == 2 * 8
-        assert made.most <= processes and made.started <= processes
+        assert made.most <= processes
         assert processes > 3 or made.most == processes
 
 
@@ -130,7 +133,6 @@ def test_whatever_fails_the_others_are_trained(train):
                 assert outcome.startswith("its ") and "run failed" in outcome and name not in made.began
             elif name in wrong[2:]:
                 assert "killed (SIGKILL)" in outcome and "--jobs" in outcome
-        assert made.started == 3 + len({*wrong[2:]} & {*made.began}) or made.started < 6
 
 
 def test_which_local_run_another_one_finds_does_not_depend_on_who_ends_first(train):

@@ -67,7 +67,8 @@ def test_all_leave_what_they_do_and_who_does_not_is_killed(started, tmp_path, mo
     began = time.monotonic()
     end_all(started, lambda name, text: None)
     assert not any(child.runs for child in started) and time.monotonic() - began < 10
-    assert [child.kill() for child in started] == [-signal.SIGTERM, -signal.SIGKILL]
+    codes = [child.kill() for child in started]
+    assert codes[0] == -signal.SIGTERM and codes[1] in (1, -signal.SIGKILL)  # by itself, or by this process
 
 
 def test_a_second_interrupt_kills_at_once(started, tmp_path, monkeypatch):
