@@ -10,11 +10,13 @@ import pytest
 import yaml
 from rich.console import Console
 
+from llm_fed.basics.errors import UserError
 from llm_fed.commands.comparison import ComparisonPlan
-from llm_fed.experiment import side_by_side
+from llm_fed.experiment import side_by_side, trainer
 from llm_fed.experiment.job import Job
 from llm_fed.experiment.side_by_side import SideBySide
 from llm_fed.runtime.portable import Codec
+from llm_fed.settings import configfile
 
 ROWS = {
     "local": ["method=local"],
@@ -151,3 +153,33 @@ def test_what_a_run_prints_is_kept(train, tmp_path):
     log = (logs / "fedit-seed0.log").read_text()
     assert log.startswith("--- 2") and str(Path("out/fedit-seed0")) in log and log.endswith("its last words\n")
     assert not (logs / "potara-seed0.log").exists() and outcomes["potara-seed0"].startswith("its fedit run failed")
+
+
+@pytest.mark.parametrize(
+    "error, reply, printed",
+    [
+        (TypeError("a fault\nof the program"), "TypeError: a fault of the program", "Traceback"),
+        (UserError("two\nlines"), "two lines", ""),
+        (None, "", ""),
+    ],
+)
+def test_what_a_process_replies(small, tmp_path, monkeypatch, capsys, error, reply, printed):
+    """It remembers what other runs have scored, and goes on after every failure."""
+    remembered = []
+
+    def attempt(config, folder, parents, reporter, base, contents, baselines):
+        assert (folder, parents) == (tmp_path / "run", {"fedit": tmp_path / "fedit"}) and base.reuse is not None
+        if error:
+            raise error
+        return {"round": 3}
+
+    monkeypatch.setattr(trainer, "attempt", attempt)
+    train = trainer.Trainer()
+    monkeypatch.setattr(train.baselines, "remember", lambda *finished: remembered.append(finished))
+    config = configfile.load(small.tree())
+    finished = (config, {"metric": "rouge1"}, str(tmp_path / "other"))
+    order = trainer.RunOrder(config, str(tmp_path / "run"), {"fedit": str(tmp_path / "fedit")}, [finished])
+    assert Codec().unpack(train(Codec().pack(order))) == reply
+    assert remembered == [(config, {"base": {"metric": "rouge1"}}, tmp_path / "other")]
+    said = capsys.readouterr().err
+    assert printed in said and ("Traceback" in said) == bool(printed)
