@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -38,24 +39,23 @@ class Pretended:
         self.running: dict[Pretended.Process, Job] = {}
         self.most = 0
         self.began: list[str] = []
+        self.beside: dict[str, set[str]] = {}  # what was trained when a run began
         self.fails, self.dies = set[str](), set[str]()
 
     class Process:
         def __init__(self, place: Pretended):
-            self.place = place
-
-        @property
-        def runs(self):
-            return self.place.chance.random() < 0.9  # else it was killed while it had nothing to do
+            self.place, self.runs = place, True
 
         def order(self, name, data):
             job = self.place.jobs[name]
             assert Codec().unpack(data).config == job.config
+            assert self.runs
             self.name = name
             self.place.begins(self, job)
 
         def reply(self):
             del self.place.running[self]
+            self.runs = self.place.chance.random() < 0.9  # else it is killed while it has nothing to do
             if self.name in self.place.dies:
                 return None
             return Codec().pack("it failed" if self.name in self.place.fails else "")
@@ -71,6 +71,7 @@ class Pretended:
         assert all(isinstance(parent.outcome, dict) for parent in job.parents.values())
         opened = [id(parent) for other in [job, *self.running.values()] for parent in other.parents.values()]
         assert max(Counter(opened).values(), default=1) == 1  # two merges would open one folder
+        self.beside[job.folder.name] = {other.folder.name for other in self.running.values()}
         self.running[process] = job
         self.most = max(self.most, len(self.running))
         self.began.append(job.folder.name)
@@ -142,7 +143,9 @@ def test_which_local_run_another_one_finds_does_not_depend_on_who_ends_first(tra
     for number in range(20):
         _, made = train(ROWS, seeds=[0], processes=9, number=number)
         order = {name: place for place, name in enumerate(made.began)}
-        assert order["local-seed0"] < order["fedit-seed0"] < order["slow-local-seed0"] < order["fedmerge-seed0"]
+        names = ["local-seed0", "fedit-seed0", "slow-local-seed0", "fedmerge-seed0"]
+        for before, after in pairwise(names):
+            assert order[before] < order[after] and before not in made.beside[after]
         _, one = train({"fedit": ["method=fedit"], "local": ["method=local"]}, seeds=[0], number=number)
         assert one.most == 2  # a single one waits for nobody
 
