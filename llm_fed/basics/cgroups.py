@@ -9,6 +9,7 @@ Every function takes the root of the file system, so that tests can lay out /pro
 
 from __future__ import annotations
 
+import os
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ _FILES = {
 }
 # Where the groups usually lie, in case /proc/self/mountinfo does not say so.
 _USUAL = {1: ("/sys/fs/cgroup/memory",), 2: ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")}
+SHARE = "LLM_FED_MEMORY"  # the variable with the bytes that this process may take, where several divide the memory
 _UNLIMITED = 2**60  # version 1 writes a number near 2**63 where there is no limit
 
 
@@ -45,9 +47,14 @@ def free_memory(root: Path = Path("/")) -> tuple[int, MemoryLimit | None]:
     return (available, None) if limit is None or limit.free >= available else (limit.free, limit)
 
 
+def free_for_all(root: Path = Path("/")) -> int:
+    """The bytes that this process and others that it starts may still take together."""
+    return min(psutil.virtual_memory().available, *(limit.free for limit in group_limits(root)), _UNLIMITED)
+
+
 def tightest(root: Path = Path("/")) -> MemoryLimit | None:
     """The limit that leaves the fewest bytes; None where there is none."""
-    return min([*group_limits(root), *resource_limits(root)], key=lambda limit: limit.free, default=None)
+    return min([*group_limits(root), *resource_limits(root), *_own_share()], key=lambda limit: limit.free, default=None)
 
 
 def group_limits(root: Path = Path("/")) -> list[MemoryLimit]:
@@ -77,6 +84,14 @@ def resource_limits(root: Path = Path("/")) -> list[MemoryLimit]:
         if size != resource.RLIM_INFINITY:
             limits.append(MemoryLimit(f"the limit on {name}", size, max(0, size - 1024 * status.get(used, 0))))
     return limits
+
+
+def _own_share() -> list[MemoryLimit]:
+    size = os.environ.get(SHARE, "")
+    if not (size.isascii() and size.isdigit()):
+        return []
+    left = int(size) - psutil.Process().memory_info().rss
+    return [MemoryLimit("the share of one of several processes", int(size), max(0, left))]
 
 
 def kills(root: Path = Path("/")) -> dict[str, int]:

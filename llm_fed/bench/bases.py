@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from copy import copy
 from typing import Any
+
+import torch
 
 from llm_fed import kinds, tasks
 from llm_fed.kinds import Kind
@@ -43,3 +46,10 @@ class Bases:
             self.loads += 1
             self._key = key
         return self._base
+
+    def give_back(self) -> None:
+        """Forget the base, so that others may have its memory."""
+        self._key = self._base = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

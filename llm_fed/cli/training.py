@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -152,15 +152,23 @@ def compare(
             help="The folder for runs and tables (default: runs/compare-<config>; with --runs, nothing is written).",
         ),
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(min=1, help="Train N runs at a time, each in a process of its own with a share of the cores."),
+    ] = 1,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Train nothing: list the runs, and the memory that they need.")
+    ] = False,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
     """Train several methods with several seeds, and write one table with a verdict. The same command continues an
     interrupted comparison."""
     if runs:
-        if methods or seeds or draws:
+        if methods or seeds or draws or jobs > 1 or dry_run:
             raise UserError(
-                "--runs compares finished runs and trains nothing; leave out --methods, --seeds and --draws"
+                "--runs compares finished runs and trains nothing; leave out --methods, --seeds, --draws, --jobs and "
+                "--dry-run"
             )
         _verdict_on_runs([config, *map(Path, settings or [])], out_dir, as_json)
         return
@@ -186,7 +194,11 @@ def compare(
 
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
     quiet()
-    table = comparison.compare(config, settings or [], chosen=names, seeds=numbers, out=folder)
+    if dry_run:
+        _print_plan(comparison.dry_run(config, settings or [], chosen=names, seeds=numbers, out=folder, jobs=jobs),
+                    as_json)  # fmt: skip
+        return
+    table = comparison.compare(config, settings or [], chosen=names, seeds=numbers, out=folder, jobs=jobs)
     if as_json:
         print(json.dumps(table.as_json()))
     else:
@@ -197,6 +209,19 @@ def compare(
         )
     if failed := table.failed:
         raise RunError(f"{failed} failed, see table.md; give the same command again to retry")
+
+
+def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(plan))
+        return
+    for run in plan["runs"]:
+        state = "is complete" if run["complete"] else "would continue" if run["begun"] else "would be a new run"
+        first = f", after {' and '.join(run['starts_from'])}" if run["starts_from"] else ""
+        out.print(f"{'run':<11}{run['folder']} {state}{first}")
+    out.print(f"{'at a time':<11}{plan['jobs']}")
+    for demand in plan["memory"]:
+        out.print(f"{'memory':<11}{demand['in_words']}")
 
 
 def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -> None:

@@ -312,6 +312,7 @@ def compare(
     methods: Mapping[str, Any] | Sequence[Any] = (),
     seeds: Sequence[int] = (),
     draws: int = 0,
+    jobs: int = 1,
     base: Any = None,
     data: Any = None,
     metric: Any = None,
@@ -327,6 +328,7 @@ def compare(
             mergers, or a dictionary of any of these by label.
         seeds: the seeds (default: those of the file).
         draws: the number of federations to draw, each with its own training seed, instead of `seeds`.
+        jobs: how many runs are trained at a time; from two on each in a process of its own, without objects.
         base: of all rows, as in `run`.
         data: of all rows, as in `run`.
         metric: of all rows, as in `run`.
@@ -362,7 +364,7 @@ def compare(
         from llm_fed.experiment.run import quiet
 
         quiet()
-        table = comparison.compare(path, words, chosen=own.labels, seeds=seeds, out=folder, own=own)
+        table = comparison.compare(path, words, chosen=own.labels, seeds=seeds, out=folder, own=own, jobs=jobs)
     if table.failed:
         raise RunError(f"{table.failed} failed, see {folder / 'table.md'}; repeat the call to retry")
     return table

@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
 from rich.console import Console
 
-from llm_fed.basics import turns
+from llm_fed.basics import signs, turns
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
 from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.costs import Parameters, count_parameters
-from llm_fed.commands.comparison import ComparisonPlan, Job
+from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.own import OwnRows
 from llm_fed.commands.section import NO_OBJECTS, in_row, read_section
 from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
-from llm_fed.experiment import splits, unused
+from llm_fed.experiment import announce, sharing, splits, unused
 from llm_fed.experiment.baselines import Baselines
+from llm_fed.experiment.costs import Costs
 from llm_fed.experiment.ending import check_scored
+from llm_fed.experiment.job import Job
+from llm_fed.experiment.side_by_side import SideBySide
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.forecast import duration
 from llm_fed.runs.reading import scores_by_round
 from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime import launch
 from llm_fed.settings import plugins
 from llm_fed.settings.configfile import as_dict
 from llm_fed.settings.paths import public_text
@@ -58,6 +65,7 @@ def compare(
     out: Path,
     reporter: Reporter | None = None,
     own: OwnRows = NO_OBJECTS,
+    jobs: int = 1,
 ) -> Table:
     """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
     also as a page.
@@ -67,45 +75,134 @@ def compare(
         chosen: labels of rows, or names of methods as plain rows (default: all rows of the file).
         seeds: instead of those of the file (default: the configuration's own seed).
         own: objects in the place of names, which must be at hand.
+        jobs: how many runs are trained at a time; from two on each in a process of its own.
 
     Returns:
         The table; a run that failed has its reason there, and the others are not lost.
 
     Raises:
-        UserError: something is wrong with a row's configuration; nothing has been trained yet.
+        UserError: something is wrong with a row's configuration, or so many jobs do not fit into memory; nothing has
+            been trained yet.
         RunError: another process writes to one of the runs, or the table cannot be written.
     """
     reporter, out = reporter or Reporter(), out.absolute()
     with reporter.working(), turns.taken(reporter.note):
-        plan = ComparisonPlan(path, words, chosen, seeds, out, own)
-        for note in [*plan.notes, *([own.in_words] if own.in_words else [])]:
-            reporter.note(note)
-        bases = Bases(reuse=True)
-        table = _empty_table(plan, bases)
+        prepared = _prepare(path, words, chosen, seeds, out, reporter, own, jobs)
+    plan = prepared.plan
     with plugins.allowing([name for job in plan.jobs() for name in plugins.named_in(as_dict(job.config)).values()]):
-        return _trained(plan, table, bases, reporter, out)
+        return _trained(prepared, reporter, out)
 
 
-def _trained(plan: ComparisonPlan, table: Table, bases: Bases, reporter: Reporter, out: Path) -> Table:
+def dry_run(
+    path: Path,
+    words: Sequence[str] = (),
+    *,
+    chosen: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    out: Path,
+    reporter: Reporter | None = None,
+    jobs: int = 1,
+) -> dict[str, Any]:
+    """What `compare` would do with the same arguments, as JSON values: its runs, how many at a time, and the memory
+    that they take. Nothing is trained or written.
+
+    Raises:
+        UserError, RunError: as `compare` before its first run.
+    """
+    reporter, out = reporter or Reporter(), out.absolute()
+    with reporter.working(), turns.taken(reporter.note):
+        prepared = _prepare(path, words, chosen, seeds, out, reporter, jobs=jobs, costs=True)
+    return {
+        "jobs": prepared.processes,
+        "runs": [
+            {"folder": job.shown, "complete": bool(job.outcome), "begun": holds_results(job.folder),
+             "starts_from": [parent.shown for parent in job.parents.values()]}
+            for job in prepared.plan.jobs()
+        ],
+        "memory": [{**asdict(demand), "in_words": demand.in_words} for demand in prepared.demands],
+    }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A comparison that has been checked and is still to be trained.
+
+    Attributes:
+        processes: how many runs are trained at a time.
+        demands: what that takes of memory, where it was asked for, or where several are trained at a time.
+        spread: whether these processes are divided among the GPUs.
+    """
+
+    plan: ComparisonPlan
+    table: Table
+    bases: Bases
+    processes: int
+    demands: Sequence[sharing.Demand]
+    device: torch.device
+    spread: bool
+
+
+def _prepare(
+    path: Path,
+    words: Sequence[str],
+    chosen: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    reporter: Reporter,
+    own: OwnRows = NO_OBJECTS,
+    jobs: int = 1,
+    costs: bool = False,
+) -> _Prepared:
+    check_jobs(jobs, own)
+    plan = ComparisonPlan(path, words, chosen, seeds, out, own)
+    for note in [*plan.notes, *([own.in_words] if own.in_words else [])]:
+        reporter.note(note)
+    bases, prices = Bases(reuse=True), list[Costs]()
+    processes = max(1, min(jobs, sum(not job.outcome for job in plan.jobs())))
+    table = _empty_table(plan, bases, prices if costs or processes > 1 else None)
+    device = bases.of(plan.file).device
+    spread = not any(job.config.base.device_map for job in plan.jobs())  # which gives one process all GPUs
+    demands = sharing.demands(processes, prices, device, spread) if prices else []
+    for warning in (demand.check(jobs) for demand in demands if processes > 1):
+        if warning:
+            reporter.note(warning)
+    return _Prepared(plan, table, bases, processes, demands, device, spread)
+
+
+def check_jobs(jobs: int, own: OwnRows = NO_OBJECTS) -> None:
+    """Refuse a number of jobs that cannot be.
+
+    Raises:
+        UserError: it is no number from 1 on, or several processes would need what only this one has.
+    """
+    if type(jobs) is not int or jobs < 1:
+        raise UserError(f"jobs is {jobs!r}; it takes a whole number from 1 on, the number of runs at a time")
+    if jobs > 1 and own.in_words:
+        raise UserError(
+            f"jobs={jobs} trains in other processes, which cannot look up objects of this program; leave it out, or "
+            "give names, such as module:Name, in the place of objects"
+        )
+    if jobs > 1 and (size := launch.processes()) > 1:
+        raise UserError(
+            f"--jobs {jobs} starts processes of its own, but this is one of {size} of a launch, which share each run; "
+            "leave --jobs out, or start the command without a launcher"
+        )
+
+
+def _trained(prepared: _Prepared, reporter: Reporter, out: Path) -> Table:
     """The table after every run of the plan that is still open."""
-    baselines = Baselines()
-    for job in plan.jobs():
-        if isinstance(job.outcome, dict):
-            baselines.remember(job.config, job.outcome, job.folder)
-    open_jobs, began = [job for job in plan.jobs() if not job.outcome], time.monotonic()
-    for done, job in enumerate(open_jobs):
-        left = (len(open_jobs) - done) * (time.monotonic() - began) / done if done else 0.0
-        expected = f"; about {duration(left)} left if all take as long as those before" if left > A_MINUTE else ""
-        if not done and len(open_jobs) > 1:
-            expected = "; the time below is that of one run"
-        reporter.note(f"{job.folder.name}: run {done + 1} of {len(open_jobs)}{expected}")
-        job.train(reporter, bases.of(job.config), baselines)
-        if isinstance(job.outcome, str):
-            reporter.note(f"{job.folder.name} failed: {job.outcome}")
-        _write(_fill(table, plan), out)
+    plan, table = prepared.plan, prepared.table
+    progress = _Countdown(sum(not job.outcome for job in plan.jobs()), reporter)
+    with closing(_trainings(prepared, progress, reporter, out)) as trainings:
+        for job, log in trainings:
+            progress.ended += 1
+            if isinstance(job.outcome, str):
+                reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
+            _write(_fill(table, plan), out)
+    changed = {id(job) for job in plan.jobs() if job.compare_with_local()}
     for row in table.rows:
         for seed in plan.seeds:
-            if plan.cells[row.label, seed].compare_with_local():
+            if id(plan.cells[row.label, seed]) in changed:
                 row.results.pop(seed, None)
     table.notes += _changed(plan)
     _write(_fill(table, plan), out)
@@ -115,9 +212,57 @@ def _trained(plan: ComparisonPlan, table: Table, bases: Bases, reporter: Reporte
     return table
 
 
-def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
+def _trainings(
+    prepared: _Prepared, progress: _Countdown, reporter: Reporter, out: Path
+) -> Generator[tuple[Job, str], None, None]:
+    """Each open run when it has ended, with words on where its log is."""
+    jobs = [*prepared.plan.jobs()]
+    if prepared.processes == 1:
+        baselines = Baselines()
+        for job in jobs:
+            if isinstance(job.outcome, dict):
+                baselines.remember(job.config, job.outcome, job.folder)
+        for job in [job for job in jobs if not job.outcome]:
+            progress.begins(job)
+            job.train(reporter, prepared.bases.of(job.config), baselines)
+            yield job, ""
+        return
+    prepared.bases.give_back()
+    shares = sharing.shares(prepared.processes, prepared.device, prepared.spread)
+    threads = shares[0].get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
+    reporter.note(f"{prepared.processes} runs at a time, each in a process of its own; threads of each: {threads}")
+    for demand in prepared.demands:
+        reporter.note(f"memory: {demand.in_words}")
+    runs = SideBySide(jobs, shares, out, reporter, progress.begins)
+    with closing(runs.trained()) as trained:
+        for job in trained:
+            log = runs.log(job)
+            yield job, f"; its log is {log}" if log.exists() else ""
+
+
+class _Countdown:
+    """Says of each run that begins which of how many it is, and how long all may take."""
+
+    def __init__(self, number: int, reporter: Reporter):
+        self._number, self._reporter, self._began = number, reporter, time.monotonic()
+        self._begun = self.ended = 0
+
+    def begins(self, job: Job) -> None:
+        self._begun += 1
+        left = (self._number - self.ended) * (time.monotonic() - self._began) / self.ended if self.ended else 0.0
+        expected = f"; about {duration(left)} left if all take as long as those before" if left > A_MINUTE else ""
+        if not self.ended and self._number > 1:
+            expected = "; the time below is that of one run"
+        self._reporter.note(f"{job.folder.name}: run {self._begun} of {self._number}{expected}")
+
+
+def _empty_table(plan: ComparisonPlan, bases: Bases, costs: list[Costs] | None = None) -> Table:
     """The table before any score. It builds each row's experiment, which finds mistakes that lie in the base, the
-    task or the method, and counts parameters."""
+    task or the method, and counts parameters.
+
+    Args:
+        costs: gets what runs that are still open will take.
+    """
     metrics: dict[str, str] = {}  # by label
     counted: dict[int, Parameters] = {}  # several rows may start from the same runs
 
@@ -136,7 +281,12 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
             built.base.check_names(job.config.adapter)
         metrics[label] = built.metric
         parents = [count(parent, label) for parent in job.parents.values()]
-        return count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)
+        parameters = count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)
+        if costs is not None and not job.outcome and not job.parents:  # a merge trains nothing
+            with signs.part("measuring the memory of a training step"):
+                price = announce.with_costs(announce.run_plan(built), built, job.folder).costs
+            costs.extend([price] if price else [])
+        return parameters
 
     rows = []
     for label, words in plan.rows.items():

@@ -6,126 +6,28 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from llm_fed import kinds, methods
-from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.files import check_unlinked
-from llm_fed.bench.costs import Traffic, read_traffic
+from llm_fed.basics.errors import UserError
 from llm_fed.bench.parents import config_of
 from llm_fed.commands import section
 from llm_fed.commands.own import OwnRows
-from llm_fed.eval.tables import RunResult, means
-from llm_fed.eval.verdict import last_round
-from llm_fed.experiment import run as experiment
-from llm_fed.experiment import watching
-from llm_fed.experiment.baselines import Baselines, shared_by
-from llm_fed.experiment.simulation import Simulation, lacks_exports
-from llm_fed.kinds import Kind
-from llm_fed.method import Method
+from llm_fed.experiment.job import Job
 from llm_fed.models.loading import settle_dtype
 from llm_fed.runs import inputs
-from llm_fed.runs.folder import Run, as_before, holds_results
-from llm_fed.runs.reading import events, saved_config
-from llm_fed.runs.tracking import Reporter
+from llm_fed.runs.folder import as_before, holds_results
+from llm_fed.runs.reading import saved_config
 from llm_fed.runtime.launch import choose_device
-from llm_fed.scoring.scores import without
 from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import Config, ExportConfig
 from llm_fed.settings.contents import KEYS, Contents, translated
 from llm_fed.settings.plugins import short
 
 Value = Callable[[Config], str]  # one that may be `auto`
-
-
-@dataclass
-class Job:
-    """One run, which several rows may share."""
-
-    config: Config
-    method: Method
-    folder: Path
-    shown: str  # the folder as the table names it, seen from where the table lies
-    contents: Contents  # of the files that all runs name
-    parents: dict[str, Job] = field(default_factory=dict)  # by name: the runs that a merge starts from
-    outcome: dict[str, Any] | str = ""  # summary.json of a finished run; of a failed one the reason; "": still open
-
-    def read(self) -> None:
-        """Take over what lies on disk; UserError if the folder holds another run, or is a link."""
-        check_unlinked(self.folder)
-        if self.folder.exists():
-            with Run(self.folder, self.config, contents=self.contents) as run:
-                done = run.summary()
-                self.outcome = "" if done is None or lacks_exports(run) else done
-
-    def train(self, reporter: Reporter, base: Kind, baselines: Baselines) -> None:
-        """Run it, or continue it, to its end. What goes wrong is its outcome."""
-        for name, parent in self.parents.items():
-            if isinstance(parent.outcome, str):
-                self.outcome = f"its {name} run failed: {parent.outcome}"
-                return
-        folders = {name: parent.folder for name, parent in self.parents.items()}
-        try:
-            self.outcome = experiment.train(
-                self.config, self.folder, reporter=reporter, base=base, contents=self.contents,
-                mode=Simulation(folders, baselines=baselines),
-            )  # fmt: skip
-        except (RunError, UserError, torch.OutOfMemoryError) as error:
-            self.outcome = " ".join(str(error).split())
-
-    def compare_with_local(self) -> bool:
-        """Let a finished run look again, as a run of `local` may have come after it; whether there is one now."""
-        if isinstance(self.outcome, str) or not watching.lacks_local(self.outcome):
-            return False
-        with Run(self.folder, self.config, contents=self.contents) as run:
-            self.outcome = watching.compared_later(run, self.outcome)
-        return not watching.lacks_local(self.outcome)
-
-    def result(self, uncounted: Set[str] = frozenset()) -> RunResult:
-        """What the table shows of a finished run.
-
-        Args:
-            uncounted: clients that count in no mean, as another row cannot score them.
-        """
-        assert isinstance(self.outcome, dict)
-        scores, base, rule = self.outcome["scores"], self.outcome.get("base"), self.outcome.get("rule")
-        counted = without(scores, uncounted) if "clients" in scores else scores
-        return RunResult(
-            folder=self.shown,
-            round=self.outcome["round"],
-            clients=scores.get("clients", {}),
-            average=counted.get("mean"),
-            worst_half=counted.get("worst_half"),
-            base=base and without(base, uncounted),
-            rule=rule and without(rule, uncounted),
-            shared=shared_by(self.config, scores.get("metric", "")),
-            traffic=self._traffic(),
-            federation=self.config.federation_seed,
-            training=self.config.training_seed,
-            last=last_round(self.folder, self.config, uncounted),
-            warnings=self.outcome.get("warnings", ()),
-            events=dict(self._events()),
-            unscored=scores.get("unscored", []),
-            only_tested=self.outcome.get("only_tested", []),
-            uncounted=sorted(uncounted & scores.get("clients", {}).keys()),
-            beside=means(counted),
-        )
-
-    def _events(self) -> Counter[str]:
-        """What went wrong, here and in the runs that this one starts from."""
-        return sum((parent._events() for parent in self.parents.values()), events(self.folder))
-
-    def _traffic(self, last_round: int | None = None) -> Traffic:
-        """Bytes up to a round; with those of the parents up to the rounds that are merged."""
-        assert isinstance(self.outcome, dict)
-        parents = (parent._traffic(self.outcome["needs"][name]) for name, parent in self.parents.items())
-        return sum(parents, read_traffic(self.folder, last_round))
 
 
 class ComparisonPlan:

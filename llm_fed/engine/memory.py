@@ -89,8 +89,9 @@ def free_memory(device: torch.device) -> int:
     """Bytes; of a GPU with those that torch has reserved and does not use, of a CPU within the limits of its container
     or job."""
     if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free, total = torch.cuda.mem_get_info(device)
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(device))  # less where several share it
+        return min(free + torch.cuda.memory_reserved(device), allowed) - torch.cuda.memory_allocated(device)
     return cgroups.free_memory()[0]
 
 

@@ -1,0 +1,132 @@
+"""One run of a comparison: what it is, how it is trained, and what the table shows of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import check_unlinked
+from llm_fed.bench.costs import Traffic, read_traffic
+from llm_fed.eval.tables import RunResult, means
+from llm_fed.eval.verdict import last_round
+from llm_fed.experiment import run as experiment
+from llm_fed.experiment import watching
+from llm_fed.experiment.baselines import Baselines, shared_by
+from llm_fed.experiment.simulation import Simulation, lacks_exports
+from llm_fed.kinds import Kind
+from llm_fed.method import Method
+from llm_fed.runs.folder import Run
+from llm_fed.runs.reading import events
+from llm_fed.runs.tracking import Reporter
+from llm_fed.scoring.scores import without
+from llm_fed.settings.config import Config
+from llm_fed.settings.contents import Contents
+
+
+@dataclass
+class Job:
+    """One run, which several rows may share."""
+
+    config: Config
+    method: Method
+    folder: Path
+    shown: str  # the folder as the table names it, seen from where the table lies
+    contents: Contents  # of the files that all runs name
+    parents: dict[str, Job] = field(default_factory=dict)  # by name: the runs that a merge starts from
+    outcome: dict[str, Any] | str = ""  # summary.json of a finished run; of a failed one the reason; "": still open
+
+    def read(self) -> None:
+        """Take over what lies on disk; UserError if the folder holds another run, or is a link."""
+        check_unlinked(self.folder)
+        if self.folder.exists():
+            with Run(self.folder, self.config, contents=self.contents) as run:
+                done = run.summary()
+                self.outcome = "" if done is None or lacks_exports(run) else done
+
+    @property
+    def hindrance(self) -> str:
+        """Why it cannot be trained, as a run that it starts from has failed; empty where none has."""
+        failed = ((name, parent.outcome) for name, parent in self.parents.items() if isinstance(parent.outcome, str))
+        return next((f"its {name} run failed: {reason}" for name, reason in failed if reason), "")
+
+    def train(self, reporter: Reporter, base: Kind, baselines: Baselines) -> None:
+        """Run it, or continue it, to its end. What goes wrong is its outcome."""
+        folders = {name: parent.folder for name, parent in self.parents.items()}
+        self.outcome = self.hindrance or attempt(
+            self.config, self.folder, folders, reporter, base, self.contents, baselines
+        )
+
+    def compare_with_local(self) -> bool:
+        """Let a finished run look again, as a run of `local` may have come after it; whether there is one now."""
+        if isinstance(self.outcome, str) or not watching.lacks_local(self.outcome):
+            return False
+        with Run(self.folder, self.config, contents=self.contents) as run:
+            self.outcome = watching.compared_later(run, self.outcome)
+        return not watching.lacks_local(self.outcome)
+
+    def result(self, uncounted: Set[str] = frozenset()) -> RunResult:
+        """What the table shows of a finished run.
+
+        Args:
+            uncounted: clients that count in no mean, as another row cannot score them.
+        """
+        assert isinstance(self.outcome, dict)
+        scores, base, rule = self.outcome["scores"], self.outcome.get("base"), self.outcome.get("rule")
+        counted = without(scores, uncounted) if "clients" in scores else scores
+        return RunResult(
+            folder=self.shown,
+            round=self.outcome["round"],
+            clients=scores.get("clients", {}),
+            average=counted.get("mean"),
+            worst_half=counted.get("worst_half"),
+            base=base and without(base, uncounted),
+            rule=rule and without(rule, uncounted),
+            shared=shared_by(self.config, scores.get("metric", "")),
+            traffic=self._traffic(),
+            federation=self.config.federation_seed,
+            training=self.config.training_seed,
+            last=last_round(self.folder, self.config, uncounted),
+            warnings=self.outcome.get("warnings", ()),
+            events=dict(self._events()),
+            unscored=scores.get("unscored", []),
+            only_tested=self.outcome.get("only_tested", []),
+            uncounted=sorted(uncounted & scores.get("clients", {}).keys()),
+            beside=means(counted),
+        )
+
+    def _events(self) -> Counter[str]:
+        """What went wrong, here and in the runs that this one starts from."""
+        return sum((parent._events() for parent in self.parents.values()), events(self.folder))
+
+    def _traffic(self, last_round: int | None = None) -> Traffic:
+        """Bytes up to a round; with those of the parents up to the rounds that are merged."""
+        assert isinstance(self.outcome, dict)
+        parents = (parent._traffic(self.outcome["needs"][name]) for name, parent in self.parents.items())
+        return sum(parents, read_traffic(self.folder, last_round))
+
+
+def attempt(
+    config: Config,
+    folder: Path,
+    parents: Mapping[str, Path],
+    reporter: Reporter,
+    base: Kind,
+    contents: Contents,
+    baselines: Baselines,
+) -> dict[str, Any] | str:
+    """Run a configuration, or continue it, to its end: the content of its summary, or of a failed run the reason.
+
+    Args:
+        parents: by name the folders of the runs that it starts from.
+    """
+    mode = Simulation(parents, baselines=baselines)
+    try:
+        return experiment.train(config, folder, reporter=reporter, base=base, contents=contents, mode=mode)
+    except (RunError, UserError, torch.OutOfMemoryError) as error:
+        return " ".join(str(error).split())

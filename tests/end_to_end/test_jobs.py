@@ -1,0 +1,103 @@
+"""`llm-fed compare --jobs N` with real processes: the runs equal those that were trained one after another, also after
+kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import equal_runs
+import psutil
+import pytest
+import torch
+import yaml
+
+from llm_fed.commands import compare
+
+ROWS = {"fedit": ["method=fedit"], "local": ["method=local"], "potara": ["method=potara"]}
+WILD = ["method=fedit", "local.steps=4", "local.lr=1e37", "local.lr_end=1e37"]
+
+
+def write(small, path: Path, rows, seeds) -> Path:
+    tree = small.tree(rounds=2)
+    path.write_text(yaml.safe_dump({**tree, "compare": {"seeds": seeds, "rows": rows}}, sort_keys=False))
+    return path
+
+
+def runs(out: Path) -> dict[str, dict[str, bytes]]:
+    """By run its files but for times."""
+    folders = sorted(config.parent for config in [*out.glob("*/config.yaml"), *out.glob("needs/*/config.yaml")])
+    return {str(folder.relative_to(out)): equal_runs.files(folder) for folder in folders}
+
+
+@pytest.fixture
+def threads(monkeypatch) -> None:
+    """All processes have as many as this one."""
+    monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
+
+
+def test_runs_side_by_side_equal_runs_in_turn(small, tmp_path, threads, llm_fed):
+    """Byte for byte: federations and a merge of them, with a row that fails and one that another command finished."""
+    config = write(small, tmp_path / "c.yaml", {**ROWS, "wild": WILD}, [0])
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert llm_fed("compare", config, "--out", one).code == 1
+    said = llm_fed("compare", config, "--out", two, "--jobs", 2)
+    assert said.code == 1 and "wild seed 0 failed, see table.md" in said.err.splitlines()[-1]
+    assert runs(one).keys() == runs(two).keys() and len(runs(one)) == 4
+    for name, files in runs(one).items():
+        its = runs(two)[name]
+        assert files.keys() == its.keys() and [each for each in files if files[each] != its[each]] == []
+    assert (one / "table.md").read_text() == (two / "table.md").read_text()
+    assert "2 runs at a time, each in a process of its own" in said.err and "local-seed0: run 2 of 4" in said.err
+    assert "fedit-seed0: " in said.err and "its log is" in said.err and not psutil.Process().children()
+    log = (two / "logs/wild-seed0.log").read_text()
+    assert "every client of round 1 failed" in said.err and "learning rate 1e+37" in log
+
+
+def test_a_dry_run_lists_runs_and_memory(small, tmp_path, llm_fed):
+    config = write(small, tmp_path / "c.yaml", ROWS, [0])
+    said = llm_fed("compare", config, "--out", tmp_path / "out", "--jobs", 2, "--dry-run")
+    assert said.code == 0 and not (tmp_path / "out").exists()
+    assert "potara-seed0 would be a new run, after fedit-seed0 and local-seed0" in said.out
+    assert "each of 2 processes takes about" in said.out and "are free" in said.out
+    plan = json.loads(llm_fed("compare", config, "--out", tmp_path / "out", "--jobs", 9, "--dry-run", "--json").out)
+    assert plan["jobs"] == 3 and [run["complete"] for run in plan["runs"]] == [False] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["parent", "child", "Ctrl-C", "terminated"])
+def test_killed_at_any_moment(small, tmp_path, threads, how):
+    """No process is left, and the same command ends with the same files."""
+    config = write(small, tmp_path / "c.yaml", ROWS, [0, 1])
+    whole = tmp_path / "whole"
+    compare.compare(config, out=whole)
+    chance = random.Random(how)
+    for number in range(2):
+        out = tmp_path / str(number)
+        command = [sys.executable, "-m", "llm_fed.cli", "compare", str(config), "--out", str(out), "--jobs"]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen([*command, "2"], start_new_session=True, **quiet)
+        finished, children = chance.randrange(6), list[psutil.Process]()
+        while process.poll() is None and not (children and len(list(out.glob("*/summary.json"))) >= finished):
+            time.sleep(0.01)
+            children = psutil.Process(process.pid).children()
+        time.sleep(chance.random() * 3)
+        if how == "parent":
+            process.kill()
+        elif how == "child" and children:
+            chance.choice(children).kill()
+        elif how == "Ctrl-C":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.terminate()
+        assert process.wait() in {"Ctrl-C": (130, 0), "child": (1, 0)}.get(how, (-9, -15, 0))
+        _, alive = psutil.wait_procs(children, timeout=30)
+        assert not alive
+        assert subprocess.run([*command, str(number + 1)], **quiet).returncode == 0
+        assert runs(out) == runs(whole)
