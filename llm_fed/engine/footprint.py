@@ -295,7 +295,7 @@ class _Alive(TorchDispatchMode):
 
 def _grouped(a: Tensor, b: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
     """Of the shape of a grouped product, which torch computes in several formats but plans in bfloat16 alone."""
-    groups = (len(b if b.dim() == 3 else offs),) if a.dim() == b.dim() else ()
+    groups = () if a.dim() != b.dim() else (len(b),) if offs is None else (len(offs),)
     return a.new_empty(*groups, a.shape[-2], b.shape[-1])
 
 
