@@ -32,7 +32,10 @@ FLAGS = {
         "run_dir", "settings", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template",
         "--dtype", "--limit", "--cross", "--harness", "--allow", "--json",
     ],
-    "compare": ["config", "settings", "--methods", "--seeds", "--draws", "--runs", "--out", "--allow", "--json"],
+    "compare": [
+        "config", "settings", "--methods", "--seeds", "--draws", "--runs", "--out", "--jobs", "--dry-run", "--allow",
+        "--json",
+    ],
     "merge": [
         "method", "--fed", "--local", "--out", "settings", "--task", "--data", "--client", "--base", "--template",
         "--dtype", "--space", "--fisher", "--fisher-data", "--samples", "--damping", "--per-factor", "--grid",

@@ -71,8 +71,10 @@ def test_all_leave_what_they_do_and_who_does_not_is_killed(started, tmp_path, mo
     assert codes[0] == -signal.SIGTERM and codes[1] in (1, -signal.SIGKILL)  # by itself, or by this process
 
 
-def test_a_second_interrupt_kills_at_once(started, tmp_path, monkeypatch):
+def test_a_second_interrupt_kills_at_once(started, tmp_path, monkeypatch, request):
     monkeypatch.setattr(processes, "_GRACE", 600)
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, heard))
     started[0].order("stubborn", f"stubborn {tmp_path / 'file'}".encode())
     wait_for((tmp_path / "file").exists)
     threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import small_process
-from accelerate import PartialState
 from small_process import CONTEXT, Kill
-
-from llm_fed.runtime import launch
 
 PATIENCE = 90  # seconds after which a process that should have ended counts as left behind
 
@@ -81,8 +78,7 @@ class Launch:
         variables: Callable[[int, int], dict[str, str]] = torchrun,
         also: Mapping[str, str] | None = None,
     ):
-        launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "CUDA_VISIBLE_DEVICES": ""}
-        launch |= {"OMP_NUM_THREADS": "1", **(also or {})}  # as torchrun sets it
+        launch = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "CUDA_VISIBLE_DEVICES": "", **(also or {})}
         self.logs = [folder / f"log-{rank}" for rank in (range(size) if ranks is None else ranks)]
         self.processes = []
         for rank, log in zip(range(size) if ranks is None else ranks, self.logs, strict=True):
@@ -108,8 +104,5 @@ class Launch:
 
 def _run(words: list[str], log: str, fault: Kill | Stall | Patience | None, environment: dict[str, str]) -> None:
     os.environ.update(environment)
-    PartialState._reset_state()  # this process may have had a place in a launch of one
-    for known in (launch.connect, launch.other_ranks):
-        known.cache_clear()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
     small_process._run(words, log, fault, None)

@@ -1,19 +1,16 @@
 """The command line in processes of their own, which can be told to kill themselves with SIGKILL at a chosen moment.
 
-They are forked from this process, which has imported what a run imports, so each costs half a second and not ten.
+They are forked from a server that has imported what a run imports, so each costs half a second and not ten.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
-import logging
 import multiprocessing
 import os
 import resource
 import signal
-import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +19,16 @@ import pytest
 import torch
 import without
 
-CONTEXT = multiprocessing.get_context("fork")
-# What a run imports when it first needs it. Imported here, no process does it again.
-for _name in (
-    "llm_fed.cli", "llm_fed.experiment.run", "llm_fed.commands.api", "llm_fed.commands.section",
-    "llm_fed.kinds.comparing", "llm_fed.kinds.language", "llm_fed.rows.jsonrows", "llm_fed.rows.tables",
-    "llm_fed.scoring.metrics.rouge", "llm_fed.eval.report.run", "llm_fed.eval.report.samples", "peft",
-    "transformers.models.llama.modeling_llama", "rouge_score.rouge_scorer", "matplotlib.figure",
-    "matplotlib.backends.backend_agg", "PIL.features", "pyarrow.parquet", "pyarrow.pandas_compat",
-):  # fmt: skip
-    importlib.import_module(_name)
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(
+    [  # what a run imports, some of it only when it is first needed
+        "llm_fed.cli", "llm_fed.experiment.run", "llm_fed.commands.api", "llm_fed.commands.section",
+        "llm_fed.kinds.comparing", "llm_fed.kinds.language", "llm_fed.rows.jsonrows", "llm_fed.rows.tables",
+        "llm_fed.scoring.metrics.rouge", "llm_fed.eval.report.run", "llm_fed.eval.report.samples", "peft",
+        "transformers.models.llama.modeling_llama", "rouge_score.rouge_scorer", "matplotlib.figure",
+        "matplotlib.backends.backend_agg", "PIL.features", "pyarrow.parquet", "pyarrow.pandas_compat", "pytest",
+    ]
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ def llm_fed(words: list[str], log: Path, kill: Kill | None = None, largest_file:
 
     Args:
         largest_file: in bytes; the system refuses to write more into one file, as it would on a full disk. Pictures of
-            the report are drawn only here, as large as they are.
+            the report are drawn only here.
     """
     process = CONTEXT.Process(target=_run, args=(words, str(log), kill, largest_file))
     process.start()
@@ -79,14 +76,14 @@ def _run(words: list[str], log: str, kill: Any, largest_file: int | None) -> Non
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
-    _leave_pytest()
     torch.set_num_threads(1)
     from llm_fed import cli
 
     patch = pytest.MonkeyPatch()
     without.disks(patch)
     without.measures(patch)
-    without.pictures(patch, "as they are" if largest_file else "never")
+    if not largest_file:
+        without.pictures(patch, "never")
     if kill:
         kill.arm()
     if largest_file:
@@ -100,18 +97,6 @@ def train_channels_last() -> None:
 
     images = torch.randn(32, 3, 64, 64).contiguous(memory_format=torch.channels_last)
     RESNETS["resnet-9"](7)(images).sum().backward()
-
-
-def _leave_pytest() -> None:
-    """Streams and warnings are those of a process by itself."""
-    sys.stdout, sys.stderr = (open(handle, "w", closefd=False) for handle in (1, 2))  # noqa: SIM115
-    logging.getLogger().handlers.clear()
-    warnings.resetwarnings()
-
-    def show(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
-
-    warnings.showwarning = show
 
 
 def _described(argument: Any) -> str:

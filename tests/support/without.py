@@ -42,26 +42,18 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 _HEADER = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
 PIXEL = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", _HEADER) + _chunk(b"IDAT", zlib.compress(b"\0\0")) + _chunk(b"IEND", b"")
 
-_EMBED = drawn.embed
-_PLOTS = (compare.plot_bands, compare.plot_methods, compare.plot_tradeoff, compare.plot_verdict)
-
 
 def pictures(
     patch: pytest.MonkeyPatch,
-    drawn_here: Literal["always", "once", "never", "as they are"] = "once",
+    drawn_here: Literal["always", "once", "never"] = "once",
     known: set[str] | None = None,
 ) -> None:
     """Reports are written as always, but each picture is one pixel. Before that it is drawn of the run's numbers:
-    always, or once of each kind; or all is as without tests.
+    always, or once of each kind.
 
     Args:
         known: kinds that were drawn before and are not drawn again; those that are drawn here join them.
     """
-    if drawn_here == "as they are":
-        patch.setattr(drawn, "embed", _EMBED)
-        for plot in _PLOTS:
-            patch.setattr(compare, plot.__name__, plot)
-        return
     embed, kinds = drawn.embed, set[str]() if known is None else known
 
     def wanted(kind: str) -> bool:
@@ -92,8 +84,8 @@ def pictures(
         return draw
 
     patch.setattr(drawn, "embed", embed_pixel)
-    for plot in _PLOTS:
-        patch.setattr(compare, plot.__name__, pixel_of(plot))
+    for name in ("plot_bands", "plot_methods", "plot_tradeoff", "plot_verdict"):
+        patch.setattr(compare, name, pixel_of(getattr(compare, name)))
 
 
 def parsers(patch: pytest.MonkeyPatch) -> None:
