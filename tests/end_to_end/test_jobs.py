@@ -45,7 +45,7 @@ def threads(monkeypatch) -> None:
 def test_runs_side_by_side_equal_runs_in_turn(small, tmp_path, threads, llm_fed):
     """Byte for byte: federations and a merge of them, with a row that fails and one that another command finished."""
     config = write(small, tmp_path / "c.yaml", {**ROWS, "wild": WILD}, [0])
-    one, two = tmp_path / "one", tmp_path / "two"
+    one, two, before = tmp_path / "one", tmp_path / "two", psutil.Process().children()
     assert llm_fed("compare", config, "--out", one).code == 1
     said = llm_fed("compare", config, "--out", two, "--jobs", 2)
     assert said.code == 1 and "wild seed 0 failed, see table.md" in said.err.splitlines()[-1]
@@ -55,7 +55,8 @@ def test_runs_side_by_side_equal_runs_in_turn(small, tmp_path, threads, llm_fed)
         assert files.keys() == its.keys() and [each for each in files if files[each] != its[each]] == []
     assert (one / "table.md").read_text() == (two / "table.md").read_text()
     assert "2 runs at a time, each in a process of its own" in said.err and "local-seed0: run 2 of 4" in said.err
-    assert "fedit-seed0: " in said.err and "its log is" in said.err and not psutil.Process().children()
+    assert "fedit-seed0: " in said.err and "its log is" in said.err
+    assert {*psutil.Process().children()} <= {*before}
     log = (two / "logs/wild-seed0.log").read_text()
     assert "every client of round 1 failed" in said.err and "learning rate 1e+37" in log
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pretended_steps
 import pytest
 import small_process
 from torch.utils import backend_registration
@@ -30,7 +29,9 @@ def counts(path: Path, *cases: str) -> dict[str, tuple[int, int]]:
     has as many rows as values hold, ends the process."""
     if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
         pytest.skip("this torch has no devices that are written in Python, so launches are not counted")
-    process = small_process.CONTEXT.Process(target=pretended_steps.write, args=(str(path), *cases))
+    process = small_process.CONTEXT.Process(
+        target=small_process.call, args=("pretended_steps", "write", str(path), *cases)
+    )
     process.start()
     process.join()
     said = path.read_text() if path.exists() else "it ended without a word"

@@ -91,6 +91,11 @@ def _run(words: list[str], log: str, kill: Any, largest_file: int | None) -> Non
     cli.main(words)
 
 
+def call(module: str, function: str, *args: Any) -> None:
+    """What a module does that the tests' own process must not import."""
+    getattr(importlib.import_module(module), function)(*args)
+
+
 def train_channels_last() -> None:
     """A step of a ResNet on pictures whose channels stand last in memory."""
     from llm_fed.models.resnet import RESNETS
