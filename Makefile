@@ -2,9 +2,10 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3
-# Two test workers with one thread each are quicker than one with two, and leave a small machine usable. Each takes half
-# of the tests in their order, so that what a module prepares is prepared once, and the first to end helps the other.
-WORKERS ?= 2
+# Workers with one thread each are quicker than one with two threads; a third fills the time in which tests wait for
+# processes that they start. Each takes a part of the tests in their order, so that what a module prepares is prepared
+# once, and the first to end helps the others.
+WORKERS ?= 3
 export OMP_NUM_THREADS ?= 1
 # Without bytecode every process that a test starts would compile some 5000 modules of its libraries anew, for 15 s.
 unexport PYTHONDONTWRITEBYTECODE
