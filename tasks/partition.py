@@ -92,9 +92,9 @@ def _shards(whole: ClientData, prefix: str, count: int, seed: int, tested: bool,
     sizes = {split: len(examples) for split, examples in splits.items() if examples}
     # Without a test split, one will be held out of each tested client's training examples: it needs two of them.
     halved = tested and not whole.test
-    most = min(size // 2 if halved and split == "train" else size for split, size in sizes.items())
+    most = min((size // 2 if halved and split == "train" else size for split, size in sizes.items()), default=0)
     if count > most:
-        counts = ", ".join(f"{size} {split}" for split, size in sizes.items())
+        counts = ", ".join(f"{size} {split}" for split, size in sizes.items()) or "no"
         raise UserError(
             f"task.partition.clients={count}, but {what} has {counts} examples, enough for {most}; "
             "lower task.partition.clients"

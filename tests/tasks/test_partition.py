@@ -288,6 +288,11 @@ def test_iid_without_a_test_split_needs_two_examples_per_client():
         partition(cohort(make("a", 7, 0)), PartitionConfig(kind="iid", clients=4), 0)
 
 
+def test_a_client_without_any_example_cannot_be_split():
+    with pytest.raises(UserError, match="clients=2, but client 'b' has no examples, enough for 0; lower"):
+        partition(cohort(make("a", 8, 4), make("b", 0, 0)), PartitionConfig(kind="split", clients=2), 0)
+
+
 @pytest.mark.parametrize("config", [config for config, _ in MADE[2:]], ids=lambda config: config.kind)
 def test_partitions_by_label_need_two_labels(config):
     with pytest.raises(
