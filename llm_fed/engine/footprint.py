@@ -214,12 +214,13 @@ def _adapters(
     batch: Any = its.collate(examples) if groups is None else flattened(examples)
     groups = groups and on_device(groups, base.device)
     rows, given = (len(sizes), len(sizes)) if groups is None else (len(groups.ends), sum(sizes))
+    seeds, flat = [0] * len(sizes), groups is not None
+    keys = mask_keys(seeds, sizes, end_to_end=flat) if keyed_masks else None  # which are looked through, so of values
     with _tensors_of(values) as fake, attention(model) if groups else nullcontext():
         bank, batch = AdapterBank(model, structure, 1), on_device(batch, base.device)
         with _Alive(fake, model) as alive:
-            seeds, flat = [0] * len(sizes), groups is not None
-            if keyed_masks and bank.drops:
-                masks: Any = on_device(mask_keys(seeds, sizes, end_to_end=flat), base.device)
+            if keys is not None and bank.drops:
+                masks: Any = on_device(keys, base.device)
             else:
                 masks = bank.draw_masks(seeds, sizes, end_to_end=flat)
             mix = torch.ones(given, len(structure.experts)) if structure.gate == "mix" else None
