@@ -371,6 +371,12 @@ class _Adapted:
         given = inputs[0].expand(len(self.a), -1, -1) if shared else inputs[0]
         x, autocast = self.tokens.inputs(self.name, given.to(device), self.a.dtype)
         y = output.reshape(len(output), -1, output.shape[-1])
+        has, wanted = (x.shape[-1], y.shape[-1]), (self.a.shape[2], self.b.shape[1])
+        if has != wanted:
+            raise UserError(
+                f"{self.name} cannot have an adapter: it makes {has[1]} numbers of {has[0]} for each token, where its "
+                f"weight makes {wanted[1]} of {wanted[0]}; leave it out of adapter.target_modules"
+            )
         weights, scaling = self._weights(x), self.scaling
         if masked := self.drop is not None and not shared:
             assert self.drop is not None

@@ -27,6 +27,17 @@ def check(name: str, examples: Sequence[Example]) -> None:
             )
 
 
+def only_label(examples: Sequence[Example]) -> bool | None:
+    """Whether all answers are desirable (True) or all are not (False); None where there are both, or no examples."""
+    first: bool | None = None
+    for example in examples:
+        if first is None:
+            first = bool(example.desirable)
+        elif bool(example.desirable) != first:
+            return None
+    return first
+
+
 def _where(examples: Sequence[Example], place: int) -> str:
     """The file and row of an example, where that is known."""
     where = getattr(examples, "where", None)

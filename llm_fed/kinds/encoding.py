@@ -95,6 +95,7 @@ class Encoder:
         self._untrained = 0  # messages of the assistant that are no targets
         self._unanswered = 0  # examples whose reply is reasoning alone
         self._not_compared = 0  # examples that are asked, whose given answers are too long
+        self._alike: Counter[bool] = Counter()  # clients whose answers are all desirable (True), or all not
         self._spelled: Counter[str] = Counter()  # examples by the first control token that they spell
 
     def lengths(self, splits: Iterable[Sequence[Example]]) -> Iterator[list[Length]]:
@@ -131,6 +132,8 @@ class Encoder:
         if required:
             self._count(client, split, len(examples), len(places))
         chosen, joined = select(examples, places), self.objective.name == "kto"
+        if joined and required and (alike := comparing.only_label(chosen)) is not None:
+            self._alike[alike] += 1
         return Encodings(chosen, self._encode_fitting, self._kept, finish=self._beside_others if joined else None)
 
     def queries(
@@ -190,6 +193,11 @@ class Encoder:
             said.append(
                 f"preference_accuracy leaves out {self._not_compared} examples whose given answers do not fit into "
                 f"{self.task.max_length} tokens; task.too_long=cut-end cuts them"
+            )
+        for label, clients in self._alike.items():
+            said.append(
+                f"the training answers of {clients} clients are all {'' if label else 'un'}desirable (label "
+                f"{str(label).lower()}), so that kto sees nothing to {'avoid' if label else 'prefer'} there"
             )
         if self._halves:
             said.append(f"halves of characters (lone surrogates) in {self._halves} examples are read as U+FFFD")

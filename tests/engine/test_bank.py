@@ -248,6 +248,22 @@ def test_bad_targets_are_named(names, message):
         targets(tiny.build("llama"), Lora(rank=1, alpha=1, dropout=0, target_modules=names))
 
 
+class Blocks(nn.Linear):
+    """Multiplies each half of its inputs (..., 2, in) by one half of its weight, as DeepSeek 4 does."""
+
+    def forward(self, x):
+        return torch.einsum("...gi,goi->...go", x, self.weight.view(2, -1, self.in_features))
+
+
+def test_a_layer_that_multiplies_in_blocks_is_refused_by_name():
+    model = nn.ModuleDict({"o_a_proj": Blocks(4, 6, bias=False)})
+    bank = AdapterBank(model, Lora(2, 2, 0.0, ("o_a_proj",)), 1)
+    message = "o_a_proj cannot have an adapter: it makes 3 numbers of 4 for each token, where its weight makes 6 of 4"
+    with bank.attached(torch.tensor([0])), pytest.raises(UserError, match=message):
+        model["o_a_proj"](torch.ones(1, 5, 2, 4))
+    assert model["o_a_proj"](torch.ones(1, 5, 2, 4)).shape == (1, 5, 2, 3)
+
+
 def test_rslora_divides_by_the_root_of_the_rank():
     """So that gradients keep their size as the rank grows; of rank 1 both are the same."""
     scales = [Lora.from_config(AdapterConfig(rank=r, alpha=8, rslora=True)).scaling for r in (1, 4, 16)]

@@ -115,6 +115,21 @@ def test_labels_say_which_answers_are_desirable(tmp_path):
     assert decode(items[1].text.input_ids) == f"{ASKED}\n{BAD}</s>"
 
 
+@pytest.mark.parametrize("label", [True, False])
+def test_answers_that_are_all_alike_are_told_to_kto(label, tmp_path):
+    rows = [{"prompt": ASKED, "completion": text, "label": label} for text in (GOOD, BAD)]
+    alike = load(tmp_path, rows).clients["ann"].train
+    of_kto = encoder("kto", "plain")
+    of_kto.training("ann", "validation", alike, required=False)
+    assert of_kto.note() == ""
+    of_kto.training("ann", "training", alike)
+    assert f"are all {'' if label else 'un'}desirable (label {str(label).lower()})" in of_kto.note()
+    both = [Example(ASKED, (GOOD,), desirable=True), Example(ASKED, (BAD,), desirable=False)]
+    mixed = encoder("kto", "plain")
+    mixed.training("ann", "training", both)
+    assert mixed.note() == ""
+
+
 def test_longer_answers_leave_the_pair_out_or_are_cut(tmp_path):
     rows = [{"prompt": "a", "chosen": "b" * 5, "rejected": "c" * length} for length in (5, 50)]
     train = load(tmp_path, rows).clients["ann"].train
