@@ -51,7 +51,7 @@ long: $(VENV)/.installed ## what is too long for every change: kills, full disks
 mutants: $(VENV)/.installed ## plant forty faults, one after another, and see whether a test notices each
 	$(BIN)/python scripts/mutants/run.py
 
-release: ## build sdist and wheel into dist, and try the wheel with every Python from 3.10 to 3.13 that is here
+release: ## build sdist and wheel into dist, and try the wheel with every Python from 3.11 to 3.13 that is here
 	bash scripts/release.sh
 
 clean: ## delete the environment and caches

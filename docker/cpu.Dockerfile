@@ -11,7 +11,7 @@ COPY eval eval
 COPY scripts scripts
 # torch first, from the index whose wheels have no CUDA libraries in them
 RUN python -m venv /opt/llm_fed \
-    && /opt/llm_fed/bin/pip install --no-cache-dir torch==2.8.0 --index-url https://download.pytorch.org/whl/cpu \
+    && /opt/llm_fed/bin/pip install --no-cache-dir torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu \
     && /opt/llm_fed/bin/pip install --no-cache-dir .
 
 FROM python:3.12.11-slim-bookworm

@@ -12,7 +12,7 @@ COPY tasks tasks
 COPY eval eval
 COPY scripts scripts
 RUN python -m venv /opt/llm_fed \
-    && /opt/llm_fed/bin/pip install --no-cache-dir torch==2.8.0 --index-url https://download.pytorch.org/whl/cu128 \
+    && /opt/llm_fed/bin/pip install --no-cache-dir torch==2.11.0 --index-url https://download.pytorch.org/whl/cu128 \
     && /opt/llm_fed/bin/pip install --no-cache-dir .
 
 FROM python:3.12.11-slim-bookworm

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the sdist, and from it the wheel, into dist/. Then tries the wheel with every Python from 3.10 to 3.13: a fresh
+# Builds the sdist, and from it the wheel, into dist/. Then tries the wheel with every Python from 3.11 to 3.13: a fresh
 # environment outside the clone, the installation, and three rounds of the quickstart's configuration. At its end it
 # names what it did not try, each with the command that does: Pythons, the lowest dependencies, a newer torch.
 #
-#   bash scripts/release.sh                    # those that are on the path as python3.10, python3.11, ...
+#   bash scripts/release.sh                    # those that are on the path as python3.11, python3.12, ...
 #   bash scripts/release.sh /opt/python3.12/bin/python3
 #
 # PIPFLAGS goes to `pip install`, as in the Makefile.
@@ -16,12 +16,12 @@ trap 'rm -rf "$work"' EXIT
 pythons=("$@")
 tried=" "
 if [ ${#pythons[@]} -eq 0 ]; then
-  for version in 3.10 3.11 3.12 3.13; do
+  for version in 3.11 3.12 3.13; do
     if "python$version" -c "import venv" 2>/dev/null; then pythons+=("python$version"); fi
   done
 fi
 if [ ${#pythons[@]} -eq 0 ]; then
-  echo "no Python from 3.10 to 3.13 is on the path; give one, as in bash scripts/release.sh /usr/bin/python3" >&2
+  echo "no Python from 3.11 to 3.13 is on the path; give one, as in bash scripts/release.sh /usr/bin/python3" >&2
   exit 2
 fi
 
@@ -46,7 +46,7 @@ for python in "${pythons[@]}"; do
   rm -rf "$place"
 done
 ls dist
-for version in 3.10 3.11 3.12 3.13; do
+for version in 3.11 3.12 3.13; do
   case "$tried" in *" $version "*) ;; *) echo "not tried: Python $version; bash scripts/release.sh /path/to/python$version" ;; esac
 done
 echo "not tried: the lowest dependencies; TORCH=2.11.0 bash scripts/lowest.sh"

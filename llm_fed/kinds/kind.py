@@ -6,12 +6,11 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive, generator

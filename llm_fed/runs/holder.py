@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
@@ -40,7 +40,7 @@ class Holder:
 
     @classmethod
     def me(cls) -> Holder:
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        now = datetime.now(UTC).isoformat(timespec="seconds")
         pid = os.getpid()
         return cls(socket.gethostname(), _system(), pid, _start(pid) or 0, now, cgroups.kills())
 

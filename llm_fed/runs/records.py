@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -99,4 +99,4 @@ def check_beginning(path: Path, mark: int, expected: str | None) -> int:
 
 def time_of_day() -> str:
     """Now, by the clocks of all countries (UTC), to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -100,7 +100,7 @@ def _signed(
     hosts: Sequence[str] = (),
 ) -> x509.Certificate:
     """A certificate of `subject`, of a CA if `authority`, otherwise of a TLS server at `hosts`."""
-    start = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(minutes=5)  # clocks differ a little
+    start = datetime.datetime.now(datetime.UTC) - datetime.timedelta(minutes=5)  # clocks differ a little
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)

@@ -4,11 +4,15 @@ that they start from, and do not run as root. They were linted with hadolint, an
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 FILES = sorted(ROOT.glob("docker/*.Dockerfile"))
 
 
@@ -22,7 +26,11 @@ def copied(text: str) -> list[str]:
 def test_versions_are_named_and_the_user_is_not_root(path):
     text = path.read_text()
     assert all(re.fullmatch(r"python:\d+\.\d+\.\d+-slim-\w+", base) for base in re.findall(r"^FROM (\S+)", text, re.M))
-    assert re.search(r" torch==\d+\.\d+\.\d+ ", text)
+    torch = re.search(r" torch==(\d+\.\d+\.\d+) ", text)
+    needs = {each.name: each.specifier for each in map(Requirement, PROJECT["dependencies"])}
+    assert torch and torch[1] in needs["torch"], "pip would replace it by a build with other libraries of CUDA, or none"
+    pythons = re.findall(r"^FROM python:(\S+?)-", text, re.MULTILINE)
+    assert pythons and all(python in SpecifierSet(PROJECT["requires-python"]) for python in pythons)
     users = re.findall(r"^USER (\w+)$", text.rpartition("\nFROM ")[2], re.MULTILINE)
     assert users and users[-1] not in ("root", "0")
 
