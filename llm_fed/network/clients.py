@@ -29,12 +29,12 @@ from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Poisson, cohort_size, sample
 from llm_fed.method import Method
 from llm_fed.network.bundle import Bundles, Order
-from llm_fed.network.link import Link, PendingOrder, Reply, flaw_of
+from llm_fed.network.link import Link, PendingOrder, Reply, flaw_of, summary_of
 from llm_fed.network.roster import Roster
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Watch
-from llm_fed.scoring.scores import Summary, summarize
+from llm_fed.scoring.scores import Summary
 from llm_fed.settings.config import Config
 from llm_fed.state.outline import Skeleton, skeleton
 from llm_fed.state.roles import Given
@@ -321,16 +321,8 @@ class RemoteClients:
             self._known["answered"].pop(name, None)
 
     def _summary(self, replies: Mapping[str, Reply]) -> Summary | None:
-        scores = {name: reply.score for name, reply in replies.items() if reply.score is not None}
-        metric = self._config.eval.metric
-        assert metric is not None  # the server's driver fills the task's own in
-        losses = {name: replies[name].loss for name in scores if "loss" in replies[name].content}
-        unscored = [name for name, reply in replies.items() if reply.unscored]
-        beside: dict[str, dict[str, float]] = {}
-        for name in scores:
-            for key, value in replies[name].beside.items():
-                beside.setdefault(key, {})[name] = value
-        return summarize(metric, scores, losses, unscored, beside) if scores else None
+        assert self._config.eval.metric is not None  # the server's driver fills the task's own in
+        return summary_of(self._config.eval.metric, replies)
 
     def _wait(self, sent: _Sent) -> list[tuple[PendingOrder, Reply]]:
         """What comes before the round ends, of this round's answers and of earlier ones.

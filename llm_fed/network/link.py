@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from llm_fed.basics.errors import one_line
 from llm_fed.scoring.rules import NAMES
-from llm_fed.scoring.scores import BESIDE
+from llm_fed.scoring.scores import BESIDE, Summary, summarize
 from llm_fed.state.outline import Skeleton
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import WireError, unpack
@@ -67,9 +67,10 @@ class Reply:
         return None if score is None or name not in NAMES else (str(name), score)
 
     @property
-    def base(self) -> float | None:
-        """The score of the base on its examples; None where there is none that could be one."""
-        return self.number("base_score", 0, 100)
+    def of_base(self) -> Reply:
+        """What the base is worth on its examples, to be read like a reply of its own."""
+        given = self.content.get("of_base")
+        return Reply(given if isinstance(given, dict) and not self.error else {})
 
     @property
     def tested(self) -> int:
@@ -80,7 +81,7 @@ class Reply:
         """By other client of these names the score of that one's model on this one's examples."""
         given = self.content.get("cross")
         found = Reply(given if isinstance(given, dict) and not self.error else {})
-        scores = {name: found.number(name, 0, 100) for name in names if name in found.content}
+        scores = {name: found.number(name, *BOUNDS) for name in names if name in found.content}
         return {name: score for name, score in scores.items() if score is not None}
 
     @property
@@ -147,6 +148,18 @@ def _printable(node: Any) -> Any:
     if isinstance(node, list):
         return [_printable(item) for item in node]
     return one_line(node) if isinstance(node, str) else node
+
+
+def summary_of(metric: str, replies: Mapping[str, Reply]) -> Summary | None:
+    """Of the scores, losses and figures beside them that clients say; None where nobody has a score."""
+    scores = {name: reply.score for name, reply in replies.items() if reply.score is not None}
+    losses = {name: replies[name].loss for name in scores if "loss" in replies[name].content}
+    unscored = [name for name, reply in replies.items() if reply.unscored]
+    beside: dict[str, dict[str, float]] = {}
+    for name in scores:
+        for key, value in replies[name].beside.items():
+            beside.setdefault(key, {})[name] = value
+    return summarize(metric, scores, losses, unscored, beside) if scores else None
 
 
 class Link(Protocol):

@@ -29,11 +29,10 @@ from llm_fed.experiment.watching import (
     warnings_of,
 )
 from llm_fed.method.site import Site
-from llm_fed.network.link import Reply
+from llm_fed.network.link import Reply, summary_of
 from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.folder import CROSS, Run
 from llm_fed.scoring.evaluation import Measured, Personal, measure
-from llm_fed.scoring.scores import summarize
 from llm_fed.state import State
 
 PRIVATE = "with privacy.clip clients say nothing of single examples, so nothing is compared on them"
@@ -69,14 +68,17 @@ def told_scores(built: Experiment, sites: Mapping[str, Any], found: Mapping[str,
     private = built.config.privacy.clip is not None
 
     def told(client: str, outcome: Measured) -> dict[str, Any]:
-        if private:
-            return {"score": outcome.score}
-        scored: dict[str, Any] = {"score": outcome.score}
-        scored |= {"beside": dict(outcome.beside)} if outcome.beside else {}
-        loss = outcome.loss
-        return scored if loss is None else {**scored, "loss": rounded(loss) if math.isfinite(loss) else None}
+        return {"score": outcome.score} if private else _as_json(outcome)
 
     return {name: {"score": None} for name in sites} | each(found, told)
+
+
+def _as_json(found: Measured) -> dict[str, Any]:
+    """As a `Reply` reads it."""
+    scored: dict[str, Any] = {"score": found.score}
+    scored |= {"beside": dict(found.beside)} if found.beside else {}
+    loss = found.loss
+    return scored if loss is None else {**scored, "loss": rounded(loss) if math.isfinite(loss) else None}
 
 
 def watched(built: Experiment, states: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Watched]:
@@ -103,7 +105,7 @@ def watched(built: Experiment, states: Mapping[str, Any], found: Mapping[str, An
     for id in known:
         said: dict[str, Any] = {"tested": counts[id]}
         said |= {"rule": rules[id].name, "rule_score": rules[id].score} if id in rules else {}
-        said |= {"base_score": base[id].score} if id in base else {}
+        said |= {"of_base": _as_json(base[id])} if id in base else {}
         tried = {model: answers for (model, client), answers in table.answers.items() if client == id != model}
         said |= {"cross": {model: fmean(answers) for model, answers in tried.items()}} if tried else {}
         its = [warned for warned in warnings if id in warned["figures"]]
@@ -117,9 +119,7 @@ def heard(
 ) -> dict[str, Any]:
     """What summary.json says of the base and of warnings, from what the clients say; it is written as in `watch`."""
     facts: dict[str, Any] = {}
-    base = {id: reply.base for id, reply in replies.items() if reply.base is not None}
-    if base:
-        summary = summarize(experiment.metric, base)
+    if summary := summary_of(experiment.metric, {id: reply.of_base for id, reply in replies.items()}):
         facts["base"] = {"kind": "score", "round": 0, "split": "test", **summary.as_json()}
         run.log(facts["base"])
     why = [PRIVATE] if experiment.config.privacy.clip is not None else _write_table(experiment, run, scores, replies)
@@ -144,7 +144,7 @@ def _write_table(
         return ["no cross table: all clients have the same model"]
     answers = {(model, id): (score,) for id, its in tried.items() for model, score in its.items()}
     answers |= {(id, id): (scores[id],) for id in clients}
-    base = {id: (score,) for id in clients if (score := replies[id].base) is not None}
+    base = {id: (score,) for id in clients if (score := replies[id].of_base.score) is not None}
     table = cross.table_of(Cross(answers, base), experiment.metric, "test", clients)
     missing = [id for id in clients if len(tried[id]) < len(clients) - 1]
     if missing:
@@ -167,7 +167,7 @@ def _of_base(built: Experiment, known: Mapping[str, Measured]) -> dict[str, Meas
     limit = built.config.eval.limit
     found = fused(
         built.runtime, {id: bare[id] for id in known},
-        lambda site: measure(personal, site, "test", built.metric, limit, each=True, loss=False),
+        lambda site: measure(personal, site, "test", built.metric, limit, each=True),
     )  # fmt: skip
     return {id: its for id, its in found.items() if isinstance(its, Measured)}
 

@@ -9,8 +9,10 @@ import pytest
 from network import NETWORK, federate, tree
 from small_run import CLIENTS, Small, write_data
 
+from llm_fed.experiment import run as experiment
 from llm_fed.experiment.watching import believed
-from llm_fed.network.link import Reply
+from llm_fed.network.link import Reply, summary_of
+from llm_fed.settings.configfile import from_dict
 
 pytestmark = pytest.mark.usefixtures("quick")
 NODES = (("ada", "bob"), ("cyd",))
@@ -33,7 +35,9 @@ def test_only_models_of_the_same_machine_are_tried_and_the_table_says_so(larger,
              for b, score in zip(table["clients"], row, strict=True) if score is not None}  # fmt: skip
     assert known == {(a, b) for node in NODES for a in node for b in node}
     assert table["missing"].startswith("Columns in which models are missing: ada, bob, cyd.")
-    assert done["base"]["clients"].keys() == CLIENTS.keys()
+    experiment.train(from_dict(settings(larger)), tmp_path / "here")
+    here = json.loads((tmp_path / "here/summary.json").read_text())
+    assert done["base"] == here["base"] and done["base"]["losses"].keys() == CLIENTS.keys()
     assert {warned["kind"] for warned in done["warnings"]} <= {"below-rule"}  # one round teaches hardly anything
     page = (tmp_path / "there/run/report.html").read_text()
     assert "no personal model travels" in page and "the base alone" in page
@@ -67,8 +71,6 @@ def test_what_a_client_says_is_believed_only_where_it_can_be():
     assert believed({"ada": {"another-model": {**other, "model": "bob"}}}, CLIENTS.keys())
     assert Reply({"cross": {"bob": 40.0, "eve": 50.0, "cyd": 101.0}}).crossed(["bob", "cyd"]) == {"bob": 40.0}
     assert Reply({"cross": [1]}).crossed(["bob"]) == {} and Reply({"warnings": [1]}).warned == {}
-    assert (Reply({"tested": 12}).tested, Reply({"tested": -1}).tested, Reply({"base_score": 101}).base) == (
-        12,
-        0,
-        None,
-    )
+    assert Reply({"tested": 12}).tested == 12 and Reply({"tested": -1}).tested == 0
+    for bad in (5, [1], None, {"score": 101}, {"score": "1"}, {"loss": 1.0}):
+        assert summary_of("rouge1", {"ada": Reply({"of_base": bad}).of_base}) is None
