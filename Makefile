@@ -45,7 +45,7 @@ docs: $(VENV)/.installed ## build the documentation site into site/, which opens
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo "open site/index.html"
 
-long: $(VENV)/.installed ## what is too long for every change: kills, full disks, hostile files, the soak, benchmarks
+long: $(VENV)/.installed ## what is too long for every change: slow tests, kills, hostile files, benchmarks
 	bash scripts/long.sh
 
 mutants: $(VENV)/.installed ## plant forty faults, one after another, and see whether a test notices each

@@ -2,52 +2,43 @@
 # What is too long for every change (`make long`): slow tests, answers, configurations and files that nobody honest gives,
 # federations in random forms of files, rows beside others in every family of models, kills, full disks, flipped bits,
 # damaged folders, links, the soak, the quickstart at three seeds, both server-side benchmarks, and all tests with the
-# lowest versions of dependencies.
+# lowest versions of dependencies. All steps run, also after one that fails; the last lines say how each ended.
 # With LLM_FED_BASE and LLM_FED_DATA set, also the benchmarks of cohorts, experts and mixing weights on real data.
-set -euo pipefail
+#
+#   bash scripts/long.sh               # all; hours on two cores
+#   bash scripts/long.sh flips links   # only these steps
+set -uo pipefail
 cd "$(dirname "$0")/.."
 bin="${VENV:-.venv}/bin"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+wanted=" $* " outcomes="" failed=0
 
-# Older libraries, which read what is exported; without a package index those tests are skipped.
-if "$bin/python" -m pip install --quiet ${PIPFLAGS:-} --no-deps --target "$work/older" transformers==4.57.3 \
-  tokenizers==0.22.1 huggingface_hub==0.36.0 peft==0.18.0; then
-  export LLM_FED_OLDER="$work/older"
-fi
-"$bin/python" -m pytest -m slow -rs
-PYTHONPATH=tests/support "$bin/python" tests/support/hostile.py --examples 200000 --out "$work/hostile"
-PYTHONPATH=tests/support "$bin/python" tests/support/hostile_answers.py
-for kind in configurations folders data; do
-  PYTHONPATH=tests/support "$bin/python" tests/support/fuzz.py "$kind" --cases 10000 --out "$work/fuzzed"
-done
-PYTHONPATH=tests/support "$bin/python" tests/support/federations.py --cases 5000 --out "$work/misread"
-# With LLM_FED_WILD set to a folder whose bases/ holds real tokenizers, also with these.
-PYTHONPATH=tests/support "$bin/python" tests/support/talks.py --cases 20000 \
-  ${LLM_FED_WILD:+--bases "$LLM_FED_WILD/bases"}
-PYTHONPATH=tests/support "$bin/python" tests/support/rows_alone.py
-PYTHONPATH=tests/support "$bin/python" tests/support/classifiers_alone.py
-PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py kills
-PYTHONPATH=tests/support "$bin/python" tests/support/disk_faults.py full
-PYTHONPATH=tests/support "$bin/python" tests/support/flips.py --cases 2000
-PYTHONPATH=tests/support "$bin/python" tests/support/damage.py --cases 2000
-PYTHONPATH=tests/support "$bin/python" tests/support/links.py
-"$bin/python" scripts/bench/soak.py
-for seed in 0 1 2; do
-  "$bin/llm-fed" quickstart --seed "$seed" --out "$work/quickstart-$seed"
-done
-"$bin/python" scripts/bench/overhead.py "$work"/quickstart-0/*/
-"$bin/python" scripts/bench/server.py
-if [ -n "${LLM_FED_BASE:-}" ] && [ -n "${LLM_FED_DATA:-}" ]; then
-  flan=(--base "$LLM_FED_BASE" --data "$LLM_FED_DATA/flan/dataset1")
-  "$bin/python" scripts/bench/cohort.py "${flan[@]}" --steps 4 --repeats 3
-  "$bin/python" scripts/bench/experts.py "${flan[@]}" --steps 4 --repeats 2
-  "$bin/python" scripts/bench/fisher.py "${flan[@]}" --samples 8 --repeats 2
-else
-  echo "LLM_FED_BASE and LLM_FED_DATA are not set: the benchmarks on real data are skipped"
-fi
+step() { # NAME COMMAND...
+  local name="$1" began="$SECONDS" said=passed
+  shift
+  if [ "$wanted" != "  " ] && [ "${wanted/ $name /}" = "$wanted" ]; then return; fi
+  echo "== $name"
+  "$@" || { said="FAILED ($?)"; failed=1; }
+  outcomes+="$(printf '%-20s %-12s %6d s' "$name" "$said" $((SECONDS - began)))"$'\n'
+}
+support() { # a script of tests/support
+  PYTHONPATH=tests/support "$bin/python" "tests/support/$1.py" "${@:2}"
+}
+
+slow_tests() {
+  # Older libraries, which read what is exported; without a package index those tests are skipped.
+  if "$bin/python" -m pip install --quiet ${PIPFLAGS:-} --no-deps --target "$work/older" transformers==4.57.3 \
+    tokenizers==0.22.1 huggingface_hub==0.36.0 peft==0.18.0; then
+    export LLM_FED_OLDER="$work/older"
+  fi
+  "$bin/python" -m pytest -m slow -rs -n "${WORKERS:-3}" --dist worksteal
+}
+
 # The commands of docs/tutorial.md, with few steps; the base comes from packages of PyPI.
-(
+tutorial() (
+  set -e
   PATH="$(cd "$bin" && pwd):$PATH"
   repository="$PWD"
   cd "$work" && ln -s "$repository/scripts" scripts
@@ -59,12 +50,53 @@ fi
   echo "What are the rules for a room for our group?" | llm-fed chat runs/desks --client library
   llm-fed compare desks.yaml "${short[@]}" --methods local,fedlora --out runs/table
 )
+
 # Cases that people report elsewhere, with real tokenizers, where a checkout of them lies beside this one.
-for cases in ../shared/wild ../shared/wild2; do
-  if [ -n "${LLM_FED_WILD:-}" ] && [ -f "$cases/run_all.sh" ]; then
-    LLM_FED="$PWD/$bin/llm-fed" PY="$PWD/$bin/python" WILD="$LLM_FED_WILD" bash "$cases/run_all.sh"
-  else
-    echo "LLM_FED_WILD is not set, or there is no $cases: these cases are skipped"
+reported() {
+  if [ -z "${LLM_FED_WILD:-}" ] || [ ! -f "../shared/$1/run_all.sh" ]; then
+    echo "LLM_FED_WILD is not set, or there is no ../shared/$1: these cases are skipped"
+    return
   fi
+  LLM_FED="$PWD/$bin/llm-fed" PY="$PWD/$bin/python" WILD="$LLM_FED_WILD" bash "../shared/$1/run_all.sh"
+}
+
+step slow_tests slow_tests
+step hostile support hostile --examples 200000 --out "$work/hostile"
+step hostile_answers support hostile_answers
+for kind in configurations folders data; do
+  step "fuzz_$kind" support fuzz "$kind" --cases 10000 --out "$work/fuzzed"
 done
-bash scripts/lowest.sh
+step federations support federations --cases 5000 --out "$work/misread"
+# With LLM_FED_WILD set to a folder whose bases/ holds real tokenizers, also with these.
+step talks support talks --cases 20000 ${LLM_FED_WILD:+--bases "$LLM_FED_WILD/bases"}
+step rows_alone support rows_alone
+step classifiers_alone support classifiers_alone
+step kills support disk_faults kills
+step full_disks support disk_faults full
+step flips support flips --cases 2000
+step damage support damage --cases 2000
+step links support links
+step soak "$bin/python" scripts/bench/soak.py
+for seed in 0 1 2; do
+  step "quickstart_$seed" "$bin/llm-fed" quickstart --seed "$seed" --out "$work/quickstart-$seed"
+done
+step overhead "$bin/python" scripts/bench/overhead.py "$work"/quickstart-0/*/
+step server "$bin/python" scripts/bench/server.py
+if [ -n "${LLM_FED_BASE:-}" ] && [ -n "${LLM_FED_DATA:-}" ]; then
+  flan=(--base "$LLM_FED_BASE" --data "$LLM_FED_DATA/flan/dataset1")
+  step cohort "$bin/python" scripts/bench/cohort.py "${flan[@]}" --steps 4 --repeats 3
+  step experts "$bin/python" scripts/bench/experts.py "${flan[@]}" --steps 4 --repeats 2
+  step fisher "$bin/python" scripts/bench/fisher.py "${flan[@]}" --samples 8 --repeats 2
+else
+  echo "LLM_FED_BASE and LLM_FED_DATA are not set: the benchmarks on real data are skipped"
+fi
+step tutorial tutorial
+for cases in wild wild2; do step "$cases" reported "$cases"; done
+step lowest bash scripts/lowest.sh
+
+if [ -z "$outcomes" ]; then
+  echo "no step has one of these names:$wanted(grep '^ *step' scripts/long.sh names them)" >&2
+  exit 2
+fi
+printf '%s' "$outcomes"
+exit "$failed"
