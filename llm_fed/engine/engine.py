@@ -252,8 +252,8 @@ class Engine(Answering):
 
     def _mixing_weights(self, structure: Any, asked: Sequence[tuple[State, Any]]) -> Tensor | None:
         """(len(asked), 2): the experts' weights for each example under the state beside which it stands; None unless
-        the examples decide them."""
-        if structure.gate != "mix":
+        there are examples that decide them."""
+        if structure.gate != "mix" or not asked:
             return None
         own = self.base.features(structure, [example for _, example in asked])
         return inference.similarity_weights(own, [state for state, _ in asked])
