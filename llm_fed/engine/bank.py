@@ -207,8 +207,10 @@ class AdapterBank:
         """
         if self._attached:
             raise RuntimeError("this bank is attached already; leave the first `with` block before the next")
-        if (mix is not None) != (self.structure.gate == "mix"):
+        if mix is not None and self.structure.gate != "mix":
             raise ValueError(f"weights of rows belong to the gate `mix` alone; here it is {self.structure.gate}")
+        if mix is None and self.structure.gate == "mix":
+            raise ValueError("the gate `mix` needs the weights of each row, and here are none")
         handles, blocks = [], ExitStack()
         try:
             self._attached = True

@@ -170,7 +170,9 @@ class Engine(Answering):
         """Each client alone: it may ask for many states, and its examples fill micro-batches by themselves."""
         bank = self.bank(request.structure, request.states)
         asked = [(row, request.examples) for row in range(len(request.states))]
-        return inference.mean_losses(self.adapted(request.structure), bank, asked)
+        beside = [(state, example) for state in request.states for example in request.examples]
+        mix = self._mixing_weights(request.structure, beside)
+        return inference.mean_losses(self.adapted(request.structure), bank, asked, mix=mix)
 
     @answers(MeanLosses, of="whole", each=True)
     def mean_losses_whole(self, request: MeanLosses) -> list[float]:
@@ -183,7 +185,10 @@ class Engine(Answering):
     def gradient_moments(self, requests: Sequence[GradientMoments]) -> Sequence[Evidence | ClientError]:
         if any(under(request.first) or under(request.second) for request in requests):
             raise UserError("gradient moments need plain adapters, but this method adds frozen weights beneath them")
-        return gradients.evidence(self.adapted(requests[0].structure), requests)
+        structure: Any = requests[0].structure
+        if structure.gate == "mix":
+            raise UserError("gradient moments need plain adapters, but this method weighs two of them by each prompt")
+        return gradients.evidence(self.adapted(structure), requests)
 
     @answers(Gradient, each=True)
     def gradient(self, request: Gradient) -> tuple[float, State]:
@@ -191,7 +196,8 @@ class Engine(Answering):
         model = self.adapted(request.structure)
         if request.head is not None:
             model = replace(model, examples=model.examples.under_head(request.head))
-        return gradients.mean_gradient(model, request)
+        mix = self._mixing_weights(request.structure, [(request.state, example) for example in request.examples])
+        return gradients.mean_gradient(model, request, mix)
 
     @answers(Gradient, of="whole", each=True)
     def gradient_whole(self, request: Gradient) -> tuple[float, State]:
@@ -202,9 +208,8 @@ class Engine(Answering):
         states = [request.state for request in requests]
         asked = [(row, example) for row, request in enumerate(requests) for example in request.examples]
         model = self.adapted(requests[0].structure)
-        if model.structure.gate == "mix":
-            weights = self._mixing_weights(model.structure, [(states[row], example) for row, example in asked])
-        else:
+        weights = self._mixing_weights(model.structure, [(states[row], example) for row, example in asked])
+        if weights is None:
             bank = self.bank(model.structure, states)
             weights = model.within_memory(
                 lambda budget: inference.routed_weights(replace(model, budget=budget), bank, asked)
@@ -236,18 +241,20 @@ class Engine(Answering):
             return [self.whole(structure).answer(each.state, each.examples) for each in requests]
         examples = [example for each in requests for example in each.examples]
         index = torch.tensor([row for row, each in enumerate(requests) for _ in each.examples])
-        bank, mix = self.bank(structure, [each.state for each in requests]), None
-        if structure.gate == "mix":
-            asked = [(each.state, example) for each in requests for example in each.examples]
-            mix = self._mixing_weights(structure, asked)
+        bank = self.bank(structure, [each.state for each in requests])
+        asked = [(each.state, example) for each in requests for example in each.examples]
+        mix = self._mixing_weights(structure, asked)
         answer = classifying.in_chunks(
             self.base, self.base.examples(structure), examples,
             lambda part: bank.attached(index[part], mix=None if mix is None else mix[part]),
         )  # fmt: skip
         return answer.split([len(each.examples) for each in requests])
 
-    def _mixing_weights(self, structure: Structure, asked: Sequence[tuple[State, Any]]) -> Tensor:
-        """(len(asked), 2): the experts' weights for each example under the state beside which it stands."""
+    def _mixing_weights(self, structure: Any, asked: Sequence[tuple[State, Any]]) -> Tensor | None:
+        """(len(asked), 2): the experts' weights for each example under the state beside which it stands; None unless
+        there are examples that decide them."""
+        if structure.gate != "mix" or not asked:
+            return None
         own = self.base.features(structure, [example for _, example in asked])
         return inference.similarity_weights(own, [state for state, _ in asked])
 

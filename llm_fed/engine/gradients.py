@@ -1,7 +1,8 @@
 """Per-example gradients of adapters: every example is a row of the bank with a copy of its adapter, so that one
 backward pass gives the gradients of a whole chunk.
 
-Shape letters: K clients, S states of each, U examples of a chunk, N examples of a client, P parameters, n targets.
+Shape letters: K clients, S states of each, U examples of a chunk, N examples of a client, P parameters, E experts, n
+targets.
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ def per_example_gradients(model: AdaptedModel, state: State, examples: Sequence[
     return model.within_memory(run)
 
 
-def mean_gradient(model: AdaptedModel, asked: Gradient) -> tuple[float, State]:
+def mean_gradient(model: AdaptedModel, asked: Gradient, mix: Tensor | None = None) -> tuple[float, State]:
     """The mean loss per target of the examples, and its gradient with respect to the adapter; no dropout.
+
+    Args:
+        mix: (N, E), where the structure's gate is `mix`: the weight of each expert for each example, a constant.
 
     Raises:
         ClientError: no target.
@@ -73,7 +77,9 @@ def mean_gradient(model: AdaptedModel, asked: Gradient) -> tuple[float, State]:
         with activation_checkpointing(model.model):
             for chosen in plan(lengths, budget, model.overhead):
                 batch = examples.collate([asked.examples[i] for i in chosen])
-                with bank.attached(examples.by_row(torch.zeros(len(chosen), dtype=torch.int64))):
+                index = examples.by_row(torch.zeros(len(chosen), dtype=torch.int64))
+                weights = None if mix is None else examples.by_row(mix[chosen])
+                with bank.attached(index, mix=weights):
                     with model.computing():
                         loss = examples.losses(model.model, batch, all_rows=bank.adapts_head).sum() / count
                     loss.backward()

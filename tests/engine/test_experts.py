@@ -24,7 +24,7 @@ from llm_fed.engine.fit import fit
 from llm_fed.engine.packing import collate
 from llm_fed.export import peft_folders
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import ExpertWeights, Fit
+from llm_fed.method.requests import ExpertWeights, Fit, Gradient, GradientMoments, MeanLosses
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, draw, targets
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import EvalConfig
@@ -120,6 +120,12 @@ def test_weights_of_rows_belong_to_the_gatemixing_weights(base, gate):
         pass
 
 
+def test_a_gate_mix_needs_weights_of_rows(base):
+    bank = AdapterBank(base.model, MIXED, 1, torch.float64)
+    with pytest.raises(ValueError, match="needs the weights of each row"), bank.attached(torch.tensor([0])):
+        pass
+
+
 def test_experts_of_gate_sum_add_up(base):
     """Two experts with the same A and half of B each are one adapter."""
     alone = state(base, PLAIN, 3)
@@ -203,6 +209,30 @@ def test_weights_of_a_mix_are_those_of_each_prompt(base):
     one, (example,) = mixed(base, 0.5, [[6, 7], [3, 9]]), tiny.examples(3, [7])
     (got,) = Engine(base, EvalConfig()).execute([ExpertWeights("a", MIXED, one, [example])])
     torch.testing.assert_close(got, inference.mixing_weights(base, [(one, example.prompt)]))
+
+
+def test_losses_and_gradients_under_a_mix_follow_each_examples_own_weights(base):
+    """Of a prompt that is its own anchor with scale 0.75, alpha is 0.75, which is MIX; with scale 0 it is 0, so that
+    the first expert alone counts."""
+    (example,) = tiny.examples(3, [7])
+    one, first = (mixed(base, scale, [list(example.prompt)]) for scale in (0.75, 0.0))
+    alone = first.updated(first.select(r"\.local\.lora_B$") * 0.0)
+    alone = alone.updated(alone.select(r"\.global\.lora_B$") * (1 / MIX[0]))
+    found = []
+    for entries in (one.tensors(), alone.tensors()):
+        entries = {name: nn.Parameter(value.clone()) for name, value in entries.items()}
+        with by_the_formula(base.model, MIXED, entries):
+            loss = TEXT.losses(base.model, collate([example])).mean()
+        loss.backward()
+        found.append((float(loss.detach()), State.of({name: value.grad for name, value in entries.items()})))
+    engine = Engine(base, EvalConfig())
+    (losses,) = engine.execute([MeanLosses("a", MIXED, [one, first], [example, example])])
+    assert losses == pytest.approx([loss for loss, _ in found], abs=1e-6)
+    ((loss, gradient),) = engine.execute([Gradient("a", MIXED, one, [example])])
+    assert loss == pytest.approx(found[0][0], abs=1e-6)
+    torch.testing.assert_close(gradient.row, found[0][1].row, rtol=0, atol=1e-6)
+    with pytest.raises(UserError, match="weighs two of them by each prompt"):
+        engine.execute([GradientMoments("a", MIXED, one, first, [example])])
 
 
 def test_answers_and_options_under_a_mix_follow_each_prompts_own_weights(base):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -256,6 +257,10 @@ def test_pictures_are_mixed_by_similarity(base, monkeypatch):
         assert alpha.std() > 1e-3
         with torch.no_grad(), by_the_formula(base, MIXED, states[id].tensors(), torch.stack([1 - alpha, alpha], 1)):
             torch.testing.assert_close(found[id], base.model(pixel_values=inputs).logits, rtol=0, atol=1e-10)
+    losses = tiny_images.answer(engine, sites["a"].losses_of([*states.values()], pictures))
+    labels = torch.tensor([picture.label for picture in pictures])
+    assert losses == pytest.approx([float(nn.functional.cross_entropy(found[id], labels)) for id in sites], abs=1e-10)
+    assert math.isnan(*tiny_images.answer(engine, sites["a"].losses_of([states["a"]], [])))
 
 
 def test_losses_are_those_of_stock_peft(base):

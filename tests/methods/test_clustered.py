@@ -14,6 +14,7 @@ from llm_fed.merge.linkage import agglomerated, cosines
 from llm_fed.method import Method, State, Upload
 from llm_fed.methods.cfl import CFL
 from llm_fed.methods.fl_hc import FLHC
+from llm_fed.state.wire import pack, unpack
 
 LINE = torch.tensor([0.0, 1.0, 2.5, 10.0, 11.0, 20.0])
 APART = (LINE[:, None] - LINE).abs()
@@ -137,6 +138,16 @@ def test_fl_hc_waits_for_every_client_and_takes_its_last_update():
     assert run(method, [first])["groups"] == [["a", "b", "c", "d"]]
     state = run(method, [first, {"a": [-1.0, 0.0], "d": OPPOSITE["d"]}])
     assert state["groups"] == [["a", "c", "d"], ["b"]]
+
+
+def test_fl_hc_keeps_and_sends_the_common_model_of_clusters_of_which_nobody_answers():
+    """The clustering waited for the first client alone, so three clusters of one client have no answer in its round."""
+    method = FLHC(rounds_before=1, threshold=0.001)
+    state = run(method, [{name: OPPOSITE[name] for name in "bcd"}, {"a": [1.0, 0.1]}])
+    assert state["groups"] == [["a"], ["b"], ["c"], ["d"]]
+    kept = unpack(pack(state))
+    assert model(method, kept, "b") == model(method, kept, "c") == model(method, state, "d")
+    assert model(method, kept, "a") != model(method, kept, "b")
 
 
 @pytest.mark.parametrize("distance, threshold", [("euclidean", 0.5), ("manhattan", 0.5), ("cosine", 0.1)])

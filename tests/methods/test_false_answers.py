@@ -18,6 +18,15 @@ def test_no_answer_of_one_client_harms_the_others(name, tmp_path):
     assert not findings and outcomes["refused"] and outcomes.total() == 2
 
 
+def test_an_answer_with_the_entries_of_another_round_is_refused_by_name(tmp_path):
+    """RoLoRA's clients send A and B in turn, so an answer that is sent again has entries that nobody asked for."""
+    attacked = hostile_answers.Attacked.of("rolora", tmp_path)
+    (case,) = (case for case in attacked.cases() if case.of_weights and case.how == "of an earlier round")
+    assert attacked.after(case)[1] == {
+        hostile_answers.SPOILT: "upload.entries has no model.layers.0.self_attn.q_proj.lora_A"
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", hostile_answers.names())
 def test_no_answer_of_one_client_harms_the_others_in_any_method(name, tmp_path):

@@ -248,7 +248,11 @@ def _pictures(client: int, size: int) -> list[Picture]:
 
 
 def _value(case: Case, real: Any, other: Any, before: Any) -> Any:
+    """What becomes of a part; a state of another round or client with other entries is sent as it was."""
     if isinstance(real, State):
+        source = {"of another client": other, "of an earlier round": before}.get(case.how, real)
+        if not isinstance(source, State) or source.layout != real.layout:
+            return source
         if case.part == ROW:
             return State(real.layout, FLOATS[case.how](real.row, other.row, before.row), real.extras)
         extras = dict(real.extras)
