@@ -94,7 +94,8 @@ class ByContent:
         self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
     ) -> list[ClientData]:
         """As `hold_out`: where a row lands does not depend on how many of its label there are."""
-        return self.hold_out(clients, "test", share, beside)
+        after = dataclasses.replace(self, server=False)  # which has taken its own before, but for rows that have moved
+        return after.hold_out(clients, "test", share, beside)
 
     def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
         """All that the server had in a run that knows them, and then those whose hash comes first; an example takes all

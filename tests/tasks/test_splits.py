@@ -312,6 +312,20 @@ def test_what_the_server_took_it_takes_again(tmp_path, each):
     assert not {row for client in later.clients.values() for row in client.test} & {*begun.server.train}
 
 
+def test_what_the_server_took_is_not_tested_where_it_has_moved_to_the_training_file(tmp_path):
+    """Clients' training and test examples become one pool, of which a share is tested."""
+    write(tmp_path / "north-train.jsonl", range(20))
+    write(tmp_path / "north-test.jsonl", range(100, 110))
+    how = {"server": ServerConfig(examples=6), "partition": PartitionConfig(test=0.3)}
+    begun = load(tmp_path, **how)
+    assert begun.server
+    took = [int(str(example.prompt).split()[1]) for example in begun.server.train]
+    write(tmp_path / "north-train.jsonl", [*range(20), *took])
+    write(tmp_path / "north-test.jsonl", [*(row for row in range(100, 110) if row not in took), *range(200, 220)])
+    later = load(tmp_path, record_of(begun), **how)
+    assert not {f"question {row}" for row in took} & {*prompts(later, "test")["north"]}
+
+
 # By position, as before
 
 
