@@ -182,11 +182,30 @@ def load(
             natural = {client.client: client for client in chosen}
         if config.partition.kind == "natural":
             natural = {name: natural[name] for name in kept(list(natural), config, seed)}
-    asked = config.server
-    from_test = asked.test or (asked.name is None and asked.examples != 0)
-    record = Record.of(list(natural.values()), config.path or config.name)
-    rule = splits.rule(config.held_out, held_out, record, known, from_test)
-    natural = rule.given(natural, config.partition.test is not None)
+    whole = dataclasses.replace(data, clients=natural)
+    rows = Record.of(list(natural.values()), config.path or config.name)
+    for rule in splits.rules(config.held_out, held_out, rows, known, _from_test(config)):
+        divided = _divided(whole, config, seed, rule, absent)
+        divided = dataclasses.replace(divided, record=rows.divided(divided.clients.values(), divided.server))
+        if known is None or divided.record.agrees(known):
+            break
+    if config.noise:
+        own = divided.clients.items()
+        noisy = {name: images.noisy(client, config.noise, len(data.labels), seed) for name, client in own}
+        divided = dataclasses.replace(divided, clients=noisy)
+    return divided
+
+
+def _from_test(config: TaskConfig) -> bool:
+    """Whether the server's examples are taken out of the test split."""
+    return config.server.test or (config.server.name is None and config.server.examples != 0)
+
+
+def _divided(data: TaskData, config: TaskConfig, seed: int, rule: Rule, absent: bool) -> TaskData:
+    """The clients and the server of natural clients whose rows a rule divides; the other arguments are those of
+    `load`."""
+    asked, from_test = config.server, _from_test(config)
+    natural = rule.given(data.clients, config.partition.test is not None)
     if from_test:
         natural = {client.client: client for client in _with_test(list(natural.values()), rule)}
     if from_test or asked.name is not None:
@@ -205,12 +224,7 @@ def load(
         _check_training(clients, data)
     clients = _with_validation(clients, rule, config.validation, others)
     _check_names(clients)
-    record = record.divided(clients, data.server)
-    if config.noise:
-        clients = [images.noisy(client, config.noise, len(data.labels), seed) for client in clients]
-    return dataclasses.replace(
-        data, clients={client.client: client for client in clients}, everybody=everybody, record=record
-    )
+    return dataclasses.replace(data, clients={client.client: client for client in clients}, everybody=everybody)
 
 
 def labels_of(config: TaskConfig) -> tuple[str, ...] | None:

@@ -94,7 +94,8 @@ class ByContent:
         self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
     ) -> list[ClientData]:
         """As `hold_out`: where a row lands does not depend on how many of its label there are."""
-        return self.hold_out(clients, "test", share, beside)
+        after = dataclasses.replace(self, server=False)  # which has taken its own before, but for rows that have moved
+        return after.hold_out(clients, "test", share, beside)
 
     def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
         """All that the server had in a run that knows them, and then those whose hash comes first; an example takes all
@@ -122,12 +123,13 @@ class ByContent:
     def _fixed(self, split: str, trained: Sequence[np.ndarray]) -> Fixed:
         """Which contents a run knows as held out for this split, and which as anything else or as `trained` anyway."""
         bits = BITS[split] | (SERVER if self.server and split == "test" else 0)
+        trains = TRAINING | (SERVER & ~bits)
         elsewhere = np.concatenate(trained or [np.empty(0, np.uint64)])
 
         def fixed(contents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             known = self._known(contents)
             # What was trained on is not held out, though a run that divided by position held an equal row out.
-            kept = (known & TRAINING > 0) | np.isin(contents, elsewhere)
+            kept = (known & trains > 0) | np.isin(contents, elsewhere)
             out = (known & bits > 0) & ~kept
             return out, kept | ((known > 0) & ~out)
 
@@ -175,14 +177,18 @@ class ByContent:
         })  # fmt: skip
 
 
-def rule(
+def rules(
     asked: Literal["auto", "hash", "position"], seed: int, here: Record, known: Record | None, server: bool
-) -> Rule:
-    """The rule that `task.held_out` asks for. By position only unchanged data can be divided again; where rows that a
-    run knows (`known`) have changed (`here`), they keep their splits, and new ones go by content."""
-    if asked == "position" and (known is None or not (known.changes or here.since(known))):
-        return ByPosition(seed)
-    return ByContent(seed, known, server)
+) -> list[Rule]:
+    """The rule that `task.held_out` asks for. By position only unchanged data can be divided again, and only as they
+    were: where rows that a run knows (`known`) have changed (`here`), or would get other splits, as with another seed
+    or share, the last rule counts, by which they keep their splits and new ones go by content."""
+    by_content = ByContent(seed, known, server)
+    if asked != "position":
+        return [by_content]
+    if known is None:
+        return [ByPosition(seed)]
+    return [by_content] if known.changes or here.since(known) else [ByPosition(seed), by_content]
 
 
 Rule = ByPosition | ByContent

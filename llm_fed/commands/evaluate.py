@@ -258,7 +258,7 @@ def evaluate_adapter(
     labels = read_labels(adapter) if adapter and config.task.name == "classification" else None
     if labels and config.task.labels is None:
         config = replace(config, task=replace(config.task, labels=labels))
-    known = splits.recall(adapter.resolve().parents[1]) if adapter else None  # where it lies in the folder of its run
+    known = splits.recall_around(adapter) if adapter else None
     if named:
         loaded = tasks.load(config.task, config.federation_seed, config.evaluation_seed, known)
     else:

@@ -118,7 +118,8 @@ def _personal(
         known: the rows that the run knows, so that none is held out that it has trained on.
     """
     name, joins = client.client, way(config, offered, examples, steps)
-    rule = ByPosition(config.seed) if config.task.held_out == "position" else ByContent(config.seed, known)
+    by_position = config.task.held_out == "position" and known is None
+    rule = ByPosition(config.seed) if by_position else ByContent(config.seed, known)
     (divided,) = rule.hold_out([ClientData(name, client.test)], "validation", joins.validation)
     experiment = prepare(
         _alone(config, offered.structure, joins.start),

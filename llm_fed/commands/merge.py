@@ -207,7 +207,7 @@ def merge_adapters(
     if of_task:
         task = tasks.load(config.task, config.federation_seed, config.evaluation_seed, _known(sources))
     else:
-        task = _one_client(data.path, config.task)
+        task = _one_client(data.path, config.task, _known(sources))
     loaded: Any = kinds.load(config, task, choose_device(config.device))
     loaded, config, said = loaded.as_said(config, lambda: _said(sources, loaded, keys, reporter), keys)
     structure = _common_structure(sources, loaded)
@@ -242,18 +242,19 @@ def merge_adapters(
     return merged
 
 
-def _one_client(path: Path | None, task: TaskConfig) -> TaskData:
-    """The one client of a file of examples, or one without any."""
+def _one_client(path: Path | None, task: TaskConfig, known: Record | None) -> TaskData:
+    """The one client of a file of examples, or one without any. `known`: rows of which none is held out that was
+    trained on."""
     if path is None:
         return TaskData("files", "rouge1", {"merged": ClientData("merged", (), ())})
     client = examples_of(path, task)
-    (divided,) = ByContent(0).hold_out([ClientData(client.client, client.test)], "validation", 0.1)
+    (divided,) = ByContent(0, known).hold_out([ClientData(client.client, client.test)], "validation", 0.1)
     return TaskData("files", "rouge1", {client.client: divided})
 
 
 def _known(sources: Mapping[str, MergeParent]) -> Record | None:
-    """The rows that the parents know, where they are runs."""
-    records = [splits.recall(source.folder) for source in sources.values() if source.config]
+    """The rows that the parents know, where they are runs or lie in the folder of one."""
+    records = [splits.recall_around(source.folder) for source in sources.values()]
     return together([record for record in records if record is not None])
 
 

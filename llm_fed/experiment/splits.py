@@ -46,6 +46,17 @@ def recall(folder: Path) -> Record | None:
     return read(folder / SPLITS)
 
 
+def recall_around(folder: Path) -> Record | None:
+    """The record of the run that a folder is or lies in, as all of its adapters (`adapters`) or as one of them do.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    folder = folder.resolve()
+    inside = [place.parent for place in (folder, folder.parent) if place.name == "adapters"]
+    return next((record for place in (folder, *inside) if (record := recall(place)) is not None), None)
+
+
 def read(path: Path) -> Record | None:
     """The record in a file, see `recall`."""
     try:
@@ -77,7 +88,7 @@ def known(
     """
     own = None if begins else recall(folder)
     origin = start.folder_of(config)
-    others = [given, recall(Path(origin)) if origin else None]
+    others = [given, recall_around(Path(origin)) if origin else None]
     for parent in methods.build(config.method).parents:
         inside = folder / "needs" / parent.name
         place = (parents or {}).get(parent.name, inside)

@@ -18,8 +18,10 @@ from llm_fed import tasks
 from llm_fed.audit.audit import audit
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.commands.compare import compare
+from llm_fed.commands.evaluate import EvaluationData
 from llm_fed.commands.finished import compare_runs
 from llm_fed.commands.join import join
+from llm_fed.commands.merge import Parents, merge_adapters
 from llm_fed.experiment import finish, run, splits
 from llm_fed.runs.folder import SPLITS
 from llm_fed.runs.records import read_records
@@ -159,6 +161,11 @@ def test_eval_tests_no_row_that_the_run_has_trained_on(tree, data, tmp_path, llm
     assert only.code == 0 and "data have changed" not in only.err  # the others are not gone, but not asked for
 
 
+def test_an_adapter_in_no_run_knows_no_rows(tmp_path):
+    for folder in (tmp_path / "adapters/ada", tmp_path / "adapters", Path("/"), Path("/ada")):
+        assert splits.recall_around(folder) is None
+
+
 def test_eval_of_rows_that_are_written_in_other_words_warns(tree, data, tmp_path, llm_fed):
     run.train(from_dict(tree(rounds=1)), tmp_path / "run")
     for file in data.iterdir():
@@ -196,17 +203,37 @@ def test_a_merge_knows_what_its_parents_have_trained_on(tree, data, tmp_path):
     assert [line["event"] for line in of_kind(tmp_path / "run", "event")] == ["data changed"]
 
 
-def test_a_run_that_starts_from_another_does_not_test_its_rows(tree, data, tmp_path):
+@pytest.mark.parametrize("start, held_out", [(".", "hash"), ("adapters", "hash"), ("adapters/ada", "position")])
+def test_a_run_that_starts_from_another_does_not_test_its_rows(tree, data, tmp_path, start, held_out):
     with growing_runs.built() as first:
         run.train(from_dict(tree(seed=1)), tmp_path / "first")
-    adapter = {"adapter": {"start": str(tmp_path / "first")}}
+    adapter = {"adapter": {"start": str(tmp_path / "first" / start)}, "task": {"held_out": held_out}}
     with growing_runs.built() as second:
         run.train(from_dict(tree(seed=2, **adapter)), tmp_path / "second")
-    assert first[0].trained and not second[0].held & first[0].trained
+    assert first[0].trained and second[0].held and not second[0].held & first[0].trained
 
 
-def test_a_newcomer_holds_no_row_out_that_the_run_has_trained_on(tree, data, tmp_path, small):
-    run.train(from_dict(tree(method={"name": "potara"}, task={"validation": 0.4})), tmp_path / "run")
+@pytest.mark.parametrize("whose", ["task", "file"])
+def test_a_merge_of_folders_holds_no_row_out_that_their_runs_have_trained_on(tree, data, tmp_path, whose):
+    runs = {option: tmp_path / method for option, method in (("fed", "fedit"), ("local", "local"))}
+    for folder in runs.values():
+        run.train(from_dict(tree(method={"name": folder.name}, seed=3)), folder)
+    parents = Parents(**{option: str(folder / "adapters/ada") for option, folder in runs.items()})
+    given = EvaluationData("files", data, "plain") if whose == "task" else EvaluationData(None, data / "ada.jsonl")
+    with growing_runs.built() as built:
+        merge_adapters(
+            {"name": "grid"}, parents, tmp_path / "out", data=given, client="ada", words=["task.max_length=64"]
+        )
+    (one,) = built
+    assert one.held and not one.held & one.trained
+    held = np.array([Example(prompt, (answer,)).digest for prompt, answer in one.held], np.uint64)
+    assert not (trained(runs["fed"]).splits_of(held) & TRAINING).any()
+
+
+@pytest.mark.parametrize("held_out", ["hash", "position"])
+def test_a_newcomer_holds_no_row_out_that_the_run_has_trained_on(tree, data, tmp_path, held_out):
+    task = {"validation": 0.4, "held_out": held_out}
+    run.train(from_dict(tree(method={"name": "potara"}, task=task)), tmp_path / "run")
     known = trained(tmp_path / "run")
     with growing_runs.built() as built:
         join(tmp_path / "run", data / "ada.jsonl", tmp_path / "joined", steps=1)

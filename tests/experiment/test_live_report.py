@@ -74,26 +74,33 @@ def test_the_command_writes_it_anew_and_refuses_what_is_no_run(finished, tmp_pat
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_process_of_its_own(small, tmp_path):
-    """Meanwhile others read beside it."""
-    config, run = small.config(tmp_path / "c.yaml", rounds=200), tmp_path / "run"
+    """Meanwhile others read beside it. It has more rounds than it could train, however long these others take."""
+    config, run = small.config(tmp_path / "c.yaml", rounds=100_000), tmp_path / "run"
     words = [sys.executable, "-m", "llm_fed.cli"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(
-        [*words, "run", str(config), "--out", str(run)], env=env, text=True, **pipes,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
-    )  # fmt: skip
-    metrics = run / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and '"round": 2' in metrics.read_text()):
-        time.sleep(0.01)
-    beside = [*words, "chat", str(run)]
-    chat = subprocess.run(beside, input="w20 w21\n", capture_output=True, text=True, env=env)
-    assert chat.returncode == 0 and "the newest that it has kept" in chat.stderr, chat.stderr
-    busy = subprocess.run([*words, "run", str(config), "--out", str(run), "--finish"], capture_output=True, text=True)
-    if process.poll() is None:
+    own = {"env": {**os.environ, "OMP_NUM_THREADS": "1"}, "text": True}
+    out, err = tmp_path / "out.txt", tmp_path / "err.txt"  # a pipe that nobody reads would stop it
+    with out.open("w") as to_out, err.open("w") as to_err:
+        process = subprocess.Popen(
+            [*words, "run", str(config), "--out", str(run)], stdout=to_out, stderr=to_err, **own,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        )  # fmt: skip
+    try:
+        metrics = run / "metrics.jsonl"
+        while process.poll() is None and not (metrics.exists() and '"round": 2' in metrics.read_text()):
+            time.sleep(0.01)
+        beside = [*words, "chat", str(run)]
+        chat = subprocess.run(beside, input="w20 w21\n", capture_output=True, **own)
+        assert chat.returncode == 0 and "the newest that it has kept" in chat.stderr, chat.stderr
+        finish = [*words, "run", str(config), "--out", str(run), "--finish"]
+        busy = subprocess.run(finish, capture_output=True, **own)
+        assert process.poll() is None, err.read_text()
         assert busy.returncode == 1 and "is writing to" in busy.stderr, busy.stderr
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate()
-    done = json.loads((run / "summary.json").read_text())
-    assert process.returncode == 0 and done["ended"]["why"] == "Ctrl-C", err
-    assert f"ended after round {done['ended']['round']} of 200: Ctrl-C; --continue goes on" in " ".join(out.split())
+        process.send_signal(signal.SIGINT)
+        assert process.wait() == 0, err.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    ended = json.loads((run / "summary.json").read_text())["ended"]
+    assert ended["why"] == "Ctrl-C", err.read_text()
+    said = " ".join(out.read_text().split())
+    assert f"ended after round {ended['round']} of 100000: Ctrl-C; --continue goes on" in said

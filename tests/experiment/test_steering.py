@@ -212,6 +212,18 @@ def test_finish_takes_what_there_is(small, shorter, whole, tmp_path):
     assert weights(folder) == weights(whole)
 
 
+def test_what_has_not_begun_is_refused_and_so_is_finishing_what_has_no_round(small, tmp_path, llm_fed):
+    file, folder = small.config(tmp_path / "c.yaml"), tmp_path / "run"
+    for flag in ("--finish", "--continue"):
+        said = llm_fed("run", file, "--out", folder, flag)
+        said.assert_refused(f"{folder} holds no run, and {flag} is for one that has begun; leave it out to train")
+        assert not folder.exists()
+    with pytest.raises(KeyboardInterrupt):
+        train(load(file), folder, reporter=press(tmp_path, 1))
+    said = llm_fed("run", file, "--out", folder, "--finish")
+    said.assert_refused(f"but {folder} has no checkpoint of any round; leave it out to train")
+
+
 def test_what_ends_between_two_scored_rounds_is_scored_there(small, tmp_path):
     folder, of = tmp_path / "run", {"eval": {"select": "best", "every": 2}}
     done = train(config(small, **of), folder, reporter=press(tmp_path, 3), ending=Ending(by_key=True))

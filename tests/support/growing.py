@@ -4,8 +4,9 @@ python tests/support/growing.py [--cases 2000] [--seed 0]
 python tests/support/growing.py --new-runs 20000    # how often an added row moves others, where no run remembers them
 
 A case is a federation in files, in a random layout, that is divided six times. In between, rows are added, copied,
-removed, shuffled, spelled otherwise and moved to another file, and files are renamed. What is divided is what a run
-divides, with what it remembers (`tasks.record`), which goes through JSON each time.
+removed, shuffled, spelled otherwise and moved to another file, and files are renamed; and now and then another seed,
+share or rule is asked for. What is divided is what a run divides, with what it remembers (`tasks.record`), which goes
+through JSON each time.
 """
 
 from __future__ import annotations
@@ -174,8 +175,10 @@ def case(seed: int, folder: Path) -> Outcome:
     twice: set[tuple[str, ...]] = set()  # what the data, or the old rule, had on both sides when it came
     for stage in range(STAGES):
         config = TaskConfig("files", str(federation.write(folder)), **how)
+        if stage and draw.random() < 0.3:  # as `eval` with other settings, or a run that starts from this one
+            config = replace(config, validation=draw.choice([0.0, 0.4]), held_out=draw.choice(["hash", "position"]))
         try:
-            data = tasks.load(config, seed % 5, known=record)
+            data = tasks.load(config, draw.choice([seed % 5, seed % 5, 5]) if stage else seed % 5, known=record)
         except UserError as error:
             assert any(why in str(error) for why in FEW), error
             outcome.refused[str(error)[:60]] += 1
@@ -183,7 +186,7 @@ def case(seed: int, folder: Path) -> Outcome:
             outcome.divided += 1
             trained |= rows(data, "train")
             held = rows(data, "validation") | rows(data, "test")
-            twice |= (federation.on_both_sides() if record or how["held_out"] != "position" else held & trained) - seen
+            twice |= (federation.on_both_sides() if record or config.held_out != "position" else held & trained) - seen
             seen |= trained | held
             outcome.leaked += sorted((held & trained) - twice)
             assert data.record is not None

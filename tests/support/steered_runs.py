@@ -43,7 +43,7 @@ PLACES = (
     "llm_fed.engine.generation:generate", "llm_fed.experiment.finish:write_report", "os:replace", "os:fsync",
     "pathlib:Path.unlink", "shutil:rmtree",
 )  # fmt: skip
-REFUSED = {"--finish": "no checkpoint of any round", "--continue": "is for one that has begun"}  # of no run
+NO_ROUND = "no checkpoint of any round"  # why a run that has begun is not finished
 VOLATILE = ("checkpoints/", "timing.jsonl", "report.html", ".lock")
 
 
@@ -101,7 +101,7 @@ class SteeredRun(RuleBasedStateMachine):
             assert self._rounds() >= done and not self._summary()
             return
         except UserError as error:
-            assert flag == "--finish" and not done and not before and "no checkpoint of any round" in str(error)
+            assert flag == "--finish" and not done and not before and NO_ROUND in str(error)
             return
         if before and not (flag == "--continue" and "ended" in before):
             assert result == before == self._summary()
@@ -115,14 +115,16 @@ class SteeredRun(RuleBasedStateMachine):
     def killed(self, place: str, n: int, flag: str) -> None:
         """The command in a process of its own, which dies at a place; if it gets through, it is as any other."""
         self._count(f"kill at {place}")
-        done, before = self._rounds(), self._summary()
+        done, before, begun = self._rounds(), self._summary(), (self._run / "config.yaml").is_file()
         words = ["run", str(self._file), "--out", str(self._run), *([flag] if flag else [])]
         code = llm_fed(words, self._place / "log", Kill(place, n))
         said = (self._place / "log").read_text()
         assert "Traceback" not in said, said
         if code == 2:
-            assert not done and not before and REFUSED[flag] in said, said
+            assert not done and not before and (flag == "--finish" if begun else flag), said
+            assert (NO_ROUND if begun else f"holds no run, and {flag} is for one that has begun") in said, said
         elif code == 0:
+            assert begun or not flag, said
             self._check()
         else:
             assert code == -signal.SIGKILL, said

@@ -14,11 +14,11 @@ import torch
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.settings.config import ServerConfig, TaskConfig
+from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
 from llm_fed.tasks import content
 from llm_fed.tasks.common import ClientData, Example, Picture, TaskData, Turn
-from llm_fed.tasks.record import TEST, TRAINING, VALIDATION, Record, together
-from llm_fed.tasks.splits import ByContent, ByPosition
+from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record, together
+from llm_fed.tasks.splits import BITS, ByContent, ByPosition
 
 
 def write(path: Path, rows: list[str] | range) -> Path:
@@ -312,6 +312,20 @@ def test_what_the_server_took_it_takes_again(tmp_path, each):
     assert not {row for client in later.clients.values() for row in client.test} & {*begun.server.train}
 
 
+def test_what_the_server_took_is_not_tested_where_it_has_moved_to_the_training_file(tmp_path):
+    """Clients' training and test examples become one pool, of which a share is tested."""
+    write(tmp_path / "north-train.jsonl", range(20))
+    write(tmp_path / "north-test.jsonl", range(100, 110))
+    how = {"server": ServerConfig(examples=6), "partition": PartitionConfig(test=0.3)}
+    begun = load(tmp_path, **how)
+    assert begun.server
+    took = [int(str(example.prompt).split()[1]) for example in begun.server.train]
+    write(tmp_path / "north-train.jsonl", [*range(20), *took])
+    write(tmp_path / "north-test.jsonl", [*(row for row in range(100, 110) if row not in took), *range(200, 220)])
+    later = load(tmp_path, record_of(begun), **how)
+    assert not {f"question {row}" for row in took} & {*prompts(later, "test")["north"]}
+
+
 # By position, as before
 
 
@@ -327,6 +341,42 @@ def test_by_position_unchanged_data_are_divided_as_before(tmp_path):
     later = load(tmp_path, known, held_out="position")
     trained = {*prompts(begun, "train")["north"]}
     assert not trained & {*prompts(later, "test")["north"], *prompts(later, "validation")["north"]}
+
+
+@pytest.mark.parametrize("begun, later", [
+    ({}, {"validation": 0.4}),
+    ({}, {"seed": 1}),
+    ({}, {"partition": PartitionConfig("iid", clients=2)}),
+    ({"held_out": "hash"}, {}),
+], ids=["share", "seed", "partition", "rule"])  # fmt: skip
+def test_by_position_no_row_gets_another_split_than_that_which_a_run_knows(tmp_path, begun, later):
+    """Though the data are unchanged: as `eval` is given other settings, or a run starts from another."""
+    write(tmp_path / "north.jsonl", range(30))
+    write(tmp_path / "south.jsonl", range(100, 130))
+    before = load(tmp_path, **{"held_out": "position"} | begun)
+    after = load(tmp_path, record_of(before), **{"held_out": "position"} | later)
+    known, now = ({split: {prompt for own in prompts(data, split).values() for prompt in own} for split in BITS}
+                  for data in (before, after))  # fmt: skip
+    assert now == known
+
+
+def test_by_position_runs_of_two_seeds_know_together_what_each_has_trained_on(tmp_path):
+    write(tmp_path / "north.jsonl", range(40))
+    both = [load(tmp_path, seed=seed, held_out="position") for seed in (0, 1)]
+    known = together([record_of(data) for data in both])
+    after = load(tmp_path, known, seed=1, held_out="position")
+    trained = {prompt for data in both for prompt in prompts(data, "train")["north"]}
+    assert not trained & {*prompts(after, "test")["north"], *prompts(after, "validation")["north"]}
+
+
+def test_what_the_server_trained_on_is_not_held_out_though_an_equal_row_was():
+    """As a run that divided by position has it."""
+    own = ClientData("north", rows(*map(str, range(9))))
+    digests = content.digests(own.train)
+    known = Record.of([own], "north").divided([ClientData("north", (), validation=own.train)], own)
+    assert known.splits_of(digests).tolist() == [SERVER | VALIDATION] * 9
+    (divided,) = ByContent(0, known).hold_out([own], "validation", 0.3)
+    assert not divided.validation
 
 
 def load_all(path: Path) -> list[Example]:
