@@ -177,8 +177,8 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
             f"the adapter of {whose} changes the head, which in this base is the embedding, too: both are written "
             f"(tie_word_embeddings=false), which takes {_size(heads)} more"
         )
-    if not gguf and (needed := needed_version(base)):
-        notes.append(f"transformers 4.57 does not know {model.config.model_type}; to load it takes {needed} or newer")
+    if not gguf and (said := older.advice(model_files.settings_read(base))):
+        notes.append(said)
     planned = ExportPlan(base, adapters, out, sizes, free, notes, gguf)
     if sum(sizes.values()) + plain * gguf > free:
         raise RunError(
@@ -190,7 +190,7 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
 
 def needed_version(base: BaseConfig) -> str:
     """The version of transformers that loads a model made of this base, or nothing if 4.57 does."""
-    return older.needed_version(model_files.own_settings(base))
+    return older.needed_version(model_files.settings_read(base))
 
 
 def _check(config: Config, adapter: Path) -> None:

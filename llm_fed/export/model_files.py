@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from llm_fed.export import older
 from llm_fed.models.base import Base
@@ -84,6 +84,13 @@ def own_settings(base: BaseConfig) -> dict[str, Any]:
     """The config.json of a base, as it stands in its folder or on the Hub."""
     settings, _ = PreTrainedConfig.get_config_dict(check_name(base.name), revision=base.revision)
     return settings
+
+
+def settings_read(base: BaseConfig) -> dict[str, Any]:
+    """What the installed transformers reads in that config.json, with the version that has written it."""
+    name = check_name(base.name)
+    read = AutoConfig.from_pretrained(name, revision=base.revision, trust_remote_code=False).to_dict()
+    return read | {"transformers_version": own_settings(base).get("transformers_version")}
 
 
 def config_of(model: PreTrainedModel, base: BaseConfig) -> dict[str, Any]:

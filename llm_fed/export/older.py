@@ -18,15 +18,73 @@ _LIST = Path(__file__).parents[1] / "assets" / "transformers-4.57-families.txt"
 FAMILIES = frozenset(_LIST.read_text(encoding="utf-8").split())
 # What else of a configuration had another name: by family, the newer and the older one.
 _RENAMED = {"qwen3_moe": {"num_local_experts": "num_experts"}}
+# By family the names of kinds of layers, where 4.57 has others than version 5, which reads both.
+_LAYER_TYPES = {"granitemoehybrid": {"linear_attention": "mamba", "full_attention": "attention"}}
+# Families of which 4.57 knows no scaled rotary embeddings but these; it ignores others, or refuses the model.
+_SCALED = {
+    "llama4_text": ("llama3",), "modernbert-decoder": (), "nemotron": (), "olmo": ("linear", "dynamic"),
+    "olmo2": ("linear", "dynamic"),
+}  # fmt: skip
+_TWO_KEYS = ("olmo", "olmo2")  # their `rope_scaling` must have a type and a factor, and nothing else
+_ONE_THETA = ("modernbert-decoder", "olmo3")  # for full and sliding attention
 
 
 def needed_version(settings: Mapping[str, Any]) -> str:
-    """The version of transformers that reads a model with this config.json, or nothing if 4.57 does."""
-    rope = settings.get("rope_parameters") or {}
-    unlike = _is_phi3(settings["model_type"]) and rope.get("rope_type") == "longrope" and "factor" in rope
-    if settings["model_type"] in FAMILIES and not unlike:
-        return ""
-    return _first_version(settings)
+    """The version of transformers that reads a model with these settings, or nothing if 4.57 does.
+
+    Args:
+        settings: a config.json as version 5 writes it, with `transformers_version` as the base's own has it.
+    """
+    return _first_version(settings) if _unread(settings) else ""
+
+
+def advice(settings: Mapping[str, Any]) -> str:
+    """What the user should know who loads a model with transformers 4.57, or nothing.
+
+    Args: as `needed_version`.
+    """
+    kind = settings["model_type"]
+    if why := _unread(settings):
+        return f"transformers 4.57 {why}; to load it takes {_first_version(settings)} or newer"
+    if any(part.get("attn_logit_softcapping") for part in _parts(settings)):
+        return f'transformers 4.57 caps the attention of {kind} only if it is loaded with attn_implementation="eager"'
+    return ""
+
+
+def _unread(settings: Mapping[str, Any]) -> str:
+    """Why transformers 4.57 reads no such model or another one, in words after its name, or nothing."""
+    if settings["model_type"] not in FAMILIES:
+        return f"does not know {settings['model_type']}"
+    return next(filter(None, map(_unread_rope, _parts(settings))), "")
+
+
+def _parts(settings: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The settings of a model and of the models in it."""
+    return [settings, *(value for value in settings.values() if isinstance(value, Mapping) and "model_type" in value)]
+
+
+def _unread_rope(settings: Mapping[str, Any]) -> str:
+    """As `_unread`, of the rotary embeddings of a model or of a part of one."""
+    kind = settings["model_type"]
+    everywhere, sliding = _by_layers(settings.get("rope_parameters") or {})
+    form = everywhere.get("rope_type", "default")
+    if form != "default" and form not in _SCALED.get(kind, (form,)):
+        return f"does not know rotary embeddings of {kind} with rope_type={form}"
+    if form == "longrope" and _is_phi3(kind) and "factor" in everywhere:
+        return f"knows no factor of the longrope of {kind}"
+    if form == "longrope" and kind == "deepseek_v3" and "factor" not in everywhere:
+        return f"knows no longrope of {kind} without a factor"
+    if sliding.get("rope_type", "default") != "default" and sliding is not everywhere:
+        return f"does not scale the rotary embeddings of the sliding attention of {kind}"
+    if kind in _ONE_THETA and everywhere.get("rope_theta") != sliding.get("rope_theta"):
+        return f"knows one rope_theta for all layers of {kind}"
+    return ""
+
+
+def _by_layers(rope: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The rotary embeddings of layers with full and with sliding attention; the same where they do not differ."""
+    full, sliding = (rope.get(layers) or rope for layers in ("full_attention", "sliding_attention"))
+    return full, sliding
 
 
 def _first_version(settings: Mapping[str, Any]) -> str:
@@ -37,11 +95,17 @@ def _first_version(settings: Mapping[str, Any]) -> str:
 
 
 def with_older_keys(settings: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
-    """A config.json with what version 4 reads beside what version 5 does.
+    """A config.json with what version 4 reads beside what version 5 does; as it is, of a family that version 4 does not
+    know, since version 5 need not read older keys of it.
 
     Args:
         config: the same as an object of version 5. What it says is added where `settings` say nothing.
     """
+    return _with_older_keys(settings, config) if config.model_type in FAMILIES else dict(settings)
+
+
+def _with_older_keys(settings: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
+    """As `with_older_keys`, of a model or of a part of one."""
     made = {**_rope(config), **settings}
     for new, old in _RENAMED.get(config.model_type, {}).items():
         made.setdefault(old, getattr(config, new))
@@ -49,14 +113,16 @@ def with_older_keys(settings: Mapping[str, Any], config: PreTrainedConfig) -> di
         made["torch_dtype"] = settings["dtype"]
     for key, value in settings.items():
         if isinstance(value, dict) and isinstance(inner := getattr(config, key, None), PreTrainedConfig):
-            made[key] = with_older_keys(value, inner)
+            made[key] = _with_older_keys(value, inner)
+    if names := _LAYER_TYPES.get(config.model_type):
+        made["layer_types"] = [names.get(each, each) for each in made.get("layer_types") or config.layer_types]
     return made
 
 
 def _rope(config: PreTrainedConfig) -> dict[str, Any]:
     """The keys of version 4 for the rotary embeddings of a model, if it has some."""
     rope, kind = getattr(config, "rope_parameters", None) or {}, config.model_type
-    everywhere, sliding = (rope.get(layers) or rope for layers in ("full_attention", "sliding_attention"))
+    everywhere, sliding = _by_layers(rope)
     theta, share = everywhere.get("rope_theta"), everywhere.get("partial_rotary_factor")
     if theta is None:
         return {}
@@ -82,6 +148,8 @@ def _scaling(rope: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
         return None
     if _is_phi3(kind):  # it takes these three alone
         return {"type": rope["rope_type"], **{key: rope[key] for key in ("short_factor", "long_factor") if key in rope}}
+    if kind in _TWO_KEYS and rope["rope_type"] in _SCALED[kind]:
+        return {"type": rope["rope_type"], "factor": rope["factor"]}
     keys = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
     if (
         rope["rope_type"] == "longrope" and "factor" in rope

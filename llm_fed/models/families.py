@@ -64,6 +64,26 @@ _REFUSED = {
     "xlnet": _SEE_LATER,
 }
 
+# By family the linear layers, by the last parts of their names, whose weights are read where the layers are not called,
+# so that an adapter on them would not be felt: always, or (out_proj) in kernels for a GPU, for which PEFT refuses it.
+_READ = {
+    "falcon_h1": ("out_proj",),
+    "falcon_mamba": ("dt_proj", "out_proj"),
+    "jamba": ("dt_proj",),
+    "mamba": ("dt_proj", "out_proj"),
+    "mamba2": ("out_proj",),
+    "nemotron_h": ("out_proj",),
+}
+
+
+def read_layers(config: Any) -> tuple[str, ...]:
+    """The last parts of the names of linear layers that cannot have adapters, as their weights are read without them.
+
+    Args:
+        config: a model's configuration; None: it has none.
+    """
+    return _READ.get(getattr(config, "model_type", ""), ())
+
 
 def check_family(config: Any, name: str) -> None:
     """Refuse a base whose rows would not be what they are alone.

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.models.families import read_layers
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.trained import Structure
 from llm_fed.settings import check_fields
@@ -153,7 +154,7 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
     """
     chosen = structure.target_modules
     modules = {name: module for name, module in model.named_modules() if name}
-    linear = _linear(modules)
+    linear, unfelt = _linear(modules), read_layers(getattr(model, "config", None))
     names = names_of(model, chosen)
     if _is_all_linear(chosen):
         names = [name for name in names if name not in structure.whole]
@@ -176,6 +177,13 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
         if any(f"{part}.experts" in modules for part in _parts(name)):
             raise UserError(
                 f"adapter.target_modules={chosen!r} matches {name}, which belongs to a mixture of experts, {_MOVED}"
+            )
+        if name.rpartition(".")[2] in unfelt:
+            beside = [each for each in _endings([layer for layer in linear if "." in layer], 1) if each not in unfelt]
+            raise UserError(
+                f"adapter.target_modules={chosen!r} matches {name}, whose weights {type(model).__name__} may read "
+                "without calling the layer, so that an adapter on it would not be felt; leave it out, e.g. "
+                f"adapter.target_modules=[{','.join(beside[:4])}]"
             )
         if name in structure.whole:
             raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")

@@ -207,6 +207,10 @@ OLD = {  # by family what version 4 reads of what version 5 writes
         },
         {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": None},
     ),
+    "olmo2": (  # it allows two keys alone
+        {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
+        {"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}},
+    ),
 }  # fmt: skip
 
 
@@ -217,7 +221,26 @@ def test_what_version_4_reads_lies_beside_what_version_5_does(family):
     made = older.with_older_keys(config.to_diff_dict() | {"dtype": "bfloat16"}, config)
     assert {key: made[key] for key in expected} == expected and made["torch_dtype"] == made["dtype"] == "bfloat16"
     again = AutoConfig.for_model(**made)
-    assert again.rope_parameters == config.rope_parameters
+    read = {
+        key: value for key, value in again.rope_parameters.items() if key != "type"
+    }  # its older name stays beside it
+    assert read == config.rope_parameters
+
+
+def test_a_family_that_version_4_lacks_gets_no_older_keys():
+    """Version 5 need not read them: Laguna's configuration failed at one rope_theta beside those of its layers."""
+    config = AutoConfig.for_model("laguna")
+    settings = json.loads(config.to_json_string())
+    assert older.with_older_keys(settings, config) == settings
+
+
+def test_layers_have_the_names_that_both_versions_read():
+    config = AutoConfig.for_model(
+        "granitemoehybrid", num_hidden_layers=2, layer_types=["linear_attention", "full_attention"]
+    )
+    made = older.with_older_keys(config.to_dict(), config)
+    assert made["layer_types"] == ["mamba", "attention"]
+    assert type(config).from_dict(made).layer_types == config.layer_types
 
 
 def test_what_a_base_says_for_version_4_stays(tmp_path):
@@ -243,6 +266,44 @@ def test_families_that_version_4_lacks_are_named(settings, version):
     import transformers
 
     assert older.needed_version(settings) == (transformers.__version__ if version is None else version)
+
+
+LAYERS = {layers: {"rope_type": "default", "rope_theta": 1e4} for layers in ("full_attention", "sliding_attention")}
+OTHER = {**LAYERS, "full_attention": {"rope_type": "default", "rope_theta": 1e6}}
+
+
+@pytest.mark.parametrize(
+    ("family", "rope", "why"),
+    [
+        (
+            "nemotron",
+            {"rope_type": "yarn", "factor": 2.0},
+            "does not know rotary embeddings of nemotron",
+        ),
+        ("olmo", {"rope_type": "yarn", "factor": 2.0}, "of olmo with rope_type=yarn"),
+        ("olmo", {"rope_type": "linear", "factor": 2.0}, ""),
+        ("llama4_text", {"rope_type": "linear", "factor": 2.0}, "of llama4_text with rope_type=linear"),
+        ("deepseek_v3", {"rope_type": "longrope"}, "knows no longrope of deepseek_v3 without a factor"),
+        ("phi3", {"rope_type": "longrope", "factor": 2.0}, "knows no factor of the longrope of phi3"),
+        ("olmo3", OTHER, "knows one rope_theta for all layers of olmo3"),
+        ("olmo3", LAYERS, ""),
+        ("gemma3_text", OTHER, ""),
+        ("gemma3_text", {**LAYERS, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}, "does not scale the"),
+        ("llama", {"rope_type": "yarn", "factor": 2.0}, ""),
+    ],
+)
+def test_what_version_4_would_read_otherwise_is_told(family, rope, why):
+    settings = {"model_type": family, "rope_parameters": rope, "transformers_version": "5.20.0"}
+    for whole in (settings, {"model_type": "gemma3", "text_config": settings}):  # also where it is a part of a model
+        assert older.needed_version({"transformers_version": "5.20.0", **whole}) == ("5.20.0" if why else "")
+        said = older.advice({"transformers_version": "5.20.0", **whole})
+        assert (why in said and said.endswith("to load it takes 5.20.0 or newer")) if why else not said
+
+
+def test_attention_that_version_4_does_not_cap_is_told():
+    said = older.advice({"model_type": "gemma2", "attn_logit_softcapping": 50.0})
+    assert 'gemma2 only if it is loaded with attn_implementation="eager"' in said
+    assert not older.advice({"model_type": "gemma3_text", "attn_logit_softcapping": None})
 
 
 def test_a_tokenizer_of_version_5_is_written_for_both():

@@ -37,8 +37,9 @@ def test_families_that_are_merged(name, tmp_path):
     assert (outcome.flaw, outcome.needs) == ("", "")
 
 
-def test_a_family_that_version_4_lacks(tmp_path):
-    outcome = merged_models.export("new", "qwen3_5_text", {}, tmp_path)
+@pytest.mark.parametrize("family", ["qwen3_5_text", "laguna"])  # Laguna reads no older keys of rotary embeddings
+def test_a_family_that_version_4_lacks(family, tmp_path):
+    outcome = merged_models.export("new", family, {}, tmp_path)
     assert not outcome.flaw and outcome.needs.startswith("5.")
 
 
@@ -46,7 +47,11 @@ def test_a_family_that_version_4_lacks(tmp_path):
 @pytest.mark.skipif(
     not OLDER, reason="LLM_FED_OLDER names no folder with transformers 4.57 and PEFT 0.18, see reader.py"
 )
-@pytest.mark.parametrize("words", [("merged_models.py",), ("stock_adapters.py", "--cases", "1000")])
+@pytest.mark.parametrize(
+    "words",
+    [*(("merged_models.py", "--part", f"{part}/4") for part in range(1, 5)), ("stock_adapters.py", "--cases", "1000")],
+    ids=lambda words: "-".join(words).replace("/", "of"),
+)
 def test_what_older_libraries_read(words):
     script, *more = words
     subprocess.run(

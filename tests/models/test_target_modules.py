@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import architectures
+import peft
 import pytest
 import tiny
 import tiny_base
@@ -131,3 +133,29 @@ def test_a_strangers_folder_may_name_more(tmp_path):
     path.write_text(json.dumps(settings | {"target_modules": ["q_proj", "v_proj", "query_key_value"]}))
     state, _ = peft_folders.read(tmp_path / "a", base)
     assert state.layout == places
+
+
+@pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "llama", "falcon"])
+def test_layers_whose_weights_are_only_read_have_no_adapters(family):
+    """All others are called: an adapter on a layer that is not would change nothing."""
+    model = architectures.made(family)
+    linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    called: set[str] = set()
+    for name in linear:
+        model.get_submodule(name).register_forward_hook(lambda *given, name=name: called.add(name))
+    with torch.no_grad():
+        model(input_ids=torch.tensor([[2, 3, 4]]))
+    read = sorted({name.rpartition(".")[2] for name in linear - called})
+    assert read == (["dt_proj"] if family in ("mamba", "falcon_mamba", "jamba") else [])
+    for name in read:
+        with pytest.raises(UserError, match=f"matches .*{name}, whose weights .*not be felt; leave it out, e.g. "):
+            targets(model, Lora(2, 4.0, 0.0, (name,)))
+
+
+def test_layers_that_peft_does_not_adapt_are_refused():
+    """A kernel for GPUs reads their weights, so PEFT would not load the folder."""
+    model = architectures.made("mamba")
+    with pytest.raises(UserError, match=r"out_proj, whose weights .* adapter\.target_modules=\[in_proj,x_proj\]"):
+        targets(model, Lora(2, 4.0, 0.0, ("in_proj", "out_proj")))
+    with pytest.raises(ValueError, match="out_proj"):
+        peft.get_peft_model(model, peft.LoraConfig(target_modules=["in_proj", "out_proj"]))

@@ -48,6 +48,8 @@ OWN: dict[str, dict[str, Any]] = {
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "mamba2": {"num_heads": 8},
+    # Without a cache, transformers lets Moshi see beyond its window, and with one, 4.57 lets PhiMoE see less.
+    **dict.fromkeys(("moshi", "phimoe"), {"sliding_window": 128}),
     "modernbert-decoder": {"bos_token_id": 0, "cls_token_id": 0, "sep_token_id": 1},
     "reformer": {"is_decoder": True},
 }  # fmt: skip
@@ -68,6 +70,9 @@ def made(family: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
     if count > LARGEST:
         raise ValueError(f"{family} has {count:,} parameters in its smallest form")
     model: PreTrainedModel = drawn(lambda: kind(config), seed)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if changes.get("tie_word_embeddings") and head is not None and head.weight.shape != embedding.weight.shape:
+        raise ValueError(f"the head of {family} has other rows than its embedding")
     draws = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():  # norms begin at one and biases at zero, which would hide mistakes in them

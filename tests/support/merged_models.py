@@ -1,8 +1,9 @@
 """Every family of causal language models, tiny, with an adapter folded in by `export --merged`, read by others.
 
-    PYTHONPATH=tests/support python tests/support/merged_models.py [--only llama,qwen3] [--older FOLDER]
+    PYTHONPATH=tests/support python tests/support/merged_models.py [--only llama,qwen3] [--part 1/4] [--older FOLDER]
 
 Each is exported, which compares it with base and adapter, and then read by the older libraries in FOLDER (`reader.py`).
+Families that cannot be bases are counted as refused.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ import architectures
 import torch
 from reader import read_by
 from safetensors.torch import save_file
+from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 from transformers.utils import logging
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import generator
-from llm_fed.export import merged
+from llm_fed.export import merged, older
 from llm_fed.export.card import model_card
 from llm_fed.export.models import write
 from llm_fed.kinds.language import load_base
 from llm_fed.kinds.wording import Model
-from llm_fed.models.lora import Lora
+from llm_fed.models.lora import Lora, targets
 from llm_fed.models.prompt import Prompt
 from llm_fed.settings.config import BaseConfig
 from llm_fed.state import State
@@ -39,6 +42,7 @@ from llm_fed.testing.tiny import SPECIAL, VOCABULARY, tokenizer
 
 IDS = torch.randint(2, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(3))
 NEAR = 2e-4  # the largest distance of logits, relative to their length
+ROUNDED = {"apertus": 0.02}  # version 4 computes its activation in bfloat16, so that greedy answers differ, too
 # Forms of rotary embeddings, beside the usual one.
 ROPE: dict[str, dict[str, Any]] = {
     "theta": {"rope_theta": 500.0},
@@ -61,12 +65,22 @@ class Outcome:
     folder: Path
     flaw: str = ""
     needs: str = ""  # the version of transformers that the export names
+    refused: str = ""  # why its family cannot be a base
+
+    @property
+    def kind(self) -> str:
+        if self.flaw:
+            return "wrong"
+        return "refused" if self.refused else "for newer versions" if self.needs else "equal"
 
 
 def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """By name changes of a family's configuration: its head tied to its embedding, and forms of rotary embeddings."""
+    """By name changes of a family's configuration: its head tied to its embedding, and forms of rotary embeddings, of
+    families for which an export translates them."""
     yield family, {}
     yield f"{family}-tied", {"tie_word_embeddings": True}
+    if family not in older.FAMILIES:
+        return
     config = architectures.configured(family)
     rope = getattr(config, "rope_parameters", None) or {}
     everywhere = rope.get("full_attention", rope)
@@ -105,7 +119,10 @@ def export(name: str, family: str, changes: dict[str, Any], work: Path) -> Outco
         list(merged.ExportPlan(config, {"ada": place / "ada"}, place / "out", {"ada": 0}, 0).write())
         outcome.needs = merged.needed_version(config)
     except (UserError, RunError) as error:
-        outcome.flaw = str(error)
+        if "which cannot be a base: " in str(error):
+            outcome.refused = str(error)
+        else:
+            outcome.flaw = str(error)
         return outcome
     whole = AutoModelForCausalLM.from_pretrained(outcome.folder).eval()
     start = IDS[:1, :9]
@@ -120,12 +137,21 @@ def export(name: str, family: str, changes: dict[str, Any], work: Path) -> Outco
 def adapted(model: PreTrainedModel, head: bool) -> tuple[str, ...]:
     """The last names of up to four kinds of linear layers that can have adapters, and of the head if it is wanted."""
     output = model.get_output_embeddings()
-    names = [name for name, module in model.named_modules() if type(module).__name__ in ("Linear", "Conv1D")
-             and module is not output and "expert" not in name and "vision" not in name]  # fmt: skip
-    found = list(dict.fromkeys(name.rpartition(".")[2] for name in names))[:4]
-    if head:
+    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)
+             and module is not output and "vision" not in name]  # fmt: skip
+    found = [each for each in dict.fromkeys(name.rpartition(".")[2] for name in names) if can_be_adapted(model, each)]
+    found = found[:4]
+    if head or not found:
         found.append(next(name for name, module in model.named_modules() if module is output))
     return tuple(found)
+
+
+def can_be_adapted(model: PreTrainedModel, name: str) -> bool:
+    """Whether layers of this last name may have adapters; those of a mixture of experts, for example, may not."""
+    try:
+        return bool(targets(model, Lora(3, 6.0, 0.0, (name,))))
+    except UserError:
+        return False
 
 
 def read_elsewhere(outcomes: list[Outcome], older: Path, work: Path) -> None:
@@ -133,7 +159,9 @@ def read_elsewhere(outcomes: list[Outcome], older: Path, work: Path) -> None:
     items = [{"folder": str(each.folder), "expected": str(each.folder.parents[1] / "expected.safetensors"),
               "text": "w5 w6 w7"} for each in outcomes]  # fmt: skip
     for each, said in zip(outcomes, read_by(older, items, work), strict=True):
-        if said.get("tokens") != [5, 6, 7] or not said["answer"] or not said["apart"] < NEAR:
+        near = ROUNDED.get(each.name.partition("-")[0], NEAR)
+        alike = said.get("tokens") == [5, 6, 7] and said["apart"] < near and (said["answer"] or near > NEAR)
+        if not alike:
             each.flaw = f"transformers 4.57: {said}"
 
 
@@ -142,14 +170,19 @@ def main() -> None:
     parser.add_argument(
         "--only", type=lambda text: text.split(","), default=list(dict.fromkeys(architectures.families()))
     )
+    parser.add_argument(
+        "--part", type=lambda text: [int(number) for number in text.split("/")], default=[1, 1], metavar="K/N",
+        help="the K-th of N parts of the families",
+    )  # fmt: skip
     parser.add_argument("--older", type=Path)
     given = parser.parse_args()
+    part, parts = given.part
     torch.set_num_threads(1)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     counts, outcomes = Counter[str](), []
     with tempfile.TemporaryDirectory() as folder:
-        for family in given.only:
+        for family in given.only[part - 1 :: parts]:
             try:
                 forms = list(variants(family))
             except Exception as error:
@@ -164,10 +197,11 @@ def main() -> None:
                     print(
                         f"{name} is not made: {type(error).__name__}: {' '.join(str(error).split())[:120]}", flush=True
                     )
+        readable = [each for each in outcomes if not (each.flaw or each.needs or each.refused)]
         if given.older:
-            read_elsewhere([each for each in outcomes if not (each.flaw or each.needs)], given.older, Path(folder))
+            read_elsewhere(readable, given.older, Path(folder))
         for each in outcomes:
-            counts["wrong" if each.flaw else "for newer versions" if each.needs else "equal"] += 1
+            counts[each.kind] += 1
             if each.flaw:
                 print(f"{each.name}: {each.flaw}", flush=True)
     print(dict(counts))

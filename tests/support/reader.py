@@ -54,10 +54,13 @@ def main() -> None:
 def read(item: dict[str, str]) -> dict[str, Any]:
     import torch
     from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     expected = load_file(item["expected"])
-    model = AutoModelForCausalLM.from_pretrained(item["folder"], torch_dtype=torch.float32).eval()
+    # As the export advises: the default attention of version 4 caps no scores.
+    capped = getattr(AutoConfig.from_pretrained(item["folder"]).get_text_config(), "attn_logit_softcapping", None)
+    kernel = {"attn_implementation": "eager"} if capped else {}
+    model = AutoModelForCausalLM.from_pretrained(item["folder"], torch_dtype=torch.float32, **kernel).eval()
     if "adapter" in item:
         import peft
 

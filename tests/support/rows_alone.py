@@ -33,7 +33,7 @@ from llm_fed.engine.gradients import per_example_gradients
 from llm_fed.engine.padding_free import PaddingFree, refusal
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
-from llm_fed.models.families import check_family
+from llm_fed.models.families import check_family, read_layers
 from llm_fed.models.lora import Lora, draw
 from llm_fed.models.rotary import regimes
 from llm_fed.testing.tiny import VOCABULARY, language_base
@@ -243,7 +243,8 @@ def first_difference(ours: list[str], theirs: list[str]) -> str:
 
 
 def structures(model: Any) -> list[Lora]:
-    """Every linear layer, then those outside a mixture of experts, then those that are named as layers of attention."""
+    """Every linear layer, then those outside a mixture of experts that can have adapters, then those that are named as
+    layers of attention."""
     names = {name for name, _ in model.named_modules()}
     head = model.get_output_embeddings()
     outside = [
@@ -251,6 +252,7 @@ def structures(model: Any) -> list[Lora]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D)
         and module is not head
+        and name.rpartition(".")[2] not in read_layers(model.config)
         and not any(f"{'.'.join(name.split('.')[:n])}.experts" in names for n in range(1, name.count(".") + 1))
     ]
     attention = [name for name in outside if re.search(r"attn|attention|mixer", name)]
