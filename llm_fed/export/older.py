@@ -72,7 +72,7 @@ def _unread_rope(settings: Mapping[str, Any]) -> str:
         return f"does not know rotary embeddings of {kind} with rope_type={form}"
     if form == "longrope" and _is_phi3(kind) and "factor" in everywhere:
         return f"knows no factor of the longrope of {kind}"
-    if form == "longrope" and kind == "deepseek_v3" and "factor" not in everywhere:
+    if form == "longrope" and kind in ("deepseek_v3", "longcat_flash") and "factor" not in everywhere:
         return f"knows no longrope of {kind} without a factor"
     if sliding.get("rope_type", "default") != "default" and sliding is not everywhere:
         return f"does not scale the rotary embeddings of the sliding attention of {kind}"

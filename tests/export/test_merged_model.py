@@ -284,6 +284,7 @@ OTHER = {**LAYERS, "full_attention": {"rope_type": "default", "rope_theta": 1e6}
         ("olmo", {"rope_type": "linear", "factor": 2.0}, ""),
         ("llama4_text", {"rope_type": "linear", "factor": 2.0}, "of llama4_text with rope_type=linear"),
         ("deepseek_v3", {"rope_type": "longrope"}, "knows no longrope of deepseek_v3 without a factor"),
+        ("longcat_flash", {"rope_type": "longrope"}, "of longcat_flash without a factor"),
         ("phi3", {"rope_type": "longrope", "factor": 2.0}, "knows no factor of the longrope of phi3"),
         ("olmo3", OTHER, "knows one rope_theta for all layers of olmo3"),
         ("olmo3", LAYERS, ""),

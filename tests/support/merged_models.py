@@ -137,8 +137,14 @@ def export(name: str, family: str, changes: dict[str, Any], work: Path) -> Outco
 def adapted(model: PreTrainedModel, head: bool) -> tuple[str, ...]:
     """The last names of up to four kinds of linear layers that can have adapters, and of the head if it is wanted."""
     output = model.get_output_embeddings()
-    names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)
-             and module is not output and "vision" not in name]  # fmt: skip
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+        and module is not output
+        and "vision" not in name
+        and "Grouped" not in type(module).__name__  # they multiply in blocks, which no adapter does
+    ]
     found = [each for each in dict.fromkeys(name.rpartition(".")[2] for name in names) if can_be_adapted(model, each)]
     found = found[:4]
     if head or not found:

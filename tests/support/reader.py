@@ -58,8 +58,11 @@ def read(item: dict[str, str]) -> dict[str, Any]:
 
     expected = load_file(item["expected"])
     # As the export advises: the default attention of version 4 caps no scores.
-    capped = getattr(AutoConfig.from_pretrained(item["folder"]).get_text_config(), "attn_logit_softcapping", None)
-    kernel = {"attn_implementation": "eager"} if capped else {}
+    config = AutoConfig.from_pretrained(item["folder"])
+    capped = getattr(config.get_text_config(), "attn_logit_softcapping", None)
+    kernel: dict[str, Any] = {"attn_implementation": "eager"} if capped else {}
+    if config.model_type == "jamba":  # whose default needs a GPU
+        kernel["use_mamba_kernels"] = False
     model = AutoModelForCausalLM.from_pretrained(item["folder"], torch_dtype=torch.float32, **kernel).eval()
     if "adapter" in item:
         import peft
