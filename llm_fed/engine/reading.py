@@ -68,6 +68,8 @@ def forward(
     known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
     before = "cache_params" if "cache_params" in known else "past_key_values"  # its names until transformers 5.23
     name = "cache" if "cache" in known else before
+    if cache is not None and not _keeps_keys(cache):
+        mask = mask[:, -ids.shape[1] :]
     with known_masks(padded), base.computing():
         output = base.model(
             input_ids=ids,
@@ -78,6 +80,13 @@ def forward(
             **(more or {}),
         )
     return output.logits[:, -keep:], output[name]
+
+
+def _keeps_keys(cache: Cache) -> bool:
+    """Whether a mask says more to a base than which of the new tokens are real. Where there are states alone, Mamba
+    multiplies the new tokens by all of it."""
+    layers = getattr(cache, "layers", None)
+    return layers is None or any(hasattr(layer, "keys") for layer in layers)
 
 
 def select(cache: Cache | None, rows: Tensor) -> None:

@@ -9,8 +9,11 @@ import every
 import every_family
 import pytest
 import rows_alone
+import torch
 
+from llm_fed.engine import reading
 from llm_fed.models import families
+from llm_fed.testing.tiny import language_base
 
 SAMPLE = random.Random(0).sample(sorted(set(every_family.FAMILIES) & families.PADDED), 2)
 
@@ -41,6 +44,25 @@ FELT = [
 def test_families_that_were_once_felt(family, variant):
     found = examined(family, variant)
     assert found.verdict == "equal", found
+
+
+STATES = ["mamba", "falcon_mamba", "mamba2", "jamba", "falcon_h1", "qwen3_next", "zamba2", "granitemoehybrid", "lfm2"]
+
+
+@pytest.mark.parametrize("family", every.quick(STATES, STATES[:3]))
+def test_token_by_token_a_text_is_read_as_it_is_at_once(family):
+    """What a base keeps of a text are states, or keys, or both."""
+    model = every_family.build(family)
+    base = language_base(model)
+    text, first = torch.tensor([rows_alone.words(20, 3)]), 9
+    cache, begun = None, 0
+    with torch.no_grad():
+        for end in range(first, 20):
+            mask = torch.ones(1, end, dtype=torch.int64)
+            logits, cache = reading.forward(base, text[:, begun:end], mask, cache, keep=1, padded=False)
+            expected = model(input_ids=text[:, :end], use_cache=False).logits[:, -1:]
+            torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)  # some keep states in float32
+            begun = end
 
 
 @pytest.mark.parametrize("family", ["doge", "bert", "xlm"])
