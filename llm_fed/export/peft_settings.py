@@ -185,7 +185,8 @@ def read(folder: Path) -> AdapterSettings:
     except _DAMAGED as error:
         raise _not_lora(folder, error) from error
     if kind != "LORA":
-        raise UserError(f"the adapter {folder} is of type {one_line(str(kind))}; only LORA is supported")
+        said = one_line(str(kind))[:80]
+        raise UserError(f"the adapter {folder} is of type {said} ({CONFIG}: peft_type); only LORA is supported")
     if flaw:
         raise flaw
     return made
