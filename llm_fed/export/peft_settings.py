@@ -185,8 +185,8 @@ def read(folder: Path) -> AdapterSettings:
     except _DAMAGED as error:
         raise _not_lora(folder, error) from error
     if kind != "LORA":
-        said = one_line(str(kind))[:80]
-        raise UserError(f"the adapter {folder} is of type {said} ({CONFIG}: peft_type); only LORA is supported")
+        said = one_line(str(kind))
+        raise UserError(f"{folder / CONFIG}: the adapter is of type {said}; only LORA is supported")
     if flaw:
         raise flaw
     return made
