@@ -185,11 +185,11 @@ def print_columns(label: str, rows: list[str], columns: dict[str, list[str]]) ->
     out.print(table)
 
 
-def print_examples(config: Config, most: int, as_json: bool) -> None:
+def print_examples(config: Config, folder: Path, most: int, *, fresh: bool, as_json: bool) -> None:
     """The first examples of each client, with what is trained between marks, and in colour where there is one."""
     from llm_fed.experiment.shown import shown  # takes seconds, so mistakes are named first
 
-    examples = shown(config, most)
+    examples = shown(config, folder, most, fresh=fresh)
     if as_json:
         print(json.dumps(examples.as_json()))
         return

@@ -75,7 +75,7 @@ def run(
 
     experiment.quiet()
     if show:
-        print_examples(resolved, show, as_json)
+        print_examples(resolved, folder, show, fresh=fresh, as_json=as_json)
         return
     if dry_run:
         plan = experiment.dry_run(resolved, folder, fresh=fresh)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed import kinds, tasks
 from llm_fed.basics.errors import printable
+from llm_fed.experiment import splits
 from llm_fed.experiment.announce import SPLITS
 from llm_fed.experiment.costs import CountSummary
 from llm_fed.kinds.encoding import Encoder
@@ -18,6 +20,7 @@ from llm_fed.kinds.texts import Texts
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
 from llm_fed.models.loading import read_tokenizer
+from llm_fed.runs.folder import holds_results, look
 from llm_fed.settings.config import Config
 from llm_fed.tasks.common import AnswerPair, Encoded, Example, Judged
 from llm_fed.tasks.templates import filled, template_of
@@ -88,14 +91,18 @@ class ShownData:
             yield f"{self.note}\n", False
 
 
-def shown(config: Config, most: int) -> ShownData:
-    """The first examples of each client and split. Of the base the tokenizer is loaded alone.
+def shown(config: Config, folder: Path, most: int, *, fresh: bool = False) -> ShownData:
+    """The first examples of each client and split, as a run in a folder has them. Of the base the tokenizer is loaded
+    alone.
 
     Raises:
         UserError: the task is one of pictures, or the data or the tokenizer cannot be read.
+        UserError, RunError: a run in the folder has other settings, or is damaged.
     """
     kinds.check_writes(config, "--show shows what language models read, but this task trains {noun}s; leave it out")
-    data = tasks.load(config.task, config.federation_seed, config.evaluation_seed)
+    _, _, config = look(folder, config, fresh)
+    rows = splits.known(folder, config, begins=fresh or not holds_results(folder))
+    data = tasks.load(config.task, config.federation_seed, config.evaluation_seed, rows.all)
     tokenizer, stops, rows = read_tokenizer(config.base)
     template = template_of(config.task.template, tokenizer)
     ends = sorted({*stops, *filled(template, tokenizer).ends})

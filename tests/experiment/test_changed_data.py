@@ -23,6 +23,7 @@ from llm_fed.commands.finished import compare_runs
 from llm_fed.commands.join import join
 from llm_fed.commands.merge import Parents, merge_adapters
 from llm_fed.experiment import finish, run, splits
+from llm_fed.experiment.shown import shown
 from llm_fed.runs.folder import SPLITS
 from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
@@ -116,6 +117,24 @@ def test_unchanged_data_are_no_reason_for_a_word_and_the_end_is_that_of_one_run(
     assert "the data have changed" not in capsys.readouterr().err
     for name in ("metrics.jsonl", SPLITS):
         assert (tmp_path / "once" / name).read_bytes() == (tmp_path / "twice" / name).read_bytes()
+
+
+def test_examples_are_shown_in_the_splits_that_the_run_has(tree, data, tmp_path):
+    """`--dry-run --show`."""
+    config, folder = from_dict(tree(task={"held_out": "position"})), tmp_path / "run"
+
+    def splits_of(place: Path, *, fresh: bool = False) -> dict[tuple[str, str], str]:
+        return {(each.client, each.text): each.split for each in shown(config, place, 99, fresh=fresh).examples}
+
+    run.train(config, folder)
+    before = splits_of(folder)
+    assert {*before.values()} == {"training", "validation", "test"}
+    grow(data)
+    after = splits_of(folder)
+    kept = before.keys() & after.keys()
+    assert len(kept) > 50 and all(after[row] == before[row] for row in kept)
+    anew = splits_of(tmp_path / "other")
+    assert splits_of(folder, fresh=True) == anew and any(anew[row] != before[row] for row in kept)
 
 
 def test_a_change_is_an_event_though_the_run_is_killed_before_its_next_checkpoint(tree, data, tmp_path):

@@ -120,7 +120,7 @@ def test_a_run_says_the_same_tokens(small, finished):
 
     config = read_config(finished)
     built = prepare(config, Reporter())
-    found = module.shown(config, 2)
+    found = module.shown(config, finished, 2)
     for client, site in built.clients.items():
         own = [each for each in found.examples if each.client == client]
         assert [(each.input_ids, each.target) for each in own if each.split == "training"] == [
