@@ -88,9 +88,14 @@ class BatchLimit:
             log.warning("%s", why)
 
 
-def within(chosen: Sequence[int], run: Callable[[Sequence[int]], None]) -> None:
+def within(
+    chosen: Sequence[int], run: Callable[[Sequence[int]], None], free: Callable[[], None] = lambda: None
+) -> None:
     """`run` on all these places, or on parts of them, each half of those before, where the device's memory does not
     suffice.
+
+    Args:
+        free: as of `Attempts`.
 
     Raises:
         RunError: it does not suffice for one.
@@ -101,18 +106,26 @@ def within(chosen: Sequence[int], run: Callable[[Sequence[int]], None]) -> None:
             run(left[at : at + size])
             yield from left[at : at + size]
 
-    in_turn(chosen, len(chosen), in_parts)
+    in_turn(chosen, len(chosen), in_parts, free)
 
 
-def in_turn(chosen: Sequence[int], most: int, run: Callable[[Sequence[int], int], Iterator[int]]) -> None:
+def in_turn(
+    chosen: Sequence[int],
+    most: int,
+    run: Callable[[Sequence[int], int], Iterator[int]],
+    free: Callable[[], None] = lambda: None,
+) -> None:
     """`run` on these places, which yields those that are done, with at most so many at a time; on what is left again
     with half as many, where the device's memory does not suffice.
+
+    Args:
+        free: as of `Attempts`.
 
     Raises:
         RunError: it does not suffice for one.
     """
     left = dict.fromkeys(chosen)
-    for attempt in Attempts(most):
+    for attempt in Attempts(most, free):
         with attempt as size:
             if size < most:
                 log.warning("memory did not suffice for so many answers at once; now %d rows at a time", size)

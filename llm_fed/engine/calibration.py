@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead, free_memory
+from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead, free_memory, out_of_memory
 from llm_fed.engine.packing import plan
 
 LENGTH = 128  # tokens of an example
@@ -178,7 +178,7 @@ def lengths_of(examples: int) -> list[int]:
 
 def _within_memory(run: Run, gauge: Gauge, step: Sequence[Sequence[int]]) -> tuple[float, int] | None:
     """The best seconds and the most bytes of some repeats of a step's micro-batches; None: out of memory."""
-    from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+    from accelerate.utils.memory import clear_device_cache
 
     taken = []
     try:
@@ -190,7 +190,7 @@ def _within_memory(run: Run, gauge: Gauge, step: Sequence[Sequence[int]]) -> tup
             if repeat:
                 taken.append(gauge.stop())
     except RuntimeError as error:
-        if not should_reduce_batch_size(error):
+        if not out_of_memory(error):
             raise
         clear_device_cache(garbage_collection=True)
         return None

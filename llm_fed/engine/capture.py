@@ -19,6 +19,7 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.dropout import MaskKeys
 from llm_fed.engine.laid import Laid, Static
 from llm_fed.engine.masks import not_captured
+from llm_fed.engine.memory import out_of_memory
 from llm_fed.engine.packing import Grid, repeated, widened
 from llm_fed.engine.passes import one_pass
 from llm_fed.engine.ways import ANSWERED, untried
@@ -28,7 +29,8 @@ from llm_fed.models.rotary import context, regimes
 
 log = logging.getLogger(__name__)
 
-USES = 4  # of a shape before it is captured: by then running it has cost the host about as much as capturing it
+USES = 2  # of a shape before it is captured, which costs the host about as much as running it twice
+SHAPES = 64  # of which a stage has static memory
 STAGES = 2  # banks that are kept with their graphs: methods with two structures train them by turns
 
 Replay = Callable[[], None]
@@ -48,6 +50,11 @@ class Captures:
         self.said: dict[str, None] = {}
         self.answers = True
         self._stages: dict[Hashable, Stage] = {}
+
+    def begin(self, *, forced: bool) -> None:
+        """A run, which says for itself what is not captured, and tries it."""
+        self.forced, self.answers = forced, True
+        self.said.clear()
 
     def stage(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str) -> Stage | None:
         """Where these jobs train; None where their passes cannot be captured."""
@@ -132,13 +139,14 @@ class Stage:
 
     Attributes:
         losses: (K,) what the passes of a step add to.
+        longest: tokens of the longest text that a fit has.
         grid: of the shapes of micro-batches.
         why: some micro-batches of whatever shape cannot be replayed; empty where all can.
     """
 
     def __init__(self, captures: Captures, model: AdaptedModel, num_rows: int, dtype: torch.dtype, trained: str):
         self.bank = model.bank(num_rows, dtype, trained)
-        self.losses = torch.zeros(num_rows, device=model.device)
+        self.losses, self.longest = torch.zeros(num_rows, device=model.device), 0
         self.scales = torch.ones(num_rows, device=model.device)
         config = getattr(model.model, "config", None)
         self.grid = Grid(None if config is None else context(config))
@@ -161,7 +169,7 @@ class Stage:
             seeds, sizes: of the rows' dropout masks, where it has no keys of them.
         """
         flat = laid.groups is not None
-        wide = _flat_widened(laid, self.grid) if flat else _widened(laid, self.grid)
+        wide = _flat_widened(laid, self.grid, self.longest) if flat else _widened(laid, self.grid)
         slot = self._slot(wide)
         slot.static.fill(wide)
         if self.bank.drops and wide.masks is None:
@@ -187,12 +195,16 @@ class Stage:
         if wide.groups is not None:
             sequences = wide.batch.sequences
             key = key, len(wide.groups.ends), len(sequences.borders), sequences.longest
-        if key not in self._slots:
+        slot = self._slots.pop(key, None)
+        if slot is None:
             static = Static(wide, self.losses.device)
             if self.bank.drops and wide.masks is None:
                 static.laid = replace(static.laid, masks=self._masks_of(rows, tokens))
-            self._slots[key] = Slot(static)
-        return self._slots[key]
+            slot = Slot(static)
+        self._slots[key] = slot  # the last one used is the last to go
+        while len(self._slots) > SHAPES:
+            self._slots.pop(next(iter(self._slots)))
+        return slot
 
     def _masks_of(self, rows: int, tokens: int) -> Tensor:
         """(N, T, D) of the memory that all shapes share, as one pass ends before the next begins."""
@@ -202,13 +214,11 @@ class Stage:
         return self._masks[:size].view(rows, tokens, self.bank.width)
 
     def _captured(self, slot: Slot) -> Replay | None:
-        from accelerate.utils.memory import should_reduce_batch_size
-
         try:
             return self._graphs.capture(partial(self._run, slot.static.laid))
-        except RuntimeError as error:
+        except Exception as error:
             self._forget()
-            if should_reduce_batch_size(error):
+            if out_of_memory(error):
                 self.why = "memory does not suffice for all captured passes; some run as they are written"
                 slot.never = True
             else:
@@ -269,12 +279,14 @@ class CudaGraphs(Graphs):
                 self._pool = self._pool or torch.cuda.graph_pool_handle()
                 with torch.cuda.graph(graph, pool=self._pool), not_captured():
                     run()
-            except BaseException:
+            except BaseException as error:
                 # Torch stays on the stream of a capture that fails at its end, and its random numbers in the capture;
                 # the pool takes no further graph.
                 torch.cuda.set_stream(now)
                 draws.graphsafe_set_state(before)
                 self._pool = None
+                if out_of_memory(error.__context__):  # ending the capture has failed in its turn
+                    raise error.__context__ from None
                 raise
         return graph.replay
 
@@ -291,9 +303,9 @@ def _widened(laid: Laid, grid: Grid) -> Laid:
     )
 
 
-def _flat_widened(laid: Laid, grid: Grid) -> Laid:
+def _flat_widened(laid: Laid, grid: Grid, longest: int) -> Laid:
     """The same of one whose examples lie end to end; further tokens belong to its last client."""
-    batch, groups = end_to_end.widened(laid.batch, grid), laid.groups
+    batch, groups = end_to_end.widened(laid.batch, grid, longest), laid.groups
     assert groups is not None
     tokens = batch.input_ids.shape[1]
     ends = groups.ends.clone()

@@ -68,9 +68,13 @@ def flattened(examples: Sequence[TokenSequence]) -> FlatBatch:
     return FlatBatch(ids[None], positions[None], ids[places + 1], owner[places], places, sequences)
 
 
-def widened(batch: FlatBatch, grid: Grid) -> FlatBatch:
+def widened(batch: FlatBatch, grid: Grid, longest: int = 0) -> FlatBatch:
     """The same in a shape of the grid. Further tokens are beginnings of the last sequence, so that they hold nothing
-    that is not finite where it does not; further targets are the last one, and further sequences are empty."""
+    that is not finite where it does not; further targets are the last one, and further sequences are empty.
+
+    Args:
+        longest: tokens of the longest sequence of all batches that should have few shapes.
+    """
     known = batch.sequences.known
     assert known is not None
     tokens, last = known[-1], known[-1] - known[-2]
@@ -79,7 +83,8 @@ def widened(batch: FlatBatch, grid: Grid) -> FlatBatch:
     borders += [wide] * (1 + grid.rows(len(borders)) - len(borders))
     again = torch.cat([torch.arange(tokens), tokens - last + torch.arange(wide - tokens) % last])
     labels, rows, places = (repeated(each, targets) for each in (batch.labels, batch.rows, batch.places))
-    sequences = FlatSequences(torch.tensor(borders, dtype=torch.int32), grid.attended(batch.sequences.longest))
+    longest = grid.attended(max(longest, batch.sequences.longest))
+    sequences = FlatSequences(torch.tensor(borders, dtype=torch.int32), longest)
     return FlatBatch(batch.input_ids[:, again], batch.positions[:, again], labels, rows, places, sequences)
 
 

@@ -82,11 +82,12 @@ class Engine(Answering):
         Raises:
             UserError: they cannot train as the configuration says.
         """
-        self.untried = untried(self.base.model)
+        sites = [*sites]
+        self.untried = untried(self.base.model, structures=dict.fromkeys(site.structure for site in sites))
         chosen = ways(config, self.base.device, str(self.base.autocast).removeprefix("torch."), tried=not self.untried)
         if chosen.captured:
             self.captures = captures or Captures()
-            self.captures.forced = config.capture == "on"
+            self.captures.begin(forced=config.capture == "on")
         self.padding_free = PaddingFree(forced=config.padding_free == "on") if chosen.padding_free else None
         self.fuses = chosen.fused
         self.keyed_masks = config.capture == "on" and self.base.device.type == "cuda"  # no GPU has tried them yet
@@ -113,6 +114,11 @@ class Engine(Answering):
             f"the method needs {asked.__name__}, which {what} do not support (they support "
             f"{', '.join(sorted(known))}); choose another base or method"
         )
+
+    def free(self) -> None:
+        """Give back memory that can be filled again."""
+        if self.captures:
+            self.captures.clear()
 
     def take_work(self) -> Work:
         """The training work since the last call."""

@@ -75,6 +75,9 @@ class FusedFit:
         self.in_rows = model.padding_free.in_rows(model, jobs) if model.padding_free else "padding is allowed"
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
         self.stage = model.captures and model.captures.stage(model, jobs, trained)
+        if self.stage:
+            lengths = (self.examples.length(job.examples[place]) for job in jobs for b in job.batches for place in b)
+            self.stage.longest = max(lengths, default=0)
         self.bank = self.stage.bank if self.stage else model.bank(len(jobs), jobs[0].start.row.dtype, trained)
         for k, job in enumerate(jobs):
             self.bank.load(k, job.start)

@@ -49,6 +49,7 @@ def generate(
     mix: Tensor | None = None,
     captures: Captures | None = None,
     fuses: bool = False,
+    free: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """Greedy answers, in the order of the requests; the base's own sampling settings do not count.
 
@@ -64,6 +65,7 @@ def generate(
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
         captures: steps in slots are captured; None: they run as they are written.
         fuses: whether captured steps compute elementwise work `fused`.
+        free: gives memory back where it does not suffice, before fewer rows are tried.
 
     Raises:
         UserError: an empty prompt, or one that is longer than the base's context.
@@ -96,11 +98,11 @@ def generate(
     limit = BatchLimit(base, batch_size, max_new_tokens).rows
     if requests and allowed(base):
         most = min(len(requests), limit(max(len(prompt) for _, prompt in requests)))
-        in_turn(ordered(requests, shared), most, answer_in_slots)
+        in_turn(ordered(requests, shared), most, answer_in_slots, free)
     else:
         even = feels_padding(base.model.config)
         for chosen in batches(requests, [1] * len(requests), limit, shared, even=even):
-            within(chosen, answer)
+            within(chosen, answer, free)
     return texts
 
 
@@ -112,6 +114,7 @@ def option_log_likelihoods(
     *,
     batch_size: int,
     mix: Tensor | None = None,
+    free: Callable[[], None] = lambda: None,
 ) -> list[list[float]]:
     """The log-likelihood of each option after its prompt: the sum over the option's tokens, in nats.
 
@@ -122,6 +125,7 @@ def option_log_likelihoods(
         requests: (row of the bank, token ids of the prompt, token ids of each option).
         batch_size: options per forward pass at most (`batch_limits`); a request with more of them has its own pass.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
+        free: as of `generate`.
 
     Raises:
         UserError: an empty prompt, an empty option or no option, or more tokens than the base's context.
@@ -149,7 +153,7 @@ def option_log_likelihoods(
 
         sizes = [len(requests[i][2]) for i in places]
         for chosen in batches([asked[i] for i in places], sizes, limit, shared if places is begun else {}):
-            within([places[place] for place in chosen], answer)
+            within([places[place] for place in chosen], answer, free)
     return results
 
 

@@ -22,6 +22,16 @@ def budget_and_overhead(device: torch.device) -> tuple[int, int]:
     return (1024, 32) if device.type == "cpu" else (16384, 512)
 
 
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error says that a device's memory does not suffice: torch's own words, or a driver's, whose line ends
+    without a full stop."""
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    if not isinstance(error, RuntimeError):
+        return False
+    return should_reduce_batch_size(error) or "error: out of memory" in str(error)
+
+
 class Attempts:
     """Budgets of tokens for one piece of work, each half of the one before, until the device's memory suffices.
 
@@ -53,9 +63,7 @@ class Attempts:
         return self._budget
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
-        from accelerate.utils.memory import should_reduce_batch_size
-
-        self._done = not (isinstance(error, RuntimeError) and should_reduce_batch_size(error))
+        self._done = not out_of_memory(error)
         if not self._done and self._budget <= 1:
             raise RunError(
                 "out of memory even with one example at a time; use a smaller base, or for text "
@@ -86,13 +94,24 @@ def activation_checkpointing(model: nn.Module) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes; of a GPU with those that torch has reserved and does not use, of a CPU within the limits of its container
-    or job."""
+    """Bytes; of a GPU with those that torch has reserved and can use for anything, of a CPU within the limits of its
+    container or job."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(device))  # less where several share it
-        return min(free + torch.cuda.memory_reserved(device), allowed) - torch.cuda.memory_allocated(device)
+        free = min(free + torch.cuda.memory_reserved(device), allowed) - torch.cuda.memory_allocated(device)
+        return free - _kept_for_graphs(device)
     return cgroups.free_memory()[0]
+
+
+def _kept_for_graphs(device: torch.device) -> int:
+    """Bytes of a GPU that are reserved, not allocated, and of a pool of graphs, which alone may use them."""
+    number = torch.cuda.current_device() if device.index is None else device.index
+    return sum(
+        segment["total_size"] - segment["allocated_size"]
+        for segment in torch.cuda.memory_snapshot()
+        if segment["device"] == number and tuple(segment["segment_pool_id"]) != (0, 0)
+    )
 
 
 def memory_limit(device: torch.device) -> str:

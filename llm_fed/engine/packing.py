@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+MOST = 1023  # examples that lie end to end: torch's products by group take so many groups, each of one client at least
+
 
 class TokenSequence(Protocol):
     """One sequence; target[t]: whether predicting token t counts in the loss (the first token never does)."""
@@ -47,10 +49,10 @@ class Grid:
 
     def end_to_end(self, tokens: int) -> int:
         """Of all tokens of a micro-batch without padding; they vary less than those of a row."""
-        return rounded(tokens, 16, 64)
+        return rounded(tokens, 8, 64)
 
     def attended(self, length: int) -> int:
-        """Of the tokens that no text of a micro-batch without padding is longer than, which costs nothing."""
+        """Of the tokens that no text without padding is longer than, which costs nothing."""
         return rounded(length, 1, 16)
 
 
@@ -95,7 +97,8 @@ def plan(lengths: Sequence[int], budget: int, overhead: int, grid: Grid | None =
 
 
 def filled(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Partition examples into stretches of about equally many tokens, as few as the budget allows, in their order.
+    """Partition examples into stretches of about equally many tokens, as few as the budget and MOST allow, in their
+    order.
 
     Args:
         budget: most tokens of a stretch. A longer example is one of its own.
@@ -107,7 +110,8 @@ def filled(lengths: Sequence[int], budget: int) -> list[list[int]]:
     each = total / max(1, -(-total // budget))  # tokens of a stretch, were examples divisible
     batches, held, so_far = list[list[int]](), 0, 0
     for place, length in enumerate(lengths):
-        if not batches or held + length > budget or so_far + length / 2 > each * len(batches):
+        full = not batches or held + length > budget or len(batches[-1]) == MOST
+        if full or so_far + length / 2 > each * len(batches):
             batches.append([])
             held = 0
         batches[-1].append(place)

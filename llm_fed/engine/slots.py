@@ -25,7 +25,7 @@ from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures, Graphs, Replay
 from llm_fed.engine.end_to_end import attending
 from llm_fed.engine.fused import fused
-from llm_fed.engine.memory import budget_and_overhead
+from llm_fed.engine.memory import budget_and_overhead, out_of_memory
 from llm_fed.engine.packing import rounded
 from llm_fed.engine.prefixes import PromptRequest
 from llm_fed.models.base import Base
@@ -160,13 +160,23 @@ class Slots:
         waiting = deque(order)
         enough = max(1, self._most // (8 if self._captures is None else 4))  # free slots; captured steps cost the same
         budget = budget_and_overhead(self._base.device)[0]
-        while waiting or self._rows:
-            while waiting and (not self._rows or self._most - len(self._rows) >= enough):
-                most = max(1, self._most // 4, budget // len(self._requests[waiting[0]][1]))
-                count = min(most, self._most - len(self._rows), len(waiting))
-                yield from self._read([waiting.popleft() for _ in range(count)], shared)
-            if self._rows:
-                yield from self._write()
+        try:
+            while waiting or self._rows:
+                while waiting and (not self._rows or self._most - len(self._rows) >= enough):
+                    most = max(1, self._most // 4, budget // len(self._requests[waiting[0]][1]))
+                    count = min(most, self._most - len(self._rows), len(waiting))
+                    yield from self._read([waiting.popleft() for _ in range(count)], shared)
+                if self._rows:
+                    yield from self._write()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Give back keys, values and graphs now. Layers know these slots and the other way round, so they would stay
+        until Python looks for such circles."""
+        self._layers.clear()
+        self._cache.layers = []
+        self._replays.clear()
 
     def _read(self, chosen: Sequence[int], shared: Mapping[int, int]) -> Iterator[tuple[int, list[int]]]:
         """Prompts into free slots, and the first token of each answer."""
@@ -252,12 +262,10 @@ class Slots:
             self._whole_step()
 
     def _capture(self, width: int, captures: Captures) -> None:
-        from accelerate.utils.memory import should_reduce_batch_size
-
         try:
             self._replays[width] = self._graphs.capture(self._whole_step)
-        except RuntimeError as error:
-            if should_reduce_batch_size(error):
+        except Exception as error:
+            if out_of_memory(error):
                 raise
             captures.answers = False
             text = " ".join(str(error).split())[:200]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,8 +18,12 @@ from llm_fed.settings.config import EngineConfig
 TRAINED, ANSWERED = frozenset(("llama", "qwen3")), frozenset(("llama",))
 
 
-def untried(model: nn.Module, families: Collection[str] = TRAINED) -> str:
-    """Why `auto` leaves passes of this base as they are written; empty where a GPU has run its like otherwise."""
+def untried(model: nn.Module, families: Collection[str] = TRAINED, structures: Iterable[Any] = ()) -> str:
+    """Why `auto` leaves passes of this base as they are written; empty where a GPU has run its like otherwise.
+
+    Args:
+        structures: what is trained on it; those of whole models count for nothing.
+    """
     family = getattr(getattr(model, "config", None), "model_type", "such a model")
     if family not in families:
         return f"no GPU has tried it with {family} yet"
@@ -28,6 +33,21 @@ def untried(model: nn.Module, families: Collection[str] = TRAINED) -> str:
         return "no GPU has tried it with quantised weights yet"
     if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
         return "no GPU has tried it with recomputed activations yet"
+    return next(filter(None, map(_unlike, structures)), "")
+
+
+def _unlike(structure: Any) -> str:
+    """The same of what is trained: plain adapters on linear layers are what GPUs have run so."""
+    if not structure.fused:
+        return ""
+    for what, holds in {
+        "DoRA": structure.dora,
+        "gates over experts": structure.gate != "sum",
+        "adapters on the experts of a mixture": structure.parameters,
+        "layers that are trained whole": structure.whole,
+    }.items():
+        if holds:
+            return f"no GPU has tried it with {what} yet"
     return ""
 
 

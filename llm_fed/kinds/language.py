@@ -227,6 +227,7 @@ class Language(Kind):
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt in prompts]),
             captures=engine.captures and engine.captures.of_answers(self.model),
             fuses=bool(engine.fuses),
+            free=engine.free,
         )
         return list(_shared_out(texts, [len(request.prompts) for request in requests]))
 
@@ -285,6 +286,7 @@ class Language(Kind):
             queries,
             batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt, _ in queries]),
+            free=engine.free,
         )
         return list(_shared_out(scores, [len(request.queries) for request in requests]))
 

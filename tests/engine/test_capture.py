@@ -72,7 +72,7 @@ def test_a_captured_fit_equals_one_as_it_is_written(kind, structure):
         results, work = fit(model, jobs)
         assert 0 < differ(results, written) < 1e-10
         assert work.tokens == plain.tokens and work.padded > plain.padded and not captures.said
-        assert work.replayed == (0 if not again else work.replayed)
+        assert work.replayed < work.micro_batches / 2 or again
     assert work.replayed > 3
 
 

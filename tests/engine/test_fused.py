@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -16,6 +17,7 @@ from llm_fed.engine import fused
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import USES, Captures, CudaGraphs, in_words
+from llm_fed.engine.engine import Engine
 from llm_fed.engine.fit import fit
 from llm_fed.engine.fused import Kernels, parts
 from llm_fed.engine.generation import generate
@@ -23,6 +25,7 @@ from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.engine.ways import untried, ways
 from llm_fed.models.lora import Lora
 from llm_fed.settings.config import EngineConfig
+from llm_fed.testing.tiny import language_base
 
 LORA = Lora(rank=8, alpha=16, dropout=0.1, target_modules=("q_proj", "v_proj", "down_proj"))
 on_a_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -141,6 +144,23 @@ def test_auto_leaves_alone_what_no_gpu_has_run(kind, change, why):
     assert Captures(forced=False).of_answers(tiny.build("llama")) and Captures().of_answers(tiny.build("qwen3"))
     words = in_words(None, gpu, adapters=True, untried=untried(base))
     assert ("as they are written" in words) == bool(why) and why in words
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({}, ""),
+        ({"target_modules": "all-linear", "dropout": 0.1, "rank": 16}, ""),
+        ({"dora": True}, "DoRA"),
+        ({"experts": ("a", "b"), "gate": "mix"}, "gates over experts"),
+        ({"parameters": ("experts.down_proj",)}, "experts of a mixture"),
+        ({"whole": ("head",)}, "trained whole"),
+    ],
+)
+def test_auto_leaves_alone_what_no_gpu_has_trained(change, why):
+    engine = Engine(language_base(tiny.build("llama")))
+    engine.configure(EngineConfig(), [SimpleNamespace(structure=replace(LORA, **change), private=None)])
+    assert why in engine.untried and bool(why) == bool(engine.untried)
 
 
 class TestOnAGpu:
