@@ -179,7 +179,7 @@ def test_rotary_embeddings_that_look_at_lengths_and_several_devices_are_refused(
 class Breaks(capture.Graphs):
     """Captures fail after the first few."""
 
-    error: RuntimeError = RuntimeError("operation not permitted when stream is capturing")
+    error: Exception = RuntimeError("operation not permitted when stream is capturing")
     good = 1
     made = 0
 
@@ -190,13 +190,22 @@ class Breaks(capture.Graphs):
         return run
 
 
-@pytest.mark.parametrize("memory", [True, False])
-def test_a_capture_that_fails_leaves_the_training_as_it_was(memory, monkeypatch):
+@pytest.mark.parametrize(
+    ("raised", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory."), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), True),
+        (Breaks.error, False),
+        (KeyError("not permitted when stream is capturing"), False),
+    ],
+    ids=["torch", "driver", "code", "another"],
+)
+def test_a_capture_that_fails_leaves_the_training_as_it_was(raised, memory, monkeypatch):
     """Without memory, the shape runs as it is written and the others may be captured again; where the code cannot be
     captured, all do. Nothing is added twice."""
 
     class Fails(Breaks):
-        error = torch.OutOfMemoryError("CUDA out of memory.") if memory else Breaks.error
+        error = raised
 
     monkeypatch.setattr(capture, "Graphs", Fails)
     jobs, captures = cohort(tiny.build("llama"), LORA, EXACT), Captures()
@@ -208,6 +217,26 @@ def test_a_capture_that_fails_leaves_the_training_as_it_was(memory, monkeypatch)
     (line,) = captures.said
     assert ("memory does not suffice" if memory else "not permitted when stream") in line
     assert Fails.made > 2 if memory else Fails.made == 2
+
+
+def test_a_stage_has_memory_for_so_many_shapes(monkeypatch):
+    monkeypatch.setattr(capture, "SHAPES", 2)
+    batches = [tiny.examples(step, [8 * (1 + step % 4)]) for step in range(24)]
+    (job,) = cohort(tiny.build("llama"), LORA, EXACT)[:1]
+    jobs = [replace(job, examples=sum(batches, []), batches=[[step] for step in range(24)])]
+    results, work = trained(jobs, captures := Captures())
+    (stage,) = captures._stages.values()
+    assert len(stage._slots) == 2 and work.replayed == 0
+    assert differ(results, trained(jobs)[0]) < 1e-10
+
+
+def test_a_run_says_for_itself_what_is_not_captured(monkeypatch):
+    """Though its graphs are those of the run before, which has said so, and had tried answers in vain."""
+    captures = Captures()
+    captures.say("why")
+    captures.answers = False
+    captures.begin(forced=False)
+    assert not captures.said and captures.answers and not captures.forced
 
 
 def test_an_interrupt_in_a_capture_leaves_a_stage_that_can_be_used(monkeypatch):

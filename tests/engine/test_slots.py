@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import every
 import pytest
 import torch
@@ -96,6 +99,37 @@ def test_what_cannot_be_captured_runs_as_it_is_written(caplog):
     assert [answered(setting, 4, captures) for _ in range(2)] == [expected] * 2
     assert captures.done == ["warm", "capture"] and len(caplog.records) == 1
     assert "answers are not captured" in caplog.text and "not permitted" in caplog.text
+
+
+@pytest.mark.parametrize("captures", [None, Captures()])
+def test_nothing_is_kept_of_what_was_known(captures, monkeypatch):
+    """Also before Python looks for circles: an evaluation of a large base would not fit twice."""
+    memory, kept = slots.Slots.memory, []
+
+    def watched(self, like):
+        kept.append(weakref.ref(new := memory(self, like)))
+        return new
+
+    monkeypatch.setattr(slots.Slots, "memory", watched)
+    setting = Setting()
+    gc.disable()
+    try:
+        answered(setting, 3, captures)
+        assert len(kept) == 4 and not any(each() is not None for each in kept)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("words", ["CUDA out of memory. Tried", "CUDA error: out of memory\nCompile with"])
+def test_without_memory_graphs_are_given_back_before_fewer_rows_are_tried(words, caplog):
+    setting, captures, freed = Setting(stops=[1]), Counted(RuntimeError(words)), []
+
+    def free():
+        freed.append(captures.done.count("capture"))
+        captures.error = None
+
+    assert answered(setting, 4, captures, free=free) == answered(setting, 4)
+    assert freed == [1] and captures.answers and "now 2 rows at a time" in caplog.text
 
 
 @pytest.mark.parametrize("captures", [None, Captures()])
