@@ -13,7 +13,9 @@ import pytest
 import torch
 from small_run import CLIENTS
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import llm_fed as package
 from llm_fed.basics.errors import UserError
@@ -97,6 +99,21 @@ def test_the_model_itself_computes(small, tmp_path):
     torch.testing.assert_close(before, (package.run, base_of(small)[0])[1](**text).logits)  # a run leaves no trace
     with pytest.raises(UserError, match=r"given as base= is not the one any more .*lm_head.weight"):
         package.run(tree_of(small, rounds=2), base=(model, tokenizer), data=rows_of(small), out=tmp_path / "plain")
+
+
+def test_an_attention_that_nobody_knows_is_named(small, tmp_path):
+    """Before anything is computed; one that the program registers is used."""
+    model, tokenizer = base_of(small)
+    given = {"base": (model, tokenizer), "data": rows_of(small)}
+    model.config._attn_implementation_internal = "mine"
+    with pytest.raises(UserError, match=r"has the attention 'mine', which transformers does not know; call model.set_"):
+        package.run(tree_of(small, rounds=1), **given, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    seen, known = [], ALL_ATTENTION_FUNCTIONS["sdpa"]
+    AttentionInterface.register("mine", lambda *words, **more: (seen.append(1), known(*words, **more))[1])
+    AttentionMaskInterface.register("mine", ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    package.run(tree_of(small, rounds=1), **given, out=tmp_path / "run")
+    assert seen
 
 
 def test_rows_are_the_same_in_every_form(small, tmp_path):

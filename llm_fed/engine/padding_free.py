@@ -21,6 +21,7 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.end_to_end import LENGTH, WINDOW, Unsupported, attention, flattened, has_kernels, windowed
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.laid import on_device
+from llm_fed.engine.memory import out_of_memory
 from llm_fed.method.requests import Fit
 from llm_fed.models.frozen import freeze
 from llm_fed.models.rotary import regimes
@@ -147,9 +148,9 @@ def compared(model: AdaptedModel) -> str:
                 return f"{base} has windows of attention whose length cannot be set, so that nobody can compare them"
     except Unsupported as error:
         return f"{base} wants {error}"
-    except torch.OutOfMemoryError:
-        raise
     except (TypeError, AttributeError, LookupError, ValueError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise
         return f"{base} does not take it: {' '.join(str(error).split())[:200]}"
     differ = float((flat - rows).double().norm() / (rows - rows.mean(0)).double().norm().clamp_min(1e-300))
     dtype = model.autocast or next(model.model.parameters()).dtype

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, lookup
@@ -374,6 +375,12 @@ def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
             "one; leave them out"
         )
     check_family(model.config, config.name)
+    attention = getattr(model.config, "_attn_implementation", None)
+    if attention not in (None, "eager", *ALL_ATTENTION_FUNCTIONS):
+        raise UserError(
+            f"the model given as base= has the attention {attention!r:.60}, which transformers does not know; call "
+            "model.set_attn_implementation('sdpa'), or register yours with transformers.AttentionInterface.register"
+        )
     dtype = lookup("base.dtype", config.dtype, DTYPES)
     if model.dtype != dtype:
         raise UserError(f"base.dtype={config.dtype}, but the model given as base= is in {model.dtype}; leave it out")
