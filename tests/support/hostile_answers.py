@@ -169,10 +169,10 @@ class Attacked:
             elif type(value) is int:
                 yield from (Case(path, "", str(number)) for number in NUMBERS)
 
-    def spoilt(self, case: Case, number: int) -> Any:
+    def spoilt(self, case: Case, here: Round, earlier: Round) -> Any:
         """The false answer of one round."""
-        real = self.rounds[number].uploads[SPOILT].content
-        other, before = self.rounds[number].uploads["c2"].content, self.rounds[number - 1].uploads[SPOILT].content
+        real = here.uploads[SPOILT].content
+        other, before = here.uploads["c2"].content, earlier.uploads[SPOILT].content
         found = _replaced(real, case.path, _value(case, *(at(sent, case.path) for sent in (real, other, before))))
         where, how = case.also
         return (
@@ -201,18 +201,52 @@ class Attacked:
             raise AssertionError(f"{where} is not finite")
         return unpack(pack(outcome)), refused
 
-    def after(self, case: Case | None, honest: bool = False) -> tuple[Any, dict[str, str]]:
-        """The state after all rounds in which one answers so (None: is refused, or honest), and why it was refused."""
+    def after(self, case: Case | None, honest: bool = False, anew: bool = False) -> tuple[Any, dict[str, str]]:
+        """The state after all rounds in which one answers so (None: is refused, or honest), and why it was refused.
+
+        Args:
+            anew: all clients train on what they are sent in these rounds. By default they answer as in honest ones, as
+                training takes most of the time.
+        """
         state, memory, refused = self.whole.state, copy(self.whole.server.memory), {}
+        last = self.rounds[-1]
         try:
             for number, round in enumerate(self.rounds):
-                false = {} if honest else {SPOILT: None if case is None else self.spoilt(case, number)}
+                if anew:
+                    round = self._of_state(state, number + 1)
+                false = {} if honest else {SPOILT: None if case is None else self.spoilt(case, round, last)}
+                last = round
                 state, flawed = self.step(state, round, false, number)
                 assert not flawed.keys() - {SPOILT}, f"an honest client was refused: {flawed}"
                 refused |= flawed
             return state, refused
         finally:
             self.whole.server.memory = memory
+
+    def _of_state(self, state: Any, number: int) -> Round:
+        before, self.whole.state = self.whole.state, state
+        try:
+            with self.whole.undone():
+                return self._ask(number)
+        finally:
+            self.whole.state = before
+
+    def finding(self, case: Case, worst: float, anew: bool = False) -> tuple[str, bool]:
+        """What is wrong with the state after such answers, in words that are empty where nothing is; whether the server
+        has refused them."""
+        try:
+            state, refused = self.after(case, anew=anew)
+            if len(refused) == 1 and case.of_weights:
+                return "", True
+            loss = self.loss(state)
+        except Exception as error:  # of any kind: none should be
+            return f"{type(error).__name__}: {str(error)[:200]}", False
+        if not math.isfinite(loss):
+            return f"the honest clients' loss is {loss}", bool(refused)
+        if not case.of_weights and loss > worst * (1 + SLACK):
+            why = f" ({refused[SPOILT]})" if refused else ""
+            return f"loss {loss:.4f}, at most {worst:.4f} otherwise{why}", bool(refused)
+        return "", bool(refused)
 
     def loss(self, state: Any) -> float:
         """The mean loss of the honest clients: of their models as they are scored, and in their next training."""
@@ -283,23 +317,14 @@ def names() -> list[str]:
 def attack(name: str, folder: Path, chosen: Callable[[list[Case]], list[Case]]) -> tuple[Counter[str], list[str]]:
     """What became of the chosen cases of a method, and the findings."""
     attacked, outcomes, findings = Attacked.of(name, folder), Counter[str](), []
-    usual = {"under refusal": attacked.loss(attacked.after(None)[0])}
-    usual["with an honest answer"] = attacked.loss(attacked.after(None, honest=True)[0])
-    what, worst = max(usual.items(), key=lambda item: item[1])
+    worst = max(attacked.loss(attacked.after(None, honest=honest)[0]) for honest in (False, True))
     for case in chosen([*attacked.cases()]):
-        try:
-            state, refused = attacked.after(case)
-            outcomes["refused" if refused else "taken"] += 1
-            if len(refused) == 1 and case.of_weights:
-                continue
-            loss = attacked.loss(state)
-            if not math.isfinite(loss):
-                findings.append(f"{name}: {case}: the honest clients' loss is {loss}")
-            elif not case.of_weights and loss > worst * (1 + SLACK):
-                why = f" ({refused[SPOILT]})" if refused else ""
-                findings.append(f"{name}: {case}: loss {loss:.4f}, {worst:.4f} {what}{why}")
-        except Exception as error:  # of any kind: none should be
-            findings.append(f"{name}: {case}: {type(error).__name__}: {str(error)[:200]}")
+        wrong, refused = attacked.finding(case, worst)
+        outcomes["refused" if refused else "taken"] += 1
+        if wrong:  # or the honest answers do not fit what false ones have made of the state
+            wrong, _ = attacked.finding(case, worst, anew=True)
+        if wrong:
+            findings.append(f"{name}: {case}: {wrong}")
     return outcomes, findings
 
 
