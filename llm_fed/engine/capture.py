@@ -74,7 +74,11 @@ class Captures:
 
     def of_answers(self, model: nn.Module) -> Captures | None:
         """These, where steps of this base's answers are captured."""
-        return self if self.forced or not untried(model, ANSWERED) else None
+        return None if self.untried_answers(model) else self
+
+    def untried_answers(self, model: nn.Module) -> str:
+        """Why steps of this base's answers are not captured, unless that is forced; empty where they are."""
+        return "" if self.forced else untried(model, ANSWERED)
 
     def graphs(self, device: torch.device) -> Graphs:
         """With a pool of their own."""
@@ -107,12 +111,15 @@ def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
     return ""
 
 
-def in_words(captures: Captures | None, device: torch.device, *, adapters: bool, untried: str = "") -> str:
+def in_words(
+    captures: Captures | None, device: torch.device, *, adapters: bool, untried: str = "", answers: str = ""
+) -> str:
     """How the passes of a run are computed, where that is no matter of course: for people.
 
     Args:
         adapters: whether these are trained, and not whole models.
         untried: as of `ways.untried`.
+        answers: as of `untried_answers`.
     """
     if captures is None:
         said = f"as they are written, as {untried}; engine.capture, padding_free and fused may be on"
@@ -120,7 +127,8 @@ def in_words(captures: Captures | None, device: torch.device, *, adapters: bool,
     if not adapters:
         return "as they are written: whole models are not captured (engine.capture)" if captures.forced else ""
     if device.type == "cuda":
-        return "captured as CUDA graphs, where they can be (engine.capture)"
+        but = f"; answers are written as without, as {answers}" if answers else ""
+        return f"captured as CUDA graphs, where they can be (engine.capture){but}"
     return f"in fixed shapes (engine.capture=on), which gains nothing on {device}"
 
 
@@ -285,8 +293,8 @@ class CudaGraphs(Graphs):
                 torch.cuda.set_stream(now)
                 draws.graphsafe_set_state(before)
                 self._pool = None
-                if out_of_memory(error.__context__):  # ending the capture has failed in its turn
-                    raise error.__context__ from None
+                if (first := error.__context__) is not None and out_of_memory(first):
+                    raise first from None  # ending the capture has failed in its turn
                 raise
         return graph.replay
 

@@ -56,6 +56,7 @@ class Engine(Answering):
         captures: of training passes; None: they run as they are written.
         padding_free: whether training lays texts end to end; None: in rows with padding.
         untried: why a GPU computes passes of this base as they are written, unless it is asked otherwise.
+        as_written: the same, where that is why it does so; empty where nothing else would be expected.
         keyed_masks: whether dropout masks are computed from keys, in the place of being drawn; runs keep what they
             began with, on whatever device.
         fuses: what computes elementwise work `fused`, in words; empty: nothing does.
@@ -70,7 +71,7 @@ class Engine(Answering):
         self.captures: Captures | None = None
         self.padding_free: PaddingFree | None = None
         self.fuses, self.keyed_masks = "", False
-        self.untried = ""
+        self.untried = self.as_written = ""
         self._whole: dict[Structure, WholeModel] = {}
 
     def configure(self, config: EngineConfig, sites: Iterable[Client], captures: Captures | None = None) -> None:
@@ -85,6 +86,7 @@ class Engine(Answering):
         sites = [*sites]
         self.untried = untried(self.base.model, structures=dict.fromkeys(site.structure for site in sites))
         chosen = ways(config, self.base.device, str(self.base.autocast).removeprefix("torch."), tried=not self.untried)
+        self.as_written = self.untried if config.capture == "auto" and self.base.device.type == "cuda" else ""
         if chosen.captured:
             self.captures = captures or Captures()
             self.captures.begin(forced=config.capture == "on")
@@ -161,6 +163,8 @@ class Engine(Answering):
         if len({request.private is None for request in requests}) > 1:
             raise ValueError("fits with privacy and fits without it do not train in one pass")
         results, work = fit.fit(self.adapted(requests[0].structure), requests)
+        if self.as_written and not work.asked:
+            work = replace(work, asked=("captured",), why=self.as_written)
         self.budget = work.budget or self.budget  # found once, then kept: the packing decides the bits of a result
         self.work = self.work.plus(work)
         return results

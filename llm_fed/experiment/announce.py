@@ -227,7 +227,8 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
         work=method.in_words(config.rounds), asked=len(asked), loss=config.objective.in_words(),
         passes=capture.in_words(
-            engine.captures, base.device, adapters=server.structure.fused, untried=engine.untried
+            engine.captures, base.device, adapters=server.structure.fused, untried=engine.untried,
+            answers=engine.captures.untried_answers(base.model) if engine.captures else "",
         ),
         padding=padding_free.in_words(engine.padding_free, base.device) if server.structure.fused else "",
         fused=engine.fuses if server.structure.fused and parts(base.model) else "",

@@ -101,8 +101,8 @@ def shown(config: Config, folder: Path, most: int, *, fresh: bool = False) -> Sh
     """
     kinds.check_writes(config, "--show shows what language models read, but this task trains {noun}s; leave it out")
     _, _, config = look(folder, config, fresh)
-    rows = splits.known(folder, config, begins=fresh or not holds_results(folder))
-    data = tasks.load(config.task, config.federation_seed, config.evaluation_seed, rows.all)
+    run = splits.known(folder, config, begins=fresh or not holds_results(folder))
+    data = tasks.load(config.task, config.federation_seed, config.evaluation_seed, run.all)
     tokenizer, stops, rows = read_tokenizer(config.base)
     template = template_of(config.task.template, tokenizer)
     ends = sorted({*stops, *filled(template, tokenizer).ends})

@@ -161,6 +161,20 @@ def test_auto_leaves_alone_what_no_gpu_has_trained(change, why):
     engine = Engine(language_base(tiny.build("llama")))
     engine.configure(EngineConfig(), [SimpleNamespace(structure=replace(LORA, **change), private=None)])
     assert why in engine.untried and bool(why) == bool(engine.untried)
+    assert not engine.as_written  # on a CPU that is a matter of course
+
+
+def test_a_run_records_why_its_passes_are_as_they_are_written():
+    engine = Engine(language_base(tiny.build("llama", torch.float64)))
+    jobs = cohort(engine.base.model, LORA, torch.float64)
+    engine.fit(jobs)
+    assert not engine.take_work().asked
+    engine.as_written = "no GPU has tried it"
+    engine.fit(jobs)
+    work = engine.take_work()
+    assert work.why == "no GPU has tried it" and work.passes() == {"replayed": 0, "as written": work.micro_batches}
+    words = in_words(Captures(forced=False), torch.device("cuda"), adapters=True, answers="no GPU has tried it")
+    assert words.endswith("; answers are written as without, as no GPU has tried it")
 
 
 class TestOnAGpu:
