@@ -74,7 +74,7 @@ def demands(processes: int, costs: Iterable[Costs], device: torch.device, spread
     """
     prices = [*costs]
     base = max((each.base for each in prices), default=0)
-    training = max((each.training + each.activations for each in prices), default=0)
+    training = max((each.training + each.activations + each.graphs for each in prices), default=0)
     here, on_cpu = psutil.Process().memory_full_info().uss, device.type == "cpu"
     free = cgroups.free_for_all() + (base if on_cpu else 0)
     found = [Demand(processes, here, training if on_cpu else 0, free)]

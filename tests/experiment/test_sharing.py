@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -92,6 +93,8 @@ def cards(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *device: (6 * 10**9, 8 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *device: 10**9)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *device: 4 * 10**8)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    monkeypatch.setattr(torch.cuda, "current_device", int)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -106,6 +109,8 @@ def test_gpus_are_given_out_in_turn_and_their_memory_is_divided(cards, monkeypat
     assert [each["CUDA_VISIBLE_DEVICES"] for each in sharing.shares(2, GPU, True)] == ["5", "GPU-ab"]
     _, card = sharing.demands(4, [], GPU, True)
     assert (card.processes, card.start, card.free, card.of) == (2, 2**29, 7 * 10**9, " of cuda:0")
+    prices = [SimpleNamespace(base=5, training=10, activations=3, graphs=graphs) for graphs in (0, 4)]
+    assert [card.training for _, card in (sharing.demands(1, prices[:n], GPU, True) for n in (1, 2))] == [13, 17]
 
 
 def test_a_process_keeps_to_its_share_of_a_gpu(cards, monkeypatch):
