@@ -64,7 +64,9 @@ def pictures(
     pixel = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 
     def save(figure: Any, path: Any) -> Any:
-        path.write_bytes(PIXEL) if isinstance(path, Path) else path.write(PIXEL)
+        files.write_file(path, PIXEL) if isinstance(path, Path) else path.write(
+            PIXEL
+        )  # replaces a link, as `style.save`
         return path
 
     def embed_pixel(draw: partial[Path], dark: bool) -> str:
