@@ -328,6 +328,8 @@ def test_micro_batches_are_filled_in_order_and_evenly():
         assert all(total <= budget or len(batch) == 1 for total, batch in zip(sums, batches, strict=True))
         assert (sum(lengths) <= budget) == (len(batches) == 1) or len(lengths) == 1
     assert filled([], 8) == []
+    many = filled([2] * 2500, 16384)  # though they would fit into one, torch's products take 1,023 groups
+    assert sum(many, []) == list(range(2500)) and max(map(len, many)) == 1023
 
 
 def test_a_flat_batch_holds_the_targets_of_the_rows():
