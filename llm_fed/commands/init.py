@@ -29,13 +29,10 @@ from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import Example, TaskData, text_of
 
 BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
-# The method that is proposed, why in one line, and how much it trains. docs/init.md has the measurements.
-ENOUGH = 40  # training examples of the median client, from which on `local` was within two points of the best
-WHY = "nothing was shown to be better where clients are unlike; the comparison below says whether sharing helps here"
-WHY_OWN = "federated averaging, then as many steps of each client's own, so that clients need not be alike"
-SHARING = "fedlora"  # the method where examples are fewer
+# The method that is proposed for texts, and why in one line; docs/init.md has the measurements. How much is trained.
+ALONE = "local"  # also the method of one client, and the one that every other is compared with
+WHY = "nothing was shown to be better for texts; the comparison below says whether sharing helps here"
 BUDGET = Budget(passes=8, own=4, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50), most_own=2000)
-ALONE = "local"  # the method of one client, and the one that every other is compared with
 RIVALS = ("fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
 OWN_STEPS = ("fedlora", "fedavg+", "fedpool")  # the methods with `personal_steps`
@@ -103,7 +100,7 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     if lengths and limits:
         warnings += ([lengths.note] if lengths.note else []) + _skipped(lengths, limits, survey.number(data), context)
     metric, answers = _metric(examples, reading)
-    method, work, line = method_and_work(given, data, BUDGET, *proposal(data))
+    method, work, line = method_and_work(given, data, BUDGET, ALONE, WHY)
     findings = {
         **about_clients(data, chosen),
         "columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items()),
@@ -141,12 +138,6 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
         about_eval=" `base: false` leaves out the score of the base without an adapter.",
     )
     return Draft(text, findings, warnings, method, tuple(settings["rows"]))
-
-
-def proposal(data: TaskData) -> tuple[str, str]:
-    """The method for several clients, and why. docs/results/desks.md has the measurements."""
-    _, middle, _ = survey.sizes(data.clients.values())
-    return (ALONE, WHY) if middle >= ENOUGH else (SHARING, WHY_OWN)
 
 
 def method_and_work(

@@ -48,7 +48,7 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
     warnings += [f"left out are {left_out}"] if left_out else []
     warnings += init.about_sizes(data)
     longest, about_lengths, too_long = _lengths(examples, known)
-    method, work, line = init.method_and_work(given, data, BUDGET, *init.proposal(data))
+    method, work, line = init.method_and_work(given, data, BUDGET, init.ALONE, init.WHY)
     roles = {"prompt": "text", "input": "second text", "answer": "number" if name == "regression" else "label"}
     findings = {
         **init.about_clients(data, chosen),

@@ -20,6 +20,9 @@ from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import files
 from llm_fed.tasks.common import TaskData
 
+# The method that is proposed, and why in one line.
+SHARING = "fedlora"
+WHY = "federated averaging, then as many steps of each client's own, so that clients need not be alike"
 # Models that are drawn and trained whole need many more passes than adapters. docs/init.md has the measurements.
 BUDGET = Budget(passes=20, own=4, batch=16, steps=(2, 100), rounds=(10, 100), all_of=20, cohort=(10, 50), most_own=200)
 RATES = {"lr": 1e-3, "lr_end": 1e-4, "optimizer": "adam"}
@@ -67,7 +70,7 @@ def draft(path: Path, given: UserChoices, ask: Ask | None) -> init.Draft:
             "images", str(path), image_size=image_size, partition=PartitionConfig("iid", clients=clients)
         )
         data = tasks.load(config, 0)
-    method, work, line = init.method_and_work(given, data, BUDGET, init.SHARING, init.WHY_OWN)
+    method, work, line = init.method_and_work(given, data, BUDGET, SHARING, WHY)
     findings = {
         **init.about_clients(data, ""),
         "pictures": _about_pixels(data, image_size),

@@ -36,12 +36,11 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert "29 per client for training; 30 for validation and 25 for testing" in said.out
     config = configfile.load("my data.yaml")
     assert (config.task.path, config.base.name) == ("my data", str(small.base))
-    own_steps = init.BUDGET.work([29] * 5, own_steps=True).own_steps
-    assert config.method == {"name": "fedlora", "personal_steps": own_steps} and config.eval.base is True
+    assert config.method == {"name": "local"} and config.eval.base is True
     assert (config.eval.metric, config.task.template) == ("exact_match", "alpaca-short")
     assert "compare 'my data.yaml' --out 'runs/compare-my data'" in said.out
-    assert "chat 'runs/compare-my data/fedlora-seed0'" in said.out
-    assert "fedlora (federated averaging, then as many steps of each client's own" in said.out
+    assert "chat 'runs/compare-my data/local-seed0'" in said.out
+    assert "local (nothing was shown to be better for texts" in said.out and "local, fedlora, fedalt" in said.out
     ran = llm_fed("run", "my data.yaml", "rounds=1", "local.steps=1", "--out", "runs/my data")
     assert ran.code == 0 and "exact_match" in ran.out
     llm_fed("init", "my data", "--base", small.base).assert_refused("my data.yaml already exists", "--force")

@@ -123,7 +123,7 @@ def test_a_federation_of_one_client_is_named(small, llm_fed, tmp_path, sizes):
     told = "there is only one client, north, so nothing is federated"
     said = llm_fed("init", data, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
     assert said.code == 0 and (told in said.out) == (len(sizes) == 1)
-    assert ("method: {name: local}" in (tmp_path / "c.yaml").read_text()) == (len(sizes) == 1)
+    assert "method: {name: local}" in (tmp_path / "c.yaml").read_text()
     assert ("compare" in said.out) == (len(sizes) > 1)
     ran = llm_fed("run", tmp_path / "c.yaml", "--dry-run")
     assert ran.code == 0 and (told in ran.err) == (len(sizes) == 1)
