@@ -2,21 +2,24 @@
 # Makes one folder that runs the steps of run.sh on a machine that has torch, transformers, peft and accelerate, and no
 # network:
 #
-#   bash scripts/gpu/bundle.sh OUT [--python 3.12] [--cuda 130] [--code-only]
+#   bash scripts/gpu/bundle.sh OUT [--python 3.12] [--cuda 130] [--newer] [--code-only]
 #
 # --python: of that machine (default: the Python that makes the bundle; wheels differ). --cuda: the version of
 # bitsandbytes' kernels to keep, as torch names it: 130 of torch 2.11+cu130 (default: all are left out but the CPU's).
+# --newer: also transformers and what it requires, for a machine whose own is older than pyproject.toml asks for.
 # --code-only: no packages, for a machine that has llm_fed's. Then copy OUT there and run `bash OUT/run.sh`. A model for
 # the step real_base is not part of it: copy its folder to OUT/model. What is not committed is not in it either.
+# Variable: MOST, the MiB that it may have (60).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 python="${PYTHON:-.venv/bin/python}"
-most=60 # MiB
-out="" version="" cuda="" packages=yes
+most="${MOST:-60}" # MiB
+out="" version="" cuda="" newer="" packages=yes
 while [ $# -gt 0 ]; do
   case "$1" in
     --python) version="${2:?--python takes a version such as 3.12}"; shift ;;
     --cuda) cuda="${2:?--cuda takes a version such as 130}"; shift ;;
+    --newer) newer=--newer ;;
     --code-only) packages="" ;;
     -*) echo "bundle.sh: there is no option $1" >&2; exit 2 ;;
     *) if [ -n "$out" ]; then echo "bundle.sh: two folders, $out and $1" >&2; exit 2; fi; out="$1" ;;
@@ -51,7 +54,7 @@ printf 'Metadata-Version: 2.1\nName: llm-fed\nVersion: %s\n' "$number" > "$out/p
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 
 if [ -n "$packages" ]; then
-  "$python" scripts/gpu/carried.py > "$scratch/carried.txt"
+  "$python" scripts/gpu/carried.py $newer > "$scratch/carried.txt"
   of="${version:-$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')}"
   platforms="--platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64
     --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform any"
@@ -70,7 +73,9 @@ cat > "$out/run.sh" << 'RUN'
 # bash run.sh [--tiny] [STEP ...]: see code/scripts/gpu/run.sh
 set -euo pipefail
 export BUNDLE="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-export SITE="${OUT:-$BUNDLE}/site"
+export OUT="${OUT:-$BUNDLE}"
+case "$OUT" in /*) ;; *) OUT="$PWD/$OUT" ;; esac # steps start tests in another folder
+export SITE="$OUT/site"
 if [ ! -e "$SITE/.unpacked" ]; then
   mkdir -p "$SITE"
   for wheel in "$BUNDLE"/wheels/*.whl; do

@@ -1,0 +1,119 @@
+"""scripts/gpu/bundle.sh: what a bundle holds, and that it runs on a machine that has little."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from gpu_scripts import GPU, ROOT, bare, bash, made, modules, stub
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("bundle") / "out"
+    done = made(out, "--code-only")
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory) -> None:
+    """Packages can be downloaded."""
+    words = ["download", "--quiet", "--no-deps", "--retries", "0", "--dest", str(tmp_path_factory.mktemp("index"))]
+    if subprocess.run([sys.executable, "-m", "pip", *words, "iniconfig"], capture_output=True).returncode:
+        pytest.skip("no index of packages can be reached")
+
+
+def size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_bundle_holds_the_code_of_a_commit(bundle):
+    assert size(bundle) < 60 * 2**20
+    assert {path.name for path in bundle.iterdir()} == {"run.sh", "commit", "code", "package", "wheels"}
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
+    assert head.startswith((bundle / "commit").read_text().strip())
+    for name in ("tasks/__init__.py", "eval/plots.py", "assets/tiny-base/config.json", "scripts/runs/flan.yaml"):
+        assert (bundle / "package/llm_fed" / name).is_file()
+    again = bash(GPU / "bundle.sh", bundle, "--code-only")
+    assert again.returncode == 2 and "is not empty" in again.stderr
+
+
+def test_a_bundle_that_is_too_large_is_refused(tmp_path):
+    done = made(tmp_path / "out", "--code-only", MOST=1)
+    assert done.returncode == 1 and "bundle.sh: that is more than 1 MiB" in done.stderr
+
+
+def test_a_relative_folder_is_where_one_is_and_not_where_tests_start(bundle, tmp_path):
+    """`equality` starts pytest in the code's folder, with the same path of modules."""
+    python = stub(tmp_path / "python", f'echo "$PYTHONPATH" >> {tmp_path}/paths')
+    done = bash(bundle / "run.sh", "--tiny", "nf4", cwd=tmp_path, OUT="results", PYTHON=python)
+    assert done.returncode == 0 and (tmp_path / "results/logs/nf4.log").exists()
+    paths = (tmp_path / "paths").read_text().splitlines()[-1].split(":")
+    assert str(tmp_path / "results/site") in paths and all(path.startswith("/") for path in paths if path)
+
+
+def test_what_is_carried(monkeypatch):
+    """What conftest.py imports, and kernels that the extra `gpu` names; `--newer` brings transformers."""
+    carried = modules(monkeypatch, "carried")["carried"]
+    usual, newer = carried.carried(), carried.carried(newer=True)
+    names = {re.split("[=<>]", each)[0] for each in usual}
+    assert {"bitsandbytes", "hypothesis", "liger-kernel", "matplotlib", "omegaconf", "pytest"} <= names
+    assert not names & {"torch", "transformers", "peft", "accelerate", "numpy", "pyarrow", "llm-fed"}
+    more = {re.split("[=<>]", each)[0] for each in newer}
+    assert names <= more and {"transformers", "tokenizers", "huggingface-hub"} <= more
+    assert not more & {"torch", "peft", "accelerate", "numpy"}
+
+
+def test_wheels_are_lightened_but_for_what_is_needed(monkeypatch, tmp_path):
+    lighten = modules(monkeypatch, "lighten")["lighten"]
+    kept = {"a/libbitsandbytes_cpu.so", "a/libbitsandbytes_cuda130.so", "a/code.py", "fontTools/agl.py", "a/more.so"}
+    left = {"a/libbitsandbytes_cuda128.so", "a/tests/a.py", "a/code.c", "fontTools/misc/bezier.so"}
+    for name, lines in (("large", lighten.LARGE), ("small", 1)):
+        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
+            for file in kept | left:
+                wheel.writestr(file, b"x" * lines)
+    monkeypatch.setattr(sys, "argv", ["lighten.py", str(tmp_path), "--cuda", "130"])
+    lighten.main()
+    assert set(zipfile.ZipFile(tmp_path / "large.whl").namelist()) == kept
+    assert set(zipfile.ZipFile(tmp_path / "small.whl").namelist()) == kept | left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("newer", [False, True], ids=["", "newer"])
+def test_a_bundle_for_another_python_and_a_version_of_cuda(index, tmp_path, newer):
+    out = tmp_path / "out"
+    done = made(out, "--python", "3.12", "--cuda", "130", *(["--newer"] if newer else []))
+    assert done.returncode == 0 and ": more than" not in done.stderr, done.stderr
+    assert size(out) < 60 * 2**20
+    wheels = {path.name.split("-")[0]: path for path in (out / "wheels").glob("*.whl")}
+    assert "-cp312-" in wheels["matplotlib"].name and not any("-cp311-cp311-" in path.name for path in wheels.values())
+    names = "\n".join(zipfile.ZipFile(wheels["bitsandbytes"]).namelist())
+    assert set(re.findall(r"libbitsandbytes_(\w+)\.so", names)) == {"cpu", "cuda130"}
+    assert "liger_kernel" in wheels and ("transformers" in wheels) == newer
+
+
+@pytest.mark.slow
+def test_every_step_of_a_bundle_runs_where_there_is_little_else_than_torch(index, monkeypatch, tmp_path):
+    """From another folder, with a relative folder for results; the model of real_base is the package's own."""
+    scripts = modules(monkeypatch, "carried", "steps", "lines")
+    out, steps = tmp_path / "out", scripts["steps"].STEPS
+    done = made(out)
+    assert done.returncode == 0, done.stderr
+    python = bare(tmp_path / "bare", scripts["carried"])
+    assert subprocess.run([python, "-c", "import pytest"], capture_output=True).returncode
+    done = bash(out / "run.sh", "--tiny", cwd=tmp_path, OUT="results", PYTHON=python, LIMIT=600)
+    logs = {step: (tmp_path / f"results/logs/{step}.log").read_text()[-2000:] for step in steps}
+    assert done.returncode == 0, (done.stdout, done.stderr, logs)
+    assert [line for line in done.stdout.splitlines() if line.endswith(": done")] == [f"{step}: done" for step in steps]
+    lines = list(scripts["lines"].read(tmp_path / "results/results.jsonl"))
+    assert [(line.step, line.case) for line in lines] == [(step, case) for step in steps for case in steps[step].cases]
+    assert all(line.is_measured and line.commit == (out / "commit").read_text().strip() for line in lines)
+    again = bash(out / "run.sh", "--tiny", cwd=tmp_path, OUT="results", PYTHON=python)
+    assert again.stdout.count(": done before") == len(steps)
+    assert json.loads((tmp_path / "results/results.jsonl").read_text().splitlines()[0])["figure"]["passed"] > 0
