@@ -58,13 +58,24 @@ if [ -n "$packages" ]; then
   of="${version:-$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')}"
   platforms="--platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64
     --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform any"
-  while read -r package; do # one by one: some are published as sources only, from which any Python gives one wheel
-    # shellcheck disable=SC2086
-    pip download --quiet --no-deps --only-binary=:all: --python-version "$of" --implementation cp $platforms \
-      --dest "$out/wheels" "$package" 2> "$scratch/why" ||
-      pip wheel --quiet --no-deps --wheel-dir "$out/wheels" "$package" 2>> "$scratch/why" ||
-      { cat "$scratch/why" >&2; echo "bundle.sh: no wheel of $package for Python $of" >&2; exit 1; }
-  done < "$scratch/carried.txt"
+  mkdir "$scratch/built"
+  # shellcheck disable=SC2086
+  pip download --quiet --no-deps --python-version "$of" --implementation cp $platforms --dest "$out/wheels" \
+    -r "$scratch/carried.txt" 2> "$scratch/why" ||
+    { cat "$scratch/why" >&2; echo "bundle.sh: not all packages are there for Python $of" >&2; exit 1; }
+  for source in "$out"/wheels/*.tar.gz "$out"/wheels/*.zip; do # published as sources only
+    if [ ! -e "$source" ]; then continue; fi
+    pip wheel --quiet --no-deps --wheel-dir "$scratch/built" "$source" 2> "$scratch/why" ||
+      { cat "$scratch/why" >&2; echo "bundle.sh: no wheel of $(basename "$source")" >&2; exit 1; }
+    rm "$source"
+  done
+  for wheel in "$scratch"/built/*.whl; do
+    case "$wheel" in
+      *'/*.whl') ;;
+      *-none-any.whl) mv "$wheel" "$out/wheels/" ;; # which any Python can use
+      *) echo "bundle.sh: no wheel for Python $of, and one of this Python is no use: $(basename "$wheel")" >&2; exit 1 ;;
+    esac
+  done
   "$python" scripts/gpu/lighten.py "$out/wheels" ${cuda:+--cuda "$cuda"}
 fi
 

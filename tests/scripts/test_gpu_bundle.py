@@ -59,6 +59,17 @@ def test_a_relative_folder_is_where_one_is_and_not_where_tests_start(bundle, tmp
     assert str(tmp_path / "results/site") in paths and all(path.startswith("/") for path in paths if path)
 
 
+@pytest.mark.parametrize(("built", "code"), [("a-1-py3-none-any.whl", 0), ("a-1-cp311-cp311-linux_x86_64.whl", 1)])
+def test_a_package_of_sources_is_carried_if_any_python_can_use_it(tmp_path, built, code):
+    body = f"""
+    for last; do case "$before" in --dest | --wheel-dir) into=$last ;; esac; before=$last; done
+    case "$*" in *carried.py*) echo a==1 ;; *" download "*) : > $into/a-1.tar.gz ;; *" wheel "*) : > $into/{built} ;; esac
+    """
+    done = made(tmp_path / "out", "--python", "3.12", PYTHON=stub(tmp_path / "python", body))
+    assert done.returncode == code and (code == 0) == ("no wheel for Python 3.12" not in done.stderr), done.stderr
+    assert [path.name for path in (tmp_path / "out/wheels").iterdir()] == ([] if code else [built])
+
+
 def test_what_is_carried(monkeypatch):
     """What conftest.py imports, and kernels that the extra `gpu` names; `--newer` brings transformers."""
     carried = modules(monkeypatch, "carried")["carried"]
