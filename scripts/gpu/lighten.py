@@ -1,5 +1,5 @@
 """Leaves out of a folder of wheels what no step needs and would make a bundle large: bitsandbytes' kernels for other
-versions of CUDA, and the tests of packages.
+versions of CUDA, tests and sources in C of packages, what only makes fontTools quicker, and fonts for formulas.
 
     python scripts/gpu/lighten.py WHEELS [--cuda 130]
 """
@@ -12,7 +12,9 @@ import zipfile
 from pathlib import Path
 
 KERNELS = re.compile(r"libbitsandbytes_(\w+?)\.so")
-TESTS = re.compile(r"(^|/)tests?/|/baseline_images/")
+UNUSED = re.compile(
+    r"(^|/)tests?/|/baseline_images/|\.(c|pyx|pxd)$|^fontTools/.*\.so$|/fonts/(afm|pdfcorefonts|ttf/STIX|ttf/cm)"
+)
 LARGE = 500_000  # bytes: smaller wheels stay as they are
 
 
@@ -32,7 +34,7 @@ def lighten(wheel: Path, kernels: set[str]) -> None:
     with zipfile.ZipFile(wheel) as full, zipfile.ZipFile(light, "w", zipfile.ZIP_DEFLATED) as kept:
         for item in full.infolist():
             kernel = KERNELS.search(item.filename)
-            if not TESTS.search(item.filename) and (kernel is None or kernel[1] in kernels):
+            if not UNUSED.search(item.filename) and (kernel is None or kernel[1] in kernels):
                 kept.writestr(item, full.read(item), zipfile.ZIP_DEFLATED)
     light.replace(wheel)
 

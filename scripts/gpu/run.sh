@@ -5,8 +5,9 @@
 #
 # Steps: equality rounding training generation families nf4 real_base profile (default: all). Each figure is a line of
 # OUT/results.jsonl (OUT: the bundle, or gpu-results in a clone), each step's output is in OUT/logs. The same command goes
-# on where it was stopped. `--tiny` tries the steps on a CPU with tiny shapes. Variables: OUT; PYTHON; LIMIT, the seconds
-# of a step; MODEL, the folder of a chat model for real_base. Afterwards: python scripts/gpu/table.py OUT/results.jsonl
+# on where it was stopped; a case during which it was stopped comes after all steps. `--tiny` tries the steps on a CPU
+# with tiny shapes. Variables: OUT; PYTHON; LIMIT, the seconds of a step; MODEL, the folder of a chat model for real_base.
+# Afterwards: python scripts/gpu/table.py OUT/results.jsonl
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 root="$(dirname "$(dirname "$here")")"
@@ -24,8 +25,8 @@ else
   fi
 fi
 case "$out" in /*) ;; *) out="$PWD/$out" ;; esac
-if ! "$python" -c "pass" 2> /dev/null; then
-  echo "run.sh: $python does not start; name another as PYTHON=..." >&2
+if ! "$python" -c "import tomllib" 2> /dev/null; then
+  echo "run.sh: $python does not start, or is older than 3.11; name another as PYTHON=..." >&2
   exit 2
 fi
 
@@ -47,33 +48,56 @@ conditions="$commit ${tiny:-full} ${card:-no GPU}"
 limit="${LIMIT:-150}"
 model="${MODEL:-}"
 if [ -z "$model" ] && [ -d "$out/model" ]; then model="$out/model"; fi
-mkdir -p "$out/logs"
 export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1 PYTHONPATH="${SITE:+$SITE}${SITE:+${PYTHONPATH:+:}}${PYTHONPATH:-}"
+"$python" "$here/present.py"
+mkdir -p "$out/logs"
 
 open=0
-for step in ${steps:-$known}; do
-  done_file="$out/logs/$step.done"
-  if [ "$(cat "$done_file" 2> /dev/null)" = "$conditions" ]; then
-    echo "$step: done before"
-    continue
-  fi
-  code=0
+last=""
+# measure STEP leave|only: its cases but for those that were cut off before, or these alone
+measure() {
+  local step="$1" code=0 log="$out/logs/$1.log" skipped case
   timeout --kill-after=5 "$limit" "$python" "$here/step.py" "$step" $tiny --results "$out/results.jsonl" \
-    --limit "$((limit * 9 / 10))" --commit "$commit" ${model:+--model "$model"} > "$out/logs/$step.log" 2>&1 || code=$?
+    --limit "$((limit * 9 / 10))" --commit "$commit" --cut-off "$2" ${model:+--model "$model"} > "$log" 2>&1 || code=$?
   case "$code" in
     0)
-      skipped="$(grep -c ': skipped, ' "$out/logs/$step.log" || true)"
-      if [ "$skipped" = 0 ]; then
-        echo "$conditions" > "$done_file"
+      skipped="$(grep -m1 ': skipped, ' "$log" || true)"
+      if grep -q ': cut off before, ' "$log"; then
+        if [ -z "$skipped" ]; then echo "$conditions" > "$out/logs/$step.last"; fi
+        last="$last $step"
+      elif [ -z "$skipped" ]; then
+        echo "$conditions" > "$out/logs/$step.done"
         echo "$step: done"
-      else
-        echo "$step: $(grep -m1 ': skipped, ' "$out/logs/$step.log")"
       fi
+      if [ -n "$skipped" ]; then echo "$step: $skipped"; fi
       ;;
     75) echo "$step: time is up; the same command goes on"; open=1 ;;
-    124 | 137) echo "$step: stopped after $limit seconds, see logs/$step.log; the same command goes on"; open=1 ;;
-    *) echo "$step: failed, see $out/logs/$step.log"; open=1 ;;
+    124 | 137)
+      case="$(sed -n 's/^begin //p' "$log" | tail -n 1)"
+      case="${case:+ in \"$case\", which comes last next time (LIMIT=$((limit * 2)) gives it longer)}"
+      echo "$step: stopped after $limit seconds$case, see logs/$step.log; the same command goes on"
+      open=1
+      ;;
+    *)
+      echo "$step: failed, see $log"
+      if grep -q ': cut off before, ' "$log"; then last="$last $step"; fi
+      open=1
+      ;;
   esac
+}
+
+for step in ${steps:-$known}; do
+  if [ "$(cat "$out/logs/$step.done" 2> /dev/null)" = "$conditions" ]; then
+    echo "$step: done before"
+  elif [ "$(cat "$out/logs/$step.last" 2> /dev/null)" = "$conditions" ]; then
+    last="$last $step"
+  else
+    measure "$step" leave
+  fi
+done
+for step in $last; do
+  echo "$step: what was cut off before comes last"
+  measure "$step" only
 done
 echo "figures: $out/results.jsonl"
 exit "$open"

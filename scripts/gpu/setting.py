@@ -34,6 +34,7 @@ class Setting:
         tiny: tiny shapes on the CPU, which try the steps and measure nothing.
         scratch: a folder for models and runs.
         model: the folder of a real base.
+        commit: of the code.
     """
 
     device: torch.device
@@ -41,6 +42,7 @@ class Setting:
     tiny: bool
     scratch: Path
     model: Path | None
+    commit: str = "unknown"
 
     @property
     def dtype(self) -> str:
@@ -77,6 +79,7 @@ class Setting:
         of it, `reserved_gib`, which has what graphs keep; on a CPU without."""
         if self.device.type != "cuda":
             return measure()
+        self.free()  # what torch has kept of the case before
         torch.cuda.reset_peak_memory_stats()
         figure = measure()
         most = {"peak_gib": torch.cuda.max_memory_allocated(), "reserved_gib": torch.cuda.max_memory_reserved()}
@@ -89,13 +92,13 @@ class Setting:
             torch.cuda.empty_cache()
 
 
-def setting_of(*, tiny: bool, scratch: Path, model: Path | None) -> Setting:
+def setting_of(*, tiny: bool, scratch: Path, model: Path | None, commit: str = "unknown") -> Setting:
     """The first GPU, or for tiny shapes the CPU."""
     if tiny:
-        return Setting(torch.device("cpu"), "CPU", tiny, scratch, model)
+        return Setting(torch.device("cpu"), "CPU", tiny, scratch, model, commit)
     if not torch.cuda.is_available():
         raise SystemExit("step.py: torch sees no GPU here; --tiny tries the steps on the CPU")
-    return Setting(torch.device("cuda"), torch.cuda.get_device_name(), tiny, scratch, model)
+    return Setting(torch.device("cuda"), torch.cuda.get_device_name(), tiny, scratch, model, commit)
 
 
 class Benches:
@@ -106,15 +109,19 @@ class Benches:
         self._base = ""
         self._model: PreTrainedModel | None = None
 
-    def of(self, base: str, clients: int = 8, steps: int = 4, batch_size: int = 4, log_length: float = 4.4) -> Bench:
+    def of(
+        self, base: str, clients: int = 8, steps: int = 4, batch_size: int = 4, log_length: float = 4.4, rounds: int = 1
+    ) -> Bench:
+        """A cohort with examples for so many rounds of so many steps, of which `args.steps` begins with one's."""
         if base != self._base:
             self._base, self._model = base, None
             self.setting.free()
         tiny = self.setting.tiny
+        steps = min(steps, 2) if tiny else steps
         args = argparse.Namespace(
             base=None, data=None, shapes=self.setting.shapes(base), device=str(self.setting.device),
             dtype=self.setting.dtype, dropout=0.0, clients=self.setting.clients(clients),
-            steps=[min(steps, 2) if tiny else steps], batch_size=2 if tiny else batch_size,
+            steps=[steps, *([steps * rounds] if rounds > 1 else [])], batch_size=2 if tiny else batch_size,
             log_length=log_length, lr=5e-4, budget=None,
         )  # fmt: skip
         bench = Bench(args, self._model)

@@ -1,7 +1,9 @@
-"""The tests marked `gpu`, on the GPU; with tiny shapes those of them that a CPU can run as well."""
+"""The tests marked `gpu`, on the GPU; with tiny shapes those of them that a CPU can run as well. A test that passed
+before the step was stopped does not run again."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,9 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from setting import Setting
 
 ROOT = Path(__file__).resolve().parents[2]
+PASSED = re.compile(r"^(tests/\S+?::.+?) PASSED", re.MULTILINE)
 
 
 def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
@@ -21,18 +25,32 @@ def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
 def tests(setting: Setting) -> dict[str, Any]:
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     chosen = [str(ROOT / "tests/engine/test_on_device.py"), "-m", "not gpu"] if setting.tiny else [*files, "-m", "gpu"]
-    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *chosen]
-    said: list[str] = []
+    log = setting.scratch / "equality.log"
+    before = passed_before(log, f"{setting.commit}, {setting.card}, torch {torch.__version__}\n")
+    words = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", *chosen]
+    words += [word for name in before for word in ("--deselect", name)]
+    began = log.stat().st_size
 
     def run() -> None:
-        ended = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-        said.append(ended.stdout + ended.stderr)
+        with log.open("ab") as said:
+            subprocess.run(words, cwd=ROOT, stdout=said, stderr=said, env={**os.environ, "PYTHONUNBUFFERED": "1"})
 
     seconds = setting.once(run)
-    counted = {what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|skipped|error)", said[-1])}
-    setting.scratch.mkdir(parents=True, exist_ok=True)
-    (setting.scratch / "equality.log").write_text(said[-1])
-    if counted.keys() & {"failed", "error"} or not counted.get("passed"):
-        last = said[-1].strip().splitlines()[-1:]
-        raise RuntimeError(f"{' '.join(last)} (see {setting.scratch / 'equality.log'})")
-    return {**{what: counted.get(what, 0) for what in ("passed", "skipped")}, "seconds": round(seconds, 1)}
+    said = log.read_bytes()[began:].decode(errors="replace")
+    last = "".join(said.strip().splitlines()[-1:])
+    counted = {what: int(number) for number, what in re.findall(r"(\d+) (passed|failed|skipped|error)", last)}
+    passed = len(before) + counted.get("passed", 0)
+    if counted.keys() & {"failed", "error"} or not passed:
+        raise RuntimeError(f"{last} (see {log})")
+    figure = {"passed": passed, "skipped": counted.get("skipped", 0)}
+    return figure if before else {**figure, "seconds": round(seconds, 1)}
+
+
+def passed_before(log: Path, conditions: str) -> list[str]:
+    """Of what the log says of equal conditions; otherwise it begins anew."""
+    said = log.read_text(errors="replace") if log.exists() else ""
+    if said.startswith(conditions):
+        return sorted(set(PASSED.findall(said)))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(conditions)
+    return []

@@ -9,7 +9,7 @@ from typing import Any
 from cohort import SHAPES, Bench
 from setting import GIB, Setting, loaded
 from step_training import timed
-from steps import STEPS
+from steps import AGAIN, STEPS
 
 
 def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
@@ -29,5 +29,5 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
         lr=5e-4, budget=None,
     )  # fmt: skip
     bench = Bench(args, base.model)
-    figure = setting.with_peak(lambda: timed(setting, bench, ""))
+    figure = setting.with_peak(lambda: timed(setting, bench, AGAIN))
     return {**figure, "base_gib": round(held / GIB, 2)}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from setting import Benches, Setting
-from step_training import model_of, trained
+from step_training import model_of, trained, until_replayed
 from steps import STEPS
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -27,8 +27,7 @@ def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
     bench = benches.of(base, int(clients.split()[0]), steps=2)
     (steps,) = bench.args.steps
     model, jobs = model_of(bench, variant), bench.jobs(steps)
-    for _ in range(2):
-        trained(model, jobs)  # until all is captured
+    until_replayed(lambda: trained(model, jobs))
     cuda = setting.device.type == "cuda"
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     works = []

@@ -20,30 +20,34 @@ DENSE = "one adapter on dense rows"  # as many tokens, captured and fused: the l
 WIDE = "all-linear r=16"
 DROPS, KEYED = "dropout", "dropout by keys"  # of 0.05; in the second engine.capture=on, and masks are not drawn
 AS_MANY = "as many tokens as 100"
+AGAIN = "all replayed"  # the same batches again, until all of them are captured
+COLD = "20 steps, cold"  # of an engine that has captured nothing
 WAYS = tuple(
     ", ".join(filter(None, (flat, fused, captured))) or WRITTEN
     for flat in ("", "no padding") for fused in ("", "fused") for captured in ("", "captured")
 )  # fmt: skip
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
-FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear r=16")
+FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear r=16", "device_map=auto")
 EXPERTS = "bf16 and adapters on experts"
 WINDOWED = tuple(f"{family}, window" for family in ("qwen3", "mistral", "gemma3_text"))
 METHODS = ("local", "fedit", "fedmerge")
 
+REPLAYED = tuple(f"{how}, {AGAIN}" for how in (PLAIN, ROWS, ALONE, AS_MANY, DROPS, KEYED))
 TRAINING = (
     "products",
     *(
         f"{base}, {row}"
         for base in (LARGE, SMALL)
         for row in (
-            *(f"{clients} clients" for clients in CLIENTS),
-            *(f"8 clients, {how}" for how in (PLAIN, ROWS, WRITTEN, DENSE, ALONE, AS_MANY, PEFT, FLOOR, DROPS, KEYED)),
+            "8 clients", f"8 clients, {COLD}", f"8 clients, {AGAIN}", "32 clients", "100 clients",
             *(("8 clients, 20 steps", f"8 clients, 20 steps, {WRITTEN}") if base == SMALL else ()),
+            *(f"8 clients, {how}" for how in (WRITTEN, DENSE, PEFT, FLOOR, *REPLAYED)),
         )
     ),
-    *(f"llama-3.1-8b, 8 clients, {how}" for how in (WIDE, f"{WIDE}, {DROPS}", f"{WIDE}, {KEYED}")),
+    *(f"llama-3.1-8b, 8 clients, {how}, {AGAIN}" for how in (WIDE, f"{WIDE}, {DROPS}", f"{WIDE}, {KEYED}")),
     f"{LARGE}, 1 client, {WRITTEN}", f"{LARGE}, 32 clients, {WRITTEN}", f"{LARGE}, 100 clients, {WRITTEN}",
-    f"{LARGE}, 8 clients, {MEASURED}", f"{LARGE}, 32 clients, {MEASURED}",
+    f"{LARGE}, 8 clients, {MEASURED}", f"{LARGE}, 32 clients, {MEASURED}", f"{LARGE}, 32 clients, {AGAIN}",
+    f"{SMALL}, 8 clients, 20 steps, {AGAIN}",
 )  # fmt: skip
 
 
@@ -69,6 +73,7 @@ TRAINED = {
     "padded_per_useful": "padded / useful",
     "micro_batches": "micro-batches",
     "replayed": "replayed",
+    "warm_up": "rounds before",
     "peak_gib": "peak GiB",
     "reserved_gib": "reserved GiB",
 }
@@ -87,10 +92,11 @@ STEPS = {
     "training": Step(
         TRAINING,
         TRAINED,
-        "Four local steps of batch 4 (where not said otherwise), random weights, log-normal lengths around 80 tokens "
-        "(320 and at most 512 on 8B), bfloat16, LoRA r = 8 on q and v. `products` is a product of two large square "
-        "matrices, the ceiling of TFLOP/s, which count four operations per frozen weight and useful token. Cases "
-        f"without a word are as `auto` computes. `{DENSE}` is the limit: as many tokens, without padding.",
+        "Four local steps of batch 4, log-normal lengths around 80 tokens (320 on 8B), bfloat16, LoRA r = 8 on q and "
+        "v. `products` of large matrices are the ceiling of TFLOP/s: four operations per frozen weight and useful "
+        "token. Without a word: new examples each round, the mean of five after up to ten. `cold`: the first "
+        f"{COLD.split(',')[0]}. `{AGAIN}`: the same batches until all are captured, as in no run. `{DENSE}` is the "
+        "limit. `reserved` includes graphs.",
     ),
     "generation": Step(
         tuple(f"{base}, {who}" for base in (SMALL, LARGE) for who in ANSWERING),
@@ -119,7 +125,8 @@ STEPS = {
     "nf4": Step(
         (f"{LARGE}, bf16", f"{LARGE}, nf4", f"{LARGE}, int8"),
         {"seconds": "seconds", "tokens_per_second": "useful tokens/s", "base_gib": "base, GiB", "peak_gib": "peak GiB"},
-        "Four steps of eight clients on a base whose weights are quantised as they are loaded.",
+        "Four steps of eight clients on a base whose weights are quantised as they are loaded; each batch has been "
+        "captured.",
     ),
     "real_base": Step(
         METHODS,
@@ -140,6 +147,6 @@ STEPS = {
             "launches": "launches per micro-batch",
             "most": "most time",
         },
-        "Two local steps under torch.profiler, which slows the host down, so `waits for the host` is an upper bound.",
+        "Two repeated steps under torch.profiler, which slows the host, so `waits for the host` is an upper bound.",
     ),
 }  # fmt: skip

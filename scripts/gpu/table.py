@@ -73,13 +73,23 @@ def table(step: Step, lines: Sequence[Line]) -> str:
         latest = {line.card: line for line in lines if line.case == case and line.is_measured}
         for line in latest.values():
             cells = [shown(line.figure.get(key)) for key in step.columns]
-            tiny = ", tiny shapes" if line.figure.get("tiny") else ""
-            rows.append("| " + " | ".join([case, *cells, f"{line.card}{tiny}, {line.torch}, {line.commit}"]) + " |")
+            rows.append("| " + " | ".join([case, *cells, conditions(line)]) + " |")
         if not latest:
             left.append(case)
     if left:
         rows.append("| " + " | ".join([f"not run: {'; '.join(left)}", *[""] * (len(heads) - 1)]) + " |")
     return "\n".join(rows)
+
+
+def conditions(line: Line) -> str:
+    """Where a line was measured, and with what."""
+    tiny = ", tiny shapes" if line.figure.get("tiny") else ""
+    said = [f"{line.card}{tiny}", line.torch, line.commit]
+    if "transformers" in line.figure:
+        said.append(f"transformers {line.figure['transformers']}")
+    if liger := line.figure.get("liger"):
+        said.append("no Liger" if liger == "none" else f"Liger {liger}")
+    return ", ".join(said)
 
 
 def shown(value: object) -> str:

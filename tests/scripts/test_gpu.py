@@ -1,106 +1,22 @@
-"""scripts/gpu: a bundle, the steps that run from it and go on where they were stopped, and tables from their lines."""
+"""scripts/gpu: `run.sh`, which goes through the steps and says what became of each, and tables from their lines."""
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from gpu_scripts import GPU, bash, calls, modules, stub
 
-ROOT = Path(__file__).parents[2]
-GPU = ROOT / "scripts" / "gpu"
 HEAD = {"step": "nf4", "card": "Card 1", "torch": "2.11", "commit": "abc"}
 CASE = "llama-3.2-3b, nf4"
+LEFT = "llama-3.2-3b, bf16: cut off before, so it comes after all other steps"
 
 
 @pytest.fixture
 def scripts(monkeypatch) -> dict[str, ModuleType]:
-    monkeypatch.setattr(sys, "path", [str(GPU), *sys.path])
-    return {name: importlib.import_module(name) for name in ("step", "steps", "lines", "table")}
-
-
-def bash(*words: object, **environment: object) -> subprocess.CompletedProcess[str]:
-    kept = {key: value for key, value in os.environ.items() if key not in ("OUT", "MODEL", "BUNDLE", "SITE", "LIMIT")}
-    known = {**kept, **{key: str(value) for key, value in environment.items()}}
-    return subprocess.run(["bash", *map(str, words)], env=known, capture_output=True, text=True)
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory) -> Path:
-    if not (ROOT / ".git").exists():
-        pytest.skip("a bundle is made of a commit, and this is no clone")
-    out = tmp_path_factory.mktemp("bundle") / "out"
-    made = bash(GPU / "bundle.sh", out, "--code-only", PYTHON=sys.executable)
-    assert made.returncode == 0, made.stderr
-    return out
-
-
-def test_a_bundle_holds_the_code_of_a_commit(bundle):
-    size = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file())
-    assert size < 60 * 2**20
-    assert {path.name for path in bundle.iterdir()} == {"run.sh", "commit", "code", "package", "wheels"}
-    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
-    assert head.startswith((bundle / "commit").read_text().strip())
-    for name in ("tasks/__init__.py", "eval/plots.py", "assets/tiny-base/config.json", "scripts/runs/flan.yaml"):
-        assert (bundle / "package/llm_fed" / name).is_file()
-    again = bash(GPU / "bundle.sh", bundle, "--code-only")
-    assert again.returncode == 2 and "is not empty" in again.stderr
-
-
-def test_a_step_measures_what_its_lines_lack(scripts, tmp_path):
-    """All cases but two were measured; the line of one of them is half-written, as a stopped process leaves it."""
-    results, before, left = half_measured(scripts, tmp_path, "abc")
-    given = argparse.Namespace(step="generation", results=results, tiny=True, limit=150.0, model=None, commit="abc")
-    assert scripts["step"].run(given) == 0
-    measured_what_was_left(results, before, left)
-
-
-@pytest.mark.slow
-def test_a_step_of_a_bundle_measures_what_its_lines_lack(scripts, bundle, tmp_path):
-    results, before, left = half_measured(scripts, tmp_path, (bundle / "commit").read_text().strip())
-    done = bash(bundle / "run.sh", "--tiny", "generation", OUT=tmp_path, PYTHON=sys.executable)
-    log = (tmp_path / "logs/generation.log").read_text()
-    assert done.returncode == 0 and "generation: done\n" in done.stdout, log
-    lines = measured_what_was_left(results, before, left)
-    again = bash(bundle / "run.sh", "--tiny", "generation", OUT=tmp_path, PYTHON="/bin/true")
-    assert "generation: done before" in again.stdout and results.read_text().splitlines() == lines
-
-
-def half_measured(scripts: dict[str, ModuleType], folder: Path, commit: str) -> tuple[Path, list[str], list[str]]:
-    """A file of results, its whole lines, and the two cases that it lacks."""
-    import torch
-
-    cases = scripts["steps"].STEPS["generation"].cases
-    left = [cases[0], next(case for case in cases if "generate" in case)]
-    head = {"step": "generation", "card": "CPU", "torch": torch.__version__, "commit": commit}
-    figures = [{"case": case, "tiny": True, "seconds": 1} for case in cases if case not in left]
-    before = [json.dumps({**head, "figure": figure}) for figure in figures]
-    (folder / "results.jsonl").write_text("\n".join([*before, json.dumps({**head, "figure": {}})[:40]]))
-    return folder / "results.jsonl", before, left
-
-
-def measured_what_was_left(results: Path, before: list[str], left: list[str]) -> list[str]:
-    lines = results.read_text().splitlines()
-    head = {key: value for key, value in json.loads(before[0]).items() if key != "figure"}
-    assert lines[: len(before)] == before
-    for line, case in zip(map(json.loads, lines[len(before) + 1 :]), left, strict=True):
-        figure = line.pop("figure")
-        assert line == head and figure["case"] == case and figure["tiny"]
-        assert figure["answers"] == (3 if "generate" in case else 6)
-    return lines
-
-
-def stub(path: Path, code: int, says: str = "") -> Path:
-    """A Python that writes down how it is called."""
-    path.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 0\necho "$@" >> {path}.calls\necho "{says}"\nexit {code}\n')
-    path.chmod(0o755)
-    return path
+    return modules(monkeypatch, "steps", "lines", "table")
 
 
 @pytest.mark.parametrize(
@@ -109,25 +25,71 @@ def stub(path: Path, code: int, says: str = "") -> Path:
         (0, "", "nf4: done\n"),
         (0, "local: skipped, no base is here", "nf4: local: skipped, no base is here\n"),
         (75, "", "nf4: time is up; the same command goes on\n"),
-        (124, "", "nf4: stopped after 150 seconds"),
+        (124, "", "nf4: stopped after 150 seconds, see logs/nf4.log"),
+        (124, f"begin {CASE}", f'150 seconds in "{CASE}", which comes last next time (LIMIT=300 gives it longer), see'),
         (1, "", "nf4: failed, see "),
     ],
 )
 def test_what_run_says_of_a_step_and_whether_it_is_done(tmp_path, code, says, words):
-    python = stub(tmp_path / "python", code, says)
+    python = stub(tmp_path / "python", f"echo '{says}'; case $1 in */step.py) exit {code};; esac")
     done = bash(GPU / "run.sh", "--tiny", "nf4", OUT=tmp_path / "out", PYTHON=python)
     assert words in done.stdout and done.returncode == (0 if code == 0 else 1)
     assert (tmp_path / "out/logs/nf4.done").exists() == (words == "nf4: done\n")
-    (call,) = Path(f"{python}.calls").read_text().splitlines()
-    assert f"step.py nf4 --tiny --results {tmp_path}/out/results.jsonl --limit 135 --commit " in call
+    (call,) = calls(python)
+    assert call[:6] == ["nf4", "--tiny", "--results", f"{tmp_path}/out/results.jsonl", "--limit", "135"]
 
 
 def test_run_goes_through_all_steps_in_order_of_worth(scripts, tmp_path):
-    python = stub(tmp_path / "python", 0)
+    python = stub(tmp_path / "python", "")
     assert bash(GPU / "run.sh", "--tiny", OUT=tmp_path / "out", PYTHON=python).returncode == 0
-    called = [call.split()[1] for call in Path(f"{python}.calls").read_text().splitlines()]
+    called = [call[0] for call in calls(python)]
     assert called == list(scripts["steps"].STEPS)
     assert all((GPU / f"step_{step}.py").is_file() for step in called)
+
+
+def test_what_was_cut_off_comes_after_all_other_steps(tmp_path):
+    """nf4 has one such case, beside which nothing is left to do: the next call does not even start it before."""
+    says = f"case \"$*\" in *'step.py nf4 '*leave*) echo '{LEFT}';; *'step.py nf4 '*only*) exit 124;; esac"
+    python, words = stub(tmp_path / "python", says), ("--tiny", "nf4", "profile")
+    done = bash(GPU / "run.sh", *words, OUT=tmp_path / "out", PYTHON=python)
+    assert done.returncode == 1
+    assert [line.split(" in ")[0] for line in done.stdout.splitlines()[:3]] == [
+        "profile: done",
+        "nf4: what was cut off before comes last",
+        "nf4: stopped after 150 seconds, see logs/nf4.log; the same command goes on",
+    ]
+
+    def modes() -> list[tuple[str, str]]:
+        return [(call[0], call[call.index("--cut-off") + 1]) for call in calls(python)]
+
+    assert modes() == [("nf4", "leave"), ("profile", "leave"), ("nf4", "only")]
+    stub(python, "")  # by now it is quick enough
+    done = bash(GPU / "run.sh", *words, OUT=tmp_path / "out", PYTHON=python)
+    assert modes()[3:] == [("nf4", "only")] and done.returncode == 0
+    assert bash(GPU / "run.sh", *words, OUT=tmp_path / "out", PYTHON=python).stdout.count("done before") == 2
+
+
+def test_run_says_before_any_step_what_a_machine_has_too_old(tmp_path):
+    """A transformers of another version, found before the one that is installed."""
+    (tmp_path / "transformers-5.17.0.dist-info").mkdir()
+    (tmp_path / "transformers-5.17.0.dist-info/METADATA").write_text("Metadata-Version: 2.1\nName: transformers\n")
+    with (tmp_path / "transformers-5.17.0.dist-info/METADATA").open("a") as file:
+        file.write("Version: 5.17.0\n")
+    python = stub(
+        tmp_path / "python", f'case $1 in */present.py) PYTHONPATH={tmp_path} exec {sys.executable} "$@";; esac'
+    )
+    done = bash(GPU / "run.sh", "--tiny", "nf4", OUT=tmp_path / "out", PYTHON=python)
+    said, *others = done.stdout.splitlines()
+    assert said.startswith("transformers 5.17.0 is not what pyproject.toml asks for (transformers>=5.")
+    assert others[0] == "nf4: done" and done.returncode == 0
+
+
+def test_run_begins_no_step_without_what_no_bundle_carries(tmp_path):
+    """A Python without any package."""
+    python = stub(tmp_path / "python", f'case $1 in */present.py) exec {sys.executable} -S "$@";; esac')
+    done = bash(GPU / "run.sh", "--tiny", "nf4", OUT=tmp_path / "out", PYTHON=python)
+    assert done.returncode == 2 and not (tmp_path / "out").exists() and calls(python) == []
+    assert "has no torch, transformers, peft, accelerate, which no bundle carries" in done.stderr
 
 
 @pytest.mark.parametrize(("words", "part"), [(["nf5"], "no step nf5; known: equality"), (["nf4"], "does not start")])
@@ -172,6 +134,20 @@ def test_new_lines_are_kept_once_and_tiny_ones_never(scripts, tmp_path, monkeypa
     assert [json.loads(line)["figure"] for line in kept.read_text().splitlines()] == figures[:1]
     text = page.read_text()
     assert f"| {CASE} | 2 |  |  |  | Card 1, 2.11, abc |" in text and "old" not in text and text.endswith("\nbehind\n")
+
+
+def test_a_table_says_with_which_libraries_a_line_was_measured(scripts):
+    figures = [
+        {"transformers": "5.24.0", "liger": "0.8.5"},
+        {"transformers": "5.24.0", "liger": "none"},
+        {"tiny": True},
+    ]
+    lines = [scripts["lines"].Line(**HEAD, figure={"case": CASE, **figure}) for figure in figures]
+    assert [scripts["table"].conditions(line) for line in lines] == [
+        "Card 1, 2.11, abc, transformers 5.24.0, Liger 0.8.5",
+        "Card 1, 2.11, abc, transformers 5.24.0, no Liger",
+        "Card 1, tiny shapes, 2.11, abc",
+    ]
 
 
 def test_a_damaged_line_is_named(scripts, tmp_path):
