@@ -139,12 +139,12 @@ def filled(template: str | Template, tokenizer: PreTrainedTokenizerBase) -> Chat
     return _filled(template, tokenizer)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _filled(template: Template, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | TextTemplate:
     return TextTemplate(template, tokenizer) if template.date is None else ChatTemplate(template, tokenizer)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)
 def _answering(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return answering(text, tokenizer, DATE)
 
