@@ -20,7 +20,10 @@ step() { # NAME COMMAND...
   shift
   if [ "$wanted" != "  " ] && [ "${wanted/ $name /}" = "$wanted" ]; then return; fi
   echo "== $name"
-  "$@" || { said="FAILED ($?)"; failed=1; }
+  "$@" || case $? in
+    77) said=skipped ;;
+    *) said=FAILED failed=1 ;;
+  esac
   outcomes+="$(printf '%-20s %-12s %6d s' "$name" "$said" $((SECONDS - began)))"$'\n'
 }
 support() { # a script of tests/support
@@ -55,7 +58,7 @@ tutorial() (
 reported() {
   if [ -z "${LLM_FED_WILD:-}" ] || [ ! -f "../shared/$1/run_all.sh" ]; then
     echo "LLM_FED_WILD is not set, or there is no ../shared/$1: these cases are skipped"
-    return
+    return 77
   fi
   LLM_FED="$PWD/$bin/llm-fed" PY="$PWD/$bin/python" WILD="$LLM_FED_WILD" bash "../shared/$1/run_all.sh"
 }
