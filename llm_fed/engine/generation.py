@@ -281,15 +281,15 @@ def _score(
     device = base.model.device
     index = torch.tensor([row for row, _, _ in batch])
     owner = torch.tensor([n for n, (_, _, options) in enumerate(batch) for _ in options])
-    options = [torch.tensor(option, device=device) for _, _, options in batch for option in options]
+    options = [torch.tensor(option) for _, _, options in batch for option in options]
     ids, mask, cache = reading.begin(base, bank, [(row, prompt) for row, prompt, _ in batch], shared)
     padded = any(len(prompt) < mask.shape[1] for _, prompt, _ in batch)
     with bank.attached(index, mix=mix):
         logits, cache = reading.forward(base, ids, mask, cache, keep=1, padded=padded)
     places = owner.to(device)
     logits = logits[places]  # (R, 1, V)
-    labels = pad_sequence(options, batch_first=True)  # (R, T)
-    real = pad_sequence([torch.ones_like(option) for option in options], batch_first=True)
+    labels = pad_sequence(options, batch_first=True).to(device)  # (R, T)
+    real = pad_sequence([torch.ones_like(option) for option in options], batch_first=True).to(device)
     if labels.shape[1] > 1:
         reading.select(cache, places)
         mask = torch.cat([mask[places], real[:, 1:]], dim=1)

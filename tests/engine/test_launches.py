@@ -15,7 +15,7 @@ MOST = 280  # launches of a step on the tiny base: how many exactly is torch's a
 QUICK = [
     "one client", "three clients", "one client, clipped", "three clients, clipped", "private", "teachers",
     "captured, router", "answers of unequal prompts", "answers, captured", "scores in one pass",
-    "scores in three passes",
+    "scores in three passes", "scores of three options", "scores of twelve options",
 ]  # fmt: skip
 
 
@@ -66,6 +66,12 @@ def test_no_step_of_any_kind_waits_for_the_device(tmp_path):
 def test_an_answer_waits_once_for_each_token(counted):
     """Each of three rows is read in each of two steps."""
     assert counted["answers of unequal prompts"][1] == counted["answers, captured"][1] == 3 * 2
+
+
+def test_further_options_cost_no_launches(counted):
+    """Of one batch, whose scores are read at its end."""
+    assert counted["scores of three options"][0] == counted["scores of twelve options"][0]
+    assert (counted["scores of three options"][1], counted["scores of twelve options"][1]) == (3, 12)
 
 
 def test_losses_wait_once_for_all_passes(counted):

@@ -23,7 +23,7 @@ from llm_fed.engine import capture, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import FusedFit
-from llm_fed.engine.generation import generate
+from llm_fed.engine.generation import generate, option_log_likelihoods
 from llm_fed.merge.delta import beneath, of_pairs
 from llm_fed.method.optimizer import Tail
 from llm_fed.method.requests import Distillation, Fit, PerExample
@@ -99,6 +99,18 @@ def answers(prompts: Sequence[list[int]], tokens: int, captures: capture.Capture
         return device.counted()
 
 
+def options(each: int) -> tuple[int, int]:
+    """So many options of two tokens after each of three prompts, in one batch."""
+    with Pretended() as device:
+        base = language_base(moved(tiny.build("llama")))  # type: ignore[arg-type]
+        asked = [(n, [5, 6, n], [[7, k] for k in range(each)]) for n in range(3)]
+        bank = AdapterBank(base.model, LORA, len(asked))
+        device.counted()
+        with torch.no_grad():
+            inspect.unwrap(option_log_likelihoods)(base, bank, asked, batch_size=100)
+        return device.counted()
+
+
 def losses(budget: int) -> tuple[int, int]:
     """Of three examples, in micro-batches of so many tokens."""
     with Pretended() as device:
@@ -149,6 +161,8 @@ def cases() -> dict[str, Callable[[], tuple[int, int]]]:
         "answers of equal prompts": lambda: answers([[5, 6], [7, 8], [9, 3]], 2),
         "answers of unequal prompts": lambda: answers([[5, 6, 7], [8, 9], [3]], 2),
         "answers, captured": lambda: answers([[5, 6, 7], [8, 9], [3]], 2, capture.Captures()),
+        "scores of three options": lambda: options(1),
+        "scores of twelve options": lambda: options(4),
         "scores in one pass": lambda: losses(100),
         "scores in three passes": lambda: losses(9),
     }
