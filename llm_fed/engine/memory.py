@@ -106,6 +106,8 @@ def free_memory(device: torch.device) -> int:
 
 def _kept_for_graphs(device: torch.device) -> int:
     """Bytes of a GPU that are reserved, not allocated, and of a pool of graphs, which alone may use them."""
+    if torch.cuda.get_allocator_backend() != "native":  # another one cannot be looked into
+        return 0
     number = torch.cuda.current_device() if device.index is None else device.index
     return sum(
         segment["total_size"] - segment["allocated_size"]

@@ -17,11 +17,14 @@ def test_what_only_graphs_may_use_is_not_free(monkeypatch):
     here = [segment(0, (0, 0), 15, 10), segment(0, (0, 3), 15, 8), segment(1, (0, 4), 50, 0)]
     for name, value in {
         "mem_get_info": (60, 100), "memory_reserved": 30, "memory_allocated": 18, "current_device": 0,
-        "get_per_process_memory_fraction": 1.0, "memory_snapshot": here,
+        "get_per_process_memory_fraction": 1.0, "memory_snapshot": here, "get_allocator_backend": "native",
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, lambda *given, value=value: value)
     for device in ("cuda", "cuda:0"):
         assert memory.free_memory(torch.device(device)) == 60 + (30 - 18) - 7
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync")
+    monkeypatch.delattr(torch.cuda, "memory_snapshot")  # which it refuses
+    assert memory.free_memory(torch.device("cuda")) == 60 + (30 - 18)
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,7 @@ def cards(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda *device: 10**9)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *device: 4 * 10**8)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
     monkeypatch.setattr(torch.cuda, "current_device", int)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
