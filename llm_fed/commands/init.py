@@ -31,7 +31,7 @@ from llm_fed.tasks.common import Example, TaskData, text_of
 BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
 # The method that is proposed for texts, and why in one line; docs/init.md has the measurements. How much is trained.
 ALONE = "local"  # also the method of one client, and the one that every other is compared with
-WHY = "nothing was shown to be better for texts; the comparison below says whether sharing helps here"
+WHY = "nothing was shown to be better where clients are unlike; the comparison below says whether sharing helps here"
 BUDGET = Budget(passes=8, own=4, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50), most_own=2000)
 RIVALS = ("fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients

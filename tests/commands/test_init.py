@@ -40,7 +40,10 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert (config.eval.metric, config.task.template) == ("exact_match", "alpaca-short")
     assert "compare 'my data.yaml' --out 'runs/compare-my data'" in said.out
     assert "chat 'runs/compare-my data/local-seed0'" in said.out
-    assert "local (nothing was shown to be better for texts" in said.out and "local, fedlora, fedalt" in said.out
+    assert (
+        "local (nothing was shown to be better where clients are unlike" in said.out
+        and "local, fedlora, fedalt" in said.out
+    )
     ran = llm_fed("run", "my data.yaml", "rounds=1", "local.steps=1", "--out", "runs/my data")
     assert ran.code == 0 and "exact_match" in ran.out
     llm_fed("init", "my data", "--base", small.base).assert_refused("my data.yaml already exists", "--force")

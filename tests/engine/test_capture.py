@@ -22,6 +22,7 @@ from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fit import fit
 from llm_fed.engine.masks import not_captured
 from llm_fed.engine.packing import Grid, collate, padded_tokens, plan, widened
+from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.merge.delta import beneath, of_pairs
 from llm_fed.method.requests import Distillation, Fitted, PerExample
 from llm_fed.models.lora import Lora
@@ -228,6 +229,20 @@ def test_a_stage_has_memory_for_so_many_shapes(monkeypatch):
     (stage,) = captures._stages.values()
     assert len(stage._slots) == 2 and work.replayed == 0
     assert differ(results, trained(jobs)[0]) < 1e-10
+
+
+def test_shapes_of_a_fit_without_padding_do_not_differ_in_the_longest_text():
+    """Which only says how far attention looks: a shape more for each step would be captured too late."""
+    batches = [tiny.examples(step, [8 * (1 + step % 4)] * 2) for step in range(8)]
+    (job,) = cohort(tiny.build("llama"), LORA, EXACT)[:1]
+    jobs = [replace(job, examples=sum(batches, []), batches=[[2 * step, 2 * step + 1] for step in range(8)])]
+    model = AdaptedModel(
+        tiny.build("llama", EXACT), LORA, captures=(captures := Captures()), padding_free=PaddingFree(forced=False)
+    )
+    results, work = fit(model, jobs)
+    (stage,) = captures._stages.values()
+    assert {slot.static.laid.batch.sequences.longest for slot in stage._slots.values()} == {32}
+    assert work.padding_free == 8 and differ(results, trained(jobs)[0]) < 1e-10
 
 
 def test_a_run_says_for_itself_what_is_not_captured(monkeypatch):
