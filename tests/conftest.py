@@ -37,7 +37,15 @@ def pytest_collection() -> Generator[None, object, object]:
     collected = yield
     gc.enable()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 10)  # of 700 a tenth of the time of a small run
     return collected
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Processes of tests are forked from one that is as this one is now."""
+    if processes := sys.modules.get("small_process"):
+        processes.begin()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -118,7 +126,8 @@ def finished(small, tmp_path_factory) -> Path:
     from llm_fed.settings import configfile
 
     folder = tmp_path_factory.mktemp("finished")
-    config = small.config(folder / "small.yaml", method={"name": "fedmerge", "num_models": 2}, local={"steps": 8})
+    method = {"name": "fedmerge", "num_models": 2}
+    config = small.config(folder / "small.yaml", method=method, local={"steps": 8}, eval={"cross": "auto"})
     run.train(configfile.load(config), folder / "run")
     return folder / "run"
 

@@ -82,7 +82,7 @@ def test_flags_are_frozen():
 
 def test_run_with_words_and_the_default_folder(small, llm_fed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small.config(tmp_path / "mine.yaml")
+    small.config(tmp_path / "mine.yaml", eval={"cross": "auto"})
     said = llm_fed("run", "mine.yaml", "rounds=1", "local.lr=1e-2", "method=local", "seed=3")
     assert said.code == 0
     assert "runs/mine-local-seed3" in said.out and "ada" in said.out

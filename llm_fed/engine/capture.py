@@ -96,13 +96,21 @@ class Captures:
 
 def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
     """Why the passes of these jobs cannot be captured; empty where they can."""
-    first = jobs[0]
     for why, holds in {
-        "only texts have batches of fixed shapes so far": not model.examples.fixed,
-        "gradients of single examples are asked for": first.private is not None,
-        "teachers answer for each example": bool(first.teachers),
+        "teachers answer for each example": bool(jobs[0].teachers),
         "a method's own loss may ask the device for values": any(callable(job.loss) for job in jobs),
         "frozen weights lie beneath the adapters": any(under(job.start) for job in jobs),
+    }.items():
+        if holds:
+            return why
+    return never(model, private=jobs[0].private is not None)
+
+
+def never(model: AdaptedModel, *, private: bool) -> str:
+    """Why no passes of such fits can be captured, whatever a method asks for; empty where some can."""
+    for why, holds in {
+        "only texts have batches of fixed shapes so far": not model.examples.fixed,
+        "gradients of single examples are asked for": private,
         "the base's positions depend on the length of each text": regimes(model.model) is not None,
         "the base lies on several devices": len(set(getattr(model.model, "hf_device_map", {}).values())) > 1,
     }.items():

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import ClientError, UserError
-from llm_fed.engine import classifying, fit, gradients, inference
+from llm_fed.engine import capture, classifying, fit, gradients, inference, padding_free
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import Answering, answers
 from llm_fed.engine.bank import AdapterBank
@@ -134,6 +134,17 @@ class Engine(Answering):
             base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing, self.captures,
             self.padding_free, bool(self.fuses), self.keyed_masks,
         )  # fmt: skip
+
+    def lays_out(self, structure: Any, *, private: bool) -> bool:
+        """Whether training passes are captured or without padding, as far as that is known before a method asks for
+        some.
+
+        Args:
+            private: whether gradients of single examples are asked for.
+        """
+        model = self.adapted(structure)
+        captured = self.captures is not None and not capture.never(model, private=private)
+        return captured or (self.padding_free is not None and not padding_free.never(model, private=private))
 
     def whole(self, structure: Structure) -> WholeModel:
         """The model, or models side by side, that clients of this structure train whole."""

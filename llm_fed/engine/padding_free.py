@@ -60,7 +60,7 @@ class PaddingFree:
         Raises:
             UserError: why, and what to set.
         """
-        if why := _never(model, private):
+        if why := never(model, private=private):
             raise UserError(f"engine.padding_free=on, but {why}; set engine.padding_free=auto, which pads there")
 
     def in_rows(self, model: AdaptedModel, jobs: Sequence[Fit]) -> str:
@@ -72,7 +72,7 @@ class PaddingFree:
         private = jobs[0].private is not None
         if self._forced:
             self.check(model, private=private)
-        elif why := _never(model, private):
+        elif why := never(model, private=private):
             return why
         why = ""
         if jobs[0].teachers:
@@ -85,7 +85,7 @@ class PaddingFree:
         return why
 
 
-def _never(model: AdaptedModel, private: bool) -> str:
+def never(model: AdaptedModel, *, private: bool) -> str:
     """Why fits with these adapters can never be trained so; empty where they can."""
     if private:
         return "privacy.unit=example needs the gradients of single examples, which lie in rows of their own"

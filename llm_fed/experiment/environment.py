@@ -43,9 +43,7 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     if recorded is None:
         if engine.keyed_masks:
             now["keyed_masks"] = True
-        # What is measured are padded passes as they are written. A captured one has not their overhead, and without
-        # padding a further one saves nothing.
-        if engine.captures is None and engine.padding_free is None and (measured := packing(experiment)):
+        if measured := packing(experiment):
             now["packing"] = measured.as_json()
             use_recorded(experiment, now)
             reporter.note(f"packing of micro-batches, measured here: {measured.in_words()}")
@@ -64,13 +62,15 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
 
 
 def packing(experiment: Experiment) -> Calibration | None:
-    """What is measured of the adapters that are trained here; None where nothing is: on a CPU, of image models, and
-    where nobody trains."""
+    """What is measured of the adapters that are trained here; None where nothing is: on a CPU, of image models, where
+    nobody trains, and where passes may be captured or without padding."""
     sites, engine = list(experiment.clients.values()), experiment.engine
     if not sites:
         return None
     largest = max((site.structure for site in sites), key=lambda structure: experiment.base.layout(structure).size)
-    if not largest.fused:
+    # What is measured are padded passes as they are written. A captured one has not their overhead, and without
+    # padding a further one saves nothing.
+    if not largest.fused or engine.lays_out(largest, private=sites[0].private is not None):
         return None
     at_once = min(experiment.runtime.clients_per_pass, experiment.server.cohort)
     local = experiment.config.local

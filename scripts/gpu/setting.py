@@ -122,7 +122,7 @@ class Benches:
             base=None, data=None, shapes=self.setting.shapes(base), device=str(self.setting.device),
             dtype=self.setting.dtype, dropout=0.0, clients=self.setting.clients(clients),
             steps=[steps, *([steps * rounds] if rounds > 1 else [])], batch_size=2 if tiny else batch_size,
-            log_length=log_length, lr=5e-4, budget=None,
+            log_length=2.5 if tiny else log_length, lr=5e-4, budget=None,
         )  # fmt: skip
         bench = Bench(args, self._model)
         self._model = bench.model

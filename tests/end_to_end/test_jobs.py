@@ -42,6 +42,7 @@ def threads(monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_equal_runs_in_turn(small, tmp_path, threads, llm_fed):
     """Byte for byte: federations and a merge of them, with a row that fails and one that another command finished."""
     config = write(small, tmp_path / "c.yaml", {**ROWS, "wild": WILD}, [0])

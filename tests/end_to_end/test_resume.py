@@ -17,7 +17,7 @@ from small_process import Kill, llm_fed
 from llm_fed.runs.records import timed_rounds
 
 ROUNDS = 3
-CONFIG = {"rounds": ROUNDS, "checkpoint": {"keep": 1}}
+CONFIG = {"rounds": ROUNDS, "checkpoint": {"keep": 1}, "eval": {"cross": "auto"}}
 METHODS = {
     "local": {"name": "local"},
     "fedlora": {"name": "fedlora", "personal_steps": 2},

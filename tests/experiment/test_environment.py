@@ -12,8 +12,10 @@ from rich.console import Console
 from llm_fed.basics import checksum
 from llm_fed.engine import fit
 from llm_fed.engine.calibration import Calibration
+from llm_fed.engine.capture import Captures
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.packing import plan
+from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.experiment import environment, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.runs import folder as run_folder
@@ -33,6 +35,10 @@ def go(small, folder, rounds: int) -> str:
     reporter = Reporter(Console(file=said, soft_wrap=True))
     experiment.train(from_dict(small.tree(rounds=rounds)), folder, reporter=reporter)
     return said.getvalue()
+
+
+def silent() -> Reporter:
+    return Reporter(Console(file=io.StringIO()))
 
 
 def test_what_is_recorded_and_what_has_changed(small, tmp_path):
@@ -89,8 +95,27 @@ def test_a_packing_that_was_measured_is_recorded_and_taken_over(small, tmp_path,
 def test_what_is_captured_or_has_no_padding_is_not_measured(setting, small, tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "calibrate", lambda *given: pytest.fail("it is measured"))
     config = from_dict(small.tree(rounds=1, engine={setting: "on"}))
-    experiment.train(config, tmp_path / "run", reporter=Reporter(Console(file=io.StringIO())))
+    experiment.train(config, tmp_path / "run", reporter=silent())
     assert json.loads((tmp_path / "run/environment.json").read_text())[setting.replace("capture", "captured")] is True
+
+
+@pytest.mark.parametrize("setting", ["capture", "padding_free"])
+def test_what_can_be_neither_is_measured(setting, small, tmp_path, monkeypatch):
+    """Gradients of single examples, whatever a GPU does of itself."""
+    monkeypatch.setattr(environment, "calibrate", lambda *given: Calibration(40, 7, (1e-4, 1e-6), (1e6, 1e3)))
+    configure = Engine.configure
+
+    def as_on_a_gpu(engine: Engine, *given: object) -> None:
+        configure(engine, *given)
+        if setting == "capture":
+            engine.captures = Captures()
+        else:
+            engine.padding_free = PaddingFree(forced=False)
+
+    monkeypatch.setattr(Engine, "configure", as_on_a_gpu)
+    private = {"unit": "example", "clip": 1.0, "noise": 1.0}
+    experiment.train(from_dict(small.tree(rounds=1, privacy=private)), tmp_path / "run", reporter=silent())
+    assert json.loads((tmp_path / "run/environment.json").read_text())["packing"]["overhead"] == 7
 
 
 def test_a_base_that_no_gpu_has_tried_is_recorded_as_it_is_computed(monkeypatch):

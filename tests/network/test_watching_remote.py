@@ -25,7 +25,7 @@ def larger(small, tmp_path):
 
 def settings(small, **changes: Any) -> dict[str, Any]:
     network = {**NETWORK, "clients": ["ada", "bob@ada", "cyd"], "wait": 20.0, "deadline": 60.0, "patience": 60.0}
-    return tree(small, rounds=1, method={"name": "fedmerge"}, network=network, **changes)
+    return tree(small, rounds=1, method={"name": "fedmerge"}, network=network, eval={"cross": "auto"}, **changes)
 
 
 def test_only_models_of_the_same_machine_are_tried_and_the_table_says_so(larger, tmp_path):

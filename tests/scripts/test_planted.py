@@ -34,6 +34,7 @@ def test_the_partitions_of_other_rows(script):
     assert told.probable(state) == (0.0, 1.0, [names[2:], names[:2]])
 
 
+@pytest.mark.slow
 def test_two_rounds_with_groups_of_unequal_size(script):
     """Told the groups, the index is 1; FedIT looks for none."""
     found = script.run("oracle", [3, 1], participation=0.5, rounds=2, draw=0)

@@ -31,6 +31,7 @@ from llm_fed.models.joined import Answer
 from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
 
+pytestmark = pytest.mark.slow
 CLIENTS = ["cluster0-client0", "cluster0-client1", "cluster1-client2"]
 RUNS = {
     "fedavg": {"base": {"name": "resnet-9"}},

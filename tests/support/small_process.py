@@ -1,17 +1,24 @@
 """The command line in processes of their own, which can be told to kill themselves with SIGKILL at a chosen moment.
 
-They are forked from a server that has imported what a run imports, so each costs half a second and not ten.
+They are forked from a server that has imported what a run imports, so each costs half a second and not ten. The server
+is itself forked from the tests' process, before its first test and any thread of torch.
 """
 
 from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import multiprocessing
 import os
 import resource
 import signal
+import sys
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +36,43 @@ CONTEXT.set_forkserver_preload(
         "matplotlib.backends.backend_agg", "PIL.features", "pyarrow.parquet", "pyarrow.pandas_compat", "pytest",
     ]
 )  # fmt: skip
+
+
+def begin() -> None:
+    """Fork the server that forks all others."""
+    resource_tracker.ensure_running()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(util, "spawnv_passfds", _forked)
+        forkserver.ensure_running()
+
+
+def _forked(path: bytes, words: Sequence[str], passed: Sequence[int]) -> int:
+    """What a new interpreter would do with these words, of which the last is its program, in a fork of this one."""
+    if process := os.fork():
+        return process
+    try:
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nothing, stream)
+        for below, above in pairwise([2, *sorted(passed), os.sysconf("SC_OPEN_MAX")]):
+            os.closerange(below + 1, above)
+        _as_new()
+        exec(words[-1], {})
+    finally:
+        os._exit(1)
+
+
+def _as_new() -> None:
+    """Streams and warnings are no longer those of the tests, which keep what is written and make some an error."""
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    logging.root.handlers.clear()
+    for name in logging.root.manager.loggerDict:
+        for handler in logging.getLogger(name).handlers:
+            if type(handler) is logging.StreamHandler:  # and no file, or what the tests put there
+                handler.setStream(sys.stderr)
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ class Small:
             "task": {"name": "files", "path": str(self.data), "max_length": 32, "template": "plain"},
             "method": {"name": "fedit"},
             "local": {"steps": 2, "batch_size": 2, "lr": 0.05, "lr_end": 0.02},
-            "eval": {"every": 1, "metric": "rouge1", "max_new_tokens": 3},
+            "eval": {"every": 1, "metric": "rouge1", "max_new_tokens": 3, "cross": False},
             "device": "cpu",
         }
         for key, value in changes.items():
