@@ -127,7 +127,7 @@ def finished(small, tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("finished")
     method = {"name": "fedmerge", "num_models": 2}
-    config = small.config(folder / "small.yaml", method=method, local={"steps": 8}, eval={"cross": "auto"})
+    config = small.as_usual().config(folder / "small.yaml", method=method, local={"steps": 8})
     run.train(configfile.load(config), folder / "run")
     return folder / "run"
 

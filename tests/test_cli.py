@@ -82,7 +82,7 @@ def test_flags_are_frozen():
 
 def test_run_with_words_and_the_default_folder(small, llm_fed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small.config(tmp_path / "mine.yaml", eval={"cross": "auto"})
+    small.as_usual().config(tmp_path / "mine.yaml")
     said = llm_fed("run", "mine.yaml", "rounds=1", "local.lr=1e-2", "method=local", "seed=3")
     assert said.code == 0
     assert "runs/mine-local-seed3" in said.out and "ada" in said.out
@@ -263,7 +263,7 @@ def test_interrupted_says_how_to_go_on(llm_fed, small, tmp_path, monkeypatch, re
         raise KeyboardInterrupt
 
     monkeypatch.setattr("llm_fed.engine.fit.FusedFit.step", interrupt)
-    config = small.config(tmp_path / "c.yaml", clients_per_pass=1)
+    config = small.as_usual().config(tmp_path / "c.yaml", clients_per_pass=1)
     said = llm_fed("run", config, "--out", tmp_path / "run")
     assert said.code == 130
     plan, message = said.err.rsplit("llm-fed: ", 1)

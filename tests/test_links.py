@@ -43,7 +43,7 @@ def test_what_a_link_leads_to_stays_as_it_is(tried, command, place, target):
 
 def test_a_run_that_another_one_needs_is_no_link(small, llm_fed, tmp_path):
     """A lock was made in the folder that the link leads to."""
-    config = small.config(tmp_path / "c.yaml", rounds=2, method={"name": "potara"}, eval={"cross": "auto"})
+    config = small.as_usual().config(tmp_path / "c.yaml", rounds=2, method={"name": "potara"})
     (tmp_path / "victim").mkdir()
     (tmp_path / "run" / "needs").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints").mkdir()

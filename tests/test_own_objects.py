@@ -211,7 +211,11 @@ def test_a_raising_callback_ends_the_run_where_it_can_go_on(small, tmp_path, llm
 
     def run(out: str, *callbacks: Any):
         return package.run(
-            tree_of(small), base=base_of(small), data=rows_of(small), callbacks=callbacks, out=tmp_path / out
+            tree_of(small.as_usual()),
+            base=base_of(small),
+            data=rows_of(small),
+            callbacks=callbacks,
+            out=tmp_path / out,
         )
 
     first, second, whole = Watching(fails=2), Watching(), Watching()
@@ -381,7 +385,7 @@ def test_a_comparison_of_objects(small, tmp_path):
 
 
 def test_data_frames_of_the_results(small, tmp_path):
-    tree = tree_of(small, rounds=2, method={"name": "fedmerge", "num_models": 2})
+    tree = tree_of(small.as_usual(), rounds=2, method={"name": "fedmerge", "num_models": 2})
     frames = package.run(tree, base=base_of(small), data=rows_of(small), out=tmp_path / "run").frames
     own = frames.scores.query("model == 'personal' and split == 'validation'")
     assert list(own["round"]) == [1] * 3 + [2] * 3 and list(own["client"]) == [*CLIENTS] * 2

@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import goals
 from lines import Line, append, read
 from steps import STEPS, Step
 
@@ -56,6 +57,8 @@ def written(page: str, lines: Sequence[Line]) -> str:
     """The page with its tables made from the lines."""
 
     def block(match: re.Match[str]) -> str:
+        if match[2] == "goals":
+            return f"{match[1]}\n{goals.table(lines)}\n\n{match[3]}"
         step = STEPS[match[2]]
         its = [line for line in lines if line.step == match[2]]
         return f"{match[1]}\n{textwrap.fill(step.about, 120)}\n\n{table(step, its)}\n\n{match[3]}"

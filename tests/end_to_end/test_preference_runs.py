@@ -47,7 +47,7 @@ def settings(small, wards, **changes):
 
 
 def test_a_run_learns_what_is_preferred_and_says_how_sure_it_is(small, wards, tmp_path):
-    config = settings(small, wards, method={"name": "local"}, local={"steps": 6})
+    config = settings(small.as_usual(), wards, method={"name": "local"}, local={"steps": 6})
     summary = experiment.train(config, tmp_path / "run")
     scores, base = summary["scores"], summary["base"]
     assert scores["metric"] == "preference_accuracy" and base["mean"] == 50.0 < scores["mean"] == 100.0

@@ -17,7 +17,7 @@ from small_process import Kill, llm_fed
 from llm_fed.runs.records import timed_rounds
 
 ROUNDS = 3
-CONFIG = {"rounds": ROUNDS, "checkpoint": {"keep": 1}, "eval": {"cross": "auto"}}
+CONFIG = {"rounds": ROUNDS, "checkpoint": {"keep": 1}}
 METHODS = {
     "local": {"name": "local"},
     "fedlora": {"name": "fedlora", "personal_steps": 2},
@@ -93,7 +93,8 @@ def uninterrupted(small, tmp_path_factory):
 
 def start(small, method: str, out: Path, kill: Kill | None = None, *options: str) -> tuple[int, int | None]:
     """The command's exit code, and the round with which it said that it continues."""
-    config = small.config(out.parent / "config.yaml", method=METHODS[method], **{**CONFIG, **SECTIONS.get(method, {})})
+    changes = {**CONFIG, **SECTIONS.get(method, {})}
+    config = small.as_usual().config(out.parent / "config.yaml", method=METHODS[method], **changes)
     log = out.parent / "log"
     code = llm_fed(["run", str(config), "--out", str(out), *options], log, kill)
     said = [line.split()[-1] for line in log.read_text().splitlines() if "continuing at round" in line]

@@ -111,13 +111,13 @@ def test_rows_and_targets_that_pad_change_no_bit_of_anybody():
 
 def test_a_loss_that_becomes_infinite_in_a_replay_has_the_same_error():
     jobs = cohort(tiny.build("llama"), replace(LORA, dropout=0.0), torch.float32, lr=1e19, name="sgd")
-    captures = Captures()
     written, _ = trained(jobs, dtype=torch.float32)
-    model = AdaptedModel(tiny.build("llama"), replace(LORA, dropout=0.0), captures=captures)
-    for _ in range(3 * USES):
-        results, work = fit(model, jobs)
-    assert work.replayed and [str(each) for each in results] == [str(each) for each in written]
-    assert all(isinstance(each, ClientError) and "lower local.lr" in str(each) for each in results)
+    assert all(isinstance(each, ClientError) and "lower local.lr" in str(each) for each in written)
+    for padding_free in (None, PaddingFree()):
+        model = AdaptedModel(tiny.build("llama"), jobs[0].structure, captures=Captures(), padding_free=padding_free)
+        for _ in range(3 * USES):
+            results, work = fit(model, jobs)
+        assert work.replayed and [str(each) for each in results] == [str(each) for each in written]
 
 
 @pytest.mark.parametrize("dtype", every.quick([torch.float16, torch.bfloat16], [torch.float16]))
@@ -254,21 +254,27 @@ def test_a_run_says_for_itself_what_is_not_captured(monkeypatch):
     assert not captures.said and captures.answers and not captures.forced
 
 
-def test_an_interrupt_in_a_capture_leaves_a_stage_that_can_be_used(monkeypatch):
-    class Interrupted(Breaks):
-        def capture(self, run):
-            type(self).made += 1
-            if self.made == 1:
-                raise KeyboardInterrupt
-            return run
+@pytest.mark.parametrize("padding_free", [None, PaddingFree()], ids=["rows", "end to end"])
+@pytest.mark.parametrize(
+    ("owner", "name", "at"), [(capture.Graphs, "capture", 1), (torch.Tensor, "backward", 12)], ids=["capture", "pass"]
+)
+def test_an_interrupt_leaves_a_stage_that_can_be_used(owner, name, at, padding_free, monkeypatch):
+    """While a pass is captured, and between its two halves."""
+    real, calls = getattr(owner, name), 0
 
-    jobs, captures = cohort(tiny.build("llama"), LORA, EXACT), Captures()
-    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=captures)
-    with monkeypatch.context() as patch:
-        patch.setattr(capture, "Graphs", Interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            for _ in range(3):
-                fit(model, jobs)
+    def interrupted(*given, **options):
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise KeyboardInterrupt
+        return real(*given, **options)
+
+    jobs = cohort(tiny.build("llama"), LORA, EXACT)
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=Captures(), padding_free=padding_free)
+    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(3):
+            fit(model, jobs)
     assert differ(fit(model, jobs)[0], trained(jobs)[0]) < 1e-10
 
 

@@ -11,7 +11,7 @@ import torch
 from answers import SLIDING, Setting
 
 from llm_fed.basics.errors import RunError
-from llm_fed.engine import generation, slots
+from llm_fed.engine import generation, reading, slots
 from llm_fed.engine.capture import Captures, Graphs
 from llm_fed.engine.generation import generate
 
@@ -118,6 +118,24 @@ def test_nothing_is_kept_of_what_was_known(captures, monkeypatch):
         assert len(kept) == 4 and not any(each() is not None for each in kept)
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("captures", [None, Captures()])
+def test_after_an_interrupt_answers_are_what_they_were(captures, monkeypatch):
+    setting, real, calls = Setting(), reading.forward, 0
+    expected = answered(setting, 3, captures)
+
+    def interrupted(*given, **options):
+        nonlocal calls
+        calls += 1
+        if calls == 9:
+            raise KeyboardInterrupt
+        return real(*given, **options)
+
+    monkeypatch.setattr(reading, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        answered(setting, 3, captures)
+    assert answered(setting, 3, captures) == expected
 
 
 @pytest.mark.parametrize("words", ["CUDA out of memory. Tried", "CUDA error: out of memory\nCompile with"])

@@ -22,6 +22,11 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
 
 
+@pytest.fixture
+def small(small):
+    return small.as_usual()
+
+
 @pytest.fixture(autouse=True)
 def no_pictures(request, monkeypatch):
     """Reports take most of the time; those that a test reads are written."""

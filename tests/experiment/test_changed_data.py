@@ -309,20 +309,20 @@ def test_a_table_says_that_the_data_changed_between_its_runs(tree, data, tmp_pat
 
 def test_runs_of_before_go_on_by_position(tree, data, tmp_path, llm_fed):
     """A folder as an earlier version left it: no key in its configuration, and no record of its rows."""
-    folder = tmp_path / "run"
-    run.train(from_dict(tree(task={"held_out": "position"})), folder)
+    folder, scored = tmp_path / "run", {"eval": {"max_new_tokens": 2, "base": True}}
+    run.train(from_dict(tree(task={"held_out": "position"}, **scored)), folder)
     whole = trained(folder)
     older.without_rows(folder)
     before = (folder / "metrics.jsonl").read_text()
     said = llm_fed("eval", folder)
     assert said.code == 0 and "have changed" not in said.err
     assert not audit(folder, every=True).findings
-    run.train(from_dict(tree(rounds=3)), folder)
+    run.train(from_dict(tree(rounds=3, **scored)), folder)
     assert (folder / "metrics.jsonl").read_text().startswith(before.partition('{"kind": "score", "round": 0')[0])
     assert "held_out: position" in (folder / "config.yaml").read_text()
     assert trained(folder).as_json() == whole.as_json()  # from now on it remembers
     with pytest.raises(UserError, match="task.held_out: 'position' -> 'hash'"):
-        run.train(from_dict(tree(rounds=3, task={"held_out": "hash"})), folder)
+        run.train(from_dict(tree(rounds=3, task={"held_out": "hash"}, **scored)), folder)
     fresh = run.train(from_dict(tree()), tmp_path / "new")
     assert fresh["round"] and "held_out: hash" in (tmp_path / "new/config.yaml").read_text()
     (folder / SPLITS).unlink()

@@ -188,10 +188,11 @@ def test_ctrl_c_twice_leaves_it_to_be_continued(small, whole, tmp_path):
         if (record["kind"], record.get("round")) in (("round", 2), ("score", 0)):
             os.kill(os.getpid(), signal.SIGINT)
 
+    based = config(small, eval={"base": True})
     with pytest.raises(KeyboardInterrupt):
-        train(config(small), folder, reporter=Told(at), ending=Ending(by_key=True))
+        train(based, folder, reporter=Told(at), ending=Ending(by_key=True))
     assert not (folder / "summary.json").exists()
-    assert "ended" not in train(config(small), folder)
+    assert "ended" not in train(based, folder)
     assert weights(folder) == weights(whole)
 
 
@@ -213,7 +214,7 @@ def test_finish_takes_what_there_is(small, shorter, whole, tmp_path):
 
 
 def test_what_has_not_begun_is_refused_and_so_is_finishing_what_has_no_round(small, tmp_path, llm_fed):
-    file, folder = small.config(tmp_path / "c.yaml"), tmp_path / "run"
+    file, folder = small.as_usual().config(tmp_path / "c.yaml"), tmp_path / "run"
     for flag in ("--finish", "--continue"):
         said = llm_fed("run", file, "--out", folder, flag)
         said.assert_refused(f"{folder} holds no run, and {flag} is for one that has begun; leave it out to train")

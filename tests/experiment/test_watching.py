@@ -46,10 +46,15 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture
+def small(small):
+    return small.as_usual()
+
+
+@pytest.fixture
 def tree(small, data):
     def tree(**changes: Any) -> dict[str, Any]:
         base = {"task": {"path": str(data)}, "rounds": 1, "local": {"steps": 25}, "method": {"name": "local"}}
-        return small.tree(**{**base, **changes, "eval": {"cross": "auto", **changes.get("eval", {})}})
+        return small.tree(**{**base, **changes})
 
     return tree
 
@@ -172,7 +177,7 @@ def test_clients_without_test_examples(small, tmp_path):
     folder = small_run.write_data(tmp_path / "data", {"train": 4, "validation": 2, "test": 2})
     for file in sorted(folder.glob("*/test.jsonl"))[1:]:  # with none at all, a share of training would be held out
         file.unlink()
-    tree = small.tree(task={"path": str(folder)}, method={"name": "local"}, eval={"cross": "auto"})
+    tree = small.tree(task={"path": str(folder)}, method={"name": "local"})
     assert cross.planned(built(tree)).why == "it needs two clients with test examples"
     with pytest.raises(
         UserError, match="eval.cross=true needs at least two clients with test examples, but there is 1"

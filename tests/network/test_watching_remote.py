@@ -20,12 +20,12 @@ NODES = (("ada", "bob"), ("cyd",))
 
 @pytest.fixture
 def larger(small, tmp_path):
-    return Small(small.base, write_data(tmp_path / "data", {"train": 6, "validation": 2, "test": 8}))
+    return Small(small.base, write_data(tmp_path / "data", {"train": 6, "validation": 2, "test": 8}), scored={})
 
 
 def settings(small, **changes: Any) -> dict[str, Any]:
     network = {**NETWORK, "clients": ["ada", "bob@ada", "cyd"], "wait": 20.0, "deadline": 60.0, "patience": 60.0}
-    return tree(small, rounds=1, method={"name": "fedmerge"}, network=network, eval={"cross": "auto"}, **changes)
+    return tree(small, rounds=1, method={"name": "fedmerge"}, network=network, **changes)
 
 
 def test_only_models_of_the_same_machine_are_tried_and_the_table_says_so(larger, tmp_path):

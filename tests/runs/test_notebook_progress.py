@@ -50,7 +50,7 @@ def test_only_a_kernel_is_a_notebook(monkeypatch):
 
 def test_a_run_is_one_line(small, tmp_path, shown, capfd):
     reporter = Reporter(interval=0.01)
-    experiment.train(configfile.from_dict(small.tree(rounds=2)), tmp_path / "run", reporter=reporter)
+    experiment.train(configfile.from_dict(small.as_usual().tree(rounds=2)), tmp_path / "run", reporter=reporter)
     said = capfd.readouterr()
     assert said.out == "" and "round" not in said.err  # but what transformers says when it loads
     assert not reporter.console.is_terminal  # though the stream of a kernel may say that it is one

@@ -228,7 +228,7 @@ def test_signs_change_no_number_and_are_few(small, tmp_path, monkeypatch):
         monkeypatch.setattr(Pace, name, lambda *given, name=name, real=real: (told.append(name), real(*given)))
     for folder, quiet in (("silent", True), ("told", False)):
         console = Console(file=io.StringIO(), quiet=quiet)
-        run.train(from_dict(small.tree()), tmp_path / folder, reporter=Reporter(console))
+        run.train(from_dict(small.as_usual().tree()), tmp_path / folder, reporter=Reporter(console))
         assert (told == []) is quiet
     assert (told.count("step"), told.count("answered")) == (3 * 2, 6 * 7)
     one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("silent", "told"))

@@ -128,7 +128,7 @@ def test_every_method_as_in_one_process(small, tmp_path, spread, name):
     method = {"name": name, **SETTINGS.get(name, {})}
     served = {} if name in methods.MERGERS else SERVED
     local = {**LATE["local"], "optimizer": "sgd" if name == "scaffold" else "adamw"}
-    config = from_dict(small.tree(method=method, **{**LATE, "local": local}, **served, eval={"cross": "auto"}))
+    config = from_dict(small.as_usual().tree(method=method, **{**LATE, "local": local}, **served))
     channel = in_one_and_in(3, config, tmp_path, spread)
     assert min(channel.sent.values()) > 2
 

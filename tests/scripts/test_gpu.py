@@ -16,7 +16,7 @@ LEFT = "llama-3.2-3b, bf16: cut off before, so it comes after all other steps"
 
 @pytest.fixture
 def scripts(monkeypatch) -> dict[str, ModuleType]:
-    return modules(monkeypatch, "steps", "lines", "table")
+    return modules(monkeypatch, "steps", "lines", "goals", "table")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +113,30 @@ def test_a_table_shows_the_latest_line_of_each_card_and_what_was_not_run(scripts
         f"| {CASE} | 1 |  |  |  | Card 2, 2.11, abc |",
         "| not run: llama-3.2-3b, bf16; llama-3.2-3b, int8 |  |  |  |  |  |",
     ]
+
+
+def test_goals_are_ratios_of_what_one_card_measured(scripts):
+    """As a run has it, if that was measured, and not with all replayed; of part of the answers the whole is told."""
+    Line, goals = scripts["lines"].Line, scripts["goals"]
+
+    def line(step: str, card: str, case: str, **figure: float):
+        return Line(**{**HEAD, "step": step, "card": card}, figure={"case": case, **figure})
+
+    base = "llama-3.2-3b, 8 clients"
+    before = [
+        line("training", "Card 1", f"{base}, stock PEFT, one client after another", seconds=9),
+        line("training", "Card 2", f"{base}, all replayed", seconds=1),
+        line("training", "Card 1", f"{base}, all replayed", seconds=1.5, tokens_per_second=30000),
+        line("generation", "Card 1", "smollm2-135m, ours", seconds=2),
+        line("generation", "Card 1", "smollm2-135m, `generate`, one client after another", seconds=0.75),
+    ]
+    said = [row.split(" | ")[-3:] for row in goals.table(before).splitlines()[2:]]
+    assert said[0] == ["at least 30,000", "30,000", "reached, all replayed |"]
+    assert said[5] == ["at least 9", "6", "missed, all replayed |"]
+    assert said[12:14] == [["at most 2.5", "2", "reached |"], ["at least 4", "3", "missed |"]]
+    assert [row[1:] for n, row in enumerate(said) if n not in (0, 5, 12, 13)] == [["", "not run |"]] * 11
+    now = [*before, line("training", "Card 1", base, seconds=0.9, tokens_per_second=50000)]
+    assert [row.split(" | ")[-2:] for row in goals.table(now).splitlines()[7:8]] == [["10", "reached |"]]
 
 
 def test_the_page_is_what_the_kept_lines_say(scripts):

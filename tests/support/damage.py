@@ -74,7 +74,7 @@ class Damaged:
                 (folder / "pictures").mkdir()
                 path = families.write(folder / "pictures", ("images",))["images"]
             else:
-                path = small.config(folder / f"{name}.yaml", rounds=2, method={"name": name}, eval={"cross": "auto"})
+                path = small.as_usual().config(folder / f"{name}.yaml", rounds=2, method={"name": name})
             self._configs[name] = path
             run.train(configfile.load(path), folder / "origins" / name)
         run.train(configfile.load(small.config(folder / "other.yaml", rounds=2, seed=1)), folder / "other")
