@@ -56,6 +56,7 @@ def quick_runs() -> Iterator[None]:
         without.disks(patch)
         without.loading(patch)
         without.measures(patch)
+        without.packages(patch)
         without.parsers(patch)
         yield
 

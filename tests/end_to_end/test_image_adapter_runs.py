@@ -98,7 +98,7 @@ def configured(files: Path, name: str, **changes: Any) -> dict[str, Any]:
         method={"name": name.split()[0], **METHODS[name]},
         local={"epochs": 2, "lr": 0.03, "lr_end": 0.03},
         task={"server": server},
-        eval={"every": 0},
+        eval={"every": 0, **({"cross": "auto", "base": True} if name == "local" else {})},
         **{"rounds": 2, **changes},
     )
 

@@ -46,7 +46,7 @@ def place(tmp_path_factory) -> SimpleNamespace:
 def trained(place, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for method in ("fedit", "local", "fedmerge"):
-        experiment.train(from_dict(tree(place.base, place.data, method)), folder / method)
+        experiment.train(from_dict(tree(place.base, place.data, method, eval={"every": 1})), folder / method)
     return folder
 
 

@@ -114,7 +114,7 @@ def tree(base: Path, data: Path, method: str = "fedit", **changes: Any) -> dict[
         "task": {"name": "classification", "path": str(data), "validation": 0.2},
         "method": {"name": method},
         "local": {"steps": 6, "batch_size": 6, "lr": 0.02, "lr_end": 0.02},
-        "eval": {"every": 1},
+        "eval": {"every": 1, "cross": False, "base": False},
         "device": "cpu",
         **changes,
     }

@@ -15,7 +15,7 @@ UNLIKE = {"base": {"name": "cnn", "clients": ["cnn", "resnet-9"]}}  # 64 feature
 WITH_DATA = {"task": {"server": {"examples": 6}}}
 RUNS: dict[str, dict[str, Any]] = {
     "local": {"method": {"name": "local"}},
-    "fedit": {"method": {"name": "fedit"}, **TESTED, **LATE},
+    "fedit": {"method": {"name": "fedit"}, "eval": {"cross": "auto", "base": True}, **TESTED, **LATE},
     "fedlora": {"method": {"name": "fedlora", "personal_steps": 2}},
     "ifca": {"method": {"name": "ifca", "num_models": 2, "warmup_rounds": 1}},
     "fedmerge": {"method": {"name": "fedmerge", "num_models": 3}},

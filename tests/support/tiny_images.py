@@ -153,7 +153,7 @@ def tree(path: Path, **changes: Any) -> dict[str, Any]:
         "task": {"name": "images", "path": str(path), "validation": 0.2, "partition": {"kind": "iid", "clients": 3}},
         "method": {"name": "fedavg"},
         "local": {"steps": None, "epochs": 1, "batch_size": 8, "lr": 3e-3, "lr_end": 1e-3, "optimizer": "adam"},
-        "eval": {"every": 1},
+        "eval": {"every": 1, "cross": False, "base": False},
         "device": "cpu",
     }
     for key, value in changes.items():

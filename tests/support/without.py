@@ -7,6 +7,7 @@ import base64
 import copy
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from functools import cache, partial, wraps
@@ -29,6 +30,7 @@ from llm_fed.eval import plots
 from llm_fed.eval.report import pictures as drawn
 from llm_fed.experiment import announce, timing
 from llm_fed.models import speed
+from llm_fed.settings import plugins
 
 T = TypeVar("T")
 
@@ -94,6 +96,13 @@ def parsers(patch: pytest.MonkeyPatch) -> None:
     """The parser of the command line is made once for all commands of this process, as it takes as long as two rounds
     of a small run."""
     patch.setattr(typer.main, "get_command", cache(typer.main.get_command))
+
+
+def packages(patch: pytest.MonkeyPatch) -> None:
+    """What installed packages name is read once for each path on which they are looked for."""
+    read = plugins.entry_points
+    known = cache(lambda group, path: read(group=group))
+    patch.setattr(plugins, "entry_points", lambda *, group: known(group, tuple(sys.path)))
 
 
 def measures(patch: pytest.MonkeyPatch) -> None:
