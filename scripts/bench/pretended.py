@@ -45,20 +45,20 @@ _FREE = {
 
 
 @torch.library.custom_op(f"{NAME}::attention", mutates_args=())
-def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """One kernel, as on a GPU."""
     raise NotImplementedError
 
 
 @torch.library.custom_op(f"{NAME}::attention_backward", mutates_args=())
-def _attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def attention_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     raise NotImplementedError
 
 
-_attention.register_fake(lambda q, k, v: torch.empty_like(q))
-_attention_backward.register_fake(lambda grad, *inputs: tuple(map(torch.empty_like, inputs)))
-_attention.register_autograd(
-    lambda ctx, grad: _attention_backward(grad, *ctx.saved_tensors),
+attention.register_fake(lambda q, k, v: torch.empty_like(q))
+attention_backward.register_fake(lambda grad, *inputs: tuple(map(torch.empty_like, inputs)))
+attention.register_autograd(
+    lambda ctx, grad: attention_backward(grad, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
 
@@ -68,7 +68,7 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.scaled_dot_product_attention and args[0].device == DEVICE:
-            return _attention(*args[:3])
+            return attention(*args[:3])
         if func is torch.tensor and kwargs and kwargs.get("device") == DEVICE:
             return torch.tensor(*args, **kwargs | {"device": None}).to(DEVICE)
         return func(*args, **(kwargs or {}))

@@ -133,7 +133,7 @@ def test_what_is_said_is_what_is_alive(case):
 @pytest.mark.parametrize(
     "case",
     every.quick(
-        ["llama", "dropout", "autocast", "router", "mix", "qwen3", "gpt2", "windows"], ["dropout", "mix", "windows"]
+        ["llama", "dropout", "autocast", "router", "mix", "qwen3", "gpt2", "windows"], ["dropout", "windows"]
     ),
 )
 def test_what_is_said_of_texts_end_to_end_is_what_is_alive(case):
@@ -157,7 +157,11 @@ def test_what_is_said_of_texts_end_to_end_is_what_is_alive(case):
 
 
 @pytest.mark.parametrize(
-    ("case", "flat", "keyed"), [("dropout", False, False), ("autocast", True, False), ("dropout", True, True)]
+    ("case", "flat", "keyed"),
+    every.quick(
+        [("dropout", False, False), ("autocast", True, False), ("dropout", True, True)],
+        [("autocast", True, False), ("dropout", True, True)],
+    ),
 )
 def test_what_captured_passes_are_said_to_keep_is_what_they_keep(case, flat, keyed, monkeypatch):
     """Graphs share what the largest of them holds at the most; inputs and dropout masks lie beside it. Of three texts

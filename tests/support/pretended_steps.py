@@ -19,11 +19,12 @@ import tiny
 import torch
 from stock_training import cohort
 
-from llm_fed.engine import capture, inference
+from llm_fed.engine import capture, end_to_end, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import FusedFit
 from llm_fed.engine.generation import generate, option_log_likelihoods
+from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.merge.delta import beneath, of_pairs
 from llm_fed.method.optimizer import Tail
 from llm_fed.method.requests import Distillation, Fit, PerExample
@@ -31,15 +32,21 @@ from llm_fed.models.lora import Lora
 from llm_fed.testing.tiny import language_base
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/bench"))
-from pretended import DEVICE, Pretended, moved  # noqa: E402
+from pretended import DEVICE, Pretended, attention, moved  # noqa: E402
 
 LORA = Lora(rank=3, alpha=5, dropout=0.0, target_modules=("q_proj", "v_proj"))
 ROUTED, MIXED = (LORA.with_experts("one", "two", gate=gate) for gate in ("router", "mix"))
 
 
-def jobs(structure: Lora = LORA, kind: str = "llama", clients: Sequence[int] = (0, 1, 2), **settings: Any) -> list[Fit]:
+def jobs(
+    structure: Lora = LORA,
+    kind: str = "llama",
+    clients: Sequence[int] = (0, 1, 2),
+    dtype: torch.dtype = torch.float32,
+    **settings: Any,
+) -> list[Fit]:
     """Of one learning rate, so that they step together."""
-    made = cohort(tiny.build(kind), structure, torch.float32, clients=clients, **settings)
+    made = cohort(tiny.build(kind), structure, dtype, clients=clients, **settings)
     return [replace(job, optimizer=replace(job.optimizer, lr=0.1)) for job in made]
 
 
@@ -64,11 +71,28 @@ def step(jobs: Sequence[Fit], kind: str = "llama", number: int = 0) -> tuple[int
         return device.counted()
 
 
-def captured(jobs: Sequence[Fit]) -> tuple[int, int]:
+def captured(jobs: Sequence[Fit], keyed: bool = False) -> tuple[int, int]:
     """The second step over static memory. Its passes are what a graph would hold."""
+    model = AdaptedModel(tiny.build("llama"), jobs[0].structure, captures=capture.Captures(), keyed_masks=keyed)
+    return replayed(model, jobs)
+
+
+def as_by_default(jobs: Sequence[Fit]) -> tuple[int, int]:
+    """The same in bfloat16, without padding and fused: what a GPU does unless it is asked otherwise, but for its casts,
+    as the device has no autocast. Its kernels for texts and for groups of tokens are one launch each."""
+    model = AdaptedModel(
+        tiny.build("llama", torch.bfloat16), jobs[0].structure, captures=capture.Captures(), padding_free=PaddingFree(),
+        fuses=True,
+    )  # fmt: skip
+    takes = patch.object(end_to_end, "kernel_takes", lambda *given: True)
+    kernel = patch.object(end_to_end, "_by_kernel", lambda *given: attention(*given[:3])[0].transpose(0, 1))
+    with takes, kernel:
+        return replayed(model, jobs)
+
+
+def replayed(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[int, int]:
     with Pretended() as device:
-        model = AdaptedModel(moved(tiny.build("llama")), jobs[0].structure, captures=capture.Captures())  # type: ignore[arg-type]
-        fused = FusedFit(model, jobs, 1000)
+        fused = FusedFit(replace(model, model=moved(model.model)), jobs, 1000)
         losses, read, passed = torch.zeros(len(jobs), device=DEVICE), [], capture.one_pass
 
         def watched(*given: Any) -> None:
@@ -158,6 +182,8 @@ def cases() -> dict[str, Callable[[], tuple[int, int]]]:
         "captured, dropout": lambda: captured(jobs(replace(LORA, dropout=0.1))),
         "captured, router": lambda: captured(jobs(ROUTED)),
         "captured, mix": lambda: captured([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
+        "captured, dropout by keys": lambda: captured(jobs(replace(LORA, dropout=0.1)), keyed=True),
+        "as by default": lambda: as_by_default(jobs(replace(LORA, rank=8), dtype=torch.bfloat16)),
         "answers of equal prompts": lambda: answers([[5, 6], [7, 8], [9, 3]], 2),
         "answers of unequal prompts": lambda: answers([[5, 6, 7], [8, 9], [3]], 2),
         "answers, captured": lambda: answers([[5, 6, 7], [8, 9], [3]], 2, capture.Captures()),
