@@ -132,9 +132,7 @@ def test_what_is_said_is_what_is_alive(case):
 
 @pytest.mark.parametrize(
     "case",
-    every.quick(
-        ["llama", "dropout", "autocast", "router", "mix", "qwen3", "gpt2", "windows"], ["dropout", "windows"]
-    ),
+    every.quick(["llama", "dropout", "autocast", "router", "mix", "qwen3", "gpt2", "windows"], ["dropout", "windows"]),
 )
 def test_what_is_said_of_texts_end_to_end_is_what_is_alive(case):
     """Of three texts of each of two clients."""
