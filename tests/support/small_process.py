@@ -65,10 +65,12 @@ def _forked(path: bytes, words: Sequence[str], passed: Sequence[int]) -> int:
 def _as_new() -> None:
     """Streams and warnings are no longer those of the tests, which keep what is written and make some an error."""
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
-    logging.root.handlers.clear()
-    for name in logging.root.manager.loggerDict:
-        for handler in logging.getLogger(name).handlers:
-            if type(handler) is logging.StreamHandler:  # and no file, or what the tests put there
+    theirs = [*logging.root.handlers]
+    for logger in [logging.root, *map(logging.getLogger, logging.root.manager.loggerDict)]:
+        for handler in [*logger.handlers]:
+            if handler in theirs:
+                logger.removeHandler(handler)
+            elif type(handler) is logging.StreamHandler:
                 handler.setStream(sys.stderr)
     warnings.resetwarnings()
     for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
