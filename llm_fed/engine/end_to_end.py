@@ -179,16 +179,15 @@ def one_by_one(
     query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None, window: int | None
 ) -> Tensor:
     """The same sequence by sequence: (S, H, D)."""
-    parts = []
-    for at in sequences.stretches():
-        seen = None if window is None else _seen(at.stop - at.start, window, query.device)
+    lengths, parts = [at.stop - at.start for at in sequences.stretches()], []
+    for q, k, v in zip(*(each.split(lengths, 2) for each in (query, key, value)), strict=True):
+        seen = None if window is None else _seen(q.shape[2], window, q.device)
         parts.append(
             nn.functional.scaled_dot_product_attention(
-                query[:, :, at], key[:, :, at], value[:, :, at], attn_mask=seen, is_causal=seen is None, scale=scaling,
-                enable_gqa=query.shape[1] != key.shape[1],
+                q, k, v, attn_mask=seen, is_causal=seen is None, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
             )
-        )  # fmt: skip
-    return torch.cat(parts, 2)[0].transpose(0, 1)
+        )
+    return torch.cat(parts, 2).squeeze(0).transpose(0, 1)
 
 
 def _seen(length: int, window: int, device: torch.device) -> Tensor | None:
@@ -205,7 +204,7 @@ def _by_kernel(
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
-    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))  # (S, H, D)
+    query, key, value = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))  # (S, H, D)
     grouped: dict[str, Any] = (
         {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _known(varlen_attn) else {}
     )

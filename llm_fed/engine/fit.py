@@ -119,7 +119,8 @@ class FusedFit:
                         known.append(row)
                     loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
                 signs.step(step + 1, last, len(active), total, loss)
-        results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
+        trained = self._trained()
+        results = [self._result(k, trained[k], [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
         whys = []
         if self.model.captures:
             whys.append(self.stage.why if self.stage else refusal(self.model, self.jobs))
@@ -299,12 +300,22 @@ class FusedFit:
         one = torch.ones((), device=self.device)
         return torch.stack([scaler.scale(one) for scaler in self.scalers]) if self.scalers else None
 
-    def _result(self, k: int, losses: list[float], failed: int | None) -> Fitted | ClientError:
+    def _trained(self) -> list[Tensor]:
+        """The bank's rows, each where its job keeps its state. A GPU copies all of them, and is waited for once."""
+        gpu = self.device.type == "cuda"
+        rows = [
+            self.bank.read(k).row.to(job.start.row.device, non_blocking=gpu) for k, job in enumerate(self.jobs)
+        ]  # fmt: skip
+        if gpu:
+            torch.cuda.synchronize(self.device)
+        return rows
+
+    def _result(self, k: int, row: Tensor, losses: list[float], failed: int | None) -> Fitted | ClientError:
         job = self.jobs[k]
         hint = f"(lr {job.optimizer.lr:g}); lower local.lr or set local.clip"
         if failed is not None:
             return ClientError(f"client {job.site}: loss is {losses[failed]} at local step {failed + 1} {hint}")
-        state = job.start.like(self.bank.read(k).row.to(job.start.row.device))
+        state = job.start.like(row)
         if not state.is_finite():
             return ClientError(f"client {job.site}: weights not finite after {len(job.batches)} local steps {hint}")
         (steps,) = (steps for steps in self.steps if k in steps.parameters)

@@ -22,6 +22,7 @@ from transformers.cache_utils import DynamicLayer
 
 from llm_fed.engine import reading
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.batch_limits import SMALL
 from llm_fed.engine.capture import Captures, Graphs, Replay
 from llm_fed.engine.end_to_end import attending
 from llm_fed.engine.fused import fused
@@ -56,11 +57,13 @@ class OpenAnswer:
         place: of the request.
         prompt: its tokens.
         tokens: of the answer so far; the last one is not in the slot yet.
+        ended: the slot is free, and what it holds means nothing.
     """
 
     place: int
     prompt: int
     tokens: list[int] = field(default_factory=list)
+    ended: bool = False
 
     @property
     def length(self) -> int:
@@ -86,10 +89,10 @@ class SlotLayer(DynamicLayer):
         for own, part in ((self.keys, keys), (self.values, values)):
             own[at : at + len(part), :, : part.shape[2]] = part
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """What is in one slot into another."""
+    def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
+        """The first columns of some slots into others."""
         for own in (self.keys, self.values):
-            own[target, :, :length] = own[source, :, :length]
+            own[targets, :, :length] = own[sources, :, :length]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
         rows, width = len(key_states), self._slots.width
@@ -132,7 +135,7 @@ class Slots:
         columns = max(len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True))
         device = base.model.device
         self._most, self._columns = most, rounded(columns, 8, COLUMNS) if captures else columns
-        self._rows: list[OpenAnswer] = []  # of the slots in use, which are the first ones
+        self._rows: list[OpenAnswer] = []  # of the first slots; those behind are free
         self._cache: Cache = DynamicCache(config=base.model.config)
         self._layers = [SlotLayer(self) for _ in self._cache.layers]
         self._cache.layers = [*self._layers]
@@ -159,7 +162,7 @@ class Slots:
         """
         waiting = deque(order)
         enough = max(1, self._most // (8 if self._captures is None else 4))  # free slots; captured steps cost the same
-        budget = budget_and_overhead(self._base.device)[0]
+        budget = budget_and_overhead(self._base.device)[0] * (1 if self._base.device.type == "cpu" else SMALL)
         try:
             while waiting or self._rows:
                 while waiting and (not self._rows or self._most - len(self._rows) >= enough):
@@ -167,7 +170,7 @@ class Slots:
                     count = min(most, self._most - len(self._rows), len(waiting))
                     yield from self._read([waiting.popleft() for _ in range(count)], shared)
                 if self._rows:
-                    yield from self._write()
+                    yield from self._write(enough if waiting else self._most)
         finally:
             self._release()
 
@@ -201,55 +204,63 @@ class Slots:
             self._weights[here] = weights.to(self._weights.device)
         self._rows += [OpenAnswer(i, length) for i, length in zip(chosen, lengths, strict=True)]
         yield from self._heard(at, self._ids[here, 0].tolist())
+        self._close_up()
 
-    def _write(self) -> Iterator[tuple[int, list[int]]]:
-        """Steps until an answer ends."""
+    def _write(self, wanted: int) -> Iterator[tuple[int, list[int]]]:
+        """Steps until an answer ends, or so many slots are free where steps are captured, as they cost the same."""
         count = len(self._rows)
         owners = [self._requests[row.place][0] for row in self._rows]
-        if self._captures is not None and self._captures.answers and not self._bank.beneath(owners):
-            while len(self._rows) == count:
+        if self._captures is not None and not self._bank.beneath(owners):
+            while self._captures.answers and (left := self._open()) > 0 and self._most - left < wanted:
                 self._replay(self._captures)
                 yield from self._heard(0, self._ids[:count, 0].tolist())
-            return
-        weights = None if self._weights is None else self._weights[:count]
-        with self._bank.attached(torch.tensor(owners), mix=weights):
-            while len(self._rows) == count:
-                lengths = [row.length for row in self._rows]
-                self.width = max(lengths) + 1
-                self._step(count, padded=min(lengths) < max(lengths))
-                yield from self._heard(0, self._ids[:count, 0].tolist())
+        if self._open() == count:
+            weights = None if self._weights is None else self._weights[:count]
+            with self._bank.attached(torch.tensor(owners), mix=weights):
+                while self._open() == count:
+                    lengths = [row.length for row in self._rows]
+                    self.width = max(lengths) + 1
+                    self._step(count, padded=min(lengths) < max(lengths))
+                    yield from self._heard(0, self._ids[:count, 0].tolist())
+        self._close_up()
+
+    def _open(self) -> int:
+        """How many answers are being written."""
+        return sum(not row.ended for row in self._rows)
 
     def _heard(self, first: int, tokens: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-        """What rows from the slot `first` on say next; the answers that end with it, whose slots become free."""
-        ended = []
-        for n, token in enumerate(tokens, first):
-            row = self._rows[n]
+        """What rows from the slot `first` on say next; the answers that end with it."""
+        for row, token in zip(self._rows[first:], tokens, strict=True):
+            if row.ended:
+                continue
             if token == NOT_A_NUMBER:
                 raise reading.not_a_number(self._base, row.length + bool(row.tokens))
             if token not in self._stops:
                 row.tokens.append(token)
             if token in self._stops or len(row.tokens) == self._rooms[row.place]:
-                ended.append(n)
-        for n in reversed(ended):
-            row = self._rows[n]
-            self._leave(n)
-            yield row.place, row.tokens
+                row.ended = True
+                yield row.place, row.tokens
 
-    def _leave(self, n: int) -> None:
-        """The last row into the slot of a row that has ended, so that those in use are the first."""
-        last = self._rows.pop()
-        if (at := len(self._rows)) == n:
-            return
-        for layer in self._layers:
-            layer.move(at, n, last.length)
-        for own in (self._ids, self.position, self._index, self._weights):
-            if own is not None:
-                own[n] = own[at]
-        self._rows[n] = last
+    def _close_up(self) -> None:
+        """The last rows into the slots of those that have ended, so that the rest are free."""
+        count = self._open()
+        targets = [n for n, row in enumerate(self._rows[:count]) if row.ended]
+        sources = [n for n, row in enumerate(self._rows) if n >= count and not row.ended]
+        if targets:
+            length = max(self._rows[n].length for n in sources)
+            ends, begins = (torch.tensor(places, device=self.numbers.device) for places in (targets, sources))
+            for layer in self._layers:
+                layer.move(begins, ends, length)
+            for own in (self._ids, self.position, self._index, self._weights):
+                if own is not None:
+                    own[ends] = own[begins]
+        for target, source in zip(targets, sources, strict=True):
+            self._rows[target] = self._rows[source]
+        del self._rows[count:]
 
     def _replay(self, captures: Captures) -> None:
         """A step over all slots, in a width of the grid; in what is not in use it means nothing."""
-        needed = max(row.length for row in self._rows) + 1
+        needed = max(row.length for row in self._rows if not row.ended) + 1
         self.width = width = min(self._columns, rounded(needed, 1, WIDTH))
         if width in self._warm and width not in self._replays and captures.answers:
             self._capture(width, captures)
@@ -326,7 +337,7 @@ def attend(
     rows, heads, _, size = query.shape
     shared = key.shape[1]
     scores = query.reshape(rows, shared, heads // shared, size) @ key.mT  # (S, G, H / G, C)
-    scores = scores.to(more[BIAS].dtype) * (size**-0.5 if scaling is None else scaling) + more[BIAS]
+    scores = torch.add(more[BIAS], scores, alpha=size**-0.5 if scaling is None else scaling)
     attended = scores.softmax(-1).to(value.dtype) @ value
     return attended.reshape(rows, 1, heads, size), None
 

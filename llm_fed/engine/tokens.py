@@ -94,7 +94,8 @@ class TokenGroups:
         if self.by_kernel(x) and factors.shape[2] % ALIGNED:
             more = -factors.shape[2] % ALIGNED
             x, factors = nn.functional.pad(x, (0, more)), nn.functional.pad(factors, (0, more))
-        return _Product.apply(x[0], factors.to(x.dtype), self)[None, :, :out]
+        # `x[0]` would make the backward pass fill tensors with zeros first, here and in `end_to_end`.
+        return _Product.apply(x.squeeze(0), factors.to(x.dtype), self)[None, :, :out]
 
     def added(self, y: Tensor, x: Tensor, factors: Tensor, scaling: float, same: bool) -> Tensor:
         return torch.add(y, self.product(x, factors), alpha=scaling)

@@ -93,6 +93,21 @@ def test_a_step_is_captured_when_it_comes_again():
     assert captures.done.count("replay") > 20
 
 
+def test_captured_steps_move_nothing_before_prompts_are_read(monkeypatch):
+    """They cost the same in slots whose answers have ended; other steps take fewer rows then."""
+    setting, calls = Setting(), []
+    expected, move = answered(setting, 3), slots.SlotLayer.move
+    monkeypatch.setattr(slots.SlotLayer, "move", lambda *given: (calls.append(given), move(*given)))
+
+    def moves(most, captures=None):
+        calls.clear()
+        assert answered(setting, most, captures) == expected
+        return len(calls)
+
+    assert moves(100, Captures()) == 0 < moves(100)
+    assert 0 < moves(8, Captures()) < moves(8)
+
+
 def test_what_cannot_be_captured_runs_as_it_is_written(caplog):
     setting, captures = Setting(stops=[1]), Counted(RuntimeError("operation not permitted when stream is capturing"))
     expected = answered(setting, 4)
