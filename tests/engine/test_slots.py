@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import random
 import weakref
 
 import every
+import hypothesis
 import pytest
+import tiny
 import torch
 from answers import SLIDING, Setting
+from hypothesis import strategies as st
 
 from llm_fed.basics.errors import RunError
 from llm_fed.engine import generation, reading, slots
@@ -69,6 +73,10 @@ class Counted(Captures):
         super().__init__()
         self.done, self.error = [], error
 
+    def fail(self):
+        if self.error:
+            raise self.error
+
     def graphs(self, device):
         counted = self
 
@@ -79,9 +87,8 @@ class Counted(Captures):
 
             def capture(self, run):
                 counted.done.append("capture")
-                if counted.error:
-                    raise counted.error
-                return lambda: (counted.done.append("replay"), run())[1]
+                counted.fail()
+                return lambda: (counted.done.append("replay"), counted.fail(), run())[2]
 
         return Counting()
 
@@ -114,6 +121,36 @@ def test_what_cannot_be_captured_runs_as_it_is_written(caplog):
     assert [answered(setting, 4, captures) for _ in range(2)] == [expected] * 2
     assert captures.done == ["warm", "capture"] and len(caplog.records) == 1
     assert "answers are not captured" in caplog.text and "not permitted" in caplog.text
+
+
+class OutOfMemory(Counted):
+    """Once, in a capture or a replay among the first ones."""
+
+    def __init__(self, when):
+        super().__init__(RuntimeError("CUDA out of memory. Tried"))
+        self.when = when
+
+    def fail(self):
+        if len(self.done) >= self.when:
+            self.when = 10**6
+            raise self.error
+
+
+@hypothesis.settings(max_examples=5)
+@hypothesis.given(seed=st.integers(0, 2**32), size=st.integers(8, 40), width=st.sampled_from([4, 8, 256]))
+def test_any_prompts_in_any_slots(seed, size, width):
+    """Whatever ends when, and whatever fails."""
+    draws = random.Random(seed)
+    setting = Setting(stops=draws.sample(range(2, tiny.VOCABULARY), draws.randrange(1, 9)))
+    words = [draws.randrange(2, tiny.VOCABULARY) for _ in range(400)]
+    starts = [draws.randrange(380) for _ in range(draws.randrange(8, 40))]
+    setting.prompts = [(n % 3, words[at : at + draws.randrange(1, 20)]) for n, at in enumerate(starts)]
+    failing = [OutOfMemory(draws.randrange(12)), Counted(RuntimeError("not permitted"))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slots, "WIDTH", width)
+        in_slots = [answered(setting, size, captures) for captures in (None, Captures(), *failing)]
+        patch.setattr(generation, "allowed", lambda base: False)
+        assert all(answers == answered(setting, 4) for answers in in_slots)
 
 
 @pytest.mark.parametrize("captures", [None, Captures()])
