@@ -3,10 +3,11 @@
 #
 #   bash scripts/gpu/run.sh [--tiny] [STEP ...]    # in a clone; in an unpacked bundle: bash run.sh
 #
-# Steps: equality rounding training generation families nf4 real_base profile (default: all). Each figure is a line of
-# OUT/results.jsonl (OUT: the bundle, or gpu-results in a clone), each step's output is in OUT/logs. The same command goes
-# on where it was stopped; a case during which it was stopped comes after all steps. `--tiny` tries the steps on a CPU
-# with tiny shapes. Variables: OUT; PYTHON; LIMIT, the seconds of a step; MODEL, the folder of a chat model for real_base.
+# Steps: equality rounding training generation families nf4 real_base comparison profile (default: all). Each figure is
+# a line of OUT/results.jsonl (OUT: the bundle, or gpu-results in a clone), each step's output is in OUT/logs. The same
+# command goes on where it was stopped; a case during which it was stopped comes after all steps. `--tiny` tries the
+# steps on a CPU with tiny shapes. Variables: OUT; PYTHON; LIMIT, the seconds of a step; MODEL, the folder of a chat
+# model for real_base and comparison.
 # Afterwards: python scripts/gpu/table.py OUT/results.jsonl
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -30,7 +31,7 @@ if ! "$python" -c "import tomllib" 2> /dev/null; then
   exit 2
 fi
 
-known="equality rounding training generation families nf4 real_base profile"
+known="equality rounding training generation families nf4 real_base comparison profile"
 tiny=""
 steps=""
 for word in "$@"; do

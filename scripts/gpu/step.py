@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="a file; lines are appended")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes on the CPU, to try the step itself")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of this step")
-    parser.add_argument("--model", type=Path, help="the folder of a chat model, for the step real_base")
+    parser.add_argument("--model", type=Path, help="the folder of a chat model, for real_base and comparison")
     parser.add_argument("--cut-off", choices=["last", "leave", "only"], default="last", help="cases that once were")
     parser.add_argument("--commit", default="unknown", help="of the code, as its lines name it")
     args = parser.parse_args()

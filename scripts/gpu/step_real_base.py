@@ -27,19 +27,15 @@ def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
 
 
 def measured(setting: Setting, method: str) -> dict[str, Any]:
-    model = ASSETS / "tiny-base" if setting.tiny else setting.model
-    if model is None:
-        raise Skipped("no base is here; give its folder as MODEL=FOLDER, or put it beside run.sh as `model`")
+    model, template = base_of(setting)
     out = setting.scratch / f"real_base-{method}"
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
-    tokenizer = model / "tokenizer_config.json"
-    chat = (model / "chat_template.jinja").exists() or "chat_template" in tokenizer.read_text(encoding="utf-8")
     words = [
-        str(ASSETS / "quickstart.yaml"), f"base.name={model.resolve()}", "base.dtype=auto", f"method={method}",
+        str(ASSETS / "quickstart.yaml"), f"base.name={model}", "base.dtype=auto", f"method={method}",
         f"device={setting.device.type}", f"rounds={1 if setting.tiny else 3}",
         f"local.steps={1 if setting.tiny else 10}", "local.lr=1e-3", "local.lr_end=1e-3", "eval.every=0",
-        "eval.select=last", "eval.base=false", f"task.template={'chat' if chat else 'alpaca-short'}",
+        "eval.select=last", "eval.base=false", f"task.template={template}",
         *(["eval.limit=4"] if setting.tiny else []),
     ]  # fmt: skip
     command = [sys.executable, "-m", "llm_fed.cli", "run", *words, "--out", str(out)]
@@ -63,6 +59,20 @@ def measured(setting: Setting, method: str) -> dict[str, Any]:
         "seconds": round(seconds, 1),
         "score": round(summary["scores"]["mean"], 1),
     }
+
+
+def base_of(setting: Setting) -> tuple[Path, str]:
+    """The folder of a real base, and the template of its prompts.
+
+    Raises:
+        Skipped: none is here.
+    """
+    model = ASSETS / "tiny-base" if setting.tiny else setting.model
+    if model is None:
+        raise Skipped("no base is here; give its folder as MODEL=FOLDER, or put it beside run.sh as `model`")
+    tokenizer = model / "tokenizer_config.json"
+    chat = (model / "chat_template.jinja").exists() or "chat_template" in tokenizer.read_text(encoding="utf-8")
+    return model.resolve(), "chat" if chat else "alpaca-short"
 
 
 def environment() -> dict[str, str]:

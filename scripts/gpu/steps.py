@@ -31,6 +31,7 @@ FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear 
 EXPERTS = "bf16 and adapters on experts"
 WINDOWED = tuple(f"{family}, window" for family in ("qwen3", "mistral", "gemma3_text"))
 METHODS = ("local", "fedit", "fedmerge")
+COMPARED, DRAWS = ("local", "fedit", "fedmerge", "potara", "feddpa"), 10
 
 REPLAYED = tuple(f"{how}, {AGAIN}" for how in (PLAIN, ROWS, ALONE, AS_MANY, DROPS, KEYED))
 TRAINING = (
@@ -104,9 +105,8 @@ STEPS = {
             "answers": "answers", "rows": "rows at once", "seconds": "seconds", "tokens_per_second": "new tokens/s",
             "peak_gib": "peak GiB",
         },
-        "Answers of eight clients, each under its own adapter, of at most 64 tokens, from random weights, which rarely "
-        "end early. `ours` is in slots, captured and fused; `as written` in slots without; `in batches` as other "
-        "families.",
+        "Answers of eight clients, each under its own adapter, of at most 64 tokens; random weights rarely end early. "
+        "`ours`: in slots, captured and fused; `as written`: in slots without; `in batches`: as other families.",
     ),
     "families": Step(
         (
@@ -118,9 +118,8 @@ STEPS = {
             "padding_free": "no padding", "apart": "apart", "of_rounding": "of rounding", "peak_gib": "peak GiB",
         },
         "Four clients, three steps of gradient descent, as `auto` computes: together, and each client alone as "
-        "written. `apart` is their distance as a share of the way that training went, `of rounding` how far the "
-        "clients together are from float32, over how far each alone is. Small models with random weights; in a "
-        "`window` are 32 tokens.",
+        "written. `apart` is their distance as a share of the way that training went, `of rounding` how far they are "
+        "from float32, over how far each alone is. Small random models; a `window` is 32 tokens.",
     ),
     "nf4": Step(
         (f"{LARGE}, bf16", f"{LARGE}, nf4", f"{LARGE}, int8"),
@@ -133,6 +132,12 @@ STEPS = {
         {"first_round": "start to first round, s", "round": "a round, s", "seconds": "the run, s", "score": "score, %"},
         "`llm-fed run` as a user starts it, a process per method: the quickstart's twelve planted clients on the base "
         "in `MODEL`, three rounds of ten steps, exact match on the test prompts.",
+    ),
+    "comparison": Step(
+        ("five methods",),
+        {"first_round": "start to first round, s", "draw": "one draw, s", "all": f"{DRAWS} draws, s"},
+        f"`llm-fed compare` of {', '.join(COMPARED)} on `MODEL`: eight clients with 300 examples and 100 tests each, "
+        "ten rounds of 20 steps of batch 4, answers of up to 64 tokens. One draw is run.",
     ),
     "profile": Step(
         (

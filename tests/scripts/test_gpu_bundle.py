@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gpu_scripts import GPU, ROOT, bare, bash, made, modules, stub
 
-STEPS = ("equality", "rounding", "training", "generation", "families", "nf4", "real_base", "profile")
+STEPS = ("equality", "rounding", "training", "generation", "families", "nf4", "real_base", "comparison", "profile")
 
 
 @pytest.fixture(scope="module")

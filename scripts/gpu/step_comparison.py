@@ -1,0 +1,72 @@
+"""`llm-fed compare` as a user starts it, on a real base: what passes before the first round, and what a draw takes."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from setting import Setting
+from step_real_base import base_of, environment
+from steps import COMPARED, DRAWS, STEPS
+
+WORDS = ["apple", "river", "stone", "cloud", "table", "music", "green", "water", "house", "light", "paper", "garden"]
+
+
+def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
+    return {case: lambda case=case: measured(setting, case) for case in STEPS["comparison"].cases}  # type: ignore[misc]
+
+
+def measured(setting: Setting, case: str) -> dict[str, Any]:
+    model, template = base_of(setting)
+    folder = setting.scratch / "comparison"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_clients(folder / "clients", *((2, 12, 2, 6) if setting.tiny else (8, 300, 100, 140)))
+    rows = COMPARED[:2] if setting.tiny else COMPARED
+    config, out = folder / "comparison.yaml", folder / "out"
+    config.write_text("compare:\n  rows:\n" + "".join(f"    {row}: [method={row}]\n" for row in rows))
+    words = [
+        f"base.name={model}", f"device={setting.device.type}", "task.name=files", f"task.path={folder / 'clients'}",
+        f"task.template={template}", f"task.max_length={96 if setting.tiny else 512}", "local.batch_size=4",
+        "local.lr=1e-3", f"rounds={1 if setting.tiny else 10}", f"local.steps={1 if setting.tiny else 20}",
+        f"eval.max_new_tokens={2 if setting.tiny else 64}", "--draws", "1", "--out", str(out),
+    ]  # fmt: skip
+    begun = last = 0.0
+    began = time.perf_counter()
+    with open(folder / "comparison.log", "wb") as log:
+        command = [sys.executable, "-m", "llm_fed.cli", "compare", str(config), *words]
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment())
+        while process.poll() is None:
+            time.sleep(0.02)
+            now = time.perf_counter() - began
+            if not begun and any(out.glob("*/timing.jsonl")):
+                begun = now
+            if not last and len(list(out.glob("*/summary.json"))) == len(rows):
+                last = now
+    if process.returncode:
+        tail = Path(log.name).read_text(errors="replace").strip().splitlines()[-1:]
+        raise RuntimeError(f"llm-fed compare ended with {process.returncode}: {' '.join(tail)}")
+    last = last or time.perf_counter() - began
+    return {
+        "first_round": round(begun, 1), "draw": round(last - begun, 1), "all": round(begun + DRAWS * (last - begun)),
+    }  # fmt: skip
+
+
+def write_clients(folder: Path, clients: int, training: int, testing: int, longest: int) -> None:
+    """Client k asks for one to ten words of those in the prompt (25 to 170 tokens), from place k + 1 on."""
+    folder.mkdir(parents=True)
+    draws = random.Random(0)
+    for k in range(clients):
+        rows = []
+        for n in range(training + testing):
+            words = draws.choices(WORDS, k=min(longest, 15 + int(draws.lognormvariate(3.8, 0.6))))
+            prompt = f"Words: {' '.join(words)}. Say {1 + n % 10} of them, from place {k + 1} on."
+            split = "train" if n < training else "test"
+            rows.append({"prompt": prompt, "response": " ".join(words[k : k + 1 + n % 10]), "split": split})
+        (folder / f"client{k}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
