@@ -196,6 +196,29 @@ def odd_config() -> Config:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (
+            "",
+            ["task=files", "task.path=DIR"],
+            "task is 'files'; it takes a mapping of settings, such as task.name=files",
+        ),
+        ("", ["task.path=DIR", "task=files"], "task is 'files'; it takes a mapping"),
+        ("base: llama", ["base.dtype=float32"], "base is 'llama'; .* such as base.name=llama"),
+        ("", ["eval=3", "eval.every=2"], "eval is 3; it takes a mapping of settings$"),
+        ("local: [1]", ["local.lr=1"], r"local is \[1\]; it takes a mapping of settings$"),
+    ],
+)
+def test_a_plain_value_of_a_section_is_not_lost_under_a_setting(file, text, words, message):
+    with pytest.raises(UserError, match=message):
+        load(file(text), words)
+
+
+def test_a_setting_may_be_laid_over_a_section_that_is_absent(file):
+    assert load(file("base: {name: x}\nstop: null"), ["stop.patience=3"]).stop.patience == 3
+
+
 @pytest.mark.parametrize("config", [Config(), odd_config()], ids=["defaults", "odd"])
 def test_the_resolved_configuration_comes_back(tmp_path, config):
     """Through plain values, and through the file that a run saves: so a run can be repeated from its own folder."""

@@ -104,7 +104,8 @@ def created(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat") -> dict[str, Any]:
-    """Nested values of `key=value` words, of several with one key the last; UserError where a word is none."""
+    """Nested values of `key=value` words, of several with one key the last; UserError where a word is none, or is for a
+    setting of a section that another word gives a plain value."""
     tree: dict[str, Any] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -147,12 +148,25 @@ def _parts(key: str) -> list[str]:
     return parts
 
 
-def _merged(one: Any, other: Any) -> Any:
-    """Nested values with others laid over them."""
+def _merged(one: Any, other: Any, kind: type | None = Config, where: str = "") -> Any:
+    """Nested values with others laid over them; UserError where a setting is laid over a section that is a plain value,
+    as that would be lost. `kind` is the section that the values are of."""
     below, above = spelling.mapping_of(one), spelling.mapping_of(other)
     if below is None or above is None:
+        if kind is not None and above is not None and spelling.plain(one) is not None:
+            raise _no_section(where, one, kind)
         return other
-    return {**below, **{key: _merged(below.get(key), value) for key, value in above.items()}}
+    sections = {} if kind is None else {key_of(name): section_of(hint) for name, hint in hints(kind).items()}
+    return {
+        **below,
+        **{key: _merged(below.get(key), value, sections.get(key), f"{where}{key}.") for key, value in above.items()},
+    }
+
+
+def _no_section(where: str, value: Any, section: type) -> UserError:
+    key, named = where.rstrip("."), "name" in hints(section) and isinstance(spelling.plain(value), str)
+    example = f", such as {key}.name={spelling.plain(value)}" if named else ""
+    return UserError(f"{key} is {value!r}; it takes a mapping of settings{example}")
 
 
 def from_dict(tree: dict[str, Any]) -> Config:
@@ -212,7 +226,7 @@ def _build(kind: type[Section], tree: Any, where: str) -> Section:
     values: dict[str, Any] = {}
     given = spelling.mapping_of(tree)
     if given is None:
-        raise UserError(f"{where.rstrip('.')} is {tree!r}; it takes a mapping of settings")
+        raise _no_section(where, tree, kind)
     fields = {key_of(name): (name, hint) for name, hint in hints(kind).items()}
     check_keys(given, list(fields), where)
     for key, value in given.items():
