@@ -49,6 +49,7 @@ def generate(
     mix: Tensor | None = None,
     captures: Captures | None = None,
     fuses: bool = False,
+    end_to_end: bool = False,
     free: Callable[[], None] = lambda: None,
 ) -> list[str]:
     """Greedy answers, in the order of the requests; the base's own sampling settings do not count.
@@ -65,6 +66,7 @@ def generate(
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
         captures: steps in slots are captured; None: they run as they are written.
         fuses: whether captured steps compute elementwise work `fused`.
+        end_to_end: prompts that are answered in slots are read without padding; the base and the adapters allow it.
         free: gives memory back where it does not suffice, before fewer rows are tried.
 
     Raises:
@@ -89,7 +91,10 @@ def generate(
             ended(i, tokens)
 
     def answer_in_slots(chosen: Sequence[int], size: int) -> Iterator[int]:
-        memory = Slots(base, bank, requests, size, rooms=rooms, stops=stops, mix=mix, captures=captures, fuses=fuses)
+        memory = Slots(
+            base, bank, requests, size, rooms=rooms, stops=stops, mix=mix, captures=captures, fuses=fuses,
+            end_to_end=end_to_end and not bank.adapts_head,
+        )  # fmt: skip
         for i, tokens in memory.answers(chosen, shared):
             ended(i, tokens)
             yield i

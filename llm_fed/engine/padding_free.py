@@ -74,15 +74,22 @@ class PaddingFree:
             self.check(model, private=private)
         elif why := never(model, private=private):
             return why
-        why = ""
-        if jobs[0].teachers:
-            why = "teachers answer for each example"
-        elif model.device.type == "cuda" and not has_kernels(model.device):
-            why = f"torch {torch.__version__} has no kernels for them end to end on this GPU (2.11 has, from Ampere on)"
+        why = "teachers answer for each example" if jobs[0].teachers else _no_kernels(model.device)
         if why and self._forced and why not in self.said:
             self.said[why] = None
             log.warning("texts are trained in rows with padding: %s", why)
         return why
+
+    def reads(self, model: AdaptedModel) -> bool:
+        """Whether prompts are read so, too: where it is forced, as no GPU has tried it yet."""
+        return self._forced and not refusal(model) and not _no_kernels(model.device)
+
+
+def _no_kernels(device: torch.device) -> str:
+    """What a GPU lacks, in words."""
+    if device.type != "cuda" or has_kernels(device):
+        return ""
+    return f"torch {torch.__version__} has no kernels for them end to end on this GPU (2.11 has, from Ampere on)"
 
 
 def never(model: AdaptedModel, *, private: bool) -> str:

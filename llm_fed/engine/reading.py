@@ -1,6 +1,6 @@
 """Prompts of several adapters as tensors and caches, and the pass that reads them.
 
-Shape letters: N rows of a batch, T tokens with padding, V vocabulary.
+Shape letters: N rows of a batch, T tokens with padding, S tokens of all rows without, V vocabulary, E experts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from transformers import Cache
 
 from llm_fed.basics.errors import RunError
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.end_to_end import FlatBatch, attention, flattened, inputs_of
+from llm_fed.engine.laid import on_device
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.prefixes import PromptRequest
+from llm_fed.engine.tokens import groups_of
 from llm_fed.models.base import Base
+from llm_fed.tasks.common import Encoded
 
 
 def begin(
@@ -38,6 +42,37 @@ def begin(
     owner = torch.tensor([places[row] for row, _ in batch], device=device)
     select(cache, owner)
     return ids, torch.cat([known[owner], mask], dim=1), cache
+
+
+def end_to_end(
+    base: Base, bank: AdapterBank, batch: Sequence[PromptRequest], mix: Tensor | None = None
+) -> tuple[Tensor, Cache, FlatBatch]:
+    """Logits (N, 1, V) behind each prompt, the cache of all tokens, and how they lie there: one prompt behind the
+    other, without padding.
+
+    Args:
+        batch: the prompts of one adapter side by side.
+        mix: (N, E), where the gate of the bank's structure is `mix`.
+    """
+    device, lengths = base.model.device, [len(prompt) for _, prompt in batch]
+    clients, groups = groups_of([row for row, _ in batch], lengths)
+    flat = on_device(flattened([Encoded([*prompt], [False] * len(prompt)) for _, prompt in batch]), device)
+    groups, last = on_device(groups, device), flat.sequences.borders[1:].long() - 1
+    of_tokens = None
+    if mix is not None:
+        times = torch.tensor(lengths, device=mix.device)
+        of_tokens = mix.repeat_interleave(times, 0, output_size=sum(lengths))
+    attached = bank.attached(torch.tensor(clients), mix=of_tokens, groups=groups)
+    with attention(base.model), attached, base.computing():
+        output = base.model(**inputs_of(flat), use_cache=True, logits_to_keep=last)
+    return output.logits[0, :, None], output[_cache(base)], flat
+
+
+def _cache(base: Base) -> str:
+    """What a base's forward calls its cache."""
+    known = inspect.signature(base.model.forward).parameters
+    before = "cache_params" if "cache_params" in known else "past_key_values"  # its names until transformers 5.23
+    return "cache" if "cache" in known else before
 
 
 def not_a_number(base: Base, length: int) -> RunError:
@@ -66,8 +101,7 @@ def forward(
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
     options = {"position_ids": positions, "logits_to_keep": keep}
     known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
-    before = "cache_params" if "cache_params" in known else "past_key_values"  # its names until transformers 5.23
-    name = "cache" if "cache" in known else before
+    name = _cache(base)
     if cache is not None and not _keeps_keys(cache):
         mask = mask[:, -ids.shape[1] :]
     with known_masks(padded), base.computing():

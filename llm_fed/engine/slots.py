@@ -10,9 +10,11 @@ Shape letters: S slots, n of them in use, C columns of each, H heads, D numbers 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -83,11 +85,20 @@ class SlotLayer(DynamicLayer):
 
     def put(self, at: int, keys: Tensor, values: Tensor) -> None:
         """Rows (N, H, T, D) into the slots from `at` on."""
+        for own, part in self._beside(keys, values):
+            own[at : at + len(part), :, : part.shape[2]] = part
+
+    def place(self, slots: Tensor, columns: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Tokens (1, H, T, D) into a column of a slot each."""
+        for own, part in self._beside(keys, values):
+            own[slots, :, columns] = part[0].transpose(0, 1)
+
+    def _beside(self, keys: Tensor, values: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The memory of keys and of values, each with what belongs there."""
         if not self.is_initialized:
             self.keys, self.values = (self._slots.memory(part) for part in (keys, values))
             self.is_initialized = True
-        for own, part in ((self.keys, keys), (self.values, values)):
-            own[at : at + len(part), :, : part.shape[2]] = part
+        return (self.keys, keys), (self.values, values)
 
     def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
         """The first columns of some slots into others."""
@@ -115,6 +126,7 @@ class Slots:
         mix: (requests, E), where the gate of the bank's structure is `mix`.
         captures: steps are captured; None: they run as they are written.
         fuses: whether steps compute elementwise work `fused`.
+        end_to_end: prompts are read without padding.
     """
 
     def __init__(
@@ -129,8 +141,10 @@ class Slots:
         mix: Tensor | None = None,
         captures: Captures | None = None,
         fuses: bool = False,
+        end_to_end: bool = False,
     ):
         self._base, self._bank, self._requests, self._mix = base, bank, requests, mix
+        self._end_to_end = end_to_end
         self._rooms, self._stops = rooms, stops
         columns = max(len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True))
         device = base.model.device
@@ -162,12 +176,11 @@ class Slots:
         """
         waiting = deque(order)
         enough = max(1, self._most // (8 if self._captures is None else 4))  # free slots; captured steps cost the same
-        budget = budget_and_overhead(self._base.device)[0] * (1 if self._base.device.type == "cpu" else SMALL)
+        self._end_to_end = self._end_to_end and not any(shared.values())
         try:
             while waiting or self._rows:
                 while waiting and (not self._rows or self._most - len(self._rows) >= enough):
-                    most = max(1, self._most // 4, budget // len(self._requests[waiting[0]][1]))
-                    count = min(most, self._most - len(self._rows), len(waiting))
+                    count = self._readable(waiting)
                     yield from self._read([waiting.popleft() for _ in range(count)], shared)
                 if self._rows:
                     yield from self._write(enough if waiting else self._most)
@@ -181,21 +194,26 @@ class Slots:
         self._cache.layers = []
         self._replays.clear()
 
+    def _readable(self, waiting: Iterable[int]) -> int:
+        """How many prompts are read in one pass. Without padding more tokens are, which take less memory than training
+        does; with padding the last ones would cost as much as the first one."""
+        budget, free = budget_and_overhead(self._base.device)[0], self._most - len(self._rows)
+        lengths = [len(self._requests[i][1]) for i in islice(waiting, free)]
+        if not self._end_to_end:
+            return min(len(lengths), max(1, self._most // 4, budget // lengths[0]))
+        return max(1, sum(end <= SMALL * budget for end in accumulate(lengths)))
+
     def _read(self, chosen: Sequence[int], shared: Mapping[int, int]) -> Iterator[tuple[int, list[int]]]:
         """Prompts into free slots, and the first token of each answer."""
+        flat = self._end_to_end and not self._bank.beneath([self._requests[i][0] for i in chosen])
+        if flat:
+            chosen = sorted(chosen, key=lambda i: self._requests[i][0])
         batch, at = [self._requests[i] for i in chosen], len(self._rows)
         owners, lengths = [row for row, _ in batch], [len(prompt) for _, prompt in batch]
-        ids, mask, cache = reading.begin(self._base, self._bank, batch, shared)
         weights = None if self._mix is None else self._mix[list(chosen)]
-        fusing = fused(self._base.model) if self._fuses else nullcontext()
-        with fusing, self._bank.attached(torch.tensor(owners), mix=weights):
-            padded = min(lengths) < mask.shape[1]
-            logits, known = reading.forward(self._base, ids, mask, cache, keep=1, padded=padded)
-        # Real tokens first, in their order; what lies behind them is masked.
-        columns = mask.argsort(stable=True, dim=1, descending=True)[:, : max(lengths)]
-        layers: Sequence[Any] = known.layers
-        for layer, own in zip(layers, self._layers, strict=True):
-            own.put(at, *(_taken(part, columns) for part in (layer.keys, layer.values)))
+        with fused(self._base.model) if self._fuses else nullcontext():
+            read = self._end_to_end_into if flat else partial(self._side_by_side_into, shared=shared)
+            logits = read(at, batch, weights)
         here = slice(at, at + len(batch))
         self._ids[here] = _likeliest(logits)
         self.position[here] = torch.tensor(lengths, device=self.position.device)
@@ -205,6 +223,32 @@ class Slots:
         self._rows += [OpenAnswer(i, length) for i, length in zip(chosen, lengths, strict=True)]
         yield from self._heard(at, self._ids[here, 0].tolist())
         self._close_up()
+
+    def _end_to_end_into(self, at: int, batch: Sequence[PromptRequest], weights: Tensor | None) -> Tensor:
+        """Prompts into the slots from `at` on, and the logits (N, 1, V) behind each."""
+        logits, known, flat = reading.end_to_end(self._base, self._bank, batch, weights)
+        columns, borders = flat.positions[0], flat.sequences.borders.long()
+        rows = torch.repeat_interleave(self.numbers[at : at + len(batch)], borders.diff(), output_size=len(columns))
+        layers: Sequence[Any] = known.layers
+        for layer, own in zip(layers, self._layers, strict=True):
+            own.place(rows, columns, layer.keys, layer.values)
+        return logits
+
+    def _side_by_side_into(
+        self, at: int, batch: Sequence[PromptRequest], weights: Tensor | None, shared: Mapping[int, int]
+    ) -> Tensor:
+        """The same with padding."""
+        lengths = [len(prompt) for _, prompt in batch]
+        ids, mask, cache = reading.begin(self._base, self._bank, batch, shared)
+        with self._bank.attached(torch.tensor([row for row, _ in batch]), mix=weights):
+            padded = min(lengths) < mask.shape[1]
+            logits, known = reading.forward(self._base, ids, mask, cache, keep=1, padded=padded)
+        # Real tokens first, in their order; what lies behind them is masked.
+        columns = mask.argsort(stable=True, dim=1, descending=True)[:, : max(lengths)]
+        layers: Sequence[Any] = known.layers
+        for layer, own in zip(layers, self._layers, strict=True):
+            own.put(at, *(_taken(part, columns) for part in (layer.keys, layer.values)))
+        return logits
 
     def _write(self, wanted: int) -> Iterator[tuple[int, list[int]]]:
         """Steps until an answer ends, or so many slots are free where steps are captured, as they cost the same."""

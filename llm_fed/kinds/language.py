@@ -228,6 +228,7 @@ class Language(Kind):
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt in prompts]),
             captures=engine.captures and engine.captures.of_answers(self.model),
             fuses=bool(engine.fuses),
+            end_to_end=engine.padding_free is not None and engine.padding_free.reads(engine.adapted(structure)),
             free=engine.free,
         )
         return list(_shared_out(texts, [len(request.prompts) for request in requests]))

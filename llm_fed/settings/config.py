@@ -348,7 +348,7 @@ class EngineConfig:
     # Without a GPU `on` runs passes on the same static memory, which gains nothing
     capture: Literal["auto", "on", "off"] = "auto"
     # train adapters on texts that lie end to end, without padding: `auto` on a GPU likewise, in bfloat16, where the
-    # base and the task allow it; `on` is refused where they do not
+    # base and the task allow it; `on` is refused where they do not, and reads prompts of answers so, too
     padding_free: Literal["auto", "on", "off"] = "auto"
     # norms, rotary embeddings and gated activations in one kernel each, where the base's code is LLaMA's: `auto`
     # likewise. The norms are torch's; the others need Liger Kernel (pip install liger-kernel)

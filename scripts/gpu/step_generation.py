@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -37,7 +38,11 @@ def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
     base, who = case.split(", ", 1)
     bench = benches.of(base)
     prompts, tokens = prompts_of(bench, 3 if setting.tiny else ANSWERS), 4 if setting.tiny else NEW_TOKENS
-    answer = {"ours": captured, "ours, as written": ours, "ours, in batches": in_batches}.get(who, stock)
+    ways = {
+        "ours": captured, "ours, prompts without padding": partial(captured, end_to_end=True), "ours, as written": ours,
+        "ours, in batches": in_batches,
+    }  # fmt: skip
+    answer: Any = ways.get(who, stock)
     answer(bench, [client[:1] for client in prompts], tokens)  # a warm-up
     if answer is stock:
         prompts = prompts[:1]  # of one client, as those of the others take as long
@@ -77,7 +82,9 @@ def rows_of(setting: Setting) -> int:
 
 
 @torch.inference_mode()
-def ours(bench: Bench, prompts: Prompts, tokens: int, captures: Captures | None = None) -> None:
+def ours(
+    bench: Bench, prompts: Prompts, tokens: int, captures: Captures | None = None, *, end_to_end: bool = False
+) -> None:
     """One batch holds rows of any clients."""
     bank = bench.adapted(bench.structure).bank(len(prompts))
     for row, start in enumerate(bench.starts):
@@ -86,12 +93,13 @@ def ours(bench: Bench, prompts: Prompts, tokens: int, captures: Captures | None 
     generation.generate(
         base_of(bench, tokens), bank, asked, max_new_tokens=tokens,
         batch_size=most_rows(None, bench.model.device), captures=captures, fuses=captures is not None,
+        end_to_end=end_to_end,
     )  # fmt: skip
 
 
-def captured(bench: Bench, prompts: Prompts, tokens: int) -> None:
+def captured(bench: Bench, prompts: Prompts, tokens: int, *, end_to_end: bool = False) -> None:
     captures = Captures()
-    ours(bench, prompts, tokens, captures)
+    ours(bench, prompts, tokens, captures, end_to_end=end_to_end)
     if captures.said:
         raise RuntimeError("; ".join(captures.said))
 

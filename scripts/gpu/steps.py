@@ -11,7 +11,10 @@ LARGE, SMALL = "llama-3.2-3b", "smollm2-135m"
 CLIENTS = (8, 32, 100)
 MEASURED = "packing as calibrated"  # as written, with micro-batches as a run measured them
 PEFT, FLOOR = "stock PEFT, one client after another", "one adapter for all"
-ANSWERING = ("ours", "ours, as written", "ours, in batches", "`generate`, one client after another")
+ANSWERING = (
+    "ours", "ours, prompts without padding", "ours, as written", "ours, in batches",
+    "`generate`, one client after another",
+)  # fmt: skip
 WRITTEN = "as written"  # engine.{capture,padding_free,fused}=off
 ROWS = "in rows"  # engine.padding_free=off
 PLAIN = "not fused"  # engine.fused=off

@@ -9,17 +9,21 @@ import pytest
 import tiny_base
 from pass_runs import CHANGES, adapters, apart, passes
 
+from llm_fed.engine import reading
 from llm_fed.runs.records import read_records
 
 
 @pytest.mark.parametrize("method", every.quick(["fedit", "local", "fedmerge", "fedem"], ["fedem"]))
-def test_a_run_without_padding_is_the_run_and_says_what_it_did(method, small, tmp_path, llm_fed):
+def test_a_run_without_padding_is_the_run_and_says_what_it_did(method, small, tmp_path, llm_fed, monkeypatch):
+    """Its prompts are read without padding, too."""
+    read, flat = [], reading.end_to_end
+    monkeypatch.setattr(reading, "end_to_end", lambda *given: (read.append(given), flat(*given))[1])
     config = small.config(tmp_path / "c.yaml", **CHANGES)
     plain, free = tmp_path / "plain", tmp_path / "free"
     said = llm_fed("run", config, f"method={method}", "--out", plain)
-    assert said.code == 0 and "padding  " not in said.err
+    assert said.code == 0 and "padding  " not in said.err and not read
     said = llm_fed("run", config, f"method={method}", "engine.padding_free=on", "--out", free)
-    assert said.code == 0, said.err
+    assert said.code == 0 and read, said.err
     assert "padding    without padding (engine.padding_free=on), a product per client" in said.err
     assert not passes(plain) and len(counts := passes(free)) == 3
     assert all(count["padded"] == 0 < count["without padding"] and len(count) == 2 for count in counts)

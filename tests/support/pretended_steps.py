@@ -119,7 +119,9 @@ def replayed(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[int, int]:
         return device.counted()
 
 
-def answers(prompts: Sequence[list[int]], tokens: int, captures: capture.Captures | None = None) -> tuple[int, int]:
+def answers(
+    prompts: Sequence[list[int]], tokens: int, captures: capture.Captures | None = None, *, end_to_end: bool = False
+) -> tuple[int, int]:
     """So many tokens of answers to prompts, each under its own adapter. What is read is 0, which ends no answer."""
     with Pretended() as device:
         base = language_base(moved(tiny.build("llama")))  # type: ignore[arg-type]
@@ -127,8 +129,9 @@ def answers(prompts: Sequence[list[int]], tokens: int, captures: capture.Capture
         device.counted()
         with torch.no_grad():  # fake tensors do not work in inference mode
             inspect.unwrap(generate)(
-                base, bank, list(enumerate(prompts)), max_new_tokens=tokens, batch_size=8, captures=captures
-            )
+                base, bank, list(enumerate(prompts)), max_new_tokens=tokens, batch_size=8, captures=captures,
+                end_to_end=end_to_end,
+            )  # fmt: skip
         return device.counted()
 
 
@@ -196,6 +199,7 @@ def cases() -> dict[str, Callable[[], tuple[int, int]]]:
         "answers of equal prompts": lambda: answers([[5, 6], [7, 8], [9, 3]], 2),
         "answers of unequal prompts": lambda: answers([[5, 6, 7], [8, 9], [3]], 2),
         "answers, captured": lambda: answers([[5, 6, 7], [8, 9], [3]], 2, capture.Captures()),
+        "answers, without padding": lambda: answers([[5, 6, 7], [8, 9], [3]], 2, capture.Captures(), end_to_end=True),
         "scores of three options": lambda: options(1),
         "scores of twelve options": lambda: options(4),
         "scores in one pass": lambda: losses(100),
