@@ -87,6 +87,11 @@ class FileRows(Source):
         except formats.unreadable() as error:
             first_line = str(error).partition("\n")[0]
             raise UserError(f"{self.path} cannot be read: {first_line}; write it again, or leave it out") from error
+        except MemoryError as error:
+            raise UserError(
+                f"{self.path} cannot be read: it takes more memory than there is, as a damaged file may claim of its "
+                "parts; write it again, in several files if it is large, or leave it out"
+            ) from error
 
 
 class HubRows(Source):

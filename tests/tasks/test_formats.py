@@ -283,3 +283,15 @@ def test_a_workbook_without_its_package(tmp_path, monkeypatch):
         archive.writestr("xl/workbook.xml", "<x/>")
     with pytest.raises(UserError, match=r"needs openpyxl; .*pip install -e '.\[excel\]'"):
         read_rows(tmp_path / "a.xlsx")
+
+
+def test_a_file_that_claims_more_memory_than_there_is(tmp_path, monkeypatch):
+    """Random bytes are the length of an Arrow message; where a process may not take that much, it is a plain error."""
+    (tmp_path / "a.arrow").write_bytes(bytes.fromhex("0bb7be7e1988faf7566bee77569cc642706f35975e9971bf"))
+
+    def taken(source):
+        raise MemoryError
+
+    monkeypatch.setattr(pyarrow.ipc, "open_stream", taken)
+    with pytest.raises(UserError, match="a.arrow cannot be read: it takes more memory than there is"):
+        read_rows(tmp_path / "a.arrow")
