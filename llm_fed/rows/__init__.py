@@ -72,6 +72,7 @@ class FileRows(Source):
         self.path = path
 
     def __iter__(self) -> Iterator[Row | BadRow]:
+        kind = ""
         try:
             kind, encoding = formats.look(self.path)
             if kind == "json":
@@ -84,14 +85,19 @@ class FileRows(Source):
                 from llm_fed.rows import tables
 
                 yield from tables.READERS[kind](self, encoding)
-        except formats.unreadable() as error:
-            first_line = str(error).partition("\n")[0]
-            raise UserError(f"{self.path} cannot be read: {first_line}; write it again, or leave it out") from error
+        except UserError:
+            raise
         except MemoryError as error:
             raise UserError(
                 f"{self.path} cannot be read: it takes more memory than there is, as a damaged file may claim of its "
                 "parts; write it again, in several files if it is large, or leave it out"
             ) from error
+        except Exception as error:
+            # Libraries read the other kinds, and may raise anything for bytes that they do not expect.
+            if kind in ("", "csv", "json", "txt") and not isinstance(error, formats.unreadable()):
+                raise
+            said = str(error).partition("\n")[0] or type(error).__name__
+            raise UserError(f"{self.path} cannot be read: {said}; write it again, or leave it out") from error
 
 
 class HubRows(Source):

@@ -136,10 +136,7 @@ def xlsx_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
     except ImportError as error:
         raise UserError(f"{file.path} is an Excel workbook, which needs openpyxl; {install('excel')}") from error
     with _seekable(file) as source:
-        try:
-            book = openpyxl.load_workbook(source, read_only=True, data_only=True)
-        except (KeyError, ValueError, TypeError) as error:
-            raise UserError(f"{file.path} cannot be read as an Excel workbook: {error}; save it again") from error
+        book = openpyxl.load_workbook(source, read_only=True, data_only=True)
         with_rows = [sheet for sheet in book.worksheets if any(_cells(sheet))]
         for sheet in with_rows[1:]:
             file.remark(f"without its sheet {sheet.title!r}")

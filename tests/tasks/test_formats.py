@@ -285,6 +285,18 @@ def test_a_workbook_without_its_package(tmp_path, monkeypatch):
         read_rows(tmp_path / "a.xlsx")
 
 
+def test_whatever_a_library_says_of_bytes_that_it_does_not_expect(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    openpyxl.Workbook().save(tmp_path / "a.xlsx")
+    whole = (tmp_path / "a.xlsx").read_bytes().split(b"PK\x01\x02")  # the list of files, and how each is compressed
+    parts = [part[:6] + b"\x63" + part[7:] for part in whole[1:]]
+    (tmp_path / "a.xlsx").write_bytes(b"PK\x01\x02".join([whole[0], *parts]))
+    (tmp_path / "a.arrow").write_bytes(arrow(stream=False).replace(b"question", b"quest\xc4\xffn"))
+    for name, said in (("a.xlsx", "That compression method is not supported"), ("a.arrow", "'utf-8' codec")):
+        with pytest.raises(UserError, match=f"{name} cannot be read: {said}.*; write it again, or leave it out"):
+            read_rows(tmp_path / name)
+
+
 def test_a_file_that_claims_more_memory_than_there_is(tmp_path, monkeypatch):
     """Random bytes are the length of an Arrow message; where a process may not take that much, it is a plain error."""
     (tmp_path / "a.arrow").write_bytes(bytes.fromhex("0bb7be7e1988faf7566bee77569cc642706f35975e9971bf"))
