@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import random
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from setting import Setting
 from step_real_base import base_of, environment
 from steps import COMPARED, DRAWS, STEPS
 
-WORDS = ["apple", "river", "stone", "cloud", "table", "music", "green", "water", "house", "light", "paper", "garden"]
+HERE = Path(__file__).parent
 
 
 def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
@@ -27,12 +26,12 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
     model, template = base_of(setting)
     folder = setting.scratch / "comparison"
     shutil.rmtree(folder, ignore_errors=True)
-    write_clients(folder / "clients", *((2, 12, 2, 6) if setting.tiny else (8, 300, 100, 140)))
+    folder.mkdir(parents=True)
     rows = COMPARED[:2] if setting.tiny else COMPARED
     config, out = folder / "comparison.yaml", folder / "out"
     config.write_text("compare:\n  rows:\n" + "".join(f"    {row}: [method={row}]\n" for row in rows))
     words = [
-        f"base.name={model}", f"device={setting.device.type}", "task.name=files", f"task.path={folder / 'clients'}",
+        f"base.name={model}", f"device={setting.device.type}", f"task.name=places:{'TINY' if setting.tiny else 'FULL'}",
         f"task.template={template}", f"task.max_length={96 if setting.tiny else 512}", "local.batch_size=4",
         "local.lr=1e-3", f"rounds={1 if setting.tiny else 10}", f"local.steps={1 if setting.tiny else 20}",
         f"eval.max_new_tokens={2 if setting.tiny else 64}", "--draws", "1", "--out", str(out),
@@ -41,7 +40,9 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
     began = time.perf_counter()
     with open(folder / "comparison.log", "wb") as log:
         command = [sys.executable, "-m", "llm_fed.cli", "compare", str(config), *words]
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment())
+        known = environment()
+        known["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), known.get("PYTHONPATH"))))
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=known)
         while process.poll() is None:
             time.sleep(0.02)
             now = time.perf_counter() - began
@@ -56,17 +57,3 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
     return {
         "first_round": round(begun, 1), "draw": round(last - begun, 1), "all": round(begun + DRAWS * (last - begun)),
     }  # fmt: skip
-
-
-def write_clients(folder: Path, clients: int, training: int, testing: int, longest: int) -> None:
-    """Client k asks for one to ten words of those in the prompt (25 to 170 tokens), from place k + 1 on."""
-    folder.mkdir(parents=True)
-    draws = random.Random(0)
-    for k in range(clients):
-        rows = []
-        for n in range(training + testing):
-            words = draws.choices(WORDS, k=min(longest, 15 + int(draws.lognormvariate(3.8, 0.6))))
-            prompt = f"Words: {' '.join(words)}. Say {1 + n % 10} of them, from place {k + 1} on."
-            split = "train" if n < training else "test"
-            rows.append({"prompt": prompt, "response": " ".join(words[k : k + 1 + n % 10]), "split": split})
-        (folder / f"client{k}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
