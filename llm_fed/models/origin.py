@@ -41,7 +41,7 @@ class Origin:
     def of(cls, config: BaseConfig) -> Origin:
         """Of a base that has been loaded as `config` says."""
         folder = Path(os.path.expanduser(config.name))
-        local = folder.is_dir()
+        local = os.path.isdir(folder)  # Path.is_dir raises where a name is too long
         place = folder if local else cached(config.name, config.revision)
         known = hub_place(str(place)) if place else None
         loaded = cls(config.name, config.revision, None, config.quantization, config.dtype)

@@ -80,6 +80,8 @@ def test_a_model_from_the_hub_is_known_by_the_commit_that_was_loaded(base, tmp_p
     unknown = Origin.of(BaseConfig(name="acme/other", dtype="bfloat16", revision="v2"))
     assert unknown == Origin("acme/other", "v2", None, None, "bfloat16", None)
     assert Origin.of(BaseConfig(name="cnn")) == Origin("cnn", dtype="auto")
+    # As a stranger's adapter_config.json may name it; no file system has such a name.
+    assert Origin.of(BaseConfig(name="x" * 300)).name == "x" * 300
 
 
 def test_weights_are_told_apart_by_what_they_hold(base, tmp_path):
