@@ -146,7 +146,8 @@ def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[L
     if shown is None or len(shown["clients"]) < 2:
         return []
     lines = [shown, *baselines]
-    rows = {name: [f"{line[key]:.1f}" for line in lines] for name, key in _TOTALS.items()}
+    # Earlier versions wrote no deviation.
+    rows = {name: [f"{line[key]:.1f}" if key in line else "–" for line in lines] for name, key in _TOTALS.items()}
     if shown["losses"]:
         rows["mean"].append("–" if shown["loss"] is None else f"{shown['loss']:.3f}")
         rows["mean"] += [

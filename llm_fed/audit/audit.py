@@ -17,7 +17,7 @@ from llm_fed import methods
 from llm_fed.audit import again, elsewhere, kept
 from llm_fed.audit.findings import Audit
 from llm_fed.audit.replay import Replay
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
 from llm_fed.experiment.environment import FORMERLY, WAYS, environment, use_recorded
@@ -68,7 +68,7 @@ def audit(
     wanted = recorded if every else sorted(rounds or drawn)
     with Run(folder, config), _environment(folder, config) as (here, before, changed):
         _chain(chain, report)
-        kept.summary(folder, report)
+        kept.summary(folder, config, report)
         kept.skipped(folder, config, chain, kept.ended(folder, config, report), report)
         good = kept.checkpoints(folder, chain, report)
         kept.messages(good, chain, method.broadcast, config, report, same_bits=not changed)
@@ -89,10 +89,19 @@ def audit(
                 since = _unchanged_since(replay, rows, report)
                 if since is None:
                     return report
-                if changed or not chain.lines:
-                    elsewhere.compare(replay, folder, good, since, report)
-                else:
-                    again.compare(replay, folder, chain, good, wanted, since, report)
+                try:
+                    if changed or not chain.lines:
+                        elsewhere.compare(replay, folder, good, since, report)
+                    else:
+                        again.compare(replay, folder, chain, good, wanted, since, report)
+                except (UserError, RunError):
+                    raise
+                except Exception as error:
+                    # States that are not this method's, as of a config.yaml that was changed, may lack what it reads.
+                    if not report.findings:
+                        raise
+                    why = f"{type(error).__name__}: {one_line(str(error))}"
+                    report.unchecked.append(f"the rest, which cannot be computed from what was found ({why})")
     return report
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.audit.findings import Audit, words
+from llm_fed.basics.errors import one_line
 from llm_fed.federation import stopping
 from llm_fed.runs import digests, extend
 from llm_fed.runs.checkpoint import Checkpoints, Saved
@@ -18,14 +19,16 @@ from llm_fed.settings.config import Config
 from llm_fed.state.wire import WireError, pack
 
 
-def summary(folder: Path, report: Audit) -> None:
-    """The test scores in summary.json are those of metrics.jsonl."""
+def summary(folder: Path, config: Config, report: Audit) -> None:
+    """The test scores in summary.json are those of metrics.jsonl, and its method is that of config.yaml."""
     try:
         held = read_object(folder / "summary.json")
     except OSError:
         return
     except (ValueError, RecursionError) as error:
         return report.find(0, "", "scores", f"summary.json is damaged: {error}")
+    if held["method"] != (name := config.method["name"]):
+        report.find(0, "", "scores", f"they are of the method {held['method']:.60}, and config.yaml says {name}")
     tested = [line for line in read_records(folder / "metrics.jsonl") if line.get("split") == "test" and line["round"]]
     if "clients" in held["scores"] and tested[-1:] != [held["scores"]]:
         report.find(held["round"], "", "scores", "the test scores in summary.json are not those of metrics.jsonl")
@@ -141,7 +144,12 @@ def messages(
     same, differ = set(), set()
     for round, saved in kept.items():
         for client, known in chain.rounds.get(round + 1, {"sent": {}})["sent"].items():
-            sent = pack(broadcast(saved.state["state"], client), config.transport.down)
+            try:
+                sent = pack(broadcast(saved.state["state"], client), config.transport.down)
+            except Exception as error:  # a method may rely on what only its own states have
+                name, why = config.method["name"], f"{type(error).__name__}: {one_line(str(error))}"
+                report.find(round + 1, client, "message", f"{name} cannot send the state of round {round} ({why})")
+                continue
             if digests.digest(sent) == known:
                 same.add(round + 1)
             elif same_bits:

@@ -31,7 +31,7 @@ from llm_fed.settings import configfile
 
 SLACK = 0.05
 WARM = 4  # restarts until all is loaded, and allocators have what they keep
-ROW = "| {:>6} | {:>8.1f} | {:>5} | {:>10.1f} | {:>5} | {:>10.2f} | {:>12.1f} |"
+ROW = "| {:>6} | {:>8.1f} | {:>8.1f} | {:>5} | {:>10.1f} | {:>5} | {:>10.2f} | {:>12.1f} |"
 
 
 class Stopper(Reporter):
@@ -46,17 +46,48 @@ class Stopper(Reporter):
             raise KeyboardInterrupt
 
 
+class _Mallinfo(ctypes.Structure):
+    """As glibc's mallinfo2 gives it, in bytes; `fordblks` are free in the heaps of all threads."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keepcost",
+        )
+    ]
+
+
+def _kept_by_malloc() -> int:
+    """Bytes that were freed and that the C library keeps all the same, after it was asked to give back what it can; 0
+    where it does not say."""
+    library = ctypes.CDLL(None)
+    with suppress(AttributeError):  # only glibc has these
+        library.malloc_trim(0)
+        library.mallinfo2.restype = _Mallinfo
+        return int(library.mallinfo2().fordblks)
+    return 0
+
+
 def measured(folder: Path) -> dict[str, float]:
-    """Memory in MiB, open files, and what the run folder holds, in kiB and files. A C library keeps what was freed,
-    the more, the more a run has read of its lines; so it is asked to give that back."""
+    """Memory in MiB, open files, and what the run folder holds, in kiB and files. `memory` is without what a C library
+    keeps, which grows with what a run has read of its lines until it levels off."""
     gc.collect()
-    with suppress(AttributeError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    kept_by_malloc = _kept_by_malloc()
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     kept = [path for path in (folder / "checkpoints").rglob("*") if path.is_file()]
     lines = [folder / "metrics.jsonl", folder / "timing.jsonl"]
     return {
-        "memory": pages * resource.getpagesize() / 2**20,
+        "resident": resident / 2**20,
+        "memory": (resident - kept_by_malloc) / 2**20,
         "open": len(os.listdir("/proc/self/fd")),
         "checkpoints": sum(path.stat().st_size for path in kept) / 2**10,
         "files": len(kept),
@@ -66,7 +97,9 @@ def measured(folder: Path) -> dict[str, float]:
 
 def _row(round: int, now: Mapping[str, float], spent: float) -> str:
     whole = (int(now[what]) for what in ("open", "files"))
-    return ROW.format(round, now["memory"], next(whole), now["checkpoints"], next(whole), now["lines"], spent)
+    return ROW.format(
+        round, now["resident"], now["memory"], next(whole), now["checkpoints"], next(whole), now["lines"], spent
+    )
 
 
 def main() -> None:
@@ -83,8 +116,9 @@ def main() -> None:
     ]  # fmt: skip
     config = configfile.load(ASSETS / "quickstart.yaml", words)
     print(f"{given.method}, {given.rounds} rounds, stopped every {given.restart}; command: {' '.join(sys.argv)}\n")
-    print("| rounds | memory, MiB | open files | checkpoints, KiB | in files | lines, MiB | ms per round |")
-    print("|---:|---:|---:|---:|---:|---:|---:|")
+    heads = "rounds", "resident, MiB", "in use, MiB", "open files", "checkpoints, KiB", "in files", "lines, MiB"
+    print(f"| {' | '.join(heads)} | ms per round |")
+    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
     seen = []
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "run"

@@ -13,6 +13,7 @@ import audit_runs
 import every
 import older
 import pytest
+import yaml
 from rich.console import Console
 
 from llm_fed.audit.audit import audit
@@ -105,6 +106,17 @@ def test_a_line_of_the_chain_cannot_be_changed_alone(faults, runs, tmp_path):
     (folder / digests.FILE).write_text("\n".join([*lines[:2], json.dumps(line), *lines[3:], ""]))
     kinds = {(item.round, item.client, item.kind) for item in audit_runs.audited(folder, config).findings}
     assert {(2, "", "chain"), (2, "ada", "client pass")} <= kinds
+
+
+@pytest.mark.parametrize("name", ["fedmerge", "feddpa", "local", "fedem", "potara"])
+def test_a_run_whose_method_was_changed_by_hand_is_found(runs, tmp_path, name):
+    """The states are those of another method, which then may rely on what they do not have."""
+    _, clean = runs["fedit"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    config = yaml.safe_load((folder / "config.yaml").read_text()) | {"method": {"name": name}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    found = audit(folder, sample=1, reporter=Reporter(Console(quiet=True)))
+    assert found.findings
 
 
 @pytest.mark.parametrize("round", [2, 3])

@@ -108,17 +108,17 @@ def test_a_client_without_a_finite_loss_has_a_dash(tmp_path, unsaved):
     assert "rouge1 validation loss training loss" in page.text and "cola 36.5 –" in page.text
 
 
-def test_scores_of_earlier_versions_have_no_loss(tmp_path, monkeypatch):
+def test_scores_of_earlier_versions_have_no_loss_and_no_deviation(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         if line["kind"] == "score":
-            del line["loss"], line["losses"]
+            del line["loss"], line["losses"], line["std"]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert drawn(run, "plot_losses", monkeypatch)["scored"] is None
     without.pictures(monkeypatch, "never")
     page = read(run)
-    assert "test loss" not in page.text and "snli 40.0 0.186 2" in page.text
+    assert "test loss" not in page.text and "snli 40.0 0.186 2" in page.text and "std over clients –" in page.text
     assert "Training loss by round" in page.text
 
 
