@@ -147,7 +147,7 @@ def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[L
         return []
     lines = [shown, *baselines]
     # Earlier versions wrote no deviation.
-    rows = {name: [f"{line[key]:.1f}" if key in line else "–" for line in lines] for name, key in _TOTALS.items()}
+    rows = {name: [cell(line.get(key), "score") for line in lines] for name, key in _TOTALS.items()}
     if shown["losses"]:
         rows["mean"].append("–" if shown["loss"] is None else f"{shown['loss']:.3f}")
         rows["mean"] += [

@@ -52,7 +52,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
     curve, final = scores_of(since, during)
     shown = final or (curve[-1] if curve else None)
     if shown:
-        shown = {"loss": None, "losses": {}} | shown  # earlier versions scored without them
+        shown = {"loss": None, "losses": {}, "std": None} | shown  # earlier versions scored without them
     alone, rule = (baseline(since, kind, shown) for kind in ("score", "rule"))
     local = reference(run_dir)
     references = {ALONE: curve[0]["mean"]} if curve and curve[0]["round"] == 0 else {}
@@ -95,7 +95,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
         samples=samples_of(read_records(run_dir / SAMPLES)),
         network=(run_dir / "network.json").exists(),
         usage=usage(run_dir),
-        experts=read_records(run_dir / EXPERTS),
+        experts=[{"std": None} | line for line in read_records(run_dir / EXPERTS)],
         cross=read_object(run_dir / CROSS),
         **warned(run_dir),
     )
