@@ -148,6 +148,8 @@ def _value(path: Path, rng: random.Random) -> str:
         if not lines:
             return "nothing"
         number = rng.randrange(len(lines))
+        if rng.random() < 0.1:
+            return _everywhere(path, [json.loads(line) for line in lines], number, rng)
         value, what = _changed(json.loads(lines[number]), rng)
         lines[number] = json.dumps(value, ensure_ascii=rng.random() < 0.5)
         path.write_bytes(("\n".join(lines) + "\n").encode(errors="surrogatepass"))
@@ -161,6 +163,14 @@ def _value(path: Path, rng: random.Random) -> str:
         value.pop(checksum.KEY, None)
     path.write_bytes(json.dumps(value, ensure_ascii=rng.random() < 0.5).encode(errors="surrogatepass"))
     return what
+
+
+def _everywhere(path: Path, lines: list[dict[str, Any]], number: int, rng: random.Random) -> str:
+    """A key of one line goes from all lines, as an earlier version may have written none."""
+    key = rng.choice([*lines[number]])
+    kept = [{name: value for name, value in line.items() if name != key} for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    return f"all lines: {key} gone"
 
 
 def _changed(tree: Any, rng: random.Random) -> tuple[Any, str]:
