@@ -27,7 +27,7 @@ class SamplesSection:
 
 
 def samples_of(lines: Sequence[Line]) -> SamplesSection:
-    samples = [line | {"system": line.get("system", "")} for line in _with_texts(lines)]
+    samples = [{"system": "", "base": None} | line for line in _with_texts(lines)]
     by_client: dict[str, list[Line]] = {}
     for line in samples:
         by_client.setdefault(line["client"], []).append(line)

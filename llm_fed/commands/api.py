@@ -281,16 +281,17 @@ def open_run(folder: str | Path, *, allow: Sequence[str] = (), base: Any = None)
         UserError: the folder holds no finished run, or it names code that is not allowed.
     """
     from llm_fed.commands.own import OwnObjects
-    from llm_fed.runs.reading import adapter_folders, finished
+    from llm_fed.runs.reading import adapter_folders, finished, read_config
 
     with plugins.allowing(allow):
         summary, adapters = finished(Path(folder)), adapter_folders(Path(folder))
+        rounds = summary.get("rounds") or read_config(Path(folder)).rounds
     scores = summary["scores"]
     return Result(
         folder=Path(folder),
         method=summary["method"],
         round=summary["round"],
-        rounds=summary["rounds"],
+        rounds=rounds,
         metric=scores.get("metric"),
         scores=dict(scores.get("clients", {})),
         mean=scores.get("mean"),

@@ -165,12 +165,13 @@ def _most_frequent(values: Iterable[Any]) -> Any:
 def in_words(line: Mapping[str, Any]) -> str:
     """Which rules a line of kind `rule` has: of few clients whose each is, of more how many have it."""
     by_rule: dict[str, list[str]] = {}
-    for client, name in line["rules"].items():
+    rules = line.get("rules", {})  # earlier versions did not say them
+    for client, name in rules.items():
         by_rule.setdefault(name, []).append(client)
-    if len(line["rules"]) == 1:
+    if len(rules) == 1:
         return next(iter(by_rule))
     parts = [
-        f"{name} ({', '.join(clients) if len(line['rules']) <= FEW else f'{len(clients)} of the clients'})"
+        f"{name} ({', '.join(clients) if len(rules) <= FEW else f'{len(clients)} of the clients'})"
         for name, clients in sorted(by_rule.items(), key=lambda item: -len(item[1]))
     ]
-    return "; ".join(parts)
+    return "; ".join(parts) or "not recorded"
