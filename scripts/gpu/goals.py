@@ -98,7 +98,7 @@ GOALS = (
     ),
     Goal("135M, seconds from start to first round, a local base", 8, ("fedit",), "first_round", step="real_base"),
     Goal(
-        "135M, seconds of a comparison of five methods, from one draw to ten", 600, ("five methods",), "all",
+        "135M, five methods by ten draws, seconds: the start, and ten times one draw", 600, ("five methods",), "all",
         step="comparison",
     ),
 )  # fmt: skip
