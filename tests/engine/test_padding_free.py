@@ -403,6 +403,13 @@ def test_what_is_not_forced_is_trained_in_rows():
     assert fit(model, jobs)[1].padding_free
 
 
+def test_prompts_are_read_so_where_it_is_forced_and_the_base_allows_it():
+    """No GPU has tried it, so `auto` pads."""
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA)
+    assert PaddingFree().reads(model) and not PaddingFree(forced=False).reads(model)
+    assert not PaddingFree().reads(replace(model, structure=replace(LORA, delta=True)))
+
+
 @pytest.mark.parametrize("window", [None, 1, 3, 5, 9])
 @pytest.mark.parametrize("heads", [2, 4])
 def test_a_gpus_kernel_is_asked_for_the_same(heads, window, monkeypatch):
