@@ -93,7 +93,7 @@ def generate(
     def answer_in_slots(chosen: Sequence[int], size: int) -> Iterator[int]:
         memory = Slots(
             base, bank, requests, size, rooms=rooms, stops=stops, mix=mix, captures=captures, fuses=fuses,
-            end_to_end=end_to_end and not bank.adapts_head,
+            end_to_end=end_to_end and not bank.adapts_head and not any(shared.values()),
         )  # fmt: skip
         for i, tokens in memory.answers(chosen, shared):
             ended(i, tokens)

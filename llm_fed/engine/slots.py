@@ -126,7 +126,7 @@ class Slots:
         mix: (requests, E), where the gate of the bank's structure is `mix`.
         captures: steps are captured; None: they run as they are written.
         fuses: whether steps compute elementwise work `fused`.
-        end_to_end: prompts are read without padding.
+        end_to_end: prompts are read without padding; then none have a beginning that they share.
     """
 
     def __init__(
@@ -176,7 +176,6 @@ class Slots:
         """
         waiting = deque(order)
         enough = max(1, self._most // (8 if self._captures is None else 4))  # free slots; captured steps cost the same
-        self._end_to_end = self._end_to_end and not any(shared.values())
         try:
             while waiting or self._rows:
                 while waiting and (not self._rows or self._most - len(self._rows) >= enough):

@@ -73,8 +73,11 @@ def read_npz(path: Path) -> Gallery:
         clients = _look_up(path, arrays, "domains", clients) if "domains" in arrays else clients
     groups = None
     if "coarse_of_fine" in arrays:
-        groups, labels = labels, _look_up(path, arrays, "coarse_of_fine", labels).astype(np.int64)
-    classes = tuple(map(str, arrays["classes"].tolist())) if "classes" in arrays else None
+        coarse = _look_up(path, arrays, "coarse_of_fine", labels)
+        if not np.issubdtype(coarse.dtype, np.integer):
+            raise UserError(f"{path}: coarse_of_fine is {coarse.dtype}; it holds a label for each label, as integers")
+        groups, labels = labels, coarse.astype(np.int64)
+    classes = tuple(map(str, _list(path, arrays, "classes").tolist())) if "classes" in arrays else None
 
     def decode(indices: np.ndarray, size: int | None) -> torch.Tensor:
         chosen = pixels if len(indices) == len(pixels) else pixels[indices]
@@ -124,12 +127,18 @@ def _column(path: Path, arrays: Mapping[str, np.ndarray], key: str, count: int) 
     return arrays.get(key)
 
 
-def _look_up(path: Path, arrays: Mapping[str, np.ndarray], key: str, indices: Any) -> np.ndarray:
+def _list(path: Path, arrays: Mapping[str, np.ndarray], key: str) -> np.ndarray:
     if arrays[key].ndim != 1:
         raise UserError(f"{path}: {key} is of shape {arrays[key].shape}; it must be a list")
-    if not np.issubdtype(indices.dtype, np.integer) or indices.min() < 0 or indices.max() >= len(arrays[key]):
-        raise UserError(f"{path}: labels or domains do not index the {len(arrays[key])} entries of {key}; correct them")
-    return arrays[key][indices]
+    return arrays[key]
+
+
+def _look_up(path: Path, arrays: Mapping[str, np.ndarray], key: str, indices: Any) -> np.ndarray:
+    entries = _list(path, arrays, key)
+    if not np.issubdtype(indices.dtype, np.integer) or indices.min() < 0 or indices.max() >= len(entries):
+        raise UserError(f"{path}: labels or domains do not index the {len(entries)} entries of {key}; correct them")
+    taken: np.ndarray = entries[indices]
+    return taken
 
 
 def read_folder(folder: Path) -> Gallery:

@@ -47,23 +47,9 @@ class Stopper(Reporter):
 
 
 class _Mallinfo(ctypes.Structure):
-    """As glibc's mallinfo2 gives it, in bytes; `fordblks` are free in the heaps of all threads."""
+    """What glibc's mallinfo2 gives, in bytes; `fordblks` are free in the heaps of all threads."""
 
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena",
-            "ordblks",
-            "smblks",
-            "hblks",
-            "hblkhd",
-            "usmblks",
-            "fsmblks",
-            "uordblks",
-            "fordblks",
-            "keepcost",
-        )
-    ]
+    _fields_ = [("others", ctypes.c_size_t * 8), ("fordblks", ctypes.c_size_t), ("keepcost", ctypes.c_size_t)]
 
 
 def _kept_by_malloc() -> int:

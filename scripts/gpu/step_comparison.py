@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from setting import Setting
-from step_real_base import base_of, environment
+from step_real_base import base_of, timed
 from steps import COMPARED, DRAWS, STEPS
-
-HERE = Path(__file__).parent
 
 
 def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
@@ -36,24 +30,11 @@ def measured(setting: Setting, case: str) -> dict[str, Any]:
         "local.lr=1e-3", f"rounds={1 if setting.tiny else 10}", f"local.steps={1 if setting.tiny else 20}",
         f"eval.max_new_tokens={2 if setting.tiny else 64}", "--draws", "1", "--out", str(out),
     ]  # fmt: skip
-    begun = last = 0.0
-    began = time.perf_counter()
-    with open(folder / "comparison.log", "wb") as log:
-        command = [sys.executable, "-m", "llm_fed.cli", "compare", str(config), *words]
-        known = environment()
-        known["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), known.get("PYTHONPATH"))))
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=known)
-        while process.poll() is None:
-            time.sleep(0.02)
-            now = time.perf_counter() - began
-            if not begun and any(out.glob("*/timing.jsonl")):
-                begun = now
-            if not last and len(list(out.glob("*/summary.json"))) == len(rows):
-                last = now
-    if process.returncode:
-        tail = Path(log.name).read_text(errors="replace").strip().splitlines()[-1:]
-        raise RuntimeError(f"llm-fed compare ended with {process.returncode}: {' '.join(tail)}")
-    last = last or time.perf_counter() - began
-    return {
-        "first_round": round(begun, 1), "draw": round(last - begun, 1), "all": round(begun + DRAWS * (last - begun)),
-    }  # fmt: skip
+    events = [
+        lambda: any(out.glob("*/timing.jsonl")),  # as soon as the first round begins
+        lambda: len(list(out.glob("*/summary.json"))) == len(rows),
+    ]
+    words = ["compare", str(config), *words]
+    (begun, last), _ = timed(words, folder / "comparison.log", events, code=Path(__file__).parent)
+    draw = last - begun
+    return {"first_round": round(begun, 1), "draw": round(draw, 1), "all": round(begun + DRAWS * draw)}

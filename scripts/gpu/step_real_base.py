@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +38,13 @@ def measured(setting: Setting, method: str) -> dict[str, Any]:
         "eval.select=last", "eval.base=false", f"task.template={template}",
         *(["eval.limit=4"] if setting.tiny else []),
     ]  # fmt: skip
-    command = [sys.executable, "-m", "llm_fed.cli", "run", *words, "--out", str(out)]
-    began = time.perf_counter()
-    with open(setting.scratch / f"real_base-{method}.log", "wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment())
-        first = None
-        while process.poll() is None:
-            if first is None and (out / "timing.jsonl").exists():  # it begins when the first round does
-                first = time.perf_counter() - began
-            time.sleep(0.02)
-    seconds = time.perf_counter() - began
-    if process.returncode:
-        tail = Path(log.name).read_text(errors="replace").strip().splitlines()[-1:]
-        raise RuntimeError(f"llm-fed run ended with {process.returncode}: {' '.join(tail)}")
+    begun = (out / "timing.jsonl").exists  # as soon as the first round begins
+    log = setting.scratch / f"real_base-{method}.log"
+    (first,), seconds = timed(["run", *words, "--out", str(out)], log, [begun])
     rounds = [float(line["seconds"]) for line in timed_rounds(out)]
     summary = json.loads((out / "summary.json").read_text())
     return {
-        "first_round": round(first or seconds, 1),
+        "first_round": round(first, 1),
         "round": round(sorted(rounds)[len(rounds) // 2], 2),
         "seconds": round(seconds, 1),
         "score": round(summary["scores"]["mean"], 1),
@@ -75,6 +65,30 @@ def base_of(setting: Setting) -> tuple[Path, str]:
     return model.resolve(), "chat" if chat else "alpaca-short"
 
 
-def environment() -> dict[str, str]:
-    """Nothing is looked for on the Hub."""
-    return {**os.environ, "HF_HUB_OFFLINE": "1"}
+def timed(
+    words: Sequence[str], log: Path, events: Sequence[Callable[[], bool]], *, code: Path | None = None
+) -> tuple[list[float], float]:
+    """The seconds of an llm-fed command in a process of its own, which looks for nothing on the Hub, and those until
+    each of some events (or until its end).
+
+    Args:
+        code: a folder from which it may import.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    paths = [path for path in (str(code or ""), os.environ.get("PYTHONPATH")) if path]
+    known = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    began, seen = time.perf_counter(), dict[int, float]()
+    with open(log, "wb") as said:
+        command = [sys.executable, "-m", "llm_fed.cli", *words]
+        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=known)
+        while process.poll() is None:
+            time.sleep(0.02)
+            now = time.perf_counter() - began
+            seen = {n: now for n, event in enumerate(events) if n not in seen and event()} | seen
+    seconds = time.perf_counter() - began
+    if process.returncode:
+        tail = log.read_text(errors="replace").strip().splitlines()[-1:]
+        raise RuntimeError(f"llm-fed {words[0]} ended with {process.returncode}: {' '.join(tail)}")
+    return [seen.get(n, seconds) for n in range(len(events))], seconds
