@@ -44,7 +44,7 @@ def test_it_has_four_shelves_of_few_entries():
 
 @pytest.mark.slow
 def test_it_has_no_page_for_maintainers(site):
-    for name in ("decisions", "changelog_fixed", "long", "results/log/flan"):
+    for name in ("decisions", "changelog_older", "long", "results/log/flan"):
         assert (ROOT / f"docs/{name}.md").is_file() and not (site / f"{name}.html").exists()
 
 
