@@ -166,6 +166,9 @@ def prepare(
     check_trackers(config.track)
     privacy.check(config, method)
     aggregation.check(config, method)
+    if method.gathers and not everybody:
+        name = config.method["name"]
+        raise UserError(f"{name} gathers the rows of all clients in one place, which a network is there to avoid")
     given = task is not None
     with signs.part(f"reading the data of {config.task.name}"):
         seeds = config.federation_seed, config.evaluation_seed

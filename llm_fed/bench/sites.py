@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any
 
 from llm_fed.bench import taking_part
@@ -107,7 +109,23 @@ def build(
     clients = clients if every else taking_part.choose(clients, method)
     asked = tuple(taking_part.trainers(clients) or clients)
     schedule = schedule_of(config, asked)
+    if method.gathers:
+        server.data = replace(server.data, train=_Joined([site.train for site in clients.values()]), foreign=False)
     return clients, replace(server, clients=asked, cohort=schedule.cohort_size), schedule
+
+
+class _Joined(Sequence[Any]):
+    """The examples of several sites one behind the other, each made by its own site when it is looked at."""
+
+    def __init__(self, parts: Sequence[Sequence[Any]]):
+        self._parts, self._ends = parts, [*accumulate(map(len, parts))]
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, place: Any) -> Any:  # a number from 0 on; nobody takes slices
+        part = bisect(self._ends, place)
+        return self._parts[part][place - self._ends[part]]  # counted from its end
 
 
 def structures(config: Config, method: Method, base: Kind, clients: Sequence[str]) -> dict[str, Structure]:

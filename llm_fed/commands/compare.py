@@ -44,6 +44,7 @@ from llm_fed.settings.configfile import as_dict
 from llm_fed.settings.paths import public_text
 from llm_fed.tasks import natural
 
+HEAD = ("local", "pooled")  # methods of the first rows, between which the others are read
 A_MINUTE = 60.0  # seconds; of a shorter comparison nobody needs to know the rest
 
 
@@ -297,6 +298,7 @@ def _empty_table(plan: ComparisonPlan, bases: Bases, costs: list[Costs] | None =
                     label, [public_text(word) for word in words], job.config.method["name"], count(job, label)
                 )
             )
+    rows.sort(key=lambda row: HEAD.index(row.method) if row.method in HEAD else len(HEAD))
     if len(set(metrics.values())) > 1:
         scored = ", ".join(f"{label} by {metric}" for label, metric in metrics.items())
         raise UserError(f"all rows need the same metric, but it differs ({scored}); set eval.metric")

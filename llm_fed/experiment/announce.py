@@ -296,8 +296,7 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
 
 def local_steps(site: Site) -> int:
     """The optimizer steps of one `site.fit`, as the run's local settings say."""
-    size = min(site.local.batch_size, site.num_examples)
-    return site.local.steps or (site.local.epochs or 1) * -(-site.num_examples // size)
+    return site.local.steps_on(site.num_examples)
 
 
 def describe(structures: Sequence[Structure]) -> str:

@@ -91,6 +91,8 @@ class Method:
     # What a run may rely on:
     # One model for all: what `broadcast` sends to any client, so that the server can test it on data of its own.
     one_model: ClassVar[bool] = False
+    # A control and no federation: its server is given the training examples of all clients.
+    gathers: ClassVar[bool] = False
     # The server's step needs nothing of the uploads but their mean, if all count alike (`privacy.where=server`).
     mean_only: ClassVar[bool] = False
     # A server's step of its own takes its means by `server.average`, so that `server.aggregation` decides how; the step

@@ -230,7 +230,7 @@ class Site:
             raise ClientError(f"client {self.id} has no training example")
         size = min(self.local.batch_size, count)
         if steps is None and epochs is None:
-            steps, epochs = self.local.steps, self.local.epochs or 1
+            steps = self.local.steps_on(count)
         return size, (epochs or 0) * -(-count // size) if steps is None else steps
 
     @property

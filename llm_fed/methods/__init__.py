@@ -58,6 +58,7 @@ from llm_fed.methods.lg_fedavg import LGFedAvg
 from llm_fed.methods.local import Local
 from llm_fed.methods.pfedme import PFedMe
 from llm_fed.methods.pfedmoe import PFedMoE
+from llm_fed.methods.pooled import Pooled
 from llm_fed.methods.rolora import RoLoRA
 from llm_fed.methods.scaffold import Scaffold
 from llm_fed.settings import coerce, objects, plugins, range_of
@@ -65,6 +66,7 @@ from llm_fed.settings.configfile import check_keys
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
+    "pooled": Pooled,
     "fedit": FedIT,
     "fedlora": FedLoRA,
     "fedprox": FedProx,

@@ -198,6 +198,11 @@ class LocalConfig:
     # augmentation of images: `crop` shifts them at random by up to an eighth of the sides, `crop-flip` also mirrors
     augment: Literal["crop", "crop-flip"] | None = None
 
+    def steps_on(self, examples: int) -> int:
+        """The optimizer steps of one round on so many examples."""
+        size = min(self.batch_size, examples)
+        return self.steps if self.steps is not None else (self.epochs or 1) * -(-examples // size)
+
 
 @dataclass(frozen=True)
 class DelayConfig:

@@ -1,4 +1,5 @@
-"""Methods that train at the server - Fed+FT, Center, HFCL, FedDF - by hand, and distillation against plain loops."""
+"""Methods that train at the server - Fed+FT, Center, Pooled, HFCL, FedDF - by hand, and distillation against plain
+loops."""
 
 from __future__ import annotations
 
@@ -7,15 +8,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import small_run
 import tiny
 import tiny_images
 import torch
 import toy
+from rich.console import Console
 from torch import nn
 
 from llm_fed.basics.errors import UserError
+from llm_fed.bench.build import prepare
 from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
+from llm_fed.experiment import run
 from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Distillation, Fit, Fitted
@@ -24,8 +29,11 @@ from llm_fed.method.site import Data, Site
 from llm_fed.methods.feddf import FedDF
 from llm_fed.methods.fedft import Center, FedFT
 from llm_fed.methods.hfcl import HFCL
+from llm_fed.methods.pooled import Pooled
 from llm_fed.models.lora import draw
+from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import EvalConfig, LocalConfig
+from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 from llm_fed.testing import federation
@@ -111,6 +119,37 @@ def test_center_trains_alone():
     assert engine.jobs[0].optimizer.lr == 0.5
     (answer,) = drive({"a": method.client_update(toy.clients(1)["c0"], state)}, engine.execute).values()
     assert answer == method.upload_like(state) == {} and len(engine.jobs) == 1
+
+
+@pytest.mark.parametrize(
+    "local, steps", [({"steps": 3}, 6), ({"steps": None}, 3), ({"steps": None, "epochs": 2}, 6)], ids=str
+)
+def test_pooled_takes_the_steps_of_those_who_were_asked(local, steps):
+    """Two of them, with three examples and with one, in batches of two: an epoch is two steps and one. Its rate is the
+    round's; without answers nothing happens."""
+    server, state, engine = start(Pooled())
+    server.local = LocalConfig(batch_size=2, **local)
+    state = serve(Pooled(), server, state, engine, Upload("a", 3, 0, {}), Upload("b", 1, 2, {}))
+    assert state.row.item() == pytest.approx(100 - 90 * 0.9**steps, abs=1e-12)
+    assert serve(Pooled(), server, state, engine).equal(state)
+    assert [(job.optimizer.lr, len(job.batches), job.site) for job in engine.jobs] == [(0.25, steps, "server")]
+    with pytest.raises(UserError, match="the server was given none"):
+        start(Pooled(), examples=0)
+
+
+def test_pooled_has_the_rows_of_all_clients_and_makes_one_model(small, tmp_path):
+    """Those of a client without test rows, too; a client without training rows is scored."""
+    data = small_run.write_data(tmp_path / "data")
+    (data / "ada/test.jsonl").unlink()
+    (data / "bob/train.jsonl").unlink()
+    config = from_dict(small.tree(method={"name": "pooled"}, rounds=2, task={"path": str(data)}))
+    built = prepare(config, Reporter(Console(quiet=True)))
+    clients = built.clients.values()
+    assert [*built.server.train] == [each for site in clients for each in site.train]
+    assert len(built.server.train) == 12 and built.only_tested == ("bob",)
+    summary = run.train(config, tmp_path / "run")
+    assert summary["scores"]["clients"].keys() == {"bob", "cyd"}
+    assert len({path.read_bytes() for path in tmp_path.glob("run/adapters/*/adapter_model.safetensors")}) == 1
 
 
 def test_hfcl_counts_the_server_as_one_more_client():

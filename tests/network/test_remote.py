@@ -115,6 +115,13 @@ def test_the_other_methods_too_and_a_server_with_data_of_its_own(small, tmp_path
             assert_close(theirs[name], mine[name], rtol=1e-5, atol=1e-5)
 
 
+def test_a_control_that_gathers_rows_is_refused(small, tmp_path):
+    settings = tree(small, method={"name": "pooled"})
+    link = NetworkInProcess(tmp_path, small, settings)
+    with pytest.raises(UserError, match="gathers the rows of all clients in one place, which a network is there to"):
+        server.train(link.config, tmp_path / "run", link)
+
+
 def test_an_old_answer_sent_again_is_refused(small, tmp_path):
     first: list[Reply] = []
 

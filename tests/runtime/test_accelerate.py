@@ -63,7 +63,7 @@ LATE = {
 SERVED = {"task": {"server": {"examples": 1, "each": True}}}
 SETTINGS = {**battery.SETTINGS, "potara": {"samples": 2}, "fisher-merging": {"samples": 2}}
 # `center` has no clients at work; those of whole models are among RUNS.
-LORA_METHODS = [name for name, kind in methods.BUILTIN.items() if name != "center" and not kind.whole_models]
+LORA_METHODS = [name for name, kind in methods.BUILTIN.items() if name not in battery.IDLE and not kind.whole_models]
 
 
 class Loopback:

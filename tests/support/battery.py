@@ -115,12 +115,13 @@ GOLDEN: dict[str, list[float]] = {
     "feddle of pictures": [1.02988, 0.720825, 0.602992],
 }
 # Those that start from other runs have no rounds, and a battery of their own in test_potara.py. The clients of `center`
-# do nothing: see test_server_methods.py.
-FEDERATED = [name for name, kind in methods.METHODS.items() if not kind.whole_models and name != "center"]
+# and `pooled` do nothing: see test_server_methods.py.
+IDLE = ("center", "pooled")
+FEDERATED = [name for name, kind in methods.METHODS.items() if not kind.whole_models and name not in IDLE]
 WHOLE_MODELS = [
     name + OF_PICTURES
     for name in methods.METHODS
-    if name != "center" and not methods.build({"name": name}).adapters_only
+    if name not in IDLE and not methods.build({"name": name}).adapters_only
 ]
 # They add up logits, which are float32; they send as many factors as a round's updates need, in round 1 none, or A and
 # B in turn.
