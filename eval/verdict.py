@@ -221,7 +221,8 @@ def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) ->
     if config.eval.select == "last":
         return None
     scored = scores_in_training(read_records(folder / "metrics.jsonl"), config.eval.during)
-    ended = (saved_summary(folder) or {}).get("ended", {"round": config.rounds})
+    summary = saved_summary(folder) or {}
+    ended = summary.get("ended", {"round": summary.get("rounds", config.rounds)})
     line = scored.get(ended["round"], {})
     if "mean" not in line:
         return None

@@ -143,7 +143,7 @@ def test_unknown_keys_name_the_closest(file, text, wrong, close):
         (["method=fedmerge"], {"name": "fedmerge", "num_models": 4, "weight_step": "plain"}),
         (["method=fedit"], {"name": "fedit"}),  # what the file says of another method does not carry over
         (["method=fedavg+"], {"name": "fedavg+"}),
-        (["method.name=fedlora", "method.personal_steps=3"], {"name": "fedlora", "personal_steps": 3}),
+        (["method.name=fedlora", "method.personal_share=0.3"], {"name": "fedlora", "personal_share": 0.3}),
         (["method=fedmerge-fixed", "method.num_models=6"], {"name": "fedmerge-fixed", "num_models": 6}),
         (["method={name: fedlora, personal_lr: 1e-3}"], {"name": "fedlora", "personal_lr": 1e-3}),
     ],
@@ -158,8 +158,10 @@ def test_the_word_method_replaces_the_files_section(file, words, method):
 def test_hyper_parameters_are_typed():
     built = methods.build({"name": "fedlora", "personal_lr": "1e-3"})
     assert built == FedLoRA(personal_lr=1e-3)
-    with pytest.raises(UserError, match="method.personal_steps is 'many' .str.; it takes int"):
-        methods.build({"name": "fedlora", "personal_steps": "many"})
+    with pytest.raises(UserError, match="method.personal_share is 'many' .str.; it takes float"):
+        methods.build({"name": "fedlora", "personal_share": "many"})
+    with pytest.raises(UserError, match="method.personal_steps is gone: .* set it, such as 0.5"):
+        methods.build({"name": "fedpool", "personal_steps": 20})
 
 
 def test_open_keys_must_be_given(file):

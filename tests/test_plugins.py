@@ -49,8 +49,8 @@ def test_a_class_in_the_folder_in_which_one_is(half):
 
 def test_a_built_in_class_by_its_path_is_the_built_in_method():
     assert type(methods.build({"name": "llm_fed.methods.fedit:FedLoRA"})) is FedLoRA
-    assert methods.canonical({"name": "llm_fed.methods:FedLoRA", "personal_steps": 3}) == {
-        "name": "fedlora", "personal_steps": 3
+    assert methods.canonical({"name": "llm_fed.methods:FedLoRA", "personal_share": 0.3}) == {
+        "name": "fedlora", "personal_share": 0.3
     }  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def test_only_what_is_close_is_suggested():
     [
         ("fedit", "num_models", ["method.num_models is a setting of", "fedmerge", "fedit takes wait"]),
         ("local", "num_models", ["fedmerge", "local takes no settings"]),
-        ("fedmerge", "personal_steps", ["fedlora"]),
+        ("fedmerge", "personal_share", ["fedlora"]),
         ("fedmerge", "num_model", ["the closest is 'num_models'"]),
         ("local", "zzz", ["unknown key method.zzz; known: none"]),
     ],

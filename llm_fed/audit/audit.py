@@ -69,7 +69,8 @@ def audit(
     with Run(folder, config), _environment(folder, config) as (here, before, changed):
         _chain(chain, report)
         kept.summary(folder, config, report)
-        kept.skipped(folder, config, chain, kept.ended(folder, config, report), report)
+        last = kept.ended(folder, replace(config, rounds=method.together(config.rounds)), report)
+        kept.skipped(folder, config, chain, last, report)
         good = kept.checkpoints(folder, chain, report)
         kept.messages(good, chain, method.broadcast, config, report, same_bits=not changed)
         kept.exports(folder, chain, report)

@@ -150,7 +150,8 @@ def prepare(
     known: Record | None = None,
 ) -> Experiment:
     """Load and build everything, the cheap and fallible parts first; the experiment's configuration says in which dtype
-    it computes and how rows are held out, also where the given one says `auto`.
+    it computes and how rows are held out, also where the given one says `auto`, and its rounds are those that clients
+    train together.
 
     Args:
         base, task: instead of what the configuration names; of such a task every client is kept, also where it has
@@ -199,6 +200,7 @@ def prepare(
     base = base.configured(config)
     with signs.part("preparing the clients' examples"):
         clients, server, schedule = build(config, task, base, method, metric, reporter, every=given)
+    config = replace(config, rounds=method.together(config.rounds))
     if everybody:
         taking_part.check_held_out(clients, method)
     left_out = tuple(id for id in task.everybody if id not in clients)

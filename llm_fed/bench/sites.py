@@ -69,6 +69,8 @@ def build(
     def own_structure(architecture: str, rank: int | None) -> Structure:
         return base.structure(config.adapter, architecture, rank)
 
+    together = method.together(config.rounds)
+    alone = config.participation * (config.rounds - together)
     private = privacy.of_examples(config.privacy, config.training_seed)
     shared = config.local, config.training_seed
     at_server: Structure = method.wrap(structure, None)
@@ -82,8 +84,8 @@ def build(
         plain = own_structure(own, ranks.of(config.adapter, id, places[id]))
         data = data_of(id, given, len(base.labels))
         client = Client(
-            id, plain, *shared, partial(base.draw, plain), data, rounds=config.rounds, private=private,
-            objective=config.objective,
+            id, plain, *shared, partial(base.draw, plain), data, rounds=together, private=private,
+            objective=config.objective, alone=alone,
         )  # fmt: skip
         wrapped = method.wrap(plain, client)
         clients[id] = client = replace(client, structure=wrapped, draw=partial(base.draw, wrapped))
@@ -94,7 +96,7 @@ def build(
     labels, foreign = len(task.server_labels or base.labels), config.task.server.name is not None
     data = data_of("server", task.server, labels, foreign)
     server = Server(
-        "server", at_server, *shared, partial(base.draw, at_server), data, rounds=config.rounds, step=config.server,
+        "server", at_server, *shared, partial(base.draw, at_server), data, rounds=together, step=config.server,
         objective=config.objective,
         structures={id: client.structure for id, client in clients.items()} if ranks.differ(config.adapter) else {},
     )  # fmt: skip

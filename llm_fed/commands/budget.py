@@ -15,8 +15,8 @@ class Workload:
     Attributes:
         steps: optimizer steps of a client in a round.
         cohort: clients in a round.
-        own_steps: steps of each client after the last round, for itself alone.
-        passes: over the training examples of a median client, its own steps included.
+        passes: over the training examples of a median client.
+        personal_share: of a client's steps those that it takes alone, where a method leaves a share to it.
     """
 
     rounds: int
@@ -24,8 +24,8 @@ class Workload:
     batch: int
     cohort: int
     clients: int
-    own_steps: int
     passes: float
+    personal_share: float
 
     @property
     def participation(self) -> float:
@@ -37,15 +37,10 @@ class Workload:
     @property
     def of_a_client(self) -> int:
         """Steps of a client in the whole run, on average."""
-        return round(self.rounds * self.steps * self.cohort / self.clients) + self.own_steps
-
-    def halved(self) -> tuple[int, int]:
-        """(rounds, own steps afterwards) in which each client takes as many steps, half of them with the others."""
-        rounds = max(1, self.rounds // 2)
-        return rounds, max(1, self.of_a_client - round(rounds * self.steps * self.cohort / self.clients))
+        return round(self.rounds * self.steps * self.cohort / self.clients)
 
     def alone(self) -> tuple[int, int]:
-        """(rounds, steps) in which each client takes as many steps without the others."""
+        """(rounds, steps) in which each client takes as many steps without the others, where all take part."""
         rounds = max(1, round(self.of_a_client / self.steps))
         return rounds, math.ceil(self.of_a_client / rounds)
 
@@ -56,48 +51,37 @@ class Budget:
 
     Attributes:
         passes: over the training examples of a median client, in all.
-        own: of these for itself alone, where a method has such steps.
+        personal_share: of these for itself alone, where a method leaves a share to each client.
         batch: examples per step.
         steps: least and most steps of a round, which is half a pass where that lies between them.
         rounds: least and most.
         all_of: up to so many clients take part in every round; of more, a tenth does.
         cohort: least and most clients in a round, where not all take part.
-        most_own: steps of a client for itself alone.
     """
 
     passes: float
-    own: float
+    personal_share: float
     batch: int
     steps: tuple[int, int]
     rounds: tuple[int, int]
     all_of: int
     cohort: tuple[int, int]
-    most_own: int
 
-    def work(self, sizes: Sequence[int], *, own_steps: bool, alone: bool = False) -> Workload:
+    def work(self, sizes: Sequence[int], *, alone: bool = False) -> Workload:
         """The work for clients with so many training examples.
 
         Args:
-            own_steps: whether the method has steps of each client for itself alone, after the last round.
             alone: whether each trains alone, so that all have to take part.
         """
         clients, middle = len(sizes), median(sizes)
         one_pass = max(1.0, middle / self.batch)  # in steps
-        shared = one_pass * (self.passes - (self.own if own_steps else 0))
+        wanted = one_pass * self.passes
         cohort = clients if alone or clients <= self.all_of else _within(self.cohort, math.ceil(clients / 10))
         least, most = self.steps
-        steps = _within(self.steps, math.ceil(max(min(one_pass / 2, most / 2), shared / self.rounds[1])))
-        rounds = _within(self.rounds, math.ceil(shared * clients / (steps * cohort)))
-        own = self._own(one_pass, round(rounds * steps * cohort / clients), steps) if own_steps else 0
-        examples = min(self.batch, middle) * (rounds * steps * cohort / clients + own)
-        return Workload(rounds, steps, self.batch, cohort, clients, own, examples / middle)
-
-    def _own(self, one_pass: float, shared: int, steps: int) -> int:
-        """Steps for itself alone, with which a client takes full rounds in all: so a method without the others can take
-        exactly as many."""
-        wanted = min(self.most_own, max(self.steps[0], round(self.own * one_pass)))
-        own = steps * round((shared + wanted) / steps) - shared
-        return own + steps * (own < 1) - steps * (own > self.most_own)
+        steps = _within(self.steps, math.ceil(max(min(one_pass / 2, most / 2), wanted / self.rounds[1])))
+        rounds = _within(self.rounds, math.ceil(wanted * clients / (steps * cohort)))
+        examples = min(self.batch, middle) * rounds * steps * cohort / clients
+        return Workload(rounds, steps, self.batch, cohort, clients, examples / middle, self.personal_share)
 
 
 def _within(limits: tuple[int, int], number: int) -> int:

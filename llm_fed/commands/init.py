@@ -32,10 +32,10 @@ BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
 # The method that is proposed for texts, and why in one line; docs/init.md has the measurements. How much is trained.
 ALONE = "local"  # also the method of one client, and the one that every other is compared with
 WHY = "nothing was shown to be better where clients are unlike; the comparison below says whether sharing helps here"
-BUDGET = Budget(passes=8, own=4, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50), most_own=2000)
+BUDGET = Budget(passes=8, personal_share=0.5, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50))
 RIVALS = ("fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
-OWN_STEPS = ("fedlora", "fedavg+", "fedpool")  # the methods with `personal_steps`
+SHARES = ("fedlora", "fedavg+", "fedpool")  # methods that leave a share of the steps to each client (`personal_share`)
 KNOWN_LAYERS = ("q_proj", "v_proj")  # what adapters go on, of the model types that have layers of these names
 WITH_THEM = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "olmo2", "smollm3")
 FEW = 10  # training examples of a client, below which it is named
@@ -150,7 +150,7 @@ def method_and_work(
     """
     method = given.method or (proposed if len(data.clients) > 1 else ALONE)
     sizes = [len(client.train) for client in data.clients.values() if client.train]
-    work = budget.work(sizes, own_steps=method in OWN_STEPS, alone=method == ALONE)
+    work = budget.work(sizes, alone=method == ALONE)
     if given.method:
         return method, work, f"{method}, as given; {_about_work(work)}"
     reason = why if len(data.clients) > 1 else "there is one client"
@@ -162,12 +162,12 @@ def settings_of(method: str, work: Workload, rates: Mapping[str, Any], evaluatio
     own: dict[str, Any] = {"name": method}
     if method == "fedmerge":
         own["num_models"] = min(MODELS, work.clients)
-    if work.own_steps:
-        own["personal_steps"] = work.own_steps
+    if method in SHARES:
+        own["personal_share"] = work.personal_share
     return {
         "work": work,
         "about_work": f"about {_few_digits(work.passes)} passes over the training examples of a median client"
-        + (", with its own steps at the end" if work.own_steps else ""),
+        + (", a share of them alone at the end" if method in SHARES else ""),
         "about_method": "Each client trains alone. docs/choosing.md says what else there is, and what was measured."
         if method == ALONE else "docs/choosing.md says when to use which method.",
         "method": own,
@@ -181,22 +181,17 @@ def _rows(method: str, work: Workload) -> dict[str, list[str]]:
     """What is compared, each with as many steps of a client as the method has: `local` with two that share, or another
     method with `local`."""
     if method != ALONE:
-        rounds, steps = work.alone()
-        alone = [f"method={ALONE}", *_of_rounds(rounds), f"local.steps={steps}"]
-        return {ALONE: alone + (["participation=1.0"] if work.cohort < work.clients else []), method: []}
+        return {ALONE: [f"method={ALONE}", *(_of_all(work) if work.cohort < work.clients else [])], method: []}
     if work.clients == 1:
         return {}
-    rows: dict[str, list[str]] = {ALONE: []}
-    for other in RIVALS:
-        rows[other] = [f"method={other}"]
-        if other in OWN_STEPS:
-            rounds, own = work.halved()
-            rows[other] += [*_of_rounds(rounds), f"method.personal_steps={own}"]
-    return rows
+    return {ALONE: [], **{other: [f"method={other}"] for other in RIVALS}}
 
 
-def _of_rounds(rounds: int) -> list[str]:
-    return [f"rounds={rounds}", f"eval.every={math.ceil(rounds / 4)}"]
+def _of_all(work: Workload) -> list[str]:
+    """As many steps of a client as in a run that asks some in each round, where all take part: alone, a client that is
+    never asked would learn nothing."""
+    rounds, steps = work.alone()
+    return [f"rounds={rounds}", f"eval.every={math.ceil(rounds / 4)}", f"local.steps={steps}", "participation=1.0"]
 
 
 def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
@@ -321,9 +316,8 @@ def _objective(reading: Reading) -> dict[str, Any]:
 def _about_work(work: Workload) -> str:
     """How much is trained, in words."""
     asked = f"{work.cohort} of {work.clients} clients in each of " if work.cohort < work.clients else ""
-    own = f" and {work.own_steps} of its own" if work.own_steps else ""
     return (
-        f"{asked}{work.rounds} rounds, {work.steps} steps of a client in a round{own}: about "
+        f"{asked}{work.rounds} rounds, {work.steps} steps of a client in a round: about "
         f"{_few_digits(work.passes)} passes over the examples of a median client"
     )
 

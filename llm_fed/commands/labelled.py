@@ -20,7 +20,7 @@ from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.labelled import number
 
-BUDGET = Budget(passes=10, own=5, batch=16, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50), most_own=500)
+BUDGET = Budget(passes=10, personal_share=0.5, batch=16, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50))
 CLASSES = 20  # different whole numbers up to which they are taken for classes
 MOST_LABELS = 100  # that are written into the file
 STEP = 8  # tokens to whose multiple the longest text is rounded up

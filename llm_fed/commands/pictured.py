@@ -24,7 +24,7 @@ from llm_fed.tasks.common import TaskData
 SHARING = "fedlora"
 WHY = "federated averaging, then as many steps of each client's own, so that clients need not be alike"
 # Models that are drawn and trained whole need many more passes than adapters. docs/init.md has the measurements.
-BUDGET = Budget(passes=20, own=4, batch=16, steps=(2, 100), rounds=(10, 100), all_of=20, cohort=(10, 50), most_own=200)
+BUDGET = Budget(passes=20, personal_share=0.2, batch=16, steps=(2, 100), rounds=(10, 100), all_of=20, cohort=(10, 50))
 RATES = {"lr": 1e-3, "lr_end": 1e-4, "optimizer": "adam"}
 RATES_OF_ADAPTERS = {"lr": 1e-3, "lr_end": 1e-4}
 SMALL, SMALL_BASE = 40, "cnn"  # pictures up to this height and width, and the model for them

@@ -96,7 +96,8 @@ def train(
             unused.check(run.config)
         rows = splits.known(folder, run.config, begins=begins, parents=mode.parents, given=mode.known)
         experiment = prepare(run.config, reporter, base=base, **mode.given(run.config, rows.all))
-        run.config = config = experiment.config
+        run.config = config = replace(experiment.config, rounds=run.config.rounds)
+        extend.check_together(folder, run.reached, experiment.config.rounds, config.rounds)
         check_scored(experiment)
         if begins:
             experiment.base.check_names(config.adapter)
@@ -107,12 +108,13 @@ def train(
             reporter.note(line)
         experiment = mode.ready(experiment, run, reporter)
         run.begin()
+        run.config = experiment.config
         splits.remember(run, experiment.record, rows)
         same_environment(run, experiment, reporter)
         mode.begun(experiment, run, reporter)
         if isinstance(experiment.method, Merge):
             return mode.merge(experiment, run, reporter, partial(train, ending=ending, goes_on=goes_on))
-        with reporter.tracking(config, folder, mode.plan(experiment, run, reporter)):
+        with reporter.tracking(run.config, folder, mode.plan(experiment, run, reporter)):
             federation, scoring = mode.federation(experiment)
             log_reading = partial(splits.log_reading, run, experiment)
             hooks = reporter.callbacks
@@ -148,6 +150,7 @@ def dry_run(
             unused.check(config)
         rows = splits.known(folder, config, begins=begins)
         built = prepare(config, reporter, base=base, known=rows.all)
+        extend.check_together(folder, reached, built.config.rounds, config.rounds)
         check_scored(built)
         for note in splits.notes(built, rows):
             reporter.note(note)

@@ -70,7 +70,9 @@ def check(config: Config, method: Method) -> None:
     if config.privacy.clip is None:
         return
     if method.gathers:
-        raise UserError(f"{name} gathers the rows of all clients in one place, which keeps no privacy; leave privacy out")
+        raise UserError(
+            f"{name} gathers the rows of all clients in one place, which keeps no privacy; leave privacy out"
+        )
     if method.parents:
         raise UserError(f"privacy.clip is for methods with rounds, but {name} merges finished runs; set it to null")
     if by_example(config.privacy):

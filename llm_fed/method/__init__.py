@@ -17,6 +17,7 @@ or in `client.memory`, so a checkpoint is always complete. Client code is writte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -170,6 +171,11 @@ class Method:
         """Those of the clients that its rounds may ask."""
         return clients
 
+    def together(self, rounds: int) -> int:
+        """Of a run's rounds those that clients train together; in `finish` each then takes the steps of the others
+        (`client.own_steps`)."""
+        return rounds
+
     def in_words(self, rounds: int) -> str:
         """What a run of so many rounds does."""
         return f"{rounds:,} round{'' if rounds == 1 else 's'}"
@@ -183,6 +189,11 @@ class Method:
     def recipe(self, client: Site) -> dict[str, Any]:
         """What `finish` found, as JSON values, for metrics.jsonl and the model card. A `note` is also printed."""
         return client.memory.get("recipe", {})
+
+
+def without_share(rounds: int, share: float) -> int:
+    """ceil((1 - share) rounds), at least one."""
+    return max(1, math.ceil((1 - share) * rounds - 1e-9))  # (1 - 0.7) * 10 is a little above 3
 
 
 def averaged(server: Server, state: State, uploads: list[Upload]) -> State:

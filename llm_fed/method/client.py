@@ -29,6 +29,12 @@ class Client(Site):
     """One client, as a method's client code sees it."""
 
     private: Private | None = None  # how its examples are hidden, see `federation/privacy.py`
+    alone: float = 0.0  # the rounds whose steps it takes by itself after the last that it trains with others
+
+    @property
+    def own_steps(self) -> int:
+        """The optimizer steps of these rounds; at least one where there are any."""
+        return max(1, round(self.alone * self.local.steps_on(self.num_examples))) if self.alone else 0
 
     def expect(self, drawn: State) -> None:
         """Take the layout of another site's new state as this site's. `assemble` then need not draw a state to see

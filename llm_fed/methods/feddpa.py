@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from llm_fed.basics.rng import generator
-from llm_fed.method import Client, Message, Method, Site, State, Structure
+from llm_fed.method import Client, Message, Method, Site, State, Structure, without_share
 from llm_fed.models.lora import ANCHORS, SCALE
-from llm_fed.settings import NonNegativeFloat, PositiveInt
+from llm_fed.settings import AtLeast, Below, NonNegativeFloat, PositiveInt
 
 LOCAL, EVENLY = r"\.local\.", (0.5, 0.5)
 
@@ -41,10 +41,13 @@ class FedDPA(Method):
     variant: Literal["t", "f"] = "t"
     anchors: PositiveInt = 5  # S: how many training prompts a new prompt is compared with
     mix_scale: NonNegativeFloat = 0.5  # lambda
-    personal_steps: PositiveInt = 20  # variant f: optimizer steps of the local adapter
+    personal_share: Annotated[float, AtLeast(0), Below(1)] = 0.5  # variant f: of a client's steps, the local adapter's
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:
         return structure.with_experts("global", "local", gate="mix")
+
+    def together(self, rounds: int) -> int:
+        return without_share(rounds, self.personal_share if self.variant == "f" else 0.0)
 
     async def client_update(self, client: Client, message: Message) -> Message:
         if self.variant == "t":
@@ -53,8 +56,8 @@ class FedDPA(Method):
         return theta - message
 
     async def finish(self, client: Client, message: Message) -> None:
-        if self.variant == "f":
-            await self._fit_local(client, self._assemble(client, message), steps=self.personal_steps)
+        if client.own_steps:
+            await self._fit_local(client, self._assemble(client, message), steps=client.own_steps)
 
     async def personalize(self, client: Site, message: Message) -> Message:
         draws = generator(client.seed, "anchors", client.id)

@@ -4,13 +4,13 @@ its result."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from llm_fed.method import Client, Message, Method, Server, Site, Upload
+from llm_fed.method import Client, Message, Method, Server, Site, Upload, without_share
 from llm_fed.method.heads import refuse_without_head
 from llm_fed.methods import waiting
 from llm_fed.methods.waiting import Wait
-from llm_fed.settings import PositiveFloat, PositiveInt
+from llm_fed.settings import AtLeast, Below, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,18 @@ class FedLoRA(Method):
     paper: ClassVar[str] = "FedLoRA, or FedAvg+, in the sense of Chen et al. 2026"
     mean_only: ClassVar[bool] = True
 
-    personal_steps: PositiveInt = 20  # optimizer steps of the fine-tuning after the last round
+    personal_share: Annotated[float, AtLeast(0), Below(1)] = 0.5  # of a client's steps, those of the fine-tuning
     personal_lr: PositiveFloat | None = None  # its learning rate; null: `local.lr`
 
+    def together(self, rounds: int) -> int:
+        return without_share(rounds, self.personal_share)
+
     async def finish(self, client: Client, message: Message) -> None:
+        if not client.own_steps:
+            return
         lr = client.local.lr if self.personal_lr is None else self.personal_lr
         optimizer = replace(client.optimizer, lr=lr)
-        client.memory["personal"] = await client.fit(message, steps=self.personal_steps, optimizer=optimizer)
+        client.memory["personal"] = await client.fit(message, steps=client.own_steps, optimizer=optimizer)
 
     async def personalize(self, client: Site, message: Message) -> Message:
         return client.memory.get("personal", message)

@@ -21,8 +21,8 @@ from torch import Tensor
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.merge.mean import WEIGHTS
-from llm_fed.method import Client, Message, Method, Server, Site, Upload, averaged
-from llm_fed.settings import AtLeast, AtMost, NonNegativeInt, PositiveFloat
+from llm_fed.method import Client, Message, Method, Server, Site, Upload, averaged, without_share
+from llm_fed.settings import AtLeast, AtMost, Below, PositiveFloat
 from llm_fed.state import State, stack
 
 _TINY = 1e-12  # squared errors, where cosines are equal
@@ -33,8 +33,8 @@ _LEAST = 0.001  # of the probability of a partition; what is less counts as no g
 class FedPool(Method):
     """FedAvg within groups of clients; the server infers the groups and their number from the clients' updates.
 
-    Messages have the size of FedAvg's, and clients do the same work, but for the steps of their own after the last
-    round. The server keeps two rows per client that answered. With up to six clients it is FedAvg with these steps, as
+    Messages have the size of FedAvg's, and clients do the same work, a share of it alone after the last round. The
+    server keeps two rows per client that answered. With up to six clients it is FedAvg with these steps, as
     so few cosines cannot tell groups apart.
     """
 
@@ -44,7 +44,7 @@ class FedPool(Method):
     memory: Annotated[float, AtLeast(0), AtMost(1)] = 0.8
     # how much of the way to where its clients' own updates would have led them a group goes in a round
     catch_up: Annotated[float, AtLeast(0), AtMost(1)] = 0.3
-    personal_steps: NonNegativeInt = 20  # optimizer steps of each client after the last round
+    personal_share: Annotated[float, AtLeast(0), Below(1)] = 0.5  # of a client's steps, those after the last round
     personal_lr: PositiveFloat | None = None  # their learning rate; null: a third of `local.lr`
 
     def init(self, server: Server) -> Message:
@@ -124,11 +124,14 @@ class FedPool(Method):
         of_all = models[0].clone() if len(models) == 1 else moved(list(sizes), 0.0)[0]
         return {"mean": like.like(of_all), "groups": groups, "models": models, "ahead": ahead}
 
+    def together(self, rounds: int) -> int:
+        return without_share(rounds, self.personal_share)
+
     async def finish(self, client: Client, message: Message) -> None:
-        if not self.personal_steps:
+        if not client.own_steps:
             return
         lr = client.local.lr / 3 if self.personal_lr is None else self.personal_lr
-        own = await client.fit(message, steps=self.personal_steps, optimizer=replace(client.optimizer, lr=lr))
+        own = await client.fit(message, steps=client.own_steps, optimizer=replace(client.optimizer, lr=lr))
         share = await self._own_share(client, message, own)
         client.memory["personal"] = mean([own, message], [share, 1 - share])
         client.memory["recipe"] = {"own_share": share}

@@ -170,7 +170,7 @@ class Node:
             for state in merged[client].values():
                 if isinstance(state, Exception):
                     raise state
-            site.rounds = work.common.get("ended", work.config.rounds)
+            site.rounds = work.common.get("ended", built.config.rounds)
             site.begin(site.rounds + 1, work.config.local.lr)
             return site
 

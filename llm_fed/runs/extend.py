@@ -98,6 +98,19 @@ def check(folder: Path, changes: Changes, ended: Ended = None) -> None:
             )
 
 
+def check_together(folder: Path, reached: int, together: int, rounds: int) -> None:
+    """Refuse to continue a run that has trained more rounds together than it is to have now (`Method.together`).
+
+    Raises:
+        UserError: it has.
+    """
+    if reached > together:
+        raise UserError(
+            f"{folder} has trained {reached} rounds together, and of rounds={rounds} only {together} are trained so: a "
+            "run cannot go back. Give more rounds, or another --out."
+        )
+
+
 def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str]:
     """What a user should know of a run that is continued with another configuration, a sentence or two each.
 

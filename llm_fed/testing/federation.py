@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -247,6 +248,7 @@ def go(
     """Run, or continue, a federation of the method that `settings` describe.
 
     Args:
+        rounds: those that clients train together.
         stop_after: the round after which it dies, in the middle of the next one that asks anybody.
         sizes: by client (c0, c1, ...) of `order`, the number of its examples (default: SIZES).
 
@@ -256,6 +258,7 @@ def go(
         RunError: every client failed.
     """
     method, model, sizes = methods.build(dict(settings)), setup.base(dtype), sizes or SIZES
+    alone = next(whole for whole in count(rounds) if method.together(whole + 1) > rounds) - rounds
 
     def parts(structure: Structure) -> dict[str, Any]:
         return {"structure": structure, "draw": partial(setup.draw, model, structure, dtype)}
@@ -267,8 +270,9 @@ def go(
         plain = setup.structure_of(id)
         examples = data(setup.examples(int(id[1:]), sizes[id]))
         made = Client(
-            id, **parts(plain), local=setup.local, seed=seed, data=examples, rounds=rounds, objective=setup.objective
-        )
+            id, **parts(plain), local=setup.local, seed=seed, data=examples, rounds=rounds, objective=setup.objective,
+            alone=alone,
+        )  # fmt: skip
         return replace(made, **parts(method.wrap(plain, made)))
 
     def listen(record: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ Rand index between the true groups and the most probable ones (one group of all,
 fedpool        as it is
 oracle         FedPool that is told the true groups: FedAvg inside them, mixed clients in the first
 second oracle  the same, with mixed clients in the third group
-no own part    the groups' models alone (`method.personal_steps=0`)
+no own part    the groups' models alone (`method.personal_share=0`)
 no catch-up    groups begin where their clients are (`method.catch_up=0`)
 all at once    groups begin where FedAvg inside them would be, had it been so from the first round (`catch_up=1`)
 one variance   that of the cosines within groups and between them is taken to be equal
@@ -79,12 +79,13 @@ class Other(FedPool):
 ROWS: dict[str, list[str]] = {
     "local": ["method=local"], "fedit": ["method=fedit"], "fedmerge": ["method.num_models=4"],
     "fedpool": ["method=fedpool"], "oracle": ["method=fedpool"], "second oracle": ["method=fedpool"],
-    "no own part": ["method=fedpool", "method.personal_steps=0"],
+    "no own part": ["method=fedpool", "method.personal_share=0"],
     "no catch-up": ["method=fedpool", "method.catch_up=0"], "all at once": ["method=fedpool", "method.catch_up=1"],
     "one variance": ["method=fedpool"], "last round": ["method=fedpool"],
     "no memory": ["method=fedpool", "method.memory=0"], "all memory": ["method=fedpool", "method.memory=1"],
 }  # fmt: skip
 OTHERS = ("oracle", "second oracle", "last round")
+OWN = 7  # rounds whose steps each client takes alone, after those of the others
 MIXED = 0, 2  # the groups between which mixed clients are
 
 
@@ -122,8 +123,10 @@ def halves(first: ClientData, second: ClientData) -> ClientData:
 
 def run(row: str, sizes: Sequence[int], participation: float, rounds: int, draw: int, mixed: int = 0) -> dict[str, Any]:
     """The clients' test scores at the end, and the adjusted Rand index of the others where groups are found."""
+    own = OWN if "method=fedpool" in ROWS[row] and row != "no own part" else 0
+    shared = [f"rounds={rounds + own}", *([f"method.personal_share={own / (rounds + own)}"] if own else [])]
     words = [
-        *ROWS[row], f"seed={draw}", f"rounds={rounds}", f"participation={participation}", "device=cpu",
+        *ROWS[row], f"seed={draw}", *shared, f"participation={participation}", "device=cpu",
         "eval={every: 0, base: false}", f"checkpoint.every={rounds}", f"base.name={ASSETS / 'tiny-base'}",
     ]  # fmt: skip
     config = configfile.load(ASSETS / "quickstart.yaml", words)
@@ -138,7 +141,7 @@ def run(row: str, sizes: Sequence[int], participation: float, rounds: int, draw:
         with patch.object(fedpool, "description_length", one_variance if row == "one variance" else two_variances):
             progress = federate(Federation(built.method, clients, built.server, built.runtime), made)
         sites, runtime, lr = built.clients, built.runtime, config.local.lr
-        finish(built.method, sites, runtime, made, progress, round=rounds + 1, lr=lr)
+        finish(built.method, sites, runtime, made, progress, round=built.config.rounds + 1, lr=lr)
     summary = built.evaluate(messages_for(built.method, progress.state, built.clients), "test")
     assert summary is not None
     pure = {client: group for client, group in groups.items() if client not in between}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import every
+import own_steps
 import pytest
 import small_run
 import tiny_base
@@ -59,7 +60,9 @@ def test_a_wrong_setting(small, llm_fed, tmp_path, word, parts):
 @pytest.mark.parametrize(
     "word, parts",
     [
-        ("method.personal_steps=0", ["method.personal_steps is 0", "at least 1"]),
+        ("method.personal_share=1", ["method.personal_share is 1", "at least 0 and below 1"]),
+        ("method.personal_share=-0.1", ["method.personal_share is -0.1", "at least 0 and below 1"]),
+        ("method.personal_steps=9", ["method.personal_steps is gone", "set it, such as 0.5"]),
         ("method.personal_lr=-1", ["method.personal_lr is -1", "above 0"]),
         ("method.personal_lr=nan", ["method.personal_lr is nan", "above 0"]),
         ("local.lr=inf", ["local.lr is inf", "above 0"]),
@@ -180,8 +183,8 @@ def test_nan_at_every_client(small, llm_fed, tmp_path, poisoned):
 @pytest.mark.parametrize("clients", every.quick([["bob"], ["ada", "bob", "cyd"]], [["bob"]]))
 def test_nan_while_clients_finish(small, llm_fed, tmp_path, poisoned, clients):
     """Who fails keeps the model that the federation gives, as if finishing had not been asked for."""
-    config = small.config(tmp_path / "c.yaml", method={"name": "fedlora", "personal_steps": 2}, rounds=1)
-    assert llm_fed("run", config, "method=fedit", "--out", tmp_path / "fedit").code == 0
+    config = small.config(tmp_path / "c.yaml", **own_steps.alone(after=1))
+    assert llm_fed("run", config, "method=fedit", "rounds=1", "--out", tmp_path / "fedit").code == 0
     poisoned(*clients, after=1)
     said = llm_fed("run", config, "--out", tmp_path / "fedlora")
     assert said.code == 0 and said.err.count("client failed") == len(clients)

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import every
+import own_steps
 import pytest
 from small_process import Kill, llm_fed
 
@@ -20,17 +21,18 @@ ROUNDS = 3
 CONFIG = {"rounds": ROUNDS, "checkpoint": {"keep": 1}}
 METHODS = {
     "local": {"name": "local"},
-    "fedlora": {"name": "fedlora", "personal_steps": 2},
+    "fedlora": own_steps.alone(after=ROUNDS)["method"],
     "fedmerge": {"name": "fedmerge", "num_models": 3},
     "fedbuff": {"name": "fedbuff", "buffer": 2},
     "ca2fl": {"name": "ca2fl", "buffer": 2},
-    "stopping": {"name": "fedlora", "personal_steps": 2},  # its rule ends it after round 2 of 3
+    "stopping": own_steps.alone(after=ROUNDS)["method"],  # its rule ends it after round 2 of 3
 }
 STOPS_AFTER = {"stopping": 2}
 SECTIONS = {
+    "fedlora": {"rounds": ROUNDS + 1},
     "fedbuff": {"delay": {"sigma": 0.8, "drop_out": 0.5}},
     "ca2fl": {"checkpoint": {"keep": 1, "memory_limit": 0.0}},  # no row stays in the RAM
-    "stopping": {"stop": {"patience": 1, "min_delta": 100.0}},
+    "stopping": {"rounds": ROUNDS + 1, "stop": {"patience": 1, "min_delta": 100.0}},
 }
 # Where each process is killed, and the round with which the next one says that it continues (None: from the start).
 CHAINS: dict[str, list[tuple[Kill, int | None]]] = {

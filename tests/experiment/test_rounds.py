@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import own_steps
 import pytest
 from hub_server import connected
 from huggingface_hub.utils import validate_repo_id
@@ -25,7 +26,7 @@ ROUNDS, KEPT = 4, 2
 SAME_LR = {"steps": 2, "batch_size": 2, "lr": 0.02, "lr_end": 0.02}
 METHODS: dict[str, dict[str, Any]] = {
     "fedit": {"method": {"name": "fedit"}},
-    "own steps": {"method": {"name": "fedlora", "personal_steps": 2}},
+    "own steps": {"method": {"name": "fedlora"}},
     "fedpool": {"method": {"name": "fedpool"}},
     "memories": {"method": {"name": "local"}},
     "late": {"method": {"name": "fedbuff", "buffer": 2}, "delay": {"sigma": 0.8}},
@@ -37,6 +38,8 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def config(small, family: str, **changes: Any) -> Any:
     given = {"rounds": ROUNDS, "local": SAME_LR, "eval": {"select": "last", "every": 1}, **METHODS[family], **changes}
+    if given["method"]["name"] in ("fedlora", "fedpool"):
+        given |= own_steps.alone(after=given["rounds"], name=given["method"]["name"])
     given["checkpoint"] = {"keep": 1, "keep_rounds": [KEPT]}
     given["eval"] = {"max_new_tokens": 1, "cross": False, **given["eval"]}
     return from_dict(small.tree(**given))

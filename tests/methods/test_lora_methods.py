@@ -174,7 +174,7 @@ def test_feddpa_in_turn_trains_local_beside_global_and_global_alone(tmp_path):
 
 
 def test_feddpa_f_trains_the_local_adapter_after_the_federation_from_the_global_one(tmp_path):
-    run = go("feddpa", tmp_path, settings={"variant": "f", "personal_steps": 2, "anchors": 2})
+    run = go("feddpa", tmp_path, settings={"variant": "f", "personal_share": 0.25, "anchors": 2})
     assert all(site.memory == {} for site in run.clients.values())
     before = run.ask("personalize", run.messages())["c0"]
     for name in names_of(before, "lora_A"):  # until then both adapters are the global one, so any mix of them is

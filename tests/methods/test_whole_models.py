@@ -123,10 +123,11 @@ def test_ifca_needs_no_warm_up_where_models_start_different():
 
 def test_fine_tuning_of_a_whole_model_is_personal():
     """Its running statistics, too; who has not fine-tuned uses the model of all."""
-    base, method = base_of("resnet-9"), FedLoRA(personal_steps=2, personal_lr=0.1)
+    base, method = base_of("resnet-9"), FedLoRA(personal_lr=0.1)
     clients = sites(base, method)
     state = federate(base, method, clients)
     clients["c0"].begin(3, 0.02)
+    clients["c0"].alone = 2 / clients["c0"].local.steps_on(clients["c0"].num_examples)
     answer(Engine(base), method.finish(clients["c0"], state))
     found = personal(base, method, clients["c0"], state)
     model = tiny_images.loaded(base, state).train()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import own_steps
 import pytest
 import tiny_images
 from network import NETWORK, NetworkInProcess, federate, lines, tree
@@ -144,13 +145,12 @@ def test_with_text_that_is_scored_after_the_last_round_alone(small, tmp_path):
 @pytest.mark.slow
 def test_with_a_run_that_its_rule_ends(small, tmp_path):
     """With own steps of the clients, and a constant learning rate, it is what a run of two rounds is."""
-    method = {"name": "fedlora", "personal_steps": 2}
     settings = tree(
-        small, method=method, rounds=5, local={"lr": 0.02, "lr_end": 0.02}, eval={"select": "last"},
+        small, **own_steps.alone(after=5), local={"lr": 0.02, "lr_end": 0.02}, eval={"select": "last"},
         stop={"patience": 1, "min_delta": 100.0},
     )  # fmt: skip
     same_in_the_end(tmp_path, small, settings, "orders")
-    _, short = federate(tmp_path / "short", small, settings | {"rounds": 2, "stop": {}})
+    _, short = federate(tmp_path / "short", small, settings | own_steps.alone(after=2) | {"stop": {}})
     done = json.loads((tmp_path / "whole/run/summary.json").read_text())
     assert done["ended"]["round"] == 2 and done["scores"] == short["scores"]
     one, other = models(tmp_path / "whole"), models(tmp_path / "short")

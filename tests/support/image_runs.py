@@ -16,7 +16,7 @@ WITH_DATA = {"task": {"server": {"examples": 6}}}
 RUNS: dict[str, dict[str, Any]] = {
     "local": {"method": {"name": "local"}},
     "fedit": {"method": {"name": "fedit"}, "eval": {"cross": "auto", "base": True}, **TESTED, **LATE},
-    "fedlora": {"method": {"name": "fedlora", "personal_steps": 2}},
+    "fedlora": {"method": {"name": "fedlora", "personal_share": 0.25}},
     "ifca": {"method": {"name": "ifca", "num_models": 2, "warmup_rounds": 1}},
     "fedmerge": {"method": {"name": "fedmerge", "num_models": 3}},
     "fedmerge-fixed": {"method": {"name": "fedmerge-fixed", "num_models": 3, "models_per_client": 2}},

@@ -14,6 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import own_steps
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from rich.console import Console
@@ -33,10 +34,10 @@ from llm_fed.settings.configfile import load
 ROUNDS = 4
 SAME_LR = {"steps": 2, "batch_size": 2, "lr": 0.02, "lr_end": 0.02}  # so a shorter run has the same rates
 FAMILIES: dict[str, dict[str, Any]] = {
-    "own steps": {"method": {"name": "fedlora", "personal_steps": 2}},
+    "own steps": {"method": {"name": "fedlora"}},
     "local": {"method": {"name": "local"}},
     "fedmerge, best round": {"method": {"name": "fedmerge", "num_models": 2}, "eval": {"select": "best"}},
-    "stop rule": {"method": {"name": "fedlora", "personal_steps": 2}, "stop": {"patience": 2, "min_delta": 100.0}},
+    "stop rule": {"method": {"name": "fedlora"}, "stop": {"patience": 2, "min_delta": 100.0}},
 }
 PLACES = (
     "llm_fed.federation.loop:save", "llm_fed.federation.loop:end_early", "llm_fed.engine.fit:FusedFit.step",
@@ -176,11 +177,13 @@ class SteeredRun(RuleBasedStateMachine):
         return self.undisturbed[key]
 
     def _write(self, path: Path, family: str, rounds: int | None = None) -> None:
-        changes = dict(FAMILIES[family])
+        changes = {"rounds": rounds or ROUNDS, **FAMILIES[family]}
+        if changes["method"]["name"] == "fedlora":
+            changes |= own_steps.alone(after=changes["rounds"])
         if rounds is not None:
             changes.pop("stop", None)
         evaluation = {"select": "last", "every": 1, **changes.pop("eval", {})}
-        self.small.config(path, rounds=rounds or ROUNDS, local=SAME_LR, eval=evaluation, **changes)
+        self.small.config(path, local=SAME_LR, eval=evaluation, **changes)
 
     def _rounds(self) -> int:
         return max(rounds_in(self._run / "checkpoints"), default=0)
