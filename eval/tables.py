@@ -21,16 +21,18 @@ from rich.text import Text
 
 from llm_fed.basics.errors import listed
 from llm_fed.basics.terminal import table_of_numbers
-from llm_fed.bench.costs import Parameters, Traffic
+from llm_fed.bench.costs import ClientWork, Parameters, Traffic
 from llm_fed.eval.verdict import Scored, Verdict
-from llm_fed.scoring.scores import NOT_SCORED, reads_texts, with_range
+from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts, with_range
 
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
 SUMMARIES = ("average", "worst_half")
 BASELINES = ("base", "rule")
+TENTH = 0.1  # by which the work of rows may differ before it is said
 _ONLY_IF_ANY = (
     "unscored",
+    "undefined",
     "only_tested",
     "uncounted",
     "warnings",
@@ -56,10 +58,12 @@ class RunResult:
     last: Mapping[str, Any] | None = None  # `verdict.last_round`
     warnings: Sequence[Mapping[str, Any]] = ()  # what is wrong with the run, see `eval/warning.py`
     events: Mapping[str, int] = field(default_factory=dict)  # what went wrong how often, e.g. {"refused upload": 3}
-    unscored: Sequence[str] = ()  # clients without test examples
+    unscored: Sequence[str] = ()  # clients without a score
+    undefined: Sequence[str] = ()  # of these the ones that have test examples, for which the metric is not defined
     only_tested: Sequence[str] = ()  # clients without training examples, of a method that scores them all the same
     uncounted: Sequence[str] = ()  # clients whose score is in no mean, as another row has none of theirs
     beside: Mapping[str, float] = field(default_factory=dict)  # means of what was measured beside, by name
+    work: ClientWork | None = None  # what training took; None of runs of earlier versions
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,15 @@ class ComparisonRow:
         seen = [asdict(result.traffic) for result in self.results.values()]
         return Traffic(**{key: fmean(one[key] for one in seen) for key in seen[0]}) if seen else None
 
+    @property
+    def work(self) -> ClientWork | None:
+        """The mean over the seeds; None where one does not know it."""
+        seen = [result.work for result in self.results.values()]
+        known = [asdict(each) for each in seen if each]
+        if not seen or len(known) < len(seen):
+            return None
+        return ClientWork(**{key: fmean(one[key] for one in known) for key in known[0]})
+
 
 @dataclass
 class Table:
@@ -146,7 +159,7 @@ class Table:
 
     @property
     def unscored(self) -> list[str]:
-        """The clients without a score in any row, as they have no test example."""
+        """The clients without a score in any row, as they have no test example, or none that the metric is for."""
         return [id for id in self._named("unscored") if id not in self.clients]
 
     @property
@@ -159,10 +172,11 @@ class Table:
         return list(dict.fromkeys(id for result in results for id in getattr(result, key)))
 
     def uncounted_at(self, seed: int) -> set[str]:
-        """The clients of this seed without training examples that some finished rows score, and others leave out."""
+        """The clients of this seed that some finished rows score and others do not: without training examples, or where
+        the metric is not defined."""
         results = [row.results[seed] for row in self.rows if seed in row.results]
-        only_tested = {id for result in results for id in result.only_tested}
-        return {id for id in only_tested if any(id not in result.clients for result in results)}
+        known = {id for result in results for id in (*result.only_tested, *result.undefined)}
+        return {id for id in known if any(id not in result.clients for result in results)}
 
     @property
     def by_client(self) -> dict[str, dict[str, list[float]]]:
@@ -187,6 +201,20 @@ class Table:
         return Verdict(rows, natural=self.natural)
 
     @property
+    def unequal(self) -> list[str]:
+        """A sentence for each kind of work in which rows differ from the first one by more than a tenth."""
+        known = [(row.label, row.work) for row in self.rows if row.work]
+        sentences = []
+        for key, verb, unit in (("steps", "takes", "steps"), ("tokens", "reads", "tokens")):
+            (first, least), *others = [(label, getattr(work, key)) for label, work in known] or [("", 0.0)]
+            if unlike := [each for each in others if abs(each[1] - least) > TENTH * least]:
+                rest = ", ".join(f"{label} {_few(number)}" for label, number in unlike)
+                sentences.append(
+                    f"Not at equal work: a client of {first} {verb} {_few(least)} {unit} in all, and one of {rest}."
+                )
+        return sentences
+
+    @property
     def failed(self) -> str:
         return ", ".join(f"{row.label} seed {seed}" for row in self.rows for seed in row.failures)
 
@@ -206,6 +234,7 @@ class Table:
             **{kind: rows[0] if len(rows) == 1 else None for kind, rows in baselines.items()},
             "baselines": baselines,
             "rows": [self._row_json(row) for row in self.rows],
+            "unequal": self.unequal,
             "verdict": verdict.as_json(),
             "notes": self.notes,
         } | ({"unscored": unscored} if (unscored := self.unscored) else {})
@@ -229,6 +258,7 @@ class Table:
             "clients": {id: plain(row.client(id)) for id in self.clients},
             **{name: plain(row.summary(name)) for name in SUMMARIES},
             **({"beside": {name: plain(row.beside(name)) for name in self.beside}} if self.beside else {}),
+            "work": asdict(row.work) if row.work else None,
             "bytes": asdict(row.traffic) if row.traffic else None,
             "parameters": asdict(row.parameters),
         }
@@ -241,6 +271,7 @@ class Table:
         scores = [*columns, *SUMMARIES, *self.beside]
         writer.writerow(
             ["label", "method", "seeds done", *(f"{name}{end}" for name in scores for end in (" mean", " std"))]
+            + [f"work {name}" for name in ClientWork.__dataclass_fields__]
             + [f"bytes {name}" for name in Traffic.__dataclass_fields__]
             + [f"parameters {name}" for name in Parameters.__dataclass_fields__]
         )
@@ -249,7 +280,9 @@ class Table:
             spreads += [row.beside(name) for name in self.beside]
             cells = [value for spread in spreads for value in ((spread.mean, spread.std) if spread else (None, None))]
             moved = asdict(row.traffic).values() if row.traffic else [None] * len(Traffic.__dataclass_fields__)
-            writer.writerow([row.label, row.method, len(row.results), *cells, *moved, *asdict(row.parameters).values()])
+            done = asdict(row.work).values() if row.work else [None] * len(ClientWork.__dataclass_fields__)
+            costs = [*done, *moved, *asdict(row.parameters).values()]
+            writer.writerow([row.label, row.method, len(row.results), *cells, *costs])
         return file.getvalue()
 
     def as_markdown(self) -> str:
@@ -258,7 +291,8 @@ class Table:
         text = "\n".join(
             "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in [self.heads, rule, *lines]
         )
-        return f"{text}\n\n" + "".join(f"- {note}\n" for note in self.all_notes()) + self.verdict.as_markdown()
+        notes = "".join(f"- {note}\n" for note in [*self.all_notes(), *self.unequal])
+        return f"{text}\n\n{notes}{self.verdict.as_markdown()}"
 
     @property
     def heads(self) -> list[str]:
@@ -283,12 +317,12 @@ class Table:
             tables.append(clients)
         adapter = f"1× is one adapter of {self.adapter:,} parameters"
         title = f"{with_range(self.metric)}; bytes that a client sends over the run; {adapter}"
-        heads = ["average", "worst\nhalf", *self.beside, "seeds", "bytes\nsent"]
+        heads = ["average", "worst\nhalf", *self.beside, "seeds", "steps", "bytes\nsent"]
         heads += ["held by\nserver", "in a\nmessage", "held by\na client"]
         averages = table_of_numbers(title, "method", heads)
         for row, cells, rest in lines:
             averages.add_row(Text(row.label), *(_mean(row, *cell) for cell in cells[len(self._columns) :]), *rest)
-        return [*tables, averages, *map(Text, [*self._without_score(), *self.verdict.for_terminal()])]
+        return [*tables, averages, *map(Text, [*self._without_score(), *self.unequal, *self.verdict.for_terminal()])]
 
     @property
     def _columns(self) -> list[str]:
@@ -322,7 +356,8 @@ class Table:
         sizes = (moved.up_per_round, moved.up, moved.down_per_round, moved.down) if moved else ()
         bytes_moved = [filesize.decimal(round(size), precision=1 if short else 2) for size in sizes] or [""] * 4
         bytes_moved = bytes_moved[1:2] if short else bytes_moved
-        return [*bytes_moved, times(held.server), sent, times(held.client)]
+        done = [_few(row.work.steps), _few(row.work.tokens), _few(row.work.seconds)] if row.work else [""] * 3
+        return [*(done[:1] if short else done), *bytes_moved, times(held.server), sent, times(held.client)]
 
     def all_notes(self) -> list[str]:
         seeds = ", ".join(map(str, self.seeds))
@@ -333,6 +368,8 @@ class Table:
             "of the clients that score lowest, per seed.",
             "Bold in the columns average and worst half: the rows that no other is shown to beat, where the verdict "
             "below shows that some row is beaten. Scores of single clients are not judged.",
+            "Steps, tokens (of whole image models pictures) and seconds are those of training, divided by the number "
+            "of clients; runs that a merge starts from are included.",
             "Bytes are those of the serialised messages, per client: per round in which it is asked, and over the run.",
             "Parameters: on the server, in one message (down, up where they differ), on a client; "
             f"1× is one adapter of the configuration file, {self.adapter:,} parameters.",
@@ -363,8 +400,11 @@ class Table:
         return notes + self.notes
 
     def _without_score(self) -> list[str]:
-        notes = [f"{NOT_SCORED} So it is for {listed(unscored)}."] if (unscored := self.unscored) else []
-        if uncounted := self.uncounted:
+        undefined = self._named("undefined")
+        notes = [not_defined(self.metric, undefined)] if undefined else []
+        if unscored := [id for id in self.unscored if id not in undefined]:
+            notes.append(f"{NOT_SCORED} So it is for {listed(unscored)}.")
+        if uncounted := [id for id in self.uncounted if id not in undefined]:
             notes.append(
                 "These clients have no training example, so rows of personal models leave them out, and they count in "
                 f"no mean: {listed(uncounted)}."
@@ -425,7 +465,13 @@ def _mean(row: ComparisonRow, cell: MeanAndStd | None, best: bool) -> Text:
     return Text(f"{cell.mean:.2f}" if cell else _cell(row, None), style="bold green" if best else "")
 
 
+def _few(number: float) -> str:
+    """A mean over clients, `80` or `13.3`."""
+    return f"{number:,.1f}".removesuffix(".0")
+
+
 _COSTS = (
+    "steps", "tokens", "seconds",
     "up per round", "up in total", "down per round", "down in total", "params on server", "params sent",
     "params on client",
 )  # fmt: skip

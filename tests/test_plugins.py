@@ -94,7 +94,7 @@ def test_a_setting_without_a_default_must_be_given(half):
         ("half:UserError", ["is the class UserError; it must be a class that derives from llm_fed.method.Method"]),
         ("half.Half", ["of your own as package.module:Name, e.g. half:Half"]),
         ("my-half:Half", ["of your own as package.module:Name, e.g. my_half:Half"]),
-        ("half-wy", ["'half-wy' is unknown", "known: local, fedit", "your own as package.module:Name"]),
+        ("half-wy", ["'half-wy' is unknown", "known: local, pooled, fedit", "your own as package.module:Name"]),
         ("fedti", ["'fedti' is unknown (the closest is 'fedit')"]),
     ],
 )

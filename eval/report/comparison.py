@@ -92,6 +92,7 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
         clients=_clients(table),
         forests=judged,
         verdict=[(title, each.headline, each.pairs) for title, each in verdict.said],
+        unequal=table.unequal,
         rule=verdict.of_rules,
         method=verdict.method if verdict.columns else [],
         pictures=[
@@ -120,7 +121,7 @@ def _score(spread: MeanAndStd | None, best: bool) -> dict[str, Any]:
 
 
 def _costs(table: Table) -> dict[str, Any]:
-    first = table.heads.index("up per round")
+    first = table.heads.index("steps")
     rows = zip(table.shown, table.cells(), strict=True)
     lines = [(row.label, [text for text, _ in cells[first - 1 :]]) for row, (_, cells) in rows if row.method]
     return {"heads": table.heads[first:], "lines": lines}

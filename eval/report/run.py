@@ -20,7 +20,7 @@ from llm_fed.runs.folder import CROSS, ENDED, EXPERTS, SAMPLES, WARNINGS
 from llm_fed.runs.reading import comparable, scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.rules import in_words as rules_in_words
-from llm_fed.scoring.scores import NOT_SCORED, reads_texts
+from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts
 
 KINDS = ("client", "round", "score", "after", "rule", "event", "drop-out", "server", "merge", "privacy", "clients")
 ALONE = "the base alone"
@@ -119,13 +119,15 @@ def scores_of(lines: Sequence[Line], during: str) -> tuple[list[Line], Line | No
 
 def _apart(lines: Sequence[Line], shown: Line | None) -> list[str]:
     """A sentence for each kind of client that does not train, or is not scored."""
-    line = lines[-1] if lines else {}
+    line, shown = lines[-1] if lines else {}, shown or {}
+    undefined = shown.get("undefined", ())
     named = {
-        NOT_SCORED.replace("-", "–", 1): (shown or {}).get("unscored"),
+        NOT_SCORED.replace("-", "–", 1): [id for id in shown.get("unscored", ()) if id not in undefined],
         "Some clients have no training example and are only scored, with the model for all.": line.get("only_tested"),
         "Some clients have no training example and are left out.": line.get("left_out"),
     }
-    return [f"{sentence} These are {listed(names)}." for sentence, names in named.items() if names]
+    said = [f"{sentence} These are {listed(names)}." for sentence, names in named.items() if names]
+    return said + ([not_defined(shown["metric"], undefined)] if undefined else [])
 
 
 def baseline(lines: Sequence[Line], kind: str, shown: Line | None) -> Line | None:

@@ -3,8 +3,9 @@ metrics."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from llm_fed.runtime.local import LocalRuntime
 from llm_fed.state import Layout
 from llm_fed.state.wire import Message, entries, pack
 
+_TRAINING = ("broadcast", "local", "collect", "server", "finish", "merge")  # parts of timing.jsonl
 EMPTY = len(pack(None))  # bytes of a message that says nothing
 
 
@@ -49,6 +51,20 @@ class Traffic:
             self.down + other.down,
             self.total + other.total,
         )
+
+
+@dataclass(frozen=True)
+class ClientWork:
+    """What training took, counted from what was done, and divided by the number of clients; the server's own steps
+    count as well."""
+
+    steps: float  # of an optimizer
+    tokens: float  # that these steps have read; of a whole image model pictures
+    bytes_up: float
+    seconds: float  # of rounds and of what follows the last, without scores and checkpoints
+
+    def __add__(self, other: ClientWork) -> ClientWork:
+        return ClientWork(*(own + its for own, its in zip(astuple(self), astuple(other), strict=True)))
 
 
 def count_parameters(
@@ -113,14 +129,39 @@ def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
 
     Where the server is tested, so that no client has a score, those count that ever answered.
     """
-    lines = [
-        line
-        for line in read_records(run_dir / "metrics.jsonl")
-        if line["kind"] == "client" and (last_round is None or line["round"] <= last_round)
-    ]
-    summary = finished(run_dir)
-    known = len(summary["scores"].get("clients", ())) + len(summary["scores"].get("unscored", ()))
-    clients = max(known - len(summary.get("only_tested", ())), len({line["client"] for line in lines}))
+    lines = _lines(run_dir, "client", last_round)
+    clients = _clients(run_dir, lines)
     up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
     asked = max(1, len(lines))
     return Traffic(up / asked, down / asked, up / clients, down / clients, up + down)
+
+
+def read_work(run_dir: Path, last_round: int | None = None) -> ClientWork | None:
+    """What a finished run took per client that trains, up to and with `last_round` (default: all); None of a run of an
+    earlier version, which did not count it."""
+    asked, rounds, ends = (_lines(run_dir, kind, last_round) for kind in ("client", "round", "finish"))
+    if any("tokens" not in line for line in rounds):
+        return None
+    steps = sum(line.get("steps", 0) for line in [*asked, *ends]) + sum(line.get("server_steps", 0) for line in rounds)
+    tokens, up = sum(line["tokens"] for line in [*rounds, *ends]), sum(line["bytes_up"] for line in asked)
+    clients = _clients(run_dir, asked)
+    return ClientWork(steps / clients, tokens / clients, up / clients, _seconds(run_dir, last_round) / clients)
+
+
+def _seconds(run_dir: Path, last_round: int | None) -> float:
+    """Of training, as timing.jsonl has them; a round that was trained again after a crash counts twice."""
+    lines = read_records(run_dir / "timing.jsonl")
+    counted = [line for line in lines if last_round is None or line.get("round", math.inf) <= last_round]
+    return sum(line.get("parts", {}).get(part, 0.0) for line in counted for part in _TRAINING)
+
+
+def _lines(run_dir: Path, kind: str, last_round: int | None) -> list[dict[str, Any]]:
+    lines = read_records(run_dir / "metrics.jsonl")
+    return [line for line in lines if line["kind"] == kind and (last_round is None or line["round"] <= last_round)]
+
+
+def _clients(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> int:
+    """How many clients a finished run has trained; where the server is tested, those that ever answered in `lines`."""
+    summary = finished(run_dir)
+    known = len(summary["scores"].get("clients", ())) + len(summary["scores"].get("unscored", ()))
+    return max(known - len(summary.get("only_tested", ())), len({line["client"] for line in lines}))

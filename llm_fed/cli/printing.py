@@ -17,7 +17,7 @@ from rich.table import Table
 from llm_fed.basics.errors import listed
 from llm_fed.basics.terminal import Terminal
 from llm_fed.eval.distribution import FEW, histogram
-from llm_fed.scoring.scores import NOT_SCORED, reads_texts, with_range
+from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts, with_range
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config
 
@@ -68,8 +68,10 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
     """A row per client and a column per method (or metric), base and rule; then which rules these are, and which
     methods are below them."""
     known = {name: score for name, score in scores.items() if "clients" in score}
+    undefined = dict.fromkeys(client for score in scores.values() for client in score.get("undefined", ()))
     if not known:
-        out.print("There are no scores, because no client has test examples.")
+        none = "There are no scores, because no client has test examples."
+        out.print(not_defined("the metric", [*undefined]) if undefined else none)
         return
     last = next(reversed(known.values()))
     table = Table(title=with_range(last["metric"]), title_justify="left")
@@ -99,10 +101,12 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
         for name in known:
             if name not in ("base", "rule"):
                 _print_distribution(name, known[name]["clients"])
-    if unscored and many:
-        out.print(f"{len(unscored)} clients have no example to be scored on: {listed(list(unscored))}")
-    elif unscored:
-        out.print(NOT_SCORED)
+    without = [client for client in unscored if client not in undefined]
+    if without:
+        said = f"{len(without)} clients have no example to be scored on: {listed(without)}"
+        out.print(said if many else NOT_SCORED)
+    if undefined:
+        out.print(not_defined(last["metric"], [*undefined]))
     for line in about_rule(known):
         out.print(line)
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from llm_fed.bench.costs import after_a_step
 from llm_fed.engine import capture, padding_free
+from llm_fed.engine.drive import drive
 from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
 from llm_fed.engine.fused import parts
 from llm_fed.engine.memory import free_memory, memory_limit
@@ -22,6 +25,9 @@ from llm_fed.experiment import cross
 from llm_fed.experiment.costs import Costs, CountSummary
 from llm_fed.federation.clients import broadcast
 from llm_fed.kinds import Kind
+from llm_fed.method import Method
+from llm_fed.method.client import Client
+from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
 from llm_fed.models.trained import Structure
 from llm_fed.runtime.launch import processes
@@ -51,6 +57,8 @@ class RunPlan:
         sent: parameters in a client's answer; None: not looked at, as the run goes on from a checkpoint.
         structure: what clients train, in words.
         steps: of the optimizer, per client and round; zero where they depend on data that are not here.
+        total_steps: of a client in the whole run, on the mean; 0 where that is not known.
+        own_steps: of these the ones after the last round.
         scored: on which split, after which rounds, by which metric, in words.
         cross: the cross table after the rounds, in words; empty where the clients' data are not here.
         notes: what the scores do not say: that right answers are longer than an answer may be.
@@ -82,6 +90,8 @@ class RunPlan:
     batch_size: int
     lr: tuple[float, float]
     scored: str
+    total_steps: int = 0
+    own_steps: int = 0
     cross: str = ""
     notes: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
@@ -115,6 +125,9 @@ class RunPlan:
         rows["training"], rows["loss"] = self._training(), self.loss
         if self.asked:
             rows["each round"] = self._work()
+        if self.total_steps:
+            own = f", {self.own_steps:,} of them alone after the last round" if self.own_steps else ""
+            rows["work"] = f"about {self.total_steps:,} steps of a client in all{own}"
         rows["passes"], rows["padding"], rows["fused work"] = self.passes, self.padding, self.fused
         rows["scores"] = self.scored
         rows["cross"] = self.cross
@@ -209,6 +222,9 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
     same = config.local.steps or 0
     steps = CountSummary.of(local_steps(site) for site in sites if site.train) if sites else CountSummary(0, same, same)
     number = len(sites or names)
+    own = steps_of(built, "finish")
+    each = steps_of(built, "client_update") or (steps.total / len(built.trainers) if sites else steps.most)
+    total = own + round(config.rounds * each * server.cohort / max(1, len(server.clients))) if asked else 0
     return RunPlan(
         method=config.method["name"], paper=method.paper, rounds=config.rounds, reached=reached, complete=complete,
         clients=tuple(built.clients or names), cohort=min(number, server.cohort),
@@ -219,7 +235,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         dtype=_dtype(base), quantization=config.base.quantization,
         structure=describe([s.structure for s in sites] or [*server.structures.values()] or [server.structure]),
         parameters=CountSummary.of(trained),
-        sent=sent, steps=steps, epochs=config.local.epochs,
+        sent=sent, steps=steps, total_steps=total, own_steps=own, epochs=config.local.epochs,
         batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
         scored=_scored(built, bool(sites), bool(asked)),
         cross=cross.planned(built).in_words() if sites else "",
@@ -297,6 +313,34 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
 def local_steps(site: Site) -> int:
     """The optimizer steps of one `site.fit`, as the run's local settings say."""
     return site.local.steps_on(site.num_examples)
+
+
+def steps_of(built: Experiment, step: Literal["client_update", "finish"]) -> int:
+    """The optimizer steps that the first client asks for in a step of the method; 0 where that does not train, or it
+    cannot be known without training."""
+    if not built.trainers or (step == "finish" and type(built.method).finish is Method.finish):
+        return 0
+    first = next(iter(built.trainers.values()))
+    site, counted = copied(first, local_steps(first)), 0
+
+    def count(requests: Sequence[Request[Any]]) -> Sequence[Any]:
+        nonlocal counted
+        fits = [asked for asked in requests if isinstance(asked, Fit)]
+        counted += sum(len(asked.batches) for asked in fits)
+        return [Fitted(asked.start, (0.0,)) for asked in fits] or [NotImplementedError()] * len(requests)
+
+    with suppress(Exception):  # what fails here says so in the run
+        sent = broadcast(built.method, built.method.init(built.server), [site.id], built.config.transport.down)
+        drive({site.id: getattr(built.method, step)(site, unpack(sent[site.id]))}, count)
+    return counted
+
+
+def copied(site: Client, steps: int) -> Client:
+    """A client before round 1, which takes so many steps, and whose use leaves no trace."""
+    twin = copy(site)
+    twin.memory, twin.local = {}, replace(site.local, steps=steps, epochs=None)
+    twin.begin(1, site.local.lr)
+    return twin
 
 
 def describe(structures: Sequence[Structure]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -116,7 +117,8 @@ def best_rules(experiment: Experiment, split: str = "test") -> dict[str, BestRul
     answers without noise, so its name and its score say something of them."""
     if experiment.config.privacy.clip is not None:
         return {}
-    return {id: rule for id, site in experiment.scored.items() if (rule := _best_rule(experiment, site, split))}
+    rules = {id: _best_rule(experiment, site, split) for id, site in experiment.scored.items()}
+    return {id: rule for id, rule in rules.items() if rule and not math.isnan(rule.score)}
 
 
 def _line_of_rules(experiment: Experiment, rules: Mapping[str, BestRule], split: str = "test") -> dict[str, Any]:

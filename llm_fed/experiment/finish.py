@@ -27,7 +27,7 @@ from llm_fed.method.site import OPTIMIZER, Site
 from llm_fed.runs.folder import ENDED, Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.notes import notes_on_length
-from llm_fed.scoring.scores import METRICS
+from llm_fed.scoring.scores import METRICS, not_defined
 from llm_fed.state.wire import Message, WireError
 
 NO_SCORE = "It has none, as the client has no test example."
@@ -119,12 +119,16 @@ def deliver(
         _score_after(experiment, run, personal, round, after)
         samples = Samples(experiment)
         summary = experiment.score_states(personal, "test", listen=samples.listen, each=True)
+        tested = [id for id, site in experiment.scored.items() if site.data.queries.get("test")]
+        if tested and not summary:
+            log_event(run, round, experiment.server.id, "no score", not_defined(experiment.metric, tested))
     warned = watching.watch(experiment, run, personal, summary, rows, examples)
     with signs.part("the base's answers to the samples"):
         samples.write(run, baselines.answers(experiment))
     with signs.part("the weights of the experts"):
         experts.write(experiment, run, personal)
-    record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else {})
+    nowhere = {"unscored": [*experiment.scored], "undefined": tested} if tested else {}
+    record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else nowhere)
     if apart := experiment.apart:
         run.log({"kind": "clients", **apart})
     if summary:

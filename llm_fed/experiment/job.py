@@ -12,7 +12,7 @@ import torch
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import check_unlinked
-from llm_fed.bench.costs import Traffic, read_traffic
+from llm_fed.bench.costs import ClientWork, Traffic, read_traffic, read_work
 from llm_fed.eval.tables import RunResult, means
 from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
@@ -89,12 +89,14 @@ class Job:
             rule=rule and without(rule, uncounted),
             shared=shared_by(self.config, scores.get("metric", "")),
             traffic=self._traffic(),
+            work=self._work(),
             federation=self.config.federation_seed,
             training=self.config.training_seed,
             last=last_round(self.folder, self.config, uncounted),
             warnings=self.outcome.get("warnings", ()),
             events=dict(self._events()),
             unscored=scores.get("unscored", []),
+            undefined=scores.get("undefined", []),
             only_tested=self.outcome.get("only_tested", []),
             uncounted=sorted(uncounted & scores.get("clients", {}).keys()),
             beside=means(counted),
@@ -109,6 +111,15 @@ class Job:
         assert isinstance(self.outcome, dict)
         parents = (parent._traffic(self.outcome["needs"][name]) for name, parent in self.parents.items())
         return sum(parents, read_traffic(self.folder, last_round))
+
+    def _work(self, last_round: int | None = None) -> ClientWork | None:
+        """What training took up to a round, with that of the parents, as for bytes; None where it is not known."""
+        assert isinstance(self.outcome, dict)
+        done = read_work(self.folder, last_round)
+        for name, parent in self.parents.items():
+            its = parent._work(self.outcome["needs"][name])
+            done = done + its if done and its else None
+        return done
 
 
 def attempt(

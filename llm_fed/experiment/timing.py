@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from statistics import fmean
@@ -20,16 +19,13 @@ from accelerate import PartialState
 from llm_fed.basics import signs
 from llm_fed.bench.build import Experiment
 from llm_fed.engine.batch_limits import most_rows
-from llm_fed.engine.drive import drive
 from llm_fed.engine.generation import seconds_of_tokens
 from llm_fed.experiment import cross
-from llm_fed.experiment.announce import local_steps
+from llm_fed.experiment.announce import copied, local_steps, steps_of
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.samples import Samples
 from llm_fed.federation.clients import broadcast
-from llm_fed.method import Method
 from llm_fed.method.client import Client
-from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
 from llm_fed.models import speed
 from llm_fed.runs.forecast import Forecast, Span
@@ -112,21 +108,7 @@ def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
 def final_steps(built: Experiment) -> float:
     """The client steps of what the method does at the clients after the last round: those that the first client asks
     for, times the clients. 0 where that does not train, or cannot be known without training."""
-    trainers = [site for site in built.trainers.values() if site.train]
-    if not trainers or type(built.method).finish is Method.finish:
-        return 0.0
-    site, counted = _copied(trainers[0], local_steps(trainers[0])), 0
-
-    def count(requests: Sequence[Request[Any]]) -> Sequence[Any]:
-        nonlocal counted
-        fits = [asked for asked in requests if isinstance(asked, Fit)]
-        counted += sum(len(asked.batches) for asked in fits)
-        return [Fitted(asked.start, (0.0,)) for asked in fits] or [NotImplementedError()] * len(requests)
-
-    with suppress(Exception):  # what fails here says so in the run
-        sent = broadcast(built.method, built.method.init(built.server), [site.id], built.config.transport.down)
-        drive({site.id: built.method.finish(site, unpack(sent[site.id]))}, count)
-    return float(counted * len(trainers))
+    return float(steps_of(built, "finish") * len(built.trainers))
 
 
 def _asked(experiment: Experiment) -> list[Client]:
@@ -166,17 +148,10 @@ class _Timed:
         ids = [site.id for site in sites]
         messages = broadcast(built.method, self._state, ids, built.config.transport.down)
         for _ in (trials := _Trials()):
-            copies = {site.id: _copied(site, steps) for site in sites}
+            copies = {site.id: copied(site, steps) for site in sites}
             work = {id: built.method.client_update(site, unpack(messages[id])) for id, site in copies.items()}
             _check(LocalRuntime(copy(built.engine), len(work)).run(work))
         return trials.least, len(copies[ids[0]].losses)
-
-
-def _copied(site: Client, steps: int) -> Client:
-    copied = copy(site)
-    copied.memory, copied.local = {}, replace(site.local, steps=steps, epochs=None)
-    copied.begin(1, site.local.lr)
-    return copied
 
 
 def _answers(built: Experiment, ahead: Ahead) -> tuple[Span, Span]:

@@ -156,6 +156,9 @@ def finish(
     for name, answer in run_each(sites, work, runtime).items():
         if isinstance(answer, Exception):
             log_failure(run, round, name, answer)
+    tokens, steps = runtime.take_work().tokens, sum(len(site.losses) for site in sites.values())
+    run.log({"kind": "finish", "round": round, "steps": steps, "tokens": tokens})
+    run.lap("finish")
 
 
 def messages_for(method: Method, state: Message, clients: Iterable[str], encoding: str | None = None) -> Messages:

@@ -149,7 +149,9 @@ def federate(
         if private:
             budget = spent(config, round, clients.most_asked, clients.sites.values())
             run.log({"kind": "privacy", "round": round, **budget})
-        run.log({"kind": "round", "round": round, "lr": lr, **record, "padding": rounded(work.padding)})
+        done = {"padding": rounded(work.padding), "tokens": work.tokens}
+        done |= {"server_steps": len(server.losses)} if server.losses else {}
+        run.log({"kind": "round", "round": round, "lr": lr, **record, **done})
         if report := method.report(progress.state):
             run.log({"kind": "server", "round": round, **report})
         improved = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -54,8 +55,10 @@ def mixed(
 
 
 async def curve(client: Client, fed: State, local: State, space: Space, *, own_head: bool = False) -> dict[str, float]:
-    """Validation scores (0-100) by lambda_fed; empty for a client without validation examples."""
+    """Validation scores (0-100) by lambda_fed; empty for a client without validation
+    examples, or with such for which the metric is not defined."""
     if not client.data.queries.get("validation"):
         return {}
     models = {weight: mixed(fed, local, weight, space, own_head=own_head) for weight in WEIGHTS}
-    return {str(weight): rounded(await score_split(client, model, "validation")) for weight, model in models.items()}
+    scores = {str(weight): await score_split(client, model, "validation") for weight, model in models.items()}
+    return {} if any(map(math.isnan, scores.values())) else {key: rounded(score) for key, score in scores.items()}

@@ -68,6 +68,8 @@ def told_scores(built: Experiment, sites: Mapping[str, Any], found: Mapping[str,
     private = built.config.privacy.clip is not None
 
     def told(client: str, outcome: Measured) -> dict[str, Any]:
+        if math.isnan(outcome.score):
+            return {"score": None}
         return {"score": outcome.score} if private else _as_json(outcome)
 
     return {name: {"score": None} for name in sites} | each(found, told)

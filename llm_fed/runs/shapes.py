@@ -180,7 +180,7 @@ def _scored(value: Any, where: str) -> None:
             raise ShapeError(f"{_below(where, 'clients')} is empty, and there is a mean")
     _keys(
         {
-            "loss": _maybe(number), "losses": _by(_name, _maybe(number)), "unscored": _names,
+            "loss": _maybe(number), "losses": _by(_name, _maybe(number)), "unscored": _names, "undefined": _names,
             "beside": _by(_name, _keys(mean=finite, clients=_by(_name, finite))),
         }
     )(value, where)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,7 +35,7 @@ class Measured:
     """What a model is worth on a client's examples.
 
     Attributes:
-        score: 0-100.
+        score: 0-100; NaN where the metric is not defined.
         loss: mean per target token or picture; None where there is none.
         examples: the score of each example, 0-100, where it was asked for.
         beside: what was measured beside, by name.
@@ -61,7 +62,8 @@ def evaluate(
     each: bool = False,
 ) -> Summary | None:
     """Each client's score (0-100) and loss on its own `split`, of `limit` examples at most; None where no client has
-    that split. A client that has no example of it is named as unscored. `listen` is given each client's predictions as
+    that split, or none a score. A client that has no example of it is named as unscored, and so is one for
+    whose examples the metric is not defined (NaN). `listen` is given each client's predictions as
     `predict` returns them, in the order of its queries. With `each` the summary has the score of each example, too,
     where the metric is a mean over examples."""
     asked = {name: client for name, client in clients.items() if client.data.queries.get(split)}
@@ -72,14 +74,19 @@ def evaluate(
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
             raise outcome
+    undefined = [name for name, its in outcomes.items() if math.isnan(its.score)]
+    outcomes = {name: its for name, its in outcomes.items() if name not in undefined}
+    if not outcomes:
+        return None
     losses = {name: rounded(its.loss) for name, its in outcomes.items() if its.loss is not None}
     scores = {name: its.score for name, its in outcomes.items()}
     beside: dict[str, dict[str, float]] = {}
     for name, its in outcomes.items():
         for key, value in its.beside.items():
             beside.setdefault(key, {})[name] = value
-    summary = summarize(metric, scores, losses, [name for name in clients if name not in asked], beside)
-    return replace(summary, examples={name: its.examples for name, its in outcomes.items() if its.examples})
+    summary = summarize(metric, scores, losses, [name for name in clients if name not in scores], beside)
+    examples = {name: its.examples for name, its in outcomes.items() if its.examples}
+    return replace(summary, undefined=tuple(undefined), examples=examples)
 
 
 def check_options(client: str, data: Data) -> None:
@@ -150,7 +157,7 @@ def _known(client: Site, compared: Preferences | None) -> Preferences:
 
 
 async def score_split(client: Site, theta: State, split: str) -> float:
-    """A client's score (0-100) on its own `split` under `theta`, by the run's metric."""
+    """A client's score (0-100) on its own `split` under `theta`, by the run's metric; NaN where it is not defined."""
     metric, queries = client.data.metric, client.data.queries[split]
     read = _read_by(metric, client)
     if read in CLASSIFIED:

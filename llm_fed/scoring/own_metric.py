@@ -29,7 +29,11 @@ def compute(name: str, thing: Any, predictions: Sequence[Any], references: Seque
     Args:
         thing: a function, or an object with a method `compute`. It is given two lists of N as `predictions=` and
             `references=`: texts, and the right text of each, or lists of texts where an example has several; of
-            labels their indices. It returns 0 to 100 for all or for each, or a dict with one such value.
+            labels their indices. It returns 0 to 100 for all or for each, or a dict with one such value; None or NaN
+            where it is not defined, which counts in no mean.
+
+    Returns:
+        NaN where it is not defined.
 
     Raises:
         UserError: it returns something else. What the metric itself raises is passed on.
@@ -39,10 +43,10 @@ def compute(name: str, thing: Any, predictions: Sequence[Any], references: Seque
         wanted = [each[0] for each in wanted]
     call = thing.compute if callable(getattr(thing, "compute", None)) else thing
     result = call(predictions=list(predictions), references=wanted)
-    values = _values(name, result, len(wanted))
-    if wrong := [value for value in values if not 0 <= value <= 100]:  # NaN is neither
+    values = [value for value in _values(name, result, len(wanted)) if not math.isnan(value)]
+    if wrong := [value for value in values if not 0 <= value <= 100]:
         raise UserError(f"the metric {name} returned {wrong[0]:g}; it must return numbers from 0 to 100")
-    return fmean(values)
+    return fmean(values) if values else math.nan
 
 
 def _values(name: str, result: Any, number: int) -> list[float]:

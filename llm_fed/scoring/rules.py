@@ -21,6 +21,7 @@ deterministic: equal counts go to what comes first in a fixed order of the train
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,7 +104,8 @@ def _scores(rules: Mapping[str, Rule], examples: Sequence[Example], metric: str)
     for name, rule in rules.items():
         said = tuple(map(rule, examples))
         if said not in known:
-            known[said] = score(metric, said, [example.answers for example in examples])
+            value = score(metric, said, [example.answers for example in examples])
+            known[said] = 0.0 if math.isnan(value) else value  # then it speaks for no rule
         scores[name] = known[said]
     return scores
 

@@ -11,14 +11,23 @@ from statistics import fmean
 from types import ModuleType
 from typing import Any, Literal
 
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import UserError, listed
 from llm_fed.basics.names import same_name
 from llm_fed.scoring import own_metric
 from llm_fed.settings import objects, plugins
 
 # Below a table in which "-" stands for the score of a client that has none.
 NOT_SCORED = "-: the client has no example to be scored on; means and worst halves are those of the others."
+
 CLASSIFIED = ("labels", "values")  # what metrics read of the logits of a classifier
+
+
+def not_defined(metric: str, clients: Sequence[str]) -> str:
+    """The sentence on clients for whose examples a metric says nothing."""
+    return (
+        f"{metric} is not defined here, and counts in no mean, for {listed(clients)}: labels or numbers are all the "
+        "same, or the metric says so."
+    )
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,8 @@ class Summary:
     # client id -> mean loss per target token, or per picture, on the same examples under the same model; None where it
     # is not finite. A client without an example that fits into training's length is missing.
     losses: dict[str, float | None]
-    unscored: tuple[str, ...] = ()  # clients without an example of the split; they are in no other field
+    unscored: tuple[str, ...] = ()  # clients without a score; they are in no other field but the next
+    undefined: tuple[str, ...] = ()  # of these the ones that have examples of the split
     # client id -> score of each example, 0-100, where they were asked for; not in the JSON
     examples: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False, compare=False)
     # what was measured beside: name -> client id -> number, such as the margin of preferences
@@ -105,8 +115,9 @@ class Summary:
 
     def as_json(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self)
-        unscored, beside, _ = fields.pop("unscored"), fields.pop("beside"), fields.pop("examples")
-        fields |= {"unscored": list(unscored)} if unscored else {}
+        beside, _ = fields.pop("beside"), fields.pop("examples")
+        names = {key: list(fields.pop(key)) for key in ("unscored", "undefined")}
+        fields |= {key: ids for key, ids in names.items() if ids}
         each = {name: {"mean": fmean(sorted(of.values())), "clients": of} for name, of in beside.items() if of}
         return fields | ({"beside": each} if each else {})
 
@@ -144,7 +155,8 @@ def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]
         name: {id: value for id, value in of["clients"].items() if id in kept}
         for name, of in line.get("beside", {}).items()
     }
-    return {**line, **summarize(line["metric"], kept, losses, line.get("unscored", ()), beside).as_json()}
+    summary = summarize(line["metric"], kept, losses, line.get("unscored", ()), beside)
+    return {**line, **summary.as_json()}
 
 
 def likelihood(loss: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def compute(predictions: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """-100 to 100, Pearson's of the numbers and Spearman's of their ranks; 0 where all predictions, or all right
+    """-100 to 100, Pearson's of the numbers and Spearman's of their ranks; NaN where all predictions, or all right
     numbers, are the same."""
     said, right = np.asarray(predictions, float), np.asarray(references, float)
     return {"pearson": 100 * _pearson(said, right), "spearman": 100 * _pearson(_ranks(said), _ranks(right))}
@@ -16,7 +16,7 @@ def compute(predictions: Sequence[float], references: Sequence[float]) -> dict[s
 
 def _pearson(x: np.ndarray, y: np.ndarray) -> float:
     if np.ptp(x) == 0 or np.ptp(y) == 0:
-        return 0.0
+        return float("nan")
     x, y = ((each - each.mean()) / np.linalg.norm(each - each.mean()) for each in (x, y))
     return float(np.clip(x @ y, -1, 1))
 
