@@ -306,7 +306,7 @@ def _empty_table(plan: ComparisonPlan, bases: Bases, costs: list[Costs] | None =
     structure: Any = base.structure(plan.file.adapter)
     layout = base.layout(structure)
     table = Table(
-        metrics[rows[0].label], plan.seeds, layout.size, rows, natural=natural(plan.file.task), budget=plan.budget
+        next(iter(metrics.values())), plan.seeds, layout.size, rows, natural=natural(plan.file.task), budget=plan.budget
     )
     if plan.file.adapter and base.head:
         head = layout.size - base.layout(replace(structure, whole=())).size

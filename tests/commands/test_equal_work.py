@@ -50,7 +50,7 @@ def test_all_rows_take_rounds_times_steps_and_the_others_are_named(compared):
 
 
 def test_work_is_counted_from_what_was_done(compared):
-    """Bytes as the client lines have them; of a merge those of both parents; tokens of the same batches are the same."""
+    """Bytes as the client lines have them; of a merge those of both parents; equal batches have equal tokens."""
     rows = {row["label"]: row["work"] for row in json.loads((compared / "table.json").read_text())["rows"]}
     lines = read_records(compared / "fedit-seed0/metrics.jsonl")
     sent = [line["bytes_up"] for line in lines if line["kind"] == "client"]

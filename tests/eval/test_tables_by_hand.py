@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from llm_fed.bench.costs import Parameters, Traffic
+from llm_fed.bench.costs import ClientWork, Parameters, Traffic
 from llm_fed.eval.tables import ComparisonRow, RunResult, Table
 
 COSTS = Parameters(server=2_000, down=1_000, up=1_000, client=1_000)
@@ -21,10 +21,14 @@ def result(ada: float, bob: float) -> RunResult:
     return RunResult("f", 1, {"ada": ada, "bob": bob}, (ada + bob) / 2, min(ada, bob), Traffic(1e6, 2e6, 3e6, 4e6))
 
 
+def worked(found: RunResult, steps: float) -> RunResult:
+    return replace(found, work=ClientWork(steps, 100 * steps + 100, 3e6, steps / 2 + 0.5))
+
+
 def by_hand() -> Table:
     """Ada under `x`: 60, 64: mean 62, std sqrt((4 + 4) / 1) = 2.83; `y|z` has one seed; `late` has no run yet."""
     rows = [
-        ComparisonRow("x", ["method=x"], "x", COSTS, {0: result(60, 10), 1: result(64, 20)}),
+        ComparisonRow("x", ["method=x"], "x", COSTS, {0: worked(result(60, 10), 1), 1: worked(result(64, 20), 3)}),
         ComparisonRow("y|z", [], "y", replace(COSTS, up=500), {0: result(62.001, 40)}, {1: "no [space]"}),
         ComparisonRow("late", [], "late", COSTS),
     ]
@@ -35,12 +39,13 @@ def test_markdown_by_hand():
     lines = by_hand().as_markdown().splitlines()
     del lines[2:4]  # base and rule, which nobody has scored
     cells = [[cell.strip() for cell in line.replace("\\|", "/").strip("|").split("|")] for line in lines[:5]]
-    assert cells[0][:7] == ["method", "ada", "bob", "average", "worst half", "seeds", "up per round"]
+    assert cells[0][:7] == ["method", "ada", "bob", "average", "worst half", "seeds", "steps"]
     assert cells[2][:6] == ["x", "62.00 ± 2.83", "15.00 ± 7.07", "38.50 ± 4.95", "15.00 ± 7.07", "2"]
     assert cells[3][:6] == ["y/z", "62.00", "40.00", "51.00", "40.00", "1 of 2"]
-    assert cells[2][6:] == ["1.00 MB", "3.00 MB", "2.00 MB", "4.00 MB", "2.00 k (2×)", "1.00 k (1×)", "1.00 k (1×)"]
+    assert cells[2][6:9] == ["2", "300", "1.5"] and cells[3][6:9] == [""] * 3  # where a run does not say it
+    assert cells[2][9:] == ["1.00 MB", "3.00 MB", "2.00 MB", "4.00 MB", "2.00 k (2×)", "1.00 k (1×)", "1.00 k (1×)"]
     assert cells[3][-2] == "1.00 k (1×), 500 (0.5×)"
-    assert cells[4][:6] == ["late", "", "", "", "", "0 of 2"] and cells[4][6:10] == [""] * 4
+    assert cells[4][:6] == ["late", "", "", "", "", "0 of 2"] and cells[4][6:13] == [""] * 7
     assert len({len(line) for line in cells}) == 1
     notes = "\n".join(lines[5:])
     assert "sample standard deviation (divided by n - 1)" in notes and "y|z, seed 1 failed: no [space]" in notes
@@ -77,6 +82,29 @@ def test_bold_are_those_that_nobody_is_shown_to_beat():
     assert table.verdict.sentences == table.as_json()["verdict"]["sentences"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ((40.0, 44.0, 36.0), None),
+        ((40.0, 44.4, 80.0), "a client of a takes 40 steps in all, and one of b 44.4, c 80."),
+        ((8.0, 40.0, None), "a client of a takes 8 steps in all, and one of b 40."),
+        ((None, None, None), None), ((0.0, 0.0, 8.0), "a client of a takes 0 steps in all, and one of c 8."),
+    ],
+)  # fmt: skip
+def test_rows_of_unlike_work_are_named_above_the_verdict(steps, said):
+    """By more than a tenth from the first; nothing is said of rows whose runs did not count it."""
+    rows = [
+        ComparisonRow(label, [], label, COSTS, {0: replace(result(1, 2), work=work)})
+        for label, own in zip("abc", steps, strict=True)
+        for work in [None if own is None else ClientWork(own, 100.0, 0.0, own)]
+    ]
+    table = Table("rouge1", [0], 1_000, rows)
+    assert table.unequal == ([f"Not at equal work: {said}"] if said else [])
+    text = table.as_markdown()
+    assert not said or text.index(said) < text.index("cannot be known from 1 draw")
+    assert table.as_json()["unequal"] == table.unequal
+
+
 def test_csv_and_json_by_hand():
     table = by_hand()
     base, rule, x, y, late = csv.DictReader(io.StringIO(table.as_csv()))
@@ -84,6 +112,7 @@ def test_csv_and_json_by_hand():
     assert float(x["client ada mean"]) == 62 and float(x["client ada std"]) == pytest.approx(8**0.5)
     assert (y["label"], y["seeds done"], y["client ada std"]) == ("y|z", "1", "")
     assert x["bytes up_per_round"] == "1000000.0" and x["bytes down"] == "4000000.0"
+    assert (x["work steps"], x["work tokens"], y["work steps"]) == ("2.0", "300.0", "")
     assert (x["parameters server"], y["parameters up"]) == ("2000", "500")
     assert (late["average mean"], late["bytes up"]) == ("", "")
     found = table.as_json()
