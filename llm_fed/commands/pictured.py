@@ -22,7 +22,7 @@ from llm_fed.tasks.common import TaskData
 
 # The method that is proposed, and why in one line.
 SHARING = "fedlora"
-WHY = "federated averaging, then as many steps of each client's own, so that clients need not be alike"
+WHY = "federated averaging, then steps of each client's own, so that clients need not be alike"
 # Models that are drawn and trained whole need many more passes than adapters. docs/init.md has the measurements.
 BUDGET = Budget(passes=20, personal_share=0.2, batch=16, steps=(2, 100), rounds=(10, 100), all_of=20, cohort=(10, 50))
 RATES = {"lr": 1e-3, "lr_end": 1e-4, "optimizer": "adam"}
