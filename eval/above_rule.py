@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
-from llm_fed.eval.pairs import LEAST, MethodPair, Scores, compare_with
+from llm_fed.eval.pairs import LEVEL, MethodPair, Scores, compare_with
+from llm_fed.eval.variance import LEAST, Design
+
+SHARE = 0.01  # of what all intervals together may miss: a rule is seldom near, and pairs need the rest
 
 
 @dataclass(frozen=True)
 class AboveRule:
-    """How the methods stand to `rule` in one quantity (the average over the clients, say)."""
+    """How the methods stand to `rule`."""
 
     pairs: Mapping[str, MethodPair]  # by method the comparison with its rule
-    means: Mapping[str, tuple[float, float]]  # its mean and that of its rule, over the draws that have both
 
     @property
     def above(self) -> list[str]:
@@ -26,38 +27,38 @@ class AboveRule:
         return [name for name, pair in self.pairs.items() if pair.claim == "greater" and pair.second == name]
 
     @property
-    def sentences(self) -> list[str]:
-        """What a reader must know, the worst first."""
-        said = []
-        if all(own < rule for own, rule in self.means.values()):
-            own, rule = (fmean(values) for values in zip(*self.means.values(), strict=True))
-            best = max(own for own, _ in self.means.values())
-            said.append(
-                f"every method is below rule, which trains nothing: at most {best:.1f} against {rule:.1f}"
-                if len(self.pairs) > 1
-                else f"{next(iter(self.pairs))} is below rule, which trains nothing: {own:.1f} against {rule:.1f}"
-            )
+    def sentence(self) -> str:
+        """What is shown; of too few draws nothing, and then the differences are no more than observed."""
+        most = max(pair.draws for pair in self.pairs.values())
+        if most < LEAST:
+            seen = [f"{name} by {_signed(name, pair)}" for name, pair in self.pairs.items()]
+            draws = f"{most} draw" + ("s" if most > 1 else "")
+            return f"against rule, which trains nothing: cannot be known from {draws} (observed: {', '.join(seen)})"
         shown = {"above": self.above, "below": self.below}
         parts = [f"{_are(names)} shown to be {where} rule" for where, names in shown.items() if names]
         if rest := [name for name in self.pairs if name not in (*self.above, *self.below)]:
-            few = max(self.pairs[name].draws for name in rest) < LEAST
-            needed = f" (at least {LEAST} draws are needed)" if few else ""
-            parts.append(f"{_are(rest)} not shown to be above rule{needed}")
-        return [*said, "; ".join(parts)]
+            parts.append(f"{_are(rest)} not shown to be above rule")
+        return "; ".join(parts)
 
     def as_json(self) -> dict[str, Any]:
         pairs = {name: pair.as_json() for name, pair in self.pairs.items()}
-        return {"above": self.above, "below": self.below, "pairs": pairs, "sentences": self.sentences}
+        return {"above": self.above, "below": self.below, "pairs": pairs, "sentences": [self.sentence]}
 
 
-def above_rule(methods: Scores, rules: Scores) -> AboveRule | None:
-    """The methods against their rules, by method and cell; None where no method has a rule in one of its draws."""
-    pairs = compare_with(methods, rules, "rule")
-    means = {}
-    for name in pairs:
-        cells = methods[name].keys() & rules[name].keys()
-        means[name] = fmean(methods[name][cell] for cell in cells), fmean(rules[name][cell] for cell in cells)
-    return AboveRule(pairs, means) if pairs else None
+def above_rule(methods: Scores, rules: Scores, design: Design) -> AboveRule | None:
+    """The methods against their rules; None where no method has a rule in one of its draws."""
+    pairs = compare_with(methods, rules, "rule", design, 1 - SHARE)
+    return AboveRule(pairs) if pairs else None
+
+
+def level_of_pairs(rules: AboveRule | None) -> float:
+    """The level of the intervals of all pairs, so that with those against `rule` they miss as seldom as LEVEL says."""
+    return LEVEL + SHARE if rules else LEVEL
+
+
+def _signed(name: str, pair: MethodPair) -> str:
+    sign = 1 if pair.first == name else -1
+    return f"{sign * (pair.difference or 0.0):+.1f}"
 
 
 def _are(names: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -17,48 +16,43 @@ LOOKS = {
     "greater": (BLUE, "D", "claimed: the interval excludes 0"),
     "equal": (GREEN, "s", f"equal to within {MARGIN}"),
     "unresolved": (AMBER, "o", "unresolved"),
-    "unknown": (GREY, "x", "too few draws for an interval"),
+    "unknown": (GREY, "x", "not judged: too few draws, or of two kinds"),
 }
 MAX_LETTERS = 18  # of one name; longer ones are cut
 
 
-def plot_verdict(path: Path, columns: Sequence[tuple[str, MethodPairs]], *, dark: bool = False) -> Path:
-    """Axes per quantity (title, column), with the same pairs in each, by their difference in the first."""
-    pairs_by_column = [{frozenset((pair.first, pair.second)): pair for pair in column.pairs} for _, column in columns]
-    leading = sorted(columns[0][1].pairs, key=lambda pair: -(pair.difference or 0.0))
+def plot_verdict(path: Path, column: MethodPairs, *, dark: bool = False) -> Path:
+    """The pairs of a comparison, the largest difference first."""
+    common = [pair for pair in column.pairs if pair.difference is not None]
+    leading = sorted(common, key=lambda pair: -(pair.difference or 0.0))
     count = len(leading)
-    figure = Figure(figsize=(2.6 + 2.9 * len(columns), 1.3 + 0.24 * count), layout="constrained", facecolor=PAGE[dark])
+    figure = Figure(figsize=(5.5, 1.3 + 0.24 * count), layout="constrained", facecolor=PAGE[dark])
     seen: dict[str, Line2D] = {}
-    for number, ((title, _), pairs) in enumerate(zip(columns, pairs_by_column, strict=True)):
-        axes = plain_axes(figure, (1, len(columns), number + 1), dark)
-        axes.axvline(0, color=INK[dark], linewidth=1)
-        for place, named in enumerate(leading):
-            pair = pairs.get(frozenset((named.first, named.second)))
-            if pair is None or pair.difference is None:
-                continue
-            colour, marker, words = LOOKS[pair.claim]
-            sign = 1 if pair.first == named.first else -1
-            seen[words] = _draw(axes, pair, sign, place, colour, marker)
-        labels = [f"{_short(pair.first)} − {_short(pair.second)}" for pair in leading] if not number else [""] * count
-        axes.set_yticks(range(count), labels, parse_math=False, fontsize="small")
-        axes.set_ylim(count - 0.4, -0.6)
-        axes.tick_params(axis="y", length=0)
-        axes.grid(False, axis="y")
-        axes.set_title(title, fontsize="medium", color=INK[dark], parse_math=False)
-        axes.set_xlabel("difference (points)")
+    axes = plain_axes(figure, (1, 1, 1), dark)
+    axes.axvline(0, color=INK[dark], linewidth=1)
+    for place, pair in enumerate(leading):
+        colour, marker, words = LOOKS[pair.claim]
+        seen[words] = _draw(axes, pair, place, colour, marker)
+    labels = [f"{_short(pair.first)} − {_short(pair.second)}" for pair in leading]
+    axes.set_yticks(range(count), labels, parse_math=False, fontsize="small")
+    axes.set_ylim(count - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
+    axes.set_title("average over the clients", fontsize="medium", color=INK[dark], parse_math=False)
+    axes.set_xlabel("difference (points)")
     below = figure.legend(list(seen.values()), list(seen), loc="outside lower center", ncols=len(seen), frameon=False)
     for text in below.get_texts():
         text.set(color=INK[dark], fontsize="small")
     return save(figure, path)
 
 
-def _draw(axes: Axes, pair: MethodPair, sign: int, place: int, colour: str, marker: str) -> Line2D:
-    assert pair.difference is not None
-    centre = sign * pair.difference
+def _draw(axes: Axes, pair: MethodPair, place: int, colour: str, marker: str) -> Line2D:
     if pair.low is not None and pair.high is not None:
-        axes.plot([sign * pair.low, sign * pair.high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
+        axes.plot([pair.low, pair.high], [place, place], color=colour, linewidth=2, solid_capstyle="butt")
     face = "none" if pair.claim == "unresolved" else colour
-    (drawn,) = axes.plot([centre], [place], marker, color=colour, markerfacecolor=face, markersize=6, linestyle="none")
+    (drawn,) = axes.plot(
+        [pair.difference], [place], marker, color=colour, markerfacecolor=face, markersize=6, linestyle="none"
+    )
     return drawn
 
 

@@ -36,7 +36,12 @@ class Estimate:
 
     def figures(self, level: float) -> dict[str, float]:
         low, high = self.interval(level)
-        return rounded({"difference": self.value, "low": low, "high": high})
+        return rounded({"difference": self.value, "low": low, "high": high, "level": level})
+
+
+def percent(level: float) -> str:
+    """A level near 1 in percent, with as many digits as tell it from 1."""
+    return f"{100 * level:.{max(0, math.ceil(-math.log10(max(1e-6, 1 - level))) - 1)}f} %"
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Estimate:

@@ -55,7 +55,6 @@ class RunResult:
     shared: str = ""  # equal for runs whose base and rules have the same scores
     federation: int | None = None  # its seed; None: that of the cell
     training: int | None = None
-    last: Mapping[str, Any] | None = None  # `verdict.last_round`
     warnings: Sequence[Mapping[str, Any]] = ()  # what is wrong with the run, see `eval/warning.py`
     events: Mapping[str, int] = field(default_factory=dict)  # what went wrong how often, e.g. {"refused upload": 3}
     unscored: Sequence[str] = ()  # clients without a score
@@ -64,6 +63,8 @@ class RunResult:
     uncounted: Sequence[str] = ()  # clients whose score is in no mean, as another row has none of theirs
     beside: Mapping[str, float] = field(default_factory=dict)  # means of what was measured beside, by name
     work: ClientWork | None = None  # what training took; None of runs of earlier versions
+    tested: str | None = None  # `Scored.tested` and `Scored.shares`
+    shares: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -193,12 +194,15 @@ class Table:
         def tested(seed: int, result: RunResult) -> Scored:
             federation, training = (seed if own is None else own for own in (result.federation, result.training))
             line = rules.get(result.shared)
-            rule = {"average": line["mean"], "worst_half": line["worst_half"]} if line else None
-            return Scored(federation, training, result.clients, result.average, result.worst_half, result.last, rule)
+            counted, rule = (
+                {id: score for id, score in of.items() if id not in result.uncounted}
+                for of in (result.clients, line["clients"] if line else {})
+            )
+            return Scored(federation, training, counted, rule, result.tested, result.shares)
 
         rules = _known(self.rows, "rule")
         rows = {row.label: [tested(*item) for item in row.results.items()] for row in self.rows}
-        return Verdict(rows, natural=self.natural)
+        return Verdict.of_runs(rows, natural=self.natural)
 
     @property
     def unequal(self) -> list[str]:
@@ -333,11 +337,11 @@ class Table:
         self, clients: Sequence[str], short: bool = False
     ) -> Iterator[tuple[ComparisonRow, list[tuple[MeanAndStd | None, bool]], list[str]]]:
         """Each row with its scores, and which of them are marked as the best, and its other cells."""
-        verdict = self.verdict
-        best = {name: verdict.bold(name) for name in SUMMARIES}
+        best = self.verdict.column.best
         for row in self.shown:
             marked = [(row.client(id), False) for id in clients]
-            marked += [(row.summary(name), row in self.rows and row.label in best[name]) for name in SUMMARIES]
+            marked += [(row.summary("average"), row in self.rows and row.label in best)]
+            marked += [(row.summary("worst_half"), False)]
             marked += [(row.beside(name), False) for name in self.beside]
             done = f"{len(row.results)}" + ("" if len(row.results) == len(self.seeds) else f" of {len(self.seeds)}")
             costs = self._cost_cells(row, short)
@@ -366,8 +370,8 @@ class Table:
         notes = [
             f"{with_range(self.metric)} on each client's test examples, {over}. Worst half: the mean over the half "
             "of the clients that score lowest, per seed.",
-            "Bold in the columns average and worst half: the rows that no other is shown to beat, where the verdict "
-            "below shows that some row is beaten. Scores of single clients are not judged.",
+            "Bold in the column average: the rows that no other is shown to beat, where the verdict below shows that "
+            "some row is beaten. Worst halves and scores of single clients are not judged.",
             "Steps, tokens (of whole image models pictures) and seconds are those of training, divided by the number "
             "of clients; runs that a merge starts from are included.",
             "Bytes are those of the serialised messages, per client: per round in which it is asked, and over the run.",

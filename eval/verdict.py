@@ -1,37 +1,43 @@
-"""What a comparison knows of its runs: the verdict on each pair of methods by four quantities, and who is best if
-anybody.
+"""What a comparison knows of its runs: the verdict on each pair of rows, by the average over the clients, and who is
+best if anybody. `llm_fed.verdict` gives the same of a table that somebody else made.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal
+from numbers import Real
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, get_args
 
-from llm_fed.eval.above_rule import AboveRule, above_rule
-from llm_fed.eval.pairs import LEAST, LEVEL, Cell, MethodPairs, compare_methods
-from llm_fed.runs.reading import saved_summary, scores_in_training
-from llm_fed.runs.records import read_records
-from llm_fed.scoring.scores import without
-from llm_fed.settings.config import Config
+from llm_fed.basics.errors import UserError, listed
+from llm_fed.eval.above_rule import AboveRule, above_rule, level_of_pairs
+from llm_fed.eval.pairs import LEVEL, Cell, MethodPair, MethodPairs, Scores, compare_methods
+from llm_fed.eval.variance import LEAST, LEAST_CLIENTS, Design, Drawn
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MAX_PAIRS = 15  # of more pairs the terminal shows the headline alone
-NAMES = {"average": "average over the clients", "worst_half": "worst half of the clients"}
-OVER_CLIENTS = "average over the clients, with the clients as the sample"
-_UNITS = {  # by what is drawn: over what the paired differences are, and what the intervals hold for
-    "federations": ("draws of the federation", ""),
-    "splits": (
-        "draws of the split, the start and the batches",
-        "The clients are the same in each draw, so these intervals hold for these clients. Whether a difference would "
-        "be seen at others of the kind is asked with the clients as the sample, of their mean differences over the "
-        "draws. Only what both lists claim is a claim about the kind.",
-    ),
-    "trainings": (
-        "training seeds on one federation", "It holds for this federation alone, as all runs share it."
-    ),
-}  # fmt: skip
+TITLE = "average over the clients"
+NOT_JUDGED = "The worst half, single clients and other rounds are shown, and not judged."
+COLUMNS = ("row", "draw", "client", "score")
+MOST_POINTS = 1e6  # of a score; beyond, squares overflow
+SKEWED = 8  # clients, up to which skewed effects of the clients make more false claims than it says
+_DRAWN = {
+    "federations": "draws of the federation, and hold for federations that are drawn in the same way",
+    "splits": "draws of the split, the start and the batches",
+    "fixed": "draws of the start and the batches, which all test on the same rows",
+    "trainings": "training seeds on one federation, and hold for this federation alone, as all runs share it",
+}
+_SAMPLE = {
+    ("splits", "crossed"): "Clients and draws are both samples, so the intervals hold for clients of the kind.",
+    ("fixed", "crossed"): "Clients and draws are both samples, so the intervals hold for clients of the kind.",
+    ("splits", "resplits"): "They hold for these clients and no others; that draws split the same rows is counted.",
+    ("fixed", "draws"): "They hold for these rows of these clients only, and say nothing about others.",
+}
 
 
 @dataclass(frozen=True)
@@ -40,204 +46,258 @@ class Scored:
 
     federation: int  # seed of the federation
     training: int  # seed of the training
-    clients: Mapping[str, float]  # test scores, 0-100
-    average: float | None  # over the clients
-    worst_half: float | None  # mean of the ceil(n / 2) lowest clients
-    last: Mapping[str, Any] | None = None  # split, average and worst_half of the last round, where they were scored
-    # average and worst_half of the best rule that trains nothing on the same data, where it is known
-    rule: Mapping[str, float] | None = None
+    clients: Mapping[str, float | None]  # test scores, 0-100; None or NaN where a score is not defined
+    rule: Mapping[str, float] | None = None  # of the best rule that trains nothing on the same data, where it is known
+    tested: str | None = None  # a checksum of the tested rows, where it is known
+    shares: Mapping[str, float] = field(default_factory=dict)  # by client which part of its rows is tested
 
 
 class Verdict:
-    """The verdict on all pairs of methods, of the finished runs of each.
+    """The verdict on all pairs of rows.
 
     Args:
-        natural: whether the clients come with the data (a task, a role, a desk each), and are not drawn with a seed.
+        scores: by row, cell and client, in points; only those that are finite count.
+        rules: by row the same of its best rule that trains nothing.
 
     Attributes:
-        drawn: what a seed draws: `federations`; `splits`, with the training, where the same natural clients are in all
-            runs; or `trainings`, where all runs share one federation.
+        column: the pairs, and who is best.
     """
 
-    def __init__(self, runs: Mapping[str, Sequence[Scored]], *, natural: bool = False):
-        self.runs = {method: list(finished) for method, finished in runs.items() if finished}
-        everything = [run for finished in self.runs.values() for run in finished]
-        self.federations = len({run.federation for run in everything})
-        trainings = len({run.training for run in everything})
-        self.one_federation = self.federations == 1 and trainings > 1
-        same = natural and len({frozenset(run.clients) for run in everything}) == 1
-        self.drawn: Literal["federations", "splits", "trainings"] = (
-            "trainings" if self.one_federation else "splits" if same else "federations"
-        )
+    def __init__(self, scores: Scores, design: Design, rules: Scores | None = None):
+        self.scores, self.design = {row: _defined(own) for row, own in scores.items()}, design
+        self.rule: AboveRule | None = above_rule(self.scores, rules or {}, design)
+        self.column: MethodPairs = compare_methods(self.scores, design, level_of_pairs(self.rule))
 
-    @cached_property
-    def columns(self) -> dict[str, MethodPairs]:
-        """`average` and `worst_half` of the tested round, then `last_average` and `last_worst_half` where known; a
-        quantity that says the same as one before it is left out."""
-        quantities: dict[str, Any] = {}
-        for name, scores in self._quantities():
-            if sum(map(bool, scores.values())) > 1 and scores not in quantities.values():
-                quantities[name] = scores
-        return {name: compare_methods(scores) for name, scores in quantities.items()}
+    @classmethod
+    def of_runs(cls, runs: Mapping[str, Sequence[Scored]], *, natural: bool = False) -> Verdict:
+        """Of the finished runs of each row.
 
-    @cached_property
-    def over_clients(self) -> MethodPairs | None:
-        """With the clients as the sample, each one's mean difference over its draws: whether a difference would be seen
-        at further clients of the kind. None where clients are drawn, or too few to say."""
-        if self.drawn != "splits":
-            return None
-        scores = {
-            method: {(id, (run.federation, run.training)): score for run in runs for id, score in run.clients.items()}
-            for method, runs in self.runs.items()
-        }
-        column = compare_methods(scores, "client")
-        return column if column.known else None
-
-    @cached_property
-    def rules(self) -> dict[str, AboveRule]:
-        """By quantity how the methods stand to the best rule that trains nothing, which is in none of their pairs."""
-        compared = {}
-        for name in NAMES:
-            compared[name] = above_rule(self._scores(name), self._scores(name, of="rule"))
-        return {name: above for name, above in compared.items() if above}
-
-    @property
-    def of_rules(self) -> list[str]:
-        said = [f"{self.title(name)}: {s}" for name, compared in self.rules.items() for s in compared.sentences]
-        return list(dict.fromkeys(said))
-
-    def _quantities(self) -> Iterator[tuple[str, dict[str, dict[Cell, float]]]]:
-        for name in NAMES:
-            yield name, self._scores(name)
-        splits = {run.last["split"] for runs in self.runs.values() for run in runs if run.last}
-        # Some runs may have been tested in their last round by chance: such a choice of runs would be biased.
-        whole = {method for method, runs in self.runs.items() if all(run.last for run in runs)}
-        for name in NAMES if len(splits) == 1 else ():
-            scores = self._scores(name, of="last")
-            yield f"last_{name}", {method: cells if method in whole else {} for method, cells in scores.items()}
-
-    def _scores(self, name: str, of: Literal["", "rule", "last"] = "") -> dict[str, dict[Cell, float]]:
-        """By method and cell a quantity of the runs, of their rules, or of their last rounds, as far as it is known."""
+        Args:
+            natural: whether the clients come with the data (a task, a role, a desk each), and are not drawn with a
+                seed.
+        """
+        runs = {row: finished for row, finished in runs.items() if finished}
+        everything = [run for finished in runs.values() for run in finished]
+        shares: dict[str, list[float]] = {}
+        for client, share in ((client, share) for run in everything for client, share in run.shares.items()):
+            shares.setdefault(client, []).append(share)
+        drawn = _drawn(everything, natural)
 
         def cell(run: Scored) -> Cell:
-            return (run.training, 0) if self.one_federation else (run.federation, run.training)
+            return (run.training, 0) if drawn == "trainings" else (run.federation, run.training)
 
-        def value(run: Scored) -> float | None:
-            return (getattr(run, of) or {}).get(name) if of else getattr(run, name)
+        scores = {row: {cell(run): run.clients for run in finished} for row, finished in runs.items()}
+        rules = {row: {cell(run): run.rule for run in finished if run.rule} for row, finished in runs.items()}
+        return cls(scores, Design(drawn, {client: fmean(of) for client, of in shares.items()}), rules)
 
-        return {
-            method: {cell(run): score for run in runs if (score := value(run)) is not None}
-            for method, runs in self.runs.items()
-        }
-
-    @property
-    def judged(self) -> list[tuple[str, MethodPairs]]:
-        """(title, column) of the quantities of which some pair has an interval."""
-        return [(self.title(name), column) for name, column in self.columns.items() if column.known]
-
-    @property
-    def said(self) -> list[tuple[str, MethodPairs]]:
-        """(title, column) of all quantities, the test over clients last."""
-        said = [(self.title(name), column) for name, column in self.columns.items()]
-        return [*said, *([(self.over_clients_title, self.over_clients)] if self.over_clients else [])]
+    @classmethod
+    def of_frame(
+        cls, frame: pd.DataFrame, drawn: Drawn, test_share: float | Mapping[str, float] | None, these_clients: bool
+    ) -> Verdict:
+        """See `llm_fed.verdict`."""
+        if drawn not in get_args(Drawn):
+            raise UserError(f"drawn is {drawn!r}; it takes {listed(get_args(Drawn))}")
+        scores = _of_frame(frame)
+        clients = {client: None for own in scores.values() for cell in own.values() for client in cell}
+        return cls(scores, Design(drawn, _shares(test_share, list(clients)), these_clients))
 
     @property
-    def over_clients_title(self) -> str:
-        """What the test over clients is called; of few draws it is named before what it claims."""
-        return OVER_CLIENTS + (", which claims too much from so few draws" if self.federations < LEAST else "")
+    def drawn(self) -> Drawn:
+        return self.design.drawn
 
-    def bold(self, name: str) -> list[str]:
-        column = self.columns.get(name)
-        return column.best if column else []
+    @cached_property
+    def claims(self) -> pd.DataFrame:
+        """A line per pair: first, second, difference, low, high (in points; NaN where unknown), and shown."""
+        import pandas as pd
+
+        lines = [(pair.first, pair.second, pair.difference, pair.low, pair.high) for pair in self._pairs]
+        claims = pd.DataFrame(lines, columns=["first", "second", "difference", "low", "high"])
+        claims = claims.astype({"difference": float, "low": float, "high": float})
+        return claims.assign(shown=[pair.claim == "greater" for pair in self._pairs])
+
+    @property
+    def _pairs(self) -> list[MethodPair]:
+        return [*self.column.pairs, *(self.rule.pairs.values() if self.rule else ())]
+
+    @property
+    def judged(self) -> bool:
+        """Whether some pair of rows has an interval."""
+        return self.column.known
 
     @property
     def sentences(self) -> list[str]:
-        """Per quantity who is best, then each pair; then how the methods stand to `rule`."""
-        said = []
-        for title, column in self.said:
-            said += [f"{title}: {column.headline}", *map(str, column.pairs)]
-        return [*said, *self.of_rules]
+        """Who is best, then each pair; then how the methods stand to `rule`."""
+        if not self.scores:
+            return []
+        return [f"{TITLE}: {self.column.headline}", *map(str, self.column.pairs), *self.of_rules]
 
-    def title(self, name: str) -> str:
-        if not name.startswith("last_"):
-            return NAMES[name]
-        split = next(run.last["split"] for runs in self.runs.values() for run in runs if run.last)
-        return f"{NAMES[name.removeprefix('last_')]}, last round, {split} examples"
+    @property
+    def of_rules(self) -> list[str]:
+        return [f"{TITLE}: {self.rule.sentence}"] if self.rule else []
 
     @property
     def method(self) -> list[str]:
-        unit, whole = _UNITS[self.drawn]
-        if self.over_clients and self.federations < LEAST:
-            whole += " With so few draws they leave out what all clients of a draw have in common, and claim too much."
+        """How it is made, and what it holds for."""
+        level = self.column.pairs[0].level if self.column.pairs else LEVEL
+        rules = f" ({level:.0%} those of pairs, and 99 % those against rule)" if self.rule else ""
+        draws = max((pair.draws for pair in self._pairs), default=0)
         return [
-            f"Intervals are of the paired difference in points over {unit}. With {LEVEL:.0%} probability all of a list "
-            "hold at once, so that the number of pairs is paid for; `>` is said where the interval excludes 0.",
-            *([whole] if whole else []),
+            f"Intervals are of the paired difference in points, of the average over the clients, over "
+            f"{_DRAWN[self.drawn]}. With {LEVEL:.0%} probability all of them hold at once{rules}, so that the number "
+            "of pairs is paid for; `>` is said where the interval excludes 0.",
+            *self._samples(),
+            *self._lacking(),
+            NOT_JUDGED,
             "About n more draws: as many would show a difference as large as the observed one with 80 % probability, "
             "to within a factor of two at best. Say beforehand how many there shall be: who looks after each draw and "
             "stops at the first claim makes more false ones.",
-        ]
+            *([f"A row that collapses in a tenth of its draws does so in none of {draws} with a probability of "
+               f"{0.9**draws:.0%}, and nothing here can tell."] if draws >= LEAST else []),
+        ]  # fmt: skip
+
+    def _samples(self) -> Iterator[str]:
+        """What the pairs are judged as a sample of, and what is known of the intervals then."""
+        pairs = [pair for pair in self._pairs if pair.low is not None]
+        for crossed in {bool(pair.clients): None for pair in pairs}:
+            sample = "crossed" if crossed else "resplits" if self.drawn == "splits" else "draws"
+            if (self.drawn, sample) in _SAMPLE:
+                yield _SAMPLE[self.drawn, sample]
+        if any(0 < pair.clients <= SKEWED for pair in pairs):
+            yield (
+                f"Of {LEAST_CLIENTS} to {SKEWED} clients, a few of which differ far more than the others, 10 to 16 % "
+                "of comparisons make a false claim."
+            )
+
+    def _lacking(self) -> Iterator[str]:
+        """Clients that are in none or not in all of their pairs, as a row has no score of theirs in some draw."""
+        cells = [clients for own in self.scores.values() for clients in own.values()]
+        everybody = dict.fromkeys(client for clients in cells for client in clients)
+        lacking = [client for client in everybody if not all(client in clients for clients in cells)]
+        if lacking and self.design.by_client:
+            yield (
+                "These clients have no score in some draw of some row, and count in no pair with it: "
+                f"{listed(lacking)}."
+            )
 
     def as_markdown(self) -> str:
         """The section `Verdict`; empty where nothing is compared."""
-        lines: list[str] = []
-        for title, column in self.said:
-            lines += ["", f"**{_upper(title)}**: {column.headline}.", ""]
-            lines += [f"- {pair}" for pair in column.pairs]
-        if self.of_rules:
-            lines += ["", "**Against `rule`**, the best rule that trains nothing:", ""]
-            lines += [f"- {sentence}" for sentence in self.of_rules]
-        if not lines:
+        if not self._pairs:
             return ""
-        return "\n".join(["", "## Verdict", *lines, "", *map(_upper, self.method), ""])
+        lines = ["", f"**{_upper(TITLE)}**: {self.column.headline}.", "", *(f"- {pair}" for pair in self.column.pairs)]
+        if self.rule:
+            lines += ["", f"**Against `rule`**, the best rule that trains nothing: {self.rule.sentence}."]
+        return "\n".join(["", "## Verdict", *lines, "", *self.method, ""])
+
+    def __str__(self) -> str:
+        return "\n".join([*self.sentences, "", *self.method])
 
     def for_terminal(self) -> list[str]:
-        """The verdict on the average, and the headlines of the other quantities."""
-        lines: list[str] = []
-        for title, column in self.said:
-            lines.append(f"{title}: {column.headline}")
-            if (not lines[1:] or column is self.over_clients) and len(column.pairs) <= MAX_PAIRS:
-                lines += [f"  {pair}" for pair in column.pairs]
-        return lines + self.of_rules
+        """The verdict; of many pairs the headline."""
+        if not self._pairs:
+            return []
+        pairs = self.column.pairs if len(self.column.pairs) <= MAX_PAIRS else []
+        return [f"{TITLE}: {self.column.headline}", *(f"  {pair}" for pair in pairs), *self.of_rules]
 
     def as_json(self) -> dict[str, Any]:
-        columns = {name: _column_json(self.title(name), column) for name, column in self.columns.items()}
-        rules = {name: compared.as_json() for name, compared in self.rules.items()}
+        column = {
+            "title": TITLE,
+            "headline": self.column.headline,
+            "leaders": self.column.leaders,
+            "bold": self.column.best,
+            "collapsed": self.column.collapsed,
+            "pairs": [pair.as_json() for pair in self.column.pairs],
+        }
         return {
             "level": LEVEL,
-            "unit": "training" if self.one_federation else "federation",
+            "unit": "training" if self.drawn == "trainings" else "federation",
             "drawn": self.drawn,
-            "columns": columns,
-            "over_clients": _column_json(self.over_clients_title, self.over_clients) if self.over_clients else None,
-            "rule": rules,
+            "columns": {"average": column} if self.column.pairs else {},
+            "rule": {"average": self.rule.as_json()} if self.rule else {},
             "sentences": self.sentences,
         }
 
 
-def last_round(folder: Path, config: Config, uncounted: Collection[str] = ()) -> dict[str, Any] | None:
-    """The scores of a run's last round on the split that is scored during training, before what clients finish alone:
-    {split, average, worst_half}, without the clients that count in no mean (`uncounted`); None where the last round is
-    the one that was tested, or a run has no rounds."""
-    if config.eval.select == "last":
-        return None
-    scored = scores_in_training(read_records(folder / "metrics.jsonl"), config.eval.during)
-    summary = saved_summary(folder) or {}
-    ended = summary.get("ended", {"round": summary.get("rounds", config.rounds)})
-    line = scored.get(ended["round"], {})
-    if "mean" not in line:
-        return None
-    line = without(line, uncounted)
-    return {"split": line["split"], "average": line["mean"], "worst_half": line["worst_half"]}
+def _drawn(runs: Sequence[Scored], natural: bool) -> Drawn:
+    """What the seeds of runs draw. Clients that come with the data may lack a score here and there."""
+    if len({run.federation for run in runs}) == 1 and len({run.training for run in runs}) > 1:
+        return "trainings"
+    sets = [set(run.clients) for run in runs]
+    if not natural or not sets or 2 * len(set.intersection(*sets)) <= len(set.union(*sets)):
+        return "federations"
+    tested = {run.tested for run in runs}
+    return "fixed" if len(tested) == 1 and None not in tested else "splits"
 
 
-def _column_json(title: str, column: MethodPairs) -> dict[str, Any]:
+def _defined(own: Mapping[Cell, Mapping[str, float | None]]) -> dict[Cell, dict[str, float]]:
+    """The cells of a row with the scores that are defined."""
     return {
-        "title": title,
-        "headline": column.headline,
-        "leaders": column.leaders,
-        "bold": column.best,
-        "pairs": [pair.as_json() for pair in column.pairs],
+        cell: {client: score for client, score in clients.items() if score is not None and math.isfinite(score)}
+        for cell, clients in own.items()
     }
+
+
+def _of_frame(frame: pd.DataFrame) -> dict[str, dict[Cell, dict[str, float]]]:
+    """The scores of a table with COLUMNS; a missing score counts nowhere.
+
+    Raises:
+        UserError: something is wrong with it; it says in which line, the first being 1.
+    """
+    if absent := [name for name in COLUMNS if name not in frame.columns]:
+        raise UserError(f"the table has no column {absent[0]!r}; it takes {', '.join(COLUMNS)}")
+    if frame.empty:
+        raise UserError("the table has no line, so there is nothing to compare")
+    found: dict[str, dict[Cell, dict[str, float]]] = {}
+    lines = zip(*(frame[name] for name in COLUMNS), frame[list(COLUMNS[:3])].isna().any(axis=1), strict=True)
+    for number, (row, draw, client, score, lacking) in enumerate(lines, start=1):
+        if lacking or "" in (row, draw, client):
+            raise UserError(f"line {number} below the head lacks its row, draw or client; give all three")
+        own = found.setdefault(str(row), {}).setdefault((str(draw), 0), {})
+        if str(client) in own:
+            raise UserError(
+                f"line {number} below the head: row {row} has a second score of client {client} in draw {draw}; give "
+                "the mean of the two"
+            )
+        own[str(client)] = _score(score, number)
+    return found
+
+
+def _score(value: Any, number: int) -> float:
+    import pandas as pd
+
+    try:
+        score = math.nan if pd.isna(value) else float(value)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"line {number} below the head: the score is {value!r}; give a number of points, 0 to 100"
+        ) from error
+    if abs(score) > MOST_POINTS:
+        raise UserError(
+            f"line {number} below the head: the score is {value}; give points, 0 to 100, or leave it empty where it is "
+            "not defined"
+        )
+    return score
+
+
+def _shares(given: float | Mapping[str, float] | None, clients: Collection[str]) -> dict[str, float]:
+    """By client which part of its rows is tested.
+
+    Raises:
+        UserError: one is no number between 0 and 1, or a client has none.
+    """
+    if given is None:
+        return {}
+    shares: dict[str, Any] = dict.fromkeys(clients, given)
+    if isinstance(given, Mapping):
+        shares = {str(client): share for client, share in given.items()}
+    if absent := [client for client in clients if client not in shares]:
+        raise UserError(f"test_share has no share of client {absent[0]}; it takes a number, or one for each client")
+    for client, share in shares.items():
+        if not isinstance(share, Real) or not 0 < share < 1:
+            raise UserError(
+                f"the test share of {client} is {share!r}; give the part of its rows that is tested, above 0 and below "
+                "1, such as 0.2; rows that no draw changes are drawn='fixed'"
+            )
+    return shares
 
 
 def _upper(text: str) -> str:

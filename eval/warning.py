@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from llm_fed.basics.figures import rounded
-from llm_fed.eval.intervals import Estimate, between, mean_of, of_means, paired, slope
+from llm_fed.eval.intervals import Estimate, between, mean_of, of_means, paired, percent, slope
 
 ALARM = 0.05  # the probability of any warning where nothing is wrong, at most
 LEAST_EXAMPLES = 5  # of a client, below which nothing is claimed
@@ -231,10 +231,11 @@ def _mean_slope(halves: Mapping[str, Mapping[int, float]]) -> Estimate:
 
 
 def _detail(kind: str, its: Mapping[str, Any]) -> str:
-    interval = f"[{its['low']:.3g}, {its['high']:.3g}]"
+    level = f", {percent(its['level'])} interval" if "level" in its else ""  # earlier versions did not tell it
     if kind == "loss-rises":
+        interval = f"[{its['low']:.3g}, {its['high']:.3g}{level}]"
         return f"{its['difference']:+.2g} {interval} in each round, the mean {its['mean']:+.2g}"
-    interval = f"difference {its['difference']:.1f} [{its['low']:.1f}, {its['high']:.1f}]"
+    interval = f"difference {its['difference']:.1f} [{its['low']:.1f}, {its['high']:.1f}{level}]"
     if kind == "another-model":
         return f"{its['own']:.1f} with its own, {its['other']:.1f} with that of {its['model']}, {interval}"
     if kind == "gains-elsewhere":

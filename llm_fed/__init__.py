@@ -12,6 +12,7 @@ _HOMES = {
     "run": "llm_fed.commands.api",
     "compare": "llm_fed.commands.api",
     "open_run": "llm_fed.commands.api",
+    "verdict": "llm_fed.commands.api",
     "Result": "llm_fed.commands.api",
     "load_client": "llm_fed.export.load",
     "load_image_model": "llm_fed.export.load",

@@ -12,6 +12,7 @@ from llm_fed.eval.report.clients import Column, SortableTable
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import ReportFigure
 from llm_fed.eval.tables import SUMMARIES, ComparisonRow, MeanAndStd, Table
+from llm_fed.eval.verdict import TITLE
 
 Draw = Callable[..., Path]  # of `path`, and `dark`
 
@@ -47,23 +48,21 @@ CLAIMS = {
 
 @dataclass(frozen=True)
 class Forest:
-    """The differences of one quantity: a line per pair, with its interval."""
+    """The differences: a line per pair, with its interval."""
 
-    title: str  # the quantity
-    headline: str
     pairs: Sequence[MethodPair]  # the largest difference first
     low: float  # ends of the axis, in points
     high: float
 
     @classmethod
-    def of(cls, title: str, column: MethodPairs) -> Forest:
+    def of(cls, column: MethodPairs) -> Forest:
         pairs = sorted(
             (pair for pair in column.pairs if pair.low is not None), key=lambda pair: -(pair.difference or 0)
         )
         ends = [0.0, *(end for pair in pairs for end in (pair.low, pair.high) if end is not None)]
         low, high = min(ends), max(ends)
         edge = 0.02 * (high - low) or 1.0
-        return cls(title, column.headline, pairs, low - edge, high + edge)
+        return cls(pairs, low - edge, high + edge)
 
     def share(self, value: float) -> float:
         """Where a difference lies on the axis, in percent."""
@@ -78,23 +77,23 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
     """Write the page and return its path; `drawn` is what draws its pictures, by names in PICTURES. RunError where the
     disk is full, or the folder cannot be written."""
     verdict = table.verdict
-    judged = [Forest.of(title, column) for title, column in verdict.said if column.known]
     return write_page(
         path,
         "table.html.jinja",
         name=path.resolve().parent.name,
         metric=table.metric,
         seeds=list(table.seeds),
-        rows=[_row(table, row, verdict.bold("average"), verdict.bold("worst_half")) for row in table.shown],
+        rows=[_row(table, row, verdict.column.best) for row in table.shown],
         runs=any(len(row.results) != len(table.seeds) for row in table.rows),
         costs=_costs(table),
         notes=table.all_notes(),
         clients=_clients(table),
-        forests=judged,
-        verdict=[(title, each.headline, each.pairs) for title, each in verdict.said],
+        forest=Forest.of(verdict.column) if verdict.judged else None,
+        title=TITLE,
+        verdict=verdict.column,
         unequal=table.unequal,
         rule=verdict.of_rules,
-        method=verdict.method if verdict.columns else [],
+        method=verdict.method,
         pictures=[
             ReportFigure(PICTURES[name][0], *PICTURES[name], draw).embedded()
             for name, draw in (drawn or {}).items()
@@ -103,9 +102,9 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
     )
 
 
-def _row(table: Table, row: ComparisonRow, *best: Sequence[str]) -> dict[str, Any]:
+def _row(table: Table, row: ComparisonRow, best: Sequence[str]) -> dict[str, Any]:
     """One row of the first table: the scores with whether they are among the best, and what its clients sent."""
-    scores = [_score(row.summary(name), row.label in labels) for name, labels in zip(SUMMARIES, best, strict=True)]
+    scores = [_score(row.summary(name), name == "average" and row.label in best) for name in SUMMARIES]
     moved = row.traffic if row.method else None
     return {
         "label": row.label,

@@ -81,6 +81,14 @@ class Experiment:
         return {kind: names for kind, names in kinds.items() if names}
 
     @property
+    def examples(self) -> dict[str, dict[str, int]]:
+        """How many examples who is scored has, by split."""
+        return {
+            id: {"train": site.num_examples, **{split: len(own) for split, own in site.data.queries.items()}}
+            for id, site in self.scored.items()
+        }
+
+    @property
     def scored(self) -> Mapping[str, Site]:
         """Who is scored: every client, or the server alone where it holds the test examples."""
         return scored(self.clients, self.server)

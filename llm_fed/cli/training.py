@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -22,6 +22,9 @@ from llm_fed.cli.printing import (
     program_name,
 )
 from llm_fed.cli.program import app
+
+if TYPE_CHECKING:
+    from llm_fed.eval.verdict import Verdict
 
 
 @app.command(rich_help_panel="Train and compare")
@@ -227,12 +230,49 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
 def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -> None:
     from llm_fed.commands import finished
 
-    verdict = finished.compare_runs(folders)
-    written = finished.write(verdict, out_dir) if out_dir else []
+    found = finished.compare_runs(folders)
+    _print_verdict(found, found.for_terminal(), out_dir, as_json)
+
+
+@app.command(rich_help_panel="Train and compare")
+def verdict(
+    scores: Annotated[Path, typer.Argument(help="A CSV file with the columns row, draw, client and score (0-100).")],
+    drawn: Annotated[
+        str,
+        typer.Option(
+            help="What a draw draws anew: federations, splits (of the same clients' rows), fixed (the training alone: "
+            "each client's test rows stay) or trainings (of one federation)."
+        ),
+    ],
+    test_share: Annotated[
+        float | None,
+        typer.Option(help="Which part of its rows a client tests; splits of fewer than four clients need it."),
+    ] = None,
+    these_clients: Annotated[
+        bool, typer.Option("--these-clients", help="Claim something about these clients alone, not about their kind.")
+    ] = False,
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="A folder for verdict.md and verdict.png (default: none are written).")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Say which differences in a table of scores are shown, whoever made it, as `compare` does of its own."""
+    from llm_fed.commands import api, finished
+
+    found = api.verdict(
+        finished.read_scores(scores), drawn=cast(Any, drawn), test_share=test_share, these_clients=these_clients
+    )
+    _print_verdict(found, str(found).splitlines(), out_dir, as_json)
+
+
+def _print_verdict(found: Verdict, lines: list[str], out_dir: Path | None, as_json: bool) -> None:
+    from llm_fed.commands import finished
+
+    written = finished.write(found, out_dir) if out_dir else []
     if as_json:
-        print(json.dumps(verdict.as_json()))
+        print(json.dumps(found.as_json()))
         return
-    for line in verdict.for_terminal():
+    for line in lines:
         out.print(line)
     if written:
         out.print(f"{' and '.join(written)} are in {out_dir}" if len(written) > 1 else f"verdict.md is in {out_dir}")

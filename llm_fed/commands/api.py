@@ -23,10 +23,13 @@ from llm_fed.settings.objects import find, given, is_object
 from llm_fed.settings.plugins import short
 
 if TYPE_CHECKING:
+    import pandas as pd
     from torch import nn
 
     from llm_fed.commands.own import OwnObjects
     from llm_fed.eval.tables import Table
+    from llm_fed.eval.variance import Drawn
+    from llm_fed.eval.verdict import Verdict
     from llm_fed.export.load import ImageModel
     from llm_fed.export.personal import Personal
     from llm_fed.kinds import Kind
@@ -369,3 +372,33 @@ def compare(
     if table.failed:
         raise RunError(f"{table.failed} failed, see {folder / 'table.md'}; repeat the call to retry")
     return table
+
+
+def verdict(
+    frame: pd.DataFrame,
+    *,
+    drawn: Drawn,
+    test_share: float | Mapping[str, float] | None = None,
+    these_clients: bool = False,
+) -> Verdict:
+    """Which differences of a table of scores are shown, whoever made the table: what `compare` says of its own.
+
+    Args:
+        frame: the columns row (a method, say), draw, client and score, in points of 100. A score that is not defined
+            is missing. Runs of one draw must have seen the same clients and rows.
+        drawn: what a draw draws anew: `federations`, with their clients; `splits` of the same clients' rows; `fixed`:
+            the training alone, as each client's test rows stay; `trainings` of one federation.
+        test_share: which part of its rows each client tests, or one number for all. Of `splits` it is needed with fewer
+            than four clients, or with `these_clients`.
+        these_clients: whether claims shall be about these clients alone, and not about others of the kind.
+
+    Returns:
+        The verdict. `claims` is a frame with a line per pair: first, second, difference, low, high and shown; `str()`
+        is the text.
+
+    Raises:
+        UserError: something is wrong with the table, or with a share.
+    """
+    from llm_fed.eval.verdict import Verdict
+
+    return Verdict.of_frame(frame, drawn, test_share, these_clients)

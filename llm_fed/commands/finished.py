@@ -1,22 +1,25 @@
-"""The verdict on runs that are finished: their folders, grouped by everything but the seeds."""
+"""The verdict on runs that are finished: their folders, grouped by everything but the seeds; and tables of scores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
 from llm_fed.eval.forest import plot_verdict
-from llm_fed.eval.verdict import Scored, Verdict, last_round
+from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.experiment import splits
-from llm_fed.runs.reading import finished, read_config
+from llm_fed.runs.reading import finished, read_config, shares_of
 from llm_fed.scoring.scores import without
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
 from llm_fed.tasks import natural
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What is no difference between methods: seeds, what is kept of a run, and where it was computed.
 _APART = (
@@ -58,7 +61,23 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
             f"these {len(runs)} runs differ only in their seeds; give runs of at least two methods or settings"
         )
     scored = {label: [_tested(run) for run in of_label.values()] for label, of_label in groups.items()}
-    return Verdict(scored, natural=all(natural(run.config.task) for run in runs))
+    return Verdict.of_runs(scored, natural=all(natural(run.config.task) for run in runs))
+
+
+def read_scores(path: Path) -> pd.DataFrame:
+    """A CSV file with a line per score, for `llm_fed.verdict`.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    import pandas as pd
+
+    try:
+        missing = {"score": ["", "NA", "NaN", "nan", "None"]}  # but a client may be called NA
+        texts = dict.fromkeys(("row", "draw", "client"), str)
+        return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=missing)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as CSV with the columns row,draw,client,score: {error}") from error
 
 
 def write(verdict: Verdict, out: Path) -> list[str]:
@@ -72,9 +91,9 @@ def write(verdict: Verdict, out: Path) -> list[str]:
         write_file(out / "verdict.md", verdict.as_markdown().lstrip().encode())
     except OSError as error:
         raise RunError(f"cannot write {out / 'verdict.md'}: {error.strerror or error}") from error
-    if not (judged := verdict.judged):
+    if not verdict.judged:
         return ["verdict.md"]
-    plot_verdict(out / "verdict.png", judged[:2])
+    plot_verdict(out / "verdict.png", verdict.column)
     return ["verdict.md", "verdict.png"]
 
 
@@ -156,9 +175,9 @@ def _labels(values: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _tested(run: _FinishedRun) -> Scored:
-    scores, rule = run.summary["scores"], run.summary.get("rule")
+    rule = run.summary.get("rule")
     return Scored(
-        run.config.federation_seed, run.config.training_seed, scores.get("clients", {}), scores.get("mean"),
-        scores.get("worst_half"), last_round(run.folder, run.config, run.uncounted),
-        {"average": rule["mean"], "worst_half": rule["worst_half"]} if rule else None,
+        run.config.federation_seed, run.config.training_seed, run.summary["scores"].get("clients", {}),
+        without(rule, run.uncounted)["clients"] if rule else None, splits.tested(run.folder),
+        shares_of(run.summary),
     )  # fmt: skip

@@ -230,7 +230,7 @@ def write_summary(
     """The report, and last the summary, with the test scores in `record` and further `facts`."""
     config = experiment.config
     result = {"round": round, "rounds": config.rounds, "method": config.method["name"], "scores": record}
-    result |= {**experiment.apart, **facts}
+    result |= {"examples": experiment.examples, **experiment.apart, **facts}
     if spent := spent_in(run):
         result["privacy"] = spent
     run.mark()

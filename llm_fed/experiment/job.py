@@ -14,15 +14,14 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import check_unlinked
 from llm_fed.bench.costs import ClientWork, Traffic, read_traffic, read_work
 from llm_fed.eval.tables import RunResult, means
-from llm_fed.eval.verdict import last_round
 from llm_fed.experiment import run as experiment
-from llm_fed.experiment import watching
+from llm_fed.experiment import splits, watching
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.simulation import Simulation, lacks_exports
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.runs.folder import Run
-from llm_fed.runs.reading import events
+from llm_fed.runs.reading import events, shares_of
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.scores import without
 from llm_fed.settings.config import Config
@@ -92,7 +91,6 @@ class Job:
             work=self._work(),
             federation=self.config.federation_seed,
             training=self.config.training_seed,
-            last=last_round(self.folder, self.config, uncounted),
             warnings=self.outcome.get("warnings", ()),
             events=dict(self._events()),
             unscored=scores.get("unscored", []),
@@ -100,6 +98,8 @@ class Job:
             only_tested=self.outcome.get("only_tested", []),
             uncounted=sorted(uncounted & scores.get("clients", {}).keys()),
             beside=means(counted),
+            tested=splits.tested(self.folder),
+            shares=shares_of(self.outcome),
         )
 
     def _events(self) -> Counter[str]:

@@ -98,11 +98,16 @@ def known(
     return KnownRows(own, every, None if begins else folder)
 
 
+def tested(folder: Path) -> str | None:
+    """A checksum of the rows on which a finished run was tested; None where it does not know them."""
+    record = recall(folder)
+    return None if record is None else record.checksum_of(TEST)
+
+
 def tested_alike(folder: Path, other: Path) -> bool | None:
     """Whether two finished runs were tested on the same rows; None where one of them does not know its own."""
-    records = [recall(each) for each in (folder, other)]
-    known = [record.checksum_of(TEST) for record in records if record is not None]
-    return known[0] == known[1] if len(known) == 2 else None
+    known = [tested(folder), tested(other)]
+    return None if None in known else known[0] == known[1]
 
 
 def notes(built: Experiment, known: KnownRows, *, trains: bool = True) -> list[str]:

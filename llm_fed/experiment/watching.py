@@ -23,8 +23,8 @@ from llm_fed.settings.objects import is_object
 from llm_fed.state import State
 
 _FIGURES = (
-    "score", "base", "rule", "own", "other", "elsewhere", "difference", "low", "high", "examples", "model",
-    "examples_of", "over",
+    "score", "base", "rule", "own", "other", "elsewhere", "difference", "low", "high", "level", "examples",
+    "model", "examples_of", "over",
 )  # fmt: skip
 _LARGEST = 1e6
 _MISSING = "no run of local on the same data lies beside this one"

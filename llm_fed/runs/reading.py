@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +112,12 @@ def saved_summary(folder: Path) -> dict[str, Any] | None:
         return read_object(folder / "summary.json")
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{folder / 'summary.json'} is damaged: {error}; llm-fed run --fresh starts again") from error
+
+
+def shares_of(summary: Mapping[str, Any]) -> dict[str, float]:
+    """By client which part of its rows is tested, as far as summary.json has `examples`."""
+    counts = summary.get("examples", {}).items()
+    return {client: own["test"] / sum(own.values()) for client, own in counts if own.get("test")}
 
 
 def adapter_folders(folder: Path) -> dict[str, Path]:

@@ -303,7 +303,7 @@ _FILES: Mapping[str, Shape] = {
     "summary.json": _keys(
         {
             "rounds": count, "ended": _ENDED, "base": _SCORE, "rule": _RULE, "notes": _list(_text), "adapters": _text,
-            "needs": _by(_text, _maybe(count)),
+            "needs": _by(_text, _maybe(count)), "examples": _by(_name, _by(_text, count)),
             **dict.fromkeys(("only_tested", "left_out", "unscored"), _names),
             "warnings": _list(_WARNING), "unchecked": _list(_text),
         },

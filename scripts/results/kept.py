@@ -6,8 +6,8 @@
 The first command trains nothing: it says what the pages say, of the rows that are asked for (default: of all). `--add`
 first appends what a comparison's folder has beyond the file, of these rows. A line has the row, the seed, the tested
 round, the clients' test scores (0-100), and, where known, the bytes that a client sent. The rows `base` and `rule`
-(`baselines.py`) come first wherever the file has them, and take no part in the verdict on pairs. `--natural` says that
-the clients came with the data, so that the draws are of splits, and asks about the clients as the sample, too.
+(`baselines.py`) come first wherever the file has them, and take no part in the verdict on pairs. `--drawn` says what a
+draw drew anew, as that of `llm-fed verdict` does.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, get_args
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.files import write_file
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.scripting import plain_errors, spread
 from llm_fed.eval.tables import BASELINES
-from llm_fed.eval.verdict import Scored, Verdict
+from llm_fed.eval.variance import Design, Drawn
+from llm_fed.eval.verdict import Verdict
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import summarize
 
@@ -62,8 +63,8 @@ def added(lines: Lines, folder: Path, rows: Sequence[str] = ()) -> list[Mapping[
     return [*lines, *more]
 
 
-def report(lines: Lines, rows: Sequence[str], natural: bool = False) -> str:
-    """A Markdown table of the rows, and the verdict on all their pairs; `natural` see `Verdict`.
+def report(lines: Lines, rows: Sequence[str], drawn: Drawn = "federations") -> str:
+    """A Markdown table of the rows, and the verdict on all their pairs; `drawn` see `Design`.
 
     Raises:
         UserError: the file has no such row.
@@ -75,27 +76,21 @@ def report(lines: Lines, rows: Sequence[str], natural: bool = False) -> str:
     names = list(by_row)
     if unknown := [name for name in rows if name not in names]:
         raise UserError(f"the file has no row {unknown[0]!r}; it has {', '.join(names)}")
-    text, runs = ["| row | draws | mean | worst half | MB up |", "|---|---|---|---|---|"], {}
+    text = ["| row | draws | mean | worst half | MB up |", "|---|---|---|---|---|"]
     wanted = {name: by_row[name] for name in rows or names}
     seeds = {seed for own in wanted.values() for seed in own}
     baselines = {name: {seed: own[seed] for seed in own if seed in seeds} for name, own in baselines.items()}
     for name, by_seed in {**baselines, **wanted}.items():
         own = list(by_seed.values())
-        scored = [_scored(line, baselines.get("rule", {}).get(line["seed"])) for line in own]
-        if name in wanted:
-            runs[name] = scored
-        means = [(run.average, run.worst_half) for run in scored]
+        summaries = [summarize("", line["scores"]) for line in own]
+        means = [(summary.mean, summary.worst_half) for summary in summaries]
         up = [line["up"] / 1e6 for line in own if "up" in line]
         cells = [name, str(len(own)), *map(spread, zip(*means, strict=True)), f"{fmean(up):.2f}" if up else ""]
         text.append("| " + " | ".join(cells) + " |")
-    return "\n".join(text) + "\n" + Verdict(runs, natural=natural).as_markdown()
-
-
-def _scored(line: Mapping[str, Any], rule: Mapping[str, Any] | None = None) -> Scored:
-    summary = summarize("", line["scores"])
-    best = summarize("", rule["scores"]) if rule else None
-    beside = {"average": best.mean, "worst_half": best.worst_half} if best else None
-    return Scored(line["seed"], line["seed"], summary.clients, summary.mean, summary.worst_half, rule=beside)
+    scores = {name: {(seed, 0): line["scores"] for seed, line in own.items()} for name, own in wanted.items()}
+    rules = {(seed, 0): line["scores"] for seed, line in baselines.get("rule", {}).items()}
+    verdict = Verdict(scores, Design(drawn), dict.fromkeys(wanted, rules) if rules else None)
+    return "\n".join(text) + "\n" + verdict.as_markdown()
 
 
 def main() -> None:
@@ -103,7 +98,7 @@ def main() -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--rows", default="", help="e.g. local,fedit")
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FOLDER", help="of llm-fed compare")
-    parser.add_argument("--natural", action="store_true", help="the clients came with the data")
+    parser.add_argument("--drawn", choices=get_args(Drawn), default="federations", help="what a draw drew anew")
     parser.add_argument("--from-seed", type=int, default=0, metavar="N", help="leave out the seeds below N")
     asked = parser.parse_args()
     with plain_errors(parser):
@@ -116,7 +111,7 @@ def main() -> None:
         if asked.add:
             asked.file.parent.mkdir(parents=True, exist_ok=True)
             write_file(asked.file, "".join(json.dumps(line) + "\n" for line in lines).encode())
-        print(report([line for line in lines if line["seed"] >= asked.from_seed], rows, asked.natural))
+        print(report([line for line in lines if line["seed"] >= asked.from_seed], rows, asked.drawn))
 
 
 if __name__ == "__main__":

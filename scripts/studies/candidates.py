@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from scipy import stats
-from score_tables import METHODS, SHAPES, average
+from score_tables import METHODS, SHAPES
 
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.eval.pairs import critical
@@ -30,7 +30,7 @@ Judge = Callable[[np.ndarray], np.ndarray]  # (tables, methods, draws, clients) 
 
 def differences(scores: np.ndarray) -> np.ndarray:
     """(tables, pairs, draws)."""
-    means = average(scores)
+    means = scores.mean(axis=-1)
     return np.stack([means[:, a] - means[:, b] for a, b in PAIRS], axis=1)
 
 
@@ -54,7 +54,7 @@ def student(scores: np.ndarray, pairs: int) -> np.ndarray:
 
 def tukey(scores: np.ndarray) -> np.ndarray:
     """The studentised range with one deviation for all pairs, of the residuals of method + draw."""
-    means = average(scores)
+    means = scores.mean(axis=-1)
     draws = means.shape[-1]
     rest = means - means.mean(1, keepdims=True) - means.mean(2, keepdims=True) + means.mean((1, 2), keepdims=True)
     df = (METHODS - 1) * (draws - 1)
@@ -126,7 +126,7 @@ def sign_flips(scores: np.ndarray) -> np.ndarray:
 def largest_t(scores: np.ndarray) -> np.ndarray:
     """What llm_fed does: see llm_fed/eval/pairs.py."""
     values = differences(scores)
-    return t_of(values) > critical(METHODS, values.shape[-1])
+    return t_of(values) > critical(METHODS, values.shape[-1] - 1)
 
 
 JUDGES: dict[str, Judge] = {
@@ -152,7 +152,7 @@ def main() -> None:
     asked = parser.parse_args()
     rows: list[list[str | int | float]] = []
     for shape, draws in product(asked.shapes, asked.draws):
-        make = SHAPES[shape]
+        make = SHAPES[shape].make
         scores = make(np.random.default_rng(draws), asked.tables, draws, (0.0,) * METHODS)
         better = make(np.random.default_rng(draws), asked.tables, draws, (0.0, 0.0, 0.0, 4.0))
         for name, judge in JUDGES.items():

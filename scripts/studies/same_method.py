@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -68,7 +69,7 @@ def configuration(data: Path, method: str, federation: int, training: int) -> di
 
 
 def compare(number: int, draws: int, method: str, data: Path, bases: Bases) -> dict[str, Any]:
-    """One comparison: of each quantity the p value of its only pair, and the scores behind them."""
+    """One comparison: whether its only pair claims something, and the scores behind it."""
     rows: dict[str, list[Scored]] = {"a": [], "b": []}
     for draw in range(draws):
         federation = number * draws + draw
@@ -79,16 +80,14 @@ def compare(number: int, draws: int, method: str, data: Path, bases: Bases) -> d
                 quiet = Reporter(Console(quiet=True))
                 done = run.train(config, Path(folder) / "run", reporter=quiet, base=bases.of(config))
             scores = done["scores"]
-            scored.append(Scored(federation, 0, scores["clients"], scores["mean"], scores["worst_half"]))
-    columns = Verdict(rows).columns.items()
+            scored.append(Scored(federation, 0, scores["clients"]))
+    (pair,) = Verdict.of_runs(rows).column.pairs
     return {
         "comparison": number,
         "draws": draws,
         "method": method,
-        "claims": {name: column.pairs[0].claim == "greater" for name, column in columns},
-        "p": {name: column.pairs[0].p for name, column in columns},
-        "sd": {name: column.pairs[0].sd for name, column in columns},
-        "scores": {name: [round(run.average or 0.0, 4) for run in scored] for name, scored in rows.items()},
+        "claims": {"average": pair.claim == "greater"},
+        "scores": {name: [round(fmean(run.clients.values()), 4) for run in scored] for name, scored in rows.items()},
     }
 
 
@@ -99,7 +98,7 @@ def redrawn(lines: list[dict[str, Any]], count: int = 200_000) -> float:
     seen = np.ravel([np.subtract(line["scores"]["a"], line["scores"]["b"]) for line in lines])
     drawn = rng.choice(seen, (count, draws)) * rng.choice([-1, 1], (count, draws))
     errors = drawn.std(axis=1, ddof=1) / draws**0.5
-    return float((np.abs(drawn.mean(axis=1)) > critical(2, draws) * errors).mean())
+    return float((np.abs(drawn.mean(axis=1)) > critical(2, draws - 1) * errors).mean())
 
 
 def main() -> None:

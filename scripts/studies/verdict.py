@@ -2,98 +2,120 @@
 
     python scripts/studies/verdict.py --tables 10000 --out runs/analysis/verdict.csv
 
-False claims: the share of tables of four equal methods with at least one claim. Coverage: the share of tables, of four
-methods that are 0, 1, 2 and 4 points better, all of whose six intervals hold their true differences; `one` is the share
-of single intervals. Power: the share of pairs with a difference of so many points that are claimed.
+False claims: the share of tables of equal methods with at least one claim; `draws alone` is the same of intervals that
+take the draws alone as the sample and name no collapse, as version 0.4.0 did everywhere. Coverage: the share of tables,
+of methods that differ, all of whose intervals hold their true differences. Power: the share of pairs with a difference
+of so many points that are claimed.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
-from score_tables import METHODS, SHAPES, average, worst_half
+from score_tables import SHAPES
 
 from llm_fed.basics.terminal import lasting_streams
-from llm_fed.eval.pairs import MethodPairs, compare_methods
+from llm_fed.eval.pairs import between, collapses, critical
 from llm_fed.eval.scripting import plain_errors, write_rows
+from llm_fed.eval.variance import Design, over_draws
 
-EFFECTS = (0.0, 1.0, 2.0, 4.0)
-QUANTITIES = {"average": average, "worst half": worst_half}
-COLUMNS = ("quantity", "shape", "draws", "false claims", "coverage", "one", "power 1", "power 2", "power 4")
-
-
-def verdicts(values: np.ndarray) -> list[MethodPairs]:
-    """Of each table (count, methods, draws) its verdict."""
-    return [
-        compare_methods({f"{m}": {(k, 0): x for k, x in enumerate(row)} for m, row in enumerate(table)})
-        for table in values.tolist()
-    ]
+COLUMNS = ("shape", "draws", "draws alone", "false claims", "coverage", "points", "power")
 
 
-def measure(shape: str, draws: int, count: int) -> list[list[str | int | float]]:
-    """A row of COLUMNS for each quantity."""
-    make, rows = SHAPES[shape], []
-    rng = np.random.default_rng((list(SHAPES).index(shape), draws))
-    equal = make(rng, count, draws, (0.0,) * METHODS)
-    unequal = make(rng, count, draws, EFFECTS)
-    large = make(rng, 2000, 100, EFFECTS)
-    none = make(rng, 2000, 100, (0.0,) * METHODS)
-    for name, quantity in QUANTITIES.items():
-        truth = quantity(large).mean(axis=(0, 2))
-        null = quantity(none).mean(axis=(0, 2))
-        differ = max(abs(a - b) for a, b in combinations(null.tolist(), 2)) > 0.1  # then no claim would be false
-        claimed = fmean(any(pair.claim == "greater" for pair in c.pairs) for c in verdicts(quantity(equal)))
-        all_held, held = [], []
-        power: dict[int, list[bool]] = {1: [], 2: [], 4: []}
-        for column in verdicts(quantity(unequal)):
-            inside = []
-            for pair in column.pairs:
-                a, b = int(pair.first), int(pair.second)
-                if pair.low is None or pair.high is None:
-                    inside.append(False)
-                    continue
-                inside.append(bool(pair.low <= truth[a] - truth[b] <= pair.high))
-                size = abs(round(EFFECTS[a] - EFFECTS[b]))
-                if size in power:
-                    power[size].append(pair.low > 0 and a > b)
-            all_held.append(all(inside))
-            held += inside
-        rates = [fmean(all_held), fmean(held), *(fmean(detected) for detected in power.values())]
-        rows.append([name, shape, draws, "" if differ else claimed, *rates])
-    return rows
+def intervals(values: np.ndarray, design: Design) -> tuple[np.ndarray, np.ndarray]:
+    """Of tables (count, methods, draws, clients) both ends of each pair's interval (count, pairs), of which the sign is
+    that of the first method less the second; infinite where a method of the pair has collapsed."""
+    pairs = list(combinations(range(values.shape[1]), 2))
+    differences = np.stack([values[:, a] - values[:, b] for a, b in pairs], axis=1)
+    names = [str(client) for client in range(values.shape[-1])]
+    found = over_draws(differences) if not design.by_client else design.estimate(differences, names)
+    assert found is not None
+    half = _critical(values.shape[1], found.df) * np.sqrt(found.floor + found.draw / values.shape[2])
+    named = collapsed(values)
+    half = np.where(np.stack([named[:, a] | named[:, b] for a, b in pairs], axis=1), np.inf, half)
+    return found.value - half, found.value + half
+
+
+def _critical(methods: int, df: np.ndarray) -> np.ndarray | float:
+    whole = df.flat[0]
+    return critical(methods, float(whole)) if whole == int(whole) and (df == whole).all() else between(methods, df)
+
+
+def collapsed(values: np.ndarray) -> np.ndarray:
+    """(count, methods): whose draws are of two kinds."""
+    means = values.mean(axis=-1)
+    methods = range(means.shape[1])
+    others = np.stack([np.median(np.delete(means, method, axis=1), axis=1) for method in methods], axis=1)
+    return collapses(means, means - others).any(axis=-1)
+
+
+def claimed(values: np.ndarray, design: Design) -> float:
+    """The share of tables with a claim."""
+    low, high = intervals(values, design)
+    return float(((low > 0) | (high < 0)).any(axis=1).mean())
+
+
+def draws_alone(values: np.ndarray) -> float:
+    """The share of tables in which version 0.4.0 would claim something."""
+    methods, draws = values.shape[1:3]
+    pairs = [over_draws(values[:, a] - values[:, b]) for a, b in combinations(range(methods), 2)]
+    limit = critical(methods, draws - 1)
+    return float(np.any([np.abs(own.value) > limit * np.sqrt(own.draw / draws) for own in pairs], axis=0).mean())
+
+
+def measure(name: str, draws: int, count: int) -> list[str | int | float]:
+    """A row of COLUMNS."""
+    shape = SHAPES[name]
+    rng = np.random.default_rng((list(SHAPES).index(name), draws))
+    equal = shape.make(rng, count, draws, (0.0,) * len(shape.effects))
+    unequal = shape.make(rng, count, draws, shape.effects)
+    truth = (
+        shape.make(rng, 2000, 50, shape.effects).mean(axis=(0, 2, 3)) if name == "bounded, near 100" else shape.effects
+    )
+    low, high = intervals(unequal, shape.design)
+    pairs = list(combinations(range(len(shape.effects)), 2))
+    true = np.array([truth[a] - truth[b] for a, b in pairs])
+    sizes = [abs(shape.effects[a] - shape.effects[b]) for a, b in pairs]
+    shown = {size: np.mean([(high[:, k] < 0).mean() for k, own in enumerate(sizes) if own == size]) for size in sizes}
+    wanted = [size for size in (1.0, 2.0, 4.0, 8.5) if size in shown]
+    power = " ".join(f"{shown[size]:.3f}" for size in wanted)
+    covered = float(((low <= true) & (true <= high)).all(axis=1).mean())
+    points = " ".join(f"{size:g}" for size in wanted)
+    return [name, draws, draws_alone(equal), claimed(equal, shape.design), covered, points, power]
 
 
 def impatient(count: int, draws: int) -> float:
     """The share of tables of equal methods with a claim at some look, of somebody who looks after each draw from the
     third to the last."""
-    values = average(SHAPES["normal"](np.random.default_rng(0), count, draws, (0.0,) * METHODS))
-    claimed = np.zeros(count, bool)
+    shape = SHAPES["normal"]
+    values = shape.make(np.random.default_rng(0), count, draws, (0.0,) * len(shape.effects))
+    found = np.zeros(count, bool)
     for seen in range(3, draws + 1):
-        claimed |= [any(pair.claim == "greater" for pair in column.pairs) for column in verdicts(values[:, :, :seen])]
-    return float(claimed.mean())
+        low, high = intervals(values[:, :, :seen], shape.design)
+        found |= ((low > 0) | (high < 0)).any(axis=1)
+    return float(found.mean())
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=int, default=10_000, help="simulated tables per shape and draws")
-    parser.add_argument("--draws", type=int, nargs="+", default=[3, 5, 10, 30])
+    parser.add_argument("--draws", type=int, nargs="+", default=[3, 5, 10, 20])
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--out", type=Path, default=Path("runs/analysis/verdict.csv"))
     parser.add_argument("--impatient", type=int, metavar="DRAWS", help="only simulate stopping at the first claim")
-    asked = parser.parse_args()
+    asked = parser.parse_args(arguments)
     if asked.impatient:
         print(f"{impatient(asked.tables, asked.impatient):.1%} of {asked.tables} tables have a claim at some look")
         return
     rows = []
     for shape in asked.shapes:
         for draws in asked.draws:
-            rows += measure(shape, draws, asked.tables)
-            for row in rows[-len(QUANTITIES) :]:
-                print(" | ".join(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row), flush=True)
+            rows.append(measure(shape, draws, asked.tables))
+            print(" | ".join(f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in rows[-1]), flush=True)
     with plain_errors(parser):
         write_rows(asked.out, COLUMNS, rows)
 
