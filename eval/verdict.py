@@ -164,7 +164,7 @@ class Verdict:
                 yield _SAMPLE[self.drawn, sample]
         if any(0 < pair.clients <= SKEWED for pair in pairs):
             yield (
-                f"Of {LEAST_CLIENTS} to {SKEWED} clients, a few of which differ far more than the others, 10 to 16 % "
+                f"Of {LEAST_CLIENTS} to {SKEWED} clients, a few of which differ far more than the others, 9 to 12 % "
                 "of comparisons make a false claim."
             )
 

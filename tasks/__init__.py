@@ -235,8 +235,9 @@ def labels_of(config: TaskConfig) -> tuple[str, ...] | None:
 
 
 def natural(config: TaskConfig) -> bool:
-    """Whether the clients come with the data, so that a seed divides their examples and does not draw the clients."""
-    return config.partition.kind == "natural" and not find(config.name).draws_clients
+    """Whether the clients are the same with each seed, as they come with the data or are dealt out without one, so that
+    a seed divides their examples and does not draw the clients."""
+    return config.partition.kind in ("natural", "cluster") and not find(config.name).draws_clients
 
 
 def describe() -> list[dict[str, str]]:

@@ -382,9 +382,8 @@ def test_draws_are_seeds_and_go_on(small, tmp_path, llm_fed, trained):
     (pair,) = table["verdict"]["columns"]["average"]["pairs"]
     assert pair["draws"] == 3 and pair["sentence"] in said.out and pair["sentence"] in (out / "table.md").read_text()
     cells = [row["seeds"]["2"] for row in table["rows"]]
-    assert [(cell["federation"], cell["training"], cell["last"]["split"]) for cell in cells] == [
-        (2, 2, "validation")
-    ] * 2
+    assert [(cell["federation"], cell["training"]) for cell in cells] == [(2, 2)] * 2
+    assert all(0 < share < 1 for cell in cells for share in cell["shares"].values()) and cells[0]["shares"]
     assert (out / "verdict.png").exists() == (pair["low"] is not None)
     assert table["drawn"] == "splits"  # a client per file: the seeds divide its rows
     llm_fed("compare", config, "--draws", 2, "--seeds", "0,1", "--out", out).assert_refused(

@@ -25,7 +25,9 @@ def write(folder: Path, seed: int, method: dict, score: float, **changes) -> Pat
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(yaml.safe_dump(as_dict(config)))
     scores = {"metric": "rouge1", "clients": clients, "mean": score, "worst_half": score - 5}
-    (run / "summary.json").write_text(json.dumps({"method": method["name"], "round": 3, "scores": scores}))
+    examples = dict.fromkeys(clients, {"train": 16, "test": 4})
+    done = {"method": method["name"], "round": 3, "scores": scores, "examples": examples}
+    (run / "summary.json").write_text(json.dumps(done))
     last = {"kind": "score", "round": 4, "split": "validation", **scores, "mean": score - 1}
     (run / "metrics.jsonl").write_text(json.dumps(last) + "\n")
     return run
@@ -52,16 +54,16 @@ def test_methods_are_held_against_the_rule_that_their_runs_know(runs):
 
 
 def test_runs_are_paired_by_their_seed(runs):
-    """In any order: differences 10, 11, 10, 11, whose mean is 10.5 and sd sqrt(1 / 3), far from 0."""
+    """In any order: differences 10, 11, 10, 11, whose mean is 10.5 and variance 1 / 3, far from 0. There are two clients
+    with a fifth of their rows tested, of which draws have a quarter in common."""
     verdict = compare_runs([runs[5], runs[0], *runs[6:], runs[4], *runs[1:4]])
-    (pair,) = verdict.columns["average"].pairs
+    (pair,) = verdict.column.pairs
     assert (pair.first, pair.second, pair.draws, pair.claim) == ("fedmerge", "fedit", 4, "greater")
-    assert (pair.difference, pair.sd) == pytest.approx((10.5, 3**-0.5))
-    assert verdict.title("last_average").endswith("last round, validation examples")
+    assert (verdict.drawn, pair.difference, pair.draw, pair.floor) == ("splits", 10.5, *pytest.approx((1 / 3, 1 / 12)))
 
 
 def test_a_draw_that_one_lacks_is_left_out(runs):
-    (pair,) = compare_runs(runs[:7]).columns["average"].pairs
+    (pair,) = compare_runs(runs[:7]).column.pairs
     assert pair.draws == 3
 
 
@@ -111,6 +113,21 @@ def test_the_command(runs, tmp_path, llm_fed):
     assert (tmp_path / "verdict/verdict.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads(llm_fed("compare", *runs, "--runs", "--json").out)
     assert found["columns"]["average"]["bold"] == ["fedmerge"] and found["unit"] == "federation"
+
+
+def test_the_command_for_a_table_of_scores(tmp_path, llm_fed):
+    """Three draws of three clients: Nadeau and Bengio's interval, which needs the share."""
+    lines = [f"{row},{draw},NA{k},{50 + 9 * (row == 'b') + draw + k * draw % 2}" for row in "ab" for draw in range(3)
+             for k in range(3)]  # fmt: skip
+    path = tmp_path / "scores.csv"
+    path.write_text("row,draw,client,score\n" + "\n".join(lines[:-1]) + "\nb,2,NA2,62.5\n")
+    said = llm_fed("verdict", path, "--drawn", "splits", "--test-share", "0.2", "--out", tmp_path / "out")
+    assert said.code == 0 and "b > a by 9.06 [" in said.out and "these clients and no others" in said.out
+    assert (tmp_path / "out/verdict.png").exists()
+    assert json.loads(llm_fed("verdict", path, "--drawn", "fixed", "--json").out)["drawn"] == "fixed"
+    llm_fed("verdict", path, "--drawn", "rows").assert_refused("'rows'", "federations, splits, fixed")
+    llm_fed("verdict", path, "--drawn", "splits", "--test-share", "1").assert_refused("share of NA0 is 1")
+    llm_fed("verdict", tmp_path / "none.csv", "--drawn", "splits").assert_refused("cannot be read as CSV")
 
 
 def test_mistakes(runs, tmp_path, llm_fed):

@@ -74,7 +74,7 @@ def test_base_and_rule_stand_first_and_are_no_methods(script):
     table = script.report(lines, [])
     assert [line.split(" | ")[0] for line in table.splitlines()[2:5]] == ["| base", "| rule", "| fedit"]
     assert "| rule | 3 | 50.3 ± 0.6 |" in table and "fedit is shown to be above rule" in table
-    assert " > " not in table and " ~ " not in table
+    assert " > rule" not in table and " ~ " not in table
     with pytest.raises(UserError, match="it has fedit"):
         script.report(lines, ["rule"])
 

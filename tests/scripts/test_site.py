@@ -129,6 +129,6 @@ def test_no_page_speaks_of_tests_above_its_code(site):
 @pytest.mark.slow
 def test_the_python_interface_has_its_functions(site):
     html = (site / "api/index.html").read_text()
-    for name in ("run", "compare", "open_run", "load_client", "load_image_model"):
+    for name in ("run", "compare", "open_run", "verdict", "load_client", "load_image_model"):
         assert f'href="#llm_fed.{"export.load" if "load" in name else "commands.api"}.{name}"' in html, name
     assert "llm_fed.method.Method.client_update" in (site / "api/method.html").read_text()
