@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llm_fed.eval.pairs import LEVEL, MethodPair, Scores, compare_with
+from llm_fed.eval.pairs import MethodPair, Scores, compare_with
 from llm_fed.eval.variance import LEAST, Design
 
 SHARE = 0.01  # of what all intervals together may miss: a rule is seldom near, and pairs need the rest
@@ -49,11 +49,6 @@ def above_rule(methods: Scores, rules: Scores, design: Design) -> AboveRule | No
     """The methods against their rules; None where no method has a rule in one of its draws."""
     pairs = compare_with(methods, rules, "rule", design, 1 - SHARE)
     return AboveRule(pairs) if pairs else None
-
-
-def level_of_pairs(rules: AboveRule | None) -> float:
-    """The level of the intervals of all pairs, so that with those against `rule` they miss as seldom as LEVEL says."""
-    return LEVEL + SHARE if rules else LEVEL
 
 
 def _signed(name: str, pair: MethodPair) -> str:

@@ -39,11 +39,6 @@ class Estimate:
         return rounded({"difference": self.value, "low": low, "high": high, "level": level})
 
 
-def percent(level: float) -> str:
-    """A level near 1 in percent, with as many digits as tell it from 1."""
-    return f"{100 * level:.{max(0, math.ceil(-math.log10(max(1e-6, 1 - level))) - 1)}f} %"
-
-
 def paired(first: Sequence[float], second: Sequence[float]) -> Estimate:
     """The mean of first - second over the same examples."""
     return mean_of([a - b for a, b in zip(first, second, strict=True)])

@@ -1,14 +1,9 @@
 """The variance of a mean difference of two rows, by what a draw draws anew. Differences are d (n draws, K clients).
 
-- New federations, or new trainings of one: the draws alone are the sample (`over_draws`), as the clients of a draw
-  have its federation and its training in common.
-- New splits of the same clients' rows, or nothing but the training while the test rows stay: draws and clients are
-  crossed samples (`crossed`; Searle, Casella and McCulloch 1992, chapter 4), whose variance is
-
-      (MS_client + MS_draw - MS_error) / (n K),
-
-  with degrees of freedom by Satterthwaite (1946). What a client's rows have by chance in common in all draws is an
-  effect of the client, so it is counted.
+- New federations, or new trainings of one: the draws alone are the sample (`over_draws`).
+- New splits of the same clients' rows, or test rows that stay: draws and clients are crossed samples (`crossed`;
+  Searle, Casella and McCulloch 1992), with the variance (MS_client + MS_draw - MS_error) / (n K) and degrees of freedom
+  by Satterthwaite (1946). What a client's rows have in common in all draws is an effect of the client.
 - New splits, and a claim about these clients alone: the tested rows of two draws overlap, so further draws tell less
   than new ones would. Of q tested of N rows it is sd^2 (1 / n + q / (N - q)) (`resplit`; Nadeau and Bengio 2003).
 

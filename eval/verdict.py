@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, get_args
 
 from llm_fed.basics.errors import UserError, listed
-from llm_fed.eval.above_rule import AboveRule, above_rule, level_of_pairs
+from llm_fed.eval.above_rule import SHARE, AboveRule, above_rule
 from llm_fed.eval.pairs import LEVEL, Cell, MethodPair, MethodPairs, Scores, compare_methods
 from llm_fed.eval.variance import LEAST, LEAST_CLIENTS, Design, Drawn
 
@@ -33,10 +33,9 @@ _DRAWN = {
     "trainings": "training seeds on one federation, and hold for this federation alone, as all runs share it",
 }
 _SAMPLE = {
-    ("splits", "crossed"): "Clients and draws are both samples, so the intervals hold for clients of the kind.",
-    ("fixed", "crossed"): "Clients and draws are both samples, so the intervals hold for clients of the kind.",
-    ("splits", "resplits"): "They hold for these clients and no others; that draws split the same rows is counted.",
-    ("fixed", "draws"): "They hold for these rows of these clients only, and say nothing about others.",
+    "crossed": "Clients and draws are both samples, so the intervals hold for clients of the kind.",
+    "splits": "They hold for these clients and no others; that draws split the same rows is counted.",
+    "fixed": "They hold for these rows of these clients only, and say nothing about others.",
 }
 
 
@@ -66,7 +65,7 @@ class Verdict:
     def __init__(self, scores: Scores, design: Design, rules: Scores | None = None):
         self.scores, self.design = {row: _defined(own) for row, own in scores.items()}, design
         self.rule: AboveRule | None = above_rule(self.scores, rules or {}, design)
-        self.column: MethodPairs = compare_methods(self.scores, design, level_of_pairs(self.rule))
+        self.column: MethodPairs = compare_methods(self.scores, design, LEVEL + SHARE * bool(self.rule))
 
     @classmethod
     def of_runs(cls, runs: Mapping[str, Sequence[Scored]], *, natural: bool = False) -> Verdict:
@@ -120,11 +119,6 @@ class Verdict:
         return [*self.column.pairs, *(self.rule.pairs.values() if self.rule else ())]
 
     @property
-    def judged(self) -> bool:
-        """Whether some pair of rows has an interval."""
-        return self.column.known
-
-    @property
     def sentences(self) -> list[str]:
         """Who is best, then each pair; then how the methods stand to `rule`."""
         if not self.scores:
@@ -159,9 +153,8 @@ class Verdict:
         """What the pairs are judged as a sample of, and what is known of the intervals then."""
         pairs = [pair for pair in self._pairs if pair.low is not None]
         for crossed in {bool(pair.clients): None for pair in pairs}:
-            sample = "crossed" if crossed else "resplits" if self.drawn == "splits" else "draws"
-            if (self.drawn, sample) in _SAMPLE:
-                yield _SAMPLE[self.drawn, sample]
+            if (sample := "crossed" if crossed else self.drawn) in _SAMPLE:
+                yield _SAMPLE[sample]
         if any(0 < pair.clients <= SKEWED for pair in pairs):
             yield (
                 f"Of {LEAST_CLIENTS} to {SKEWED} clients, a few of which differ far more than the others, 9 to 12 % "
@@ -237,53 +230,32 @@ def _defined(own: Mapping[Cell, Mapping[str, float | None]]) -> dict[Cell, dict[
 
 
 def _of_frame(frame: pd.DataFrame) -> dict[str, dict[Cell, dict[str, float]]]:
-    """The scores of a table with COLUMNS; a missing score counts nowhere.
+    """The scores of a table with COLUMNS, of which a missing one counts nowhere. UserError where it is not one."""
+    import pandas as pd
 
-    Raises:
-        UserError: something is wrong with it; it says in which line, the first being 1.
-    """
     if absent := [name for name in COLUMNS if name not in frame.columns]:
         raise UserError(f"the table has no column {absent[0]!r}; it takes {', '.join(COLUMNS)}")
     if frame.empty:
         raise UserError("the table has no line, so there is nothing to compare")
+    names, scores = frame[list(COLUMNS[:3])], pd.to_numeric(frame["score"], errors="coerce")
+    no_points = (scores.isna() & frame["score"].notna()) | (scores.abs() > MOST_POINTS)
+    for wrong, words in (
+        (names.isna().any(axis=1) | (names == "").any(axis=1), "lacks its row, draw or client; give all three"),
+        (names.astype(str).duplicated(), "has the row, draw and client of another; give the mean of their scores"),
+        (no_points, "has a score that is no points, 0 to 100; leave it empty where it is not defined"),
+    ):
+        if wrong.any():
+            place = int(wrong.to_numpy().argmax())
+            line = ", ".join(str(frame[name].iloc[place]) for name in COLUMNS)
+            raise UserError(f"line {place + 1} below the head ({line}) {words}")
     found: dict[str, dict[Cell, dict[str, float]]] = {}
-    lines = zip(*(frame[name] for name in COLUMNS), frame[list(COLUMNS[:3])].isna().any(axis=1), strict=True)
-    for number, (row, draw, client, score, lacking) in enumerate(lines, start=1):
-        if lacking or "" in (row, draw, client):
-            raise UserError(f"line {number} below the head lacks its row, draw or client; give all three")
-        own = found.setdefault(str(row), {}).setdefault((str(draw), 0), {})
-        if str(client) in own:
-            raise UserError(
-                f"line {number} below the head: row {row} has a second score of client {client} in draw {draw}; give "
-                "the mean of the two"
-            )
-        own[str(client)] = _score(score, number)
+    for (row, draw, client), score in zip(names.astype(str).itertuples(index=False), scores, strict=True):
+        found.setdefault(row, {}).setdefault((draw, 0), {})[client] = float(score)
     return found
 
 
-def _score(value: Any, number: int) -> float:
-    import pandas as pd
-
-    try:
-        score = math.nan if pd.isna(value) else float(value)
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"line {number} below the head: the score is {value!r}; give a number of points, 0 to 100"
-        ) from error
-    if abs(score) > MOST_POINTS:
-        raise UserError(
-            f"line {number} below the head: the score is {value}; give points, 0 to 100, or leave it empty where it is "
-            "not defined"
-        )
-    return score
-
-
 def _shares(given: float | Mapping[str, float] | None, clients: Collection[str]) -> dict[str, float]:
-    """By client which part of its rows is tested.
-
-    Raises:
-        UserError: one is no number between 0 and 1, or a client has none.
-    """
+    """By client which part of its rows is tested. UserError where one is not between 0 and 1, or a client has none."""
     if given is None:
         return {}
     shares: dict[str, Any] = dict.fromkeys(clients, given)

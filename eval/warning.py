@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from llm_fed.basics.figures import rounded
-from llm_fed.eval.intervals import Estimate, between, mean_of, of_means, paired, percent, slope
+from llm_fed.eval.intervals import Estimate, between, mean_of, of_means, paired, slope
 
 ALARM = 0.05  # the probability of any warning where nothing is wrong, at most
 LEAST_EXAMPLES = 5  # of a client, below which nothing is claimed
@@ -231,7 +231,7 @@ def _mean_slope(halves: Mapping[str, Mapping[int, float]]) -> Estimate:
 
 
 def _detail(kind: str, its: Mapping[str, Any]) -> str:
-    level = f", {percent(its['level'])} interval" if "level" in its else ""  # earlier versions did not tell it
+    level = f", {100 * its['level']:.6g} % interval" if "level" in its else ""  # earlier versions did not tell it
     if kind == "loss-rises":
         interval = f"[{its['low']:.3g}, {its['high']:.3g}{level}]"
         return f"{its['difference']:+.2g} {interval} in each round, the mean {its['mean']:+.2g}"

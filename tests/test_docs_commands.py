@@ -176,6 +176,8 @@ def stage(tmp_path_factory) -> Path:
     (folder / "all.csv").write_text("question,reply,hospital\n" + "".join(lines))
     (folder / "mine.jsonl").write_text((folder / "clinics/north.jsonl").read_text().replace("reply", "answer"))
     (folder / "mine.yaml").write_text(yaml.safe_dump(tree()))
+    lines = [f"{row},{draw},ada,{50 + draw * (row == 'b')}" for row in "ab" for draw in range(3)]
+    (folder / "scores.csv").write_text("\n".join(["row,draw,client,score", *lines]))
     outside.module(folder, "fedavgm", outside.printed('"""FedAvgM'))
     outside.module(folder, "by_loss", outside.printed('"""By loss'))
     with pytest.MonkeyPatch.context() as patch:

@@ -88,7 +88,7 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
         costs=_costs(table),
         notes=table.all_notes(),
         clients=_clients(table),
-        forest=Forest.of(verdict.column) if verdict.judged else None,
+        forest=Forest.of(verdict.column) if verdict.column.known else None,
         title=TITLE,
         verdict=verdict.column,
         unequal=table.unequal,

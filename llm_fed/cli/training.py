@@ -237,16 +237,10 @@ def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -
 @app.command(rich_help_panel="Train and compare")
 def verdict(
     scores: Annotated[Path, typer.Argument(help="A CSV file with the columns row, draw, client and score (0-100).")],
-    drawn: Annotated[
-        str,
-        typer.Option(
-            help="What a draw draws anew: federations, splits (of the same clients' rows), fixed (the training alone: "
-            "each client's test rows stay) or trainings (of one federation)."
-        ),
-    ],
+    drawn: Annotated[str, typer.Option(help="What a draw draws anew: federations, splits, fixed or trainings.")],
     test_share: Annotated[
         float | None,
-        typer.Option(help="Which part of its rows a client tests; splits of fewer than four clients need it."),
+        typer.Option(help="The part of its rows that a client tests, of splits of less than four clients."),
     ] = None,
     these_clients: Annotated[
         bool, typer.Option("--these-clients", help="Claim something about these clients alone, not about their kind.")

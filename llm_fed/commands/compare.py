@@ -368,7 +368,7 @@ def _drawn(table: Table, out: Path, split: str) -> dict[str, Draw]:
     against bytes up (POTARA, Figure 2) and against parameters on the server (FedMerge, Figure 5); of a few clients also
     each one's score under every row; from three draws on, the verdict on each pair."""
     drawn: dict[str, Draw] = {}
-    if table.verdict.judged:
+    if table.verdict.column.known:
         drawn["verdict"] = partial(plot_verdict, column=table.verdict.column)
     if 1 < len(table.clients) <= MAX_CLIENTS and (scores := table.by_client):
         drawn["score_by_client"] = partial(plot_methods, scores=scores, metric=table.metric)

@@ -65,11 +65,7 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
 
 
 def read_scores(path: Path) -> pd.DataFrame:
-    """A CSV file with a line per score, for `llm_fed.verdict`.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """A CSV file with a line per score, for `llm_fed.verdict`. UserError where it cannot be read."""
     import pandas as pd
 
     try:
@@ -91,7 +87,7 @@ def write(verdict: Verdict, out: Path) -> list[str]:
         write_file(out / "verdict.md", verdict.as_markdown().lstrip().encode())
     except OSError as error:
         raise RunError(f"cannot write {out / 'verdict.md'}: {error.strerror or error}") from error
-    if not verdict.judged:
+    if not verdict.column.known:
         return ["verdict.md"]
     plot_verdict(out / "verdict.png", verdict.column)
     return ["verdict.md", "verdict.png"]

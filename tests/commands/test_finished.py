@@ -54,7 +54,7 @@ def test_methods_are_held_against_the_rule_that_their_runs_know(runs):
 
 
 def test_runs_are_paired_by_their_seed(runs):
-    """In any order: differences 10, 11, 10, 11, whose mean is 10.5 and variance 1 / 3, far from 0. There are two clients
+    """In any order: differences 10, 11, 10, 11, of mean 10.5 and variance 1 / 3, far from 0. There are two clients
     with a fifth of their rows tested, of which draws have a quarter in common."""
     verdict = compare_runs([runs[5], runs[0], *runs[6:], runs[4], *runs[1:4]])
     (pair,) = verdict.column.pairs

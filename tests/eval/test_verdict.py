@@ -304,9 +304,13 @@ def test_as_text_and_json(tmp_path):
 REFUSED = {
     "no column": (lambda f: f.drop(columns="client"), {}, "no column 'client'"),
     "nothing": (lambda f: f[:0], {}, "no line"),
-    "infinite": (lambda f: f.assign(score=math.inf), {}, "line 1 below the head: the score is inf"),
-    "words": (lambda f: f.assign(score="high"), {}, "the score is 'high'"),
-    "twice": (lambda f: pd.concat([f, f[:1]]), {}, "row m0 has a second score of client c0 in draw 0"),
+    "infinite": (
+        lambda f: f.assign(score=math.inf),
+        {},
+        r"line 1 below the head \(m0, 0, c0, inf\) has a score that is no points",
+    ),
+    "words": (lambda f: f.assign(score="high"), {}, "c0, high\\) has a score"),
+    "twice": (lambda f: pd.concat([f, f[:1]]), {}, "has the row, draw and client of another"),
     "no name": (lambda f: f.assign(client=None), {}, "lacks its row, draw or client"),
     "share 0": (lambda f: f, {"test_share": 0}, "the test share of c0 is 0"),
     "share 1": (lambda f: f, {"test_share": {"c0": 1, "c1": 0.5}}, "the test share of c0 is 1"),
