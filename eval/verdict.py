@@ -264,7 +264,7 @@ def _shares(given: float | Mapping[str, float] | None, clients: Collection[str])
     if absent := [client for client in clients if client not in shares]:
         raise UserError(f"test_share has no share of client {absent[0]}; it takes a number, or one for each client")
     for client, share in shares.items():
-        if not isinstance(share, Real) or not 0 < share < 1:
+        if not isinstance(share, Real) or not 0 < float(share) < 1:
             raise UserError(
                 f"the test share of {client} is {share!r}; give the part of its rows that is tested, above 0 and below "
                 "1, such as 0.2; rows that no draw changes are drawn='fixed'"

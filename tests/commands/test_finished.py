@@ -42,11 +42,12 @@ def runs(tmp_path) -> list[Path]:
 
 
 def test_methods_are_held_against_the_rule_that_their_runs_know(runs):
-    """Of 52 on each federation: fedit is 2 below it or 3 above, fedmerge 6 to 14 above."""
+    """Of 35 on each federation: fedit is 12 to 20 above it, fedmerge 23 to 31. The clients are the same two in each draw,
+    of which draws have a quarter in common, so that fedit's lead is not shown at the 99 % that rules have."""
     for run in runs:
         summary = json.loads((run / "summary.json").read_text())
-        rule = {"round": 0, "split": "test", "metric": "rouge1", "clients": {"ada": 54.0, "bob": 50.0}}
-        (run / "summary.json").write_text(json.dumps(summary | {"rule": {**rule, "mean": 52.0, "worst_half": 50.0}}))
+        rule = {"round": 0, "split": "test", "metric": "rouge1", "clients": {"ada": 37.0, "bob": 33.0}}
+        (run / "summary.json").write_text(json.dumps(summary | {"rule": {**rule, "mean": 35.0, "worst_half": 33.0}}))
     said = compare_runs(runs).sentences
     average = "average over the clients: fedmerge is shown to be above rule; fedit is not shown to be above rule"
     assert average in said
@@ -59,7 +60,8 @@ def test_runs_are_paired_by_their_seed(runs):
     verdict = compare_runs([runs[5], runs[0], *runs[6:], runs[4], *runs[1:4]])
     (pair,) = verdict.column.pairs
     assert (pair.first, pair.second, pair.draws, pair.claim) == ("fedmerge", "fedit", 4, "greater")
-    assert (verdict.drawn, pair.difference, pair.draw, pair.floor) == ("splits", 10.5, *pytest.approx((1 / 3, 1 / 12)))
+    assert verdict.drawn == "splits" and (pair.difference, pair.draw) == pytest.approx((10.5, 1 / 3))
+    assert pair.floor == pytest.approx(1 / 12)
 
 
 def test_a_draw_that_one_lacks_is_left_out(runs):
@@ -70,9 +72,9 @@ def test_a_draw_that_one_lacks_is_left_out(runs):
 def test_labels_say_what_differs(runs, tmp_path):
     """A method's own settings where that method has several, other keys everywhere."""
     more = [write(tmp_path, s, {"name": "fedmerge", "num_models": 4}, x) for s, x in SCORES.items()]
-    assert list(compare_runs([*runs, *more]).runs) == ["fedit", "fedmerge num_models=2", "fedmerge num_models=4"]
+    assert list(compare_runs([*runs, *more]).scores) == ["fedit", "fedmerge num_models=2", "fedmerge num_models=4"]
     other = [write(tmp_path, s, {"name": "fedit"}, x, participation=0.5) for s, x in SCORES.items()]
-    assert list(compare_runs([*runs[:4], *other]).runs) == ["fedit participation=1.0", "fedit participation=0.5"]
+    assert list(compare_runs([*runs[:4], *other]).scores) == ["fedit participation=1.0", "fedit participation=0.5"]
 
 
 def test_a_seed_of_its_own_is_the_federation(runs, tmp_path):
@@ -122,7 +124,7 @@ def test_the_command_for_a_table_of_scores(tmp_path, llm_fed):
     path = tmp_path / "scores.csv"
     path.write_text("row,draw,client,score\n" + "\n".join(lines[:-1]) + "\nb,2,NA2,62.5\n")
     said = llm_fed("verdict", path, "--drawn", "splits", "--test-share", "0.2", "--out", tmp_path / "out")
-    assert said.code == 0 and "b > a by 9.06 [" in said.out and "these clients and no others" in said.out
+    assert said.code == 0 and "b > a by 9.17 [" in said.out and "these clients and no others" in said.out
     assert (tmp_path / "out/verdict.png").exists()
     assert json.loads(llm_fed("verdict", path, "--drawn", "fixed", "--json").out)["drawn"] == "fixed"
     llm_fed("verdict", path, "--drawn", "rows").assert_refused("'rows'", "federations, splits, fixed")
