@@ -42,8 +42,8 @@ def runs(tmp_path) -> list[Path]:
 
 
 def test_methods_are_held_against_the_rule_that_their_runs_know(runs):
-    """Of 35 on each federation: fedit is 12 to 20 above it, fedmerge 23 to 31. The clients are the same two in each draw,
-    of which draws have a quarter in common, so that fedit's lead is not shown at the 99 % that rules have."""
+    """Of 35 on each federation: fedit is 12 to 20 above it, fedmerge 23 to 31. The two clients are the same in each
+    draw, and draws have a quarter in common, so that fedit's lead is not shown at the 99 % that rules have."""
     for run in runs:
         summary = json.loads((run / "summary.json").read_text())
         rule = {"round": 0, "split": "test", "metric": "rouge1", "clients": {"ada": 37.0, "bob": 33.0}}
