@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llm_fed import methods
-from llm_fed.basics import plain_yaml, spelling
+from llm_fed.basics import documents, spelling
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import section
 from llm_fed.method import Method
@@ -155,7 +155,7 @@ def _is_taken_as_it_stands(file, field, text, unicode, flow):
     file.write_text(written, encoding="utf-8", newline="")
     if "\u0085" not in written:  # PyYAML writes this letter so that it reads it as a space itself
         assert load(file) == config
-    saved = plain_yaml.load(plain_yaml.dump(as_dict(config)))
+    saved = documents.load(documents.dump(as_dict(config)))
     assert configfile.from_dict(saved) == config
     assert load(configfile.as_dict(config)) == config or "${" in text
 
@@ -192,7 +192,7 @@ def test_no_method_of_llm_fed_has_a_setting_that_yaml_could_misread():
             assert not is_text(hint), (kind, key)
             kinds = [each for each, _ in members_of(hint) if get_origin(each) is Literal]
             choices = [choice for each in kinds for choice in get_args(each) if isinstance(choice, str)]
-            assert all(spelling.read(choice) == choice for choice in choices)
+            assert all(documents.read(choice) == choice for choice in choices)
 
 
 UNQUOTED = "no, 11, 1e5, 0x10, 1_000, 12:30, 2024-01-01, null, ~, true, 011, 1.0, a: b, !x, {y}, 'z', \"q\", se"
@@ -323,7 +323,7 @@ def test_aliases_of_aliases_end(file):
     """A file of some hundred bytes that stands for 10^9 values."""
     lines = ["a0: &a0 [" + "x," * 9 + "]"] + [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
     file.write_text("\n".join(lines))
-    with pytest.raises(UserError, match="more than 1,000,000 values"):
+    with pytest.raises(UserError, match="aliases repeat more than"):
         load(file)
 
 

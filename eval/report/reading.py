@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from yaml import YAMLError
-
-from llm_fed.basics import plain_yaml
+from llm_fed.basics import documents
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.files import read_file
 from llm_fed.models.origin import Origin
@@ -29,7 +27,7 @@ def read_config(path: Path) -> tuple[Line, str]:
     UserError where it is not there, or not the configuration of a run."""
     try:
         text = read_file(path).decode()
-        own: Any = plain_yaml.load(text)
+        own: Any = documents.load(text)
         config = public(own)
         names = {section: str(config[section]["name"]) for section in ("method", "task")}
         names["data"] = data_in_words(config["task"])
@@ -38,11 +36,11 @@ def read_config(path: Path) -> tuple[Line, str]:
         during = config.get("eval", {}).get("during", EvalConfig.during)
         clip = (config.get("privacy") or {}).get("clip")
         facts = names | {key: config[key] for key in ("seed", "rounds")} | {"during": during, "clip": clip}
-        return facts, plain_yaml.dump(config)
+        return facts, documents.dump(config)
     except OSError as error:
         problem = f"config.yaml cannot be read ({error.strerror})"
         raise UserError(f"{path.parent} is not the folder of a run: {problem}.") from error
-    except (YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is not the configuration that `llm-fed run` saved with the run.") from error
 
 
@@ -114,7 +112,7 @@ def local_beside(run_dir: Path, *, alike: bool = True) -> Path | None:
     for file in files:
         folder = file.parent
         try:
-            config = plain_yaml.load(file.read_text(encoding="utf-8"))
+            config = documents.load(file.read_text(encoding="utf-8"))
             evaluation = {**config["eval"], "base": None, "cross": None}
             seeds = config.get("seeds")  # earlier versions had none
             tested = [seeds, *(evaluation.get(key) for key in _TESTED), *(config[key] for key in _SAME_DATA)]
@@ -126,7 +124,7 @@ def local_beside(run_dir: Path, *, alike: bool = True) -> Path | None:
                 if decisive == own:
                     return folder
                 second = second or folder
-        except (OSError, YAMLError, KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError):
+        except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError):
             if not own:
                 return None  # else it is another's folder
     return second

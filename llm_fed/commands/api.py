@@ -12,9 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from llm_fed.basics import spelling
+from llm_fed.basics import documents
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
 from llm_fed.settings import configfile, plugins
@@ -351,8 +349,8 @@ def compare(
         raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
     folder = Path(out)
     if isinstance(config, Mapping):
-        tree = spelling.plain(configfile.created(config))
-        path, text = folder / "comparison.yaml", yaml.safe_dump(tree, sort_keys=False)
+        tree = documents.plain(configfile.created(config))
+        path, text = folder / "comparison.yaml", documents.dump(tree)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(path, text.encode())
     else:

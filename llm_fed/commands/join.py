@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llm_fed import methods
+from llm_fed.basics import documents
 from llm_fed.basics.errors import ClientError, RunError, UserError
 from llm_fed.bench.build import prepare
 from llm_fed.commands.evaluate import examples_of, lay_over
@@ -96,7 +95,7 @@ def join(
     card = model_card(
         models.described(structure, base, 0, prompt), client=client.client,
         method=config.method["name"], paper=methods.build(config.method).paper, metrics={},
-        config=yaml.safe_dump(as_dict(config), sort_keys=False), recipe=recipe,
+        config=documents.dump(as_dict(config)), recipe=recipe,
     )  # fmt: skip
     models.write(out, state, structure, base, card, prompt)
     return JoinedClient(out, recipe)

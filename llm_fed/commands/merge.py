@@ -9,9 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from llm_fed import kinds, methods, tasks
+from llm_fed.basics import documents
 from llm_fed.basics.errors import UserError, require
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.parents import states_of_run
@@ -391,7 +390,7 @@ def _write(
     prompt: Prompt | None,
 ) -> list[Merged]:
     config, method = experiment.config, experiment.method
-    text = yaml.safe_dump(as_dict(config), sort_keys=False)
+    text = documents.dump(as_dict(config))
     merged = []
     for id, site in experiment.clients.items():
         recipe = {**origins[id], **method.recipe(site)}

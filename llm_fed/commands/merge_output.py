@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from llm_fed.basics import checksum, signs
+from llm_fed.basics import checksum, documents, signs
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
 from llm_fed.bench.build import Experiment
@@ -77,7 +75,7 @@ def write(
     lines = [{"kind": "merge", "client": id, "rounds": rounds, **recipe} for id, recipe in recipes.items()]
     objects = {"summary.json": done} | ({SPLITS: known.as_json()} if known else {})
     files = {name: json.dumps(checksum.added(value), ensure_ascii=False) for name, value in objects.items()}
-    files["config.yaml"] = checksum.commented(yaml.safe_dump(as_dict(config), sort_keys=False))
+    files["config.yaml"] = checksum.commented(documents.dump(as_dict(config)))
     files["metrics.jsonl"] = "".join(
         json.dumps(line, ensure_ascii=False) + "\n" for line in [*lines, *([scores] if summary else [])]
     )

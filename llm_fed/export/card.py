@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import yaml
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from llm_fed.basics import plain_yaml
+from llm_fed.basics import documents
 from llm_fed.kinds import wording
 from llm_fed.kinds.wording import Model
 from llm_fed.settings import datapath
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.settings.paths import is_local, public
 
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # the first one where yaml was built with libyaml
 _LOAD_SUBFOLDER = """
 ```python
 from peft import PeftModel
@@ -107,14 +105,14 @@ trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}\
 
 def _front_matter(data: ModelCardData) -> str:
     """What `data.to_yaml()` returns, by libyaml, which is ten times as fast."""
-    return str(yaml.dump(data.to_dict(), Dumper=_DUMPER, allow_unicode=True, sort_keys=False)).strip()
+    return documents.dump(data.to_dict(), unicode=True).strip()
 
 
 @lru_cache(maxsize=1)
 def _public_settings(config: str) -> tuple[Mapping[str, Any], str]:
     """A configuration as others may read it, and as YAML; the cards of a run's clients all have the same."""
-    settings = public(plain_yaml.load(config))
-    return settings, plain_yaml.dump(settings).strip()
+    settings = public(documents.load(config))
+    return settings, documents.dump(settings).strip()
 
 
 def repository_card(repository: str, card: ModelCard, folder: str, terms: Mapping[str, Any]) -> str:
@@ -181,6 +179,4 @@ def _recipe(recipe: Mapping[str, Any] | None) -> str:
     """A section of the card; nothing without a recipe."""
     if not recipe:
         return ""
-    return (
-        f"\n## Recipe of the merge\n\n```yaml\n{yaml.safe_dump(public(dict(recipe)), sort_keys=False).strip()}\n```\n"
-    )
+    return f"\n## Recipe of the merge\n\n```yaml\n{documents.dump(public(dict(recipe))).strip()}\n```\n"

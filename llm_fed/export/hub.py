@@ -15,10 +15,12 @@ from typing import Any
 
 import yaml
 from httpx import HTTPError
-from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, get_token, hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RemoteEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from huggingface_hub.utils import logging, validate_repo_id
 
+from llm_fed.basics import documents
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.export import peft_folders
 from llm_fed.export.card import repository_card
@@ -157,8 +159,11 @@ def _plain(folder: Path) -> bool:
 
 def _card(folder: Path) -> ModelCard:
     try:
-        return ModelCard.load(folder / peft_folders.CARD)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        text = (folder / peft_folders.CARD).read_text(encoding="utf-8")
+        if matter := REGEX_YAML_BLOCK.search(text):
+            documents.read(matter[2])
+        return ModelCard(text)
+    except (OSError, ValueError, UserError, yaml.YAMLError) as error:
         raise UserError(f"{folder / peft_folders.CARD} is not a valid model card: {_one_line(error)}") from error
 
 
@@ -169,7 +174,7 @@ def _terms(license: str | None, hub_id: str | None, base: Path) -> tuple[dict[st
     data = None
     if hub_id:
         with suppress(RemoteEntryNotFoundError, RepositoryNotFoundError):  # no card, or none for this user
-            data = ModelCard.load(hub_id).data
+            data = _card(Path(hf_hub_download(hub_id, peft_folders.CARD)).parent).data
     elif (base / peft_folders.CARD).is_file():
         data = _card(base).data
     if data is None or not data.get("license"):

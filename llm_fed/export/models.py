@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line, require
 from llm_fed.basics.files import write_folder
 from llm_fed.basics.names import same_name
@@ -100,7 +101,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         UserError: it is absent or damaged.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
         return values

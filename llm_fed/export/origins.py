@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from llm_fed.basics.documents import load, load_json
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.export.peft_settings import CONFIG, setting, trained_whole
 from llm_fed.models import labels
@@ -45,7 +43,7 @@ def _in_prompt(folder: Path) -> Origin | None:
     if read_prompt(folder) is None:  # it names what is damaged
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path.read_text(encoding="utf-8"))
         return Origin.from_json(values[ORIGIN]) if ORIGIN in values else None
     except ValueError as error:
         raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
@@ -106,7 +104,7 @@ def _in_card(folder: Path) -> dict[str, Any]:
     try:
         text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
         _, _, settings = text.partition("## Configuration of the run")[2].partition("```yaml\n")
-        base = yaml.safe_load(settings.partition("\n```")[0])["base"]
+        base = load(settings.partition("\n```")[0])["base"]
         return {key: base[key] for key in ("quantization", "dtype", "revision") if isinstance(base.get(key), str)}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, yaml.YAMLError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError):
         return {}

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.models.base import Base
 from llm_fed.models.fused_experts import fused_parameters
@@ -152,7 +153,7 @@ def read(folder: Path) -> AdapterSettings:
     if not path.is_file():
         raise UserError(f"{folder} is not an adapter folder: it has no {CONFIG}")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path.read_text(encoding="utf-8"))
         kind = values["peft_type"]
         flaw = _flaw(folder, values)
         known = {**_defaults(), **values}
@@ -226,7 +227,7 @@ def setting(folder: Path, key: str) -> Any:
         UserError: the file is missing or damaged.
     """
     try:
-        return json.loads((folder / CONFIG).read_text(encoding="utf-8")).get(key)
+        return load_json((folder / CONFIG).read_text(encoding="utf-8")).get(key)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{folder / CONFIG} is damaged: {error}") from error
 
@@ -238,7 +239,7 @@ def public_config(path: Path) -> bytes:
         UserError: the file is damaged.
     """
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = load_json(path.read_text(encoding="utf-8"))
         name = settings.get("base_model_name_or_path")
         if isinstance(name, str) and is_local(name) and (place := hub_place(name)):  # of an export up to 0.3.0
             settings["revision"] = place[1]

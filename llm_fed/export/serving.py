@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.export.origins import read_origin
 from llm_fed.export.peft_folders import GATE, WEIGHTS
@@ -62,7 +63,7 @@ def servable(folder: Path) -> Servable:
     if not (folder / CONFIG).is_file():
         return _by_nobody("it is a whole image model, but only language models can be served")
     try:
-        settings: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        settings: dict[str, Any] = load_json((folder / CONFIG).read_text(encoding="utf-8"))
         base, rank = str(settings["base_model_name_or_path"] or ""), int(settings["r"])
         with safe_open(folder / WEIGHTS, "pt") as file:
             names = list(file.keys())

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError
 
 ADAPTER = "adapter_config.json"
@@ -128,7 +128,7 @@ def _adapter(name: str, config: dict[str, Any]) -> UserError:
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is damaged, which transformers says best."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = load_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

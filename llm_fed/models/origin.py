@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from llm_fed.basics.documents import load_json
 from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.paths import cached, hub_place, is_local, public
 
@@ -113,7 +114,7 @@ def weights_digest(folder: Path) -> str | None:
     try:
         if index.is_file():
             files = sorted(
-                {folder / name for name in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+                {folder / name for name in load_json(index.read_text(encoding="utf-8"))["weight_map"].values()}
             )
         else:
             files = [folder / "model.safetensors"]
@@ -134,7 +135,7 @@ def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
     for path, size, _ in files:
         with open(path, "rb") as file:
             start = int.from_bytes(file.read(8), "little")
-            header: Mapping[str, Any] = json.loads(file.read(min(start, size)))
+            header: Mapping[str, Any] = load_json(file.read(min(start, size)))
             for name, entry in header.items():
                 if name == "__metadata__":
                     continue

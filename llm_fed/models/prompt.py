@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed.basics import checksum
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError
 from llm_fed.models.base import Base
 from llm_fed.models.loading import end_tokens
@@ -66,7 +67,7 @@ def read_prompt(folder: Path) -> Prompt | None:
     if not path.exists():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = load_json(path.read_text(encoding="utf-8"))
         stop, most = values["stop_token_ids"], values["max_new_tokens"]
         if "chat_template" in values:
             template = Template(values["template"], values["chat_template"], values["date_string"])

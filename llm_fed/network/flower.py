@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.spelling import names_of
 from llm_fed.network import worker
@@ -131,7 +132,7 @@ def _opened(record: RecordDict) -> tuple[dict[str, Any], bytes]:
         UserError: it is something else.
     """
     try:
-        order = json.loads(str(record.config_records["order"]["json"]))
+        order = load_json(str(record.config_records["order"]["json"]))
         array = record.array_records["content"]["message"]
         if not isinstance(order, dict) or array.stype != _STYPE:
             raise ValueError(f"an array of {array.stype}")

@@ -8,9 +8,8 @@ import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from llm_fed import methods, tasks
+from llm_fed.basics import documents
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.files import write_folder
 from llm_fed.settings.config import Config
@@ -117,7 +116,7 @@ def write(folder: Path, config: Config, name: str, source: Path | None = None) -
         "federation/__init__.py": "",
         "federation/server.py": _MODULE.format(side="server"),
         "federation/client.py": _MODULE.format(side="client"),
-        "federation/config.yaml": origin + yaml.safe_dump(as_dict(config), sort_keys=False),
+        "federation/config.yaml": origin + documents.dump(as_dict(config)),
     }
     write_folder(folder, {path: text.encode() for path, text in files.items()}, "a Flower app")
     notes = []

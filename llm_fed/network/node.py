@@ -18,9 +18,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
+from llm_fed.basics import documents
 from llm_fed.basics.errors import ClientError, RunError, UserError, lookup, one_line
 from llm_fed.basics.figures import rounded
 from llm_fed.basics.files import write_folders
@@ -222,7 +222,7 @@ class Node:
         answered = any(run["after"] for run in (order, *order["given"].values()))
         if models.chosen(work.config.export.clients, [site.id], [site.id] if answered else ()):
             folder = personal_folder(work.place.home, order["name"], order["run"]) / site.id
-            text = yaml.safe_dump(as_dict(work.config), sort_keys=False)
+            text = documents.dump(as_dict(work.config))
             scores = {} if score["score"] is None else {site.id: score["score"]}
             own = finish.contents(built, [site], {site.id: state}, scores, text, order["spent"], more.warnings)
             write_folders(((folder, files) for _, files in own), "a personal model")
@@ -376,4 +376,4 @@ def _error_reply(error: Exception) -> dict[str, Any]:
 @lru_cache(maxsize=16)
 def _settings(text: str) -> Config:
     """A federation's configuration; its orders all bring the same text, which takes longer to read than some work."""
-    return from_dict(yaml.safe_load(text))
+    return from_dict(documents.load(text))

@@ -28,6 +28,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import open_unlinked
 from llm_fed.basics.terminal import lasting_streams
@@ -50,7 +51,7 @@ def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) 
         try:
             connection.send_bytes(json.dumps({**order, "node": node}).encode())
             connection.send_bytes(content)
-            return json.loads(connection.recv_bytes()), connection.recv_bytes()
+            return load_json(connection.recv_bytes()), connection.recv_bytes()
         except (EOFError, OSError) as error:
             raise RunError(f"the worker of {home} ended while it worked; see {home / 'worker.log'}") from error
 
@@ -119,7 +120,7 @@ def _accept(listener: socket.socket, nodes: Nodes, waiting: queue.Queue[tuple[Co
             return
         connection = Connection(accepted.detach())
         try:
-            order = json.loads(connection.recv_bytes())
+            order = load_json(connection.recv_bytes())
             nodes.add(order.pop("node", ()))  # callers of earlier versions do not say it
         except (EOFError, OSError, ValueError, AttributeError, TypeError) as error:
             _gone(error)

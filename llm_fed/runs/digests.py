@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import cut_file, read_file
 from llm_fed.runs import shapes
@@ -208,7 +209,7 @@ def _segment(path: Path, start: int, end: int | None) -> bytes:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """The lines of the file; an unfinished last one of a killed run is left out."""
-    lines = [json.loads(line) for line in read_file(path).split(b"\n")[:-1]]
+    lines = [load_json(line) for line in read_file(path).split(b"\n")[:-1]]
     for line in lines:
         shapes.check(FILE, line)
     return lines

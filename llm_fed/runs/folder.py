@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics import cgroups, checksum, launchers, plain_yaml
+from llm_fed.basics import cgroups, checksum, documents, launchers
 from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import append_file, check_unlinked, cut_file, remove, write_file
 from llm_fed.runs import digests, extend, inputs
@@ -184,7 +184,7 @@ class Run:
         if self.before is not None:
             self._keep_search(self.before)
         self.digests = digests.Digests(self.folder, self._append)
-        text = plain_yaml.dump(as_dict(self.config))
+        text = documents.dump(as_dict(self.config))
         self._write("config.yaml", checksum.commented(text).encode())
         self.forget_left()
         if self._timing_file.exists():

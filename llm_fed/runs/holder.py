@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from llm_fed.basics import cgroups
+from llm_fed.basics.documents import load_json
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
@@ -52,7 +53,7 @@ class Holder:
             FileNotFoundError: there is no such file.
         """
         try:
-            values = json.loads(path.read_bytes())
+            values = load_json(path.read_bytes())
             holder = cls(**{field.name: values[field.name] for field in fields(cls)})
             types = (str, str, int, int, str, dict)
             return holder if all(map(isinstance, asdict(holder).values(), types)) else None

@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from llm_fed.basics import checksum, plain_yaml
+from llm_fed.basics import checksum, documents
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.files import read_file
 from llm_fed.runs.records import read_object, read_records
@@ -49,12 +47,12 @@ def saved_config(folder: Path) -> dict[str, Any]:
     """
     path = folder / "config.yaml"
     try:
-        tree = dict(plain_yaml.load(checksum.uncommented(read_file(path).decode())))
+        tree = dict(documents.load(checksum.uncommented(read_file(path).decode())))
         for key, value in _FORMERLY.items():
             section, _, name = key.rpartition(".")
             tree[section] = {name: value} | tree.get(section, {})
         return as_dict(paths.absolute(from_dict(tree)))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError, yaml.YAMLError, UserError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged: {reason}; llm-fed run --fresh starts again") from error
 

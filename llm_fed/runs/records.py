@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from llm_fed.basics import checksum
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import read_file
 from llm_fed.runs import shapes
@@ -20,7 +20,7 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises:
         ValueError, OSError, RecursionError: it does not, or cannot be read.
     """
-    values = checksum.checked(json.loads(read_file(path)))
+    values = checksum.checked(load_json(read_file(path)))
     shapes.check(path.name, values)
     return values
 
@@ -42,7 +42,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
         if not line:
             continue
         try:
-            record = json.loads(line)
+            record = load_json(line)
             if not isinstance(record, dict):
                 raise ValueError("it is not a JSON object")
             shapes.check(path.name, record)

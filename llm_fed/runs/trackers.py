@@ -17,6 +17,7 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, install, require
 from llm_fed.basics.files import write_file
 from llm_fed.runs.records import read_records
@@ -191,7 +192,7 @@ def tracked(config: Config, run: Path) -> Iterator[Trackers]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text())
+        values = load_json(path.read_text())
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

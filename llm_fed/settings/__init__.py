@@ -19,8 +19,9 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
+from llm_fed.basics.documents import Spelled, plain
 from llm_fed.basics.errors import UserError, require
-from llm_fed.basics.spelling import Spelled, Word, names, plain
+from llm_fed.basics.spelling import Word, names
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 
-from llm_fed.basics import spelling
+from llm_fed.basics import documents, spelling
 from llm_fed.basics.errors import UserError, did_you_mean, one_line
 from llm_fed.settings import (
     coerce,
@@ -44,10 +44,10 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
     else:
         given = read(path)
     given.pop("compare", None)  # of `llm-fed compare` alone
-    if isinstance(name := spelling.plain(given.get("method")), str):  # as on the command line
+    if isinstance(name := documents.plain(given.get("method")), str):  # as on the command line
         given["method"] = {"name": name}
     laid_over = _tree(words, "the configuration file", "local.lr=1e-4")
-    before, now = (spelling.mapping_of(tree.get("method")) or {} for tree in (given, laid_over))
+    before, now = (documents.mapping_of(tree.get("method")) or {} for tree in (given, laid_over))
     if before and str(now.get("name", before.get("name"))) != str(before.get("name")):
         given.pop("method")  # the settings of one method are not another's
     tree = _merged(given, laid_over)
@@ -83,18 +83,18 @@ def keys_of(words: Sequence[str], where: str) -> list[str]:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """A YAML file of settings as it stands, unchecked, see `spelling.read`; one that llm_fed ships may be given by its
+    """A YAML file of settings as it stands, unchecked, see `documents.read`; one that llm_fed ships may be given by its
     name alone. UserError where it cannot be read, or is no mapping."""
     file = shipped.find(path)
     try:
-        given = spelling.read(file.read_text(encoding="utf-8-sig"))
+        given = documents.read(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read {path}: {one_line(str(error))}") from error
     except UserError as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    tree = {} if given is None else spelling.mapping_of(given)
+    tree = {} if given is None else documents.mapping_of(given)
     if tree is None:
-        raise UserError(f"{path} holds a {type(spelling.plain(given)).__name__}, not a mapping of settings")
+        raise UserError(f"{path} holds a {type(documents.plain(given)).__name__}, not a mapping of settings")
     return tree
 
 
@@ -127,7 +127,7 @@ def _value(key: str, text: str) -> Any:
     if key in paths.KEYS and word.value is not None:
         return text
     if hint is not None and is_text(hint):  # `{prompt}` is no mapping here
-        return word if spelling.mapping_of(word) is None else spelling.Word(word.text, word.text)
+        return word if documents.mapping_of(word) is None else spelling.Word(word.text, word.text)
     if isinstance(word.value, str) and references.is_reference(key, word.value):
         return word.value
     return word
@@ -151,9 +151,9 @@ def _parts(key: str) -> list[str]:
 def _merged(one: Any, other: Any, kind: type | None = Config, where: str = "") -> Any:
     """Nested values with others laid over them; UserError where a setting is laid over a section that is a plain value,
     as that would be lost. `kind` is the section that the values are of."""
-    below, above = spelling.mapping_of(one), spelling.mapping_of(other)
+    below, above = documents.mapping_of(one), documents.mapping_of(other)
     if below is None or above is None:
-        if kind is not None and above is not None and spelling.plain(one) is not None:
+        if kind is not None and above is not None and documents.plain(one) is not None:
             raise _no_section(where, one, kind)
         return other
     sections = {} if kind is None else {key_of(name): section_of(hint) for name, hint in hints(kind).items()}
@@ -164,14 +164,14 @@ def _merged(one: Any, other: Any, kind: type | None = Config, where: str = "") -
 
 
 def _no_section(where: str, value: Any, section: type) -> UserError:
-    key, named = where.rstrip("."), "name" in hints(section) and isinstance(spelling.plain(value), str)
-    example = f", such as {key}.name={spelling.plain(value)}" if named else ""
+    key, named = where.rstrip("."), "name" in hints(section) and isinstance(documents.plain(value), str)
+    example = f", such as {key}.name={documents.plain(value)}" if named else ""
     return UserError(f"{key} is {value!r}; it takes a mapping of settings{example}")
 
 
 def from_dict(tree: dict[str, Any]) -> Config:
     """A checked configuration from nested values; UserError as of `load`."""
-    if method := spelling.mapping_of(tree.get("method")):
+    if method := documents.mapping_of(tree.get("method")):
         tree = {**tree, "method": _settings_of_method(method)}
     config = _build(Config, tree, "")
     check(config)
@@ -183,14 +183,14 @@ def _settings_of_method(section: dict[str, Any]) -> dict[str, Any]:
     YAML could take for something else, so only a class from outside is asked."""
     name = str(section.get("name"))
     section = {**section, "name": name} if "name" in section else section
-    unclear = [key for key, value in section.items() if isinstance(value, spelling.Spelled)]
+    unclear = [key for key, value in section.items() if isinstance(value, documents.Spelled)]
     fields: Mapping[str, Any] = {}
     if unclear and (":" in name or name in plugins.by_name(plugins.METHODS)):
         with suppress(UserError):  # which is said where the method is built
             kind = plugins.find("method.name", name, plugins.METHODS, ())
             fields = hints(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}
     texts = {key: coerce(section[key], fields[key], f"method.{key}") for key in unclear if is_text(fields.get(key))}
-    return spelling.plain(section) | {key: list(v) if isinstance(v, tuple) else v for key, v in texts.items()}
+    return documents.plain(section) | {key: list(v) if isinstance(v, tuple) else v for key, v in texts.items()}
 
 
 def as_dict(config: Config) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted key."""
     items: dict[str, Any] = {}
     for key, value in tree.items():
-        inner = spelling.mapping_of(value)
+        inner = documents.mapping_of(value)
         items |= {f"{prefix}{key}": value} if inner is None else flat(inner, f"{prefix}{key}.")
     return items
 
@@ -224,7 +224,7 @@ def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
 
 def _build(kind: type[Section], tree: Any, where: str) -> Section:
     values: dict[str, Any] = {}
-    given = spelling.mapping_of(tree)
+    given = documents.mapping_of(tree)
     if given is None:
         raise _no_section(where, tree, kind)
     fields = {key_of(name): (name, hint) for name, hint in hints(kind).items()}
@@ -232,10 +232,10 @@ def _build(kind: type[Section], tree: Any, where: str) -> Section:
     for key, value in given.items():
         name, hint = fields[key]
         section = section_of(hint)
-        absent = NoneType in get_args(hint) and spelling.plain(value) is None
+        absent = NoneType in get_args(hint) and documents.plain(value) is None
         if section is not None and not absent:
             values[name] = _build(section, value, f"{where}{key}.")
-        elif get_origin(hint) is dict and spelling.mapping_of(value) is None:
+        elif get_origin(hint) is dict and documents.mapping_of(value) is None:
             raise UserError(f"{where}{key} is {value!r}; it takes a mapping of settings")
         else:
             values[name] = coerce(value, hint, f"{where}{key}")

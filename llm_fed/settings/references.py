@@ -17,8 +17,8 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from llm_fed.basics.documents import Spelled
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.basics.spelling import Spelled
 from llm_fed.settings import hint_of, is_text, paths
 from llm_fed.settings.config import Config
 

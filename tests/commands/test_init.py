@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llm_fed.basics import plain_yaml
+from llm_fed.basics import documents
 from llm_fed.commands import init, known_base, survey
 from llm_fed.settings import configfile
 from llm_fed.tasks.common import ClientData, Example, TaskData
@@ -156,7 +156,7 @@ def test_any_path_and_column_survive_the_yaml(path, columns):
         columns=columns, dealt=None, why_dealt="", skipped=0, template="plain", why="", max_length=0, too_long=False,
         about_eval="",
     )  # fmt: skip
-    tree = plain_yaml.load(text)
+    tree = documents.load(text)
     assert (tree["task"]["path"], tree["base"]["name"]) == (path, path)
     assert tree["task"].get("columns", {}) == columns
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import tiny_base
 
-from llm_fed.basics import plain_yaml
+from llm_fed.basics import documents
 
 CLIENTS = {"ada": (4, 5), "bob": (7, 8), "cyd": (10, 11)}  # id -> the two words that its answers are made of
 SIZES = {"train": 6, "validation": 2, "test": 3}
@@ -52,7 +52,7 @@ class Small:
 
     def config(self, path: Path, **changes: Any) -> Path:
         """The configuration as a YAML file at `path`."""
-        path.write_text(plain_yaml.dump(self.tree(**changes)))
+        path.write_text(documents.dump(self.tree(**changes)))
         return path
 
 
