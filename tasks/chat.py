@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from llm_fed.basics.bounded import within_limits
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.tasks.common import Encoded, Template, Turn
 from llm_fed.tasks.control import THINK, THOUGHT, Marks, SafeTokenizer, Tokens, without_surrogates
@@ -108,15 +107,12 @@ class ChatTemplate:
         """What the template writes, with the beginning of the next reply if it is `asked` for."""
         options: dict[str, Any] = {"chat_template": self.template.text, "date_string": self.template.date}
         options |= {"add_generation_prompt": asked, "tokenize": False}
-        return str(self._limited(messages, lambda: self.tokenizer.apply_chat_template(messages, **options)))
+        return str(self._tried(lambda: self.tokenizer.apply_chat_template(messages, **options)))
 
-    def _limited(self, messages: Messages, render: Callable[[], Any]) -> Any:
-        """What `render` makes of the messages with the template; UserError where it fails, or exceeds a limit."""
-        given = sum(len(message["content"]) for message in messages)
+    def _tried(self, render: Callable[[], Any]) -> Any:
+        """What `render` makes with the template, in transformers' sandbox; UserError where it fails."""
         try:
-            return within_limits(render, given, self.template.name)
-        except UserError:
-            raise
+            return render()
         except Exception as error:  # of any kind: the template is a program of whoever made the base
             said = one_line(str(error)) or type(error).__name__
             raise UserError(
@@ -162,11 +158,10 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template  # takes a second to import
 
         given: dict[str, Any] = {**self.tokenizer.special_tokens_map, "date_string": self.template.date}
-        written: Any = self._limited(
-            rendering.messages,
+        written: Any = self._tried(
             lambda: render_jinja_template(
                 [rendering.messages], chat_template=self.template.text, return_assistant_tokens_mask=True, **given
-            ),
+            )
         )
         return cast(list[Span], written[1][0])
 

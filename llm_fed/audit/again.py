@@ -9,11 +9,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from llm_fed.audit.findings import Audit, words
+from llm_fed.audit.kept import delivered
 from llm_fed.audit.replay import Replay, Round, lr_of
 from llm_fed.export import models
+from llm_fed.export.peft_folders import CARD
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Saved
-from llm_fed.runs.reading import comparable
+from llm_fed.runs.reading import comparable, is_finished
 from llm_fed.runs.records import read_object, read_records
 
 
@@ -60,7 +62,7 @@ def compare(
                 _scores(replay, folder, chain, report)
     if checked:
         report.checked.append(f"rounds {words(checked)}, trained again")
-    if (folder / "summary.json").exists():
+    if is_finished(folder):
         _end(replay, folder, chain, kept, report)
 
 
@@ -160,15 +162,17 @@ def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, 
     messages = replay.messages()
     replay.finish(last)
     _compare_scores(replay, score_line(read_records(folder / "metrics.jsonl"), tested, "test"), "test", report)
-    then = (chain.end or {}).get("adapters", {})
+    then = {**(delivered(folder, Audit()) or {}), **(chain.end or {}).get("adapters", {})}
+    then = {name: known for name, known in then.items() if name.startswith("adapters/")}
     names = dict.fromkeys(Path(name).parts[1] for name in then)
     method, scored = experiment.method, experiment.scored
     states = experiment.runtime.run({id: method.personalize(scored[id], messages[id]) for id in names})
     with TemporaryDirectory() as scratch:
         for id, state in states.items():
-            models.write(Path(scratch) / "adapters" / id, state, scored[id].structure, experiment.base, "")
-        for name, now in digests.of_files(Path(scratch)).items():
-            if then.get(name) != now:
+            prompt = experiment.base.prompt_of(experiment.config)
+            models.write(Path(scratch) / "adapters" / id, state, scored[id].structure, experiment.base, "", prompt)
+        for name, now in digests.delivered(Path(scratch)).items():
+            if then.get(name, now) != now and Path(name).name != CARD:
                 what = "the exported model does not follow from this round"
                 report.find(tested, Path(name).parts[1], "export", what)
     report.checked.append(f"the end of the run, from the checkpoint of round {tested}: test scores, exported models")

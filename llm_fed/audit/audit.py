@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import random
+import secrets
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,12 +22,14 @@ from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
 from llm_fed.experiment.environment import FORMERLY, WAYS, environment, use_recorded
 from llm_fed.kinds import Kind
+from llm_fed.method import Method
 from llm_fed.runs import digests
 from llm_fed.runs.folder import Run
-from llm_fed.runs.reading import read_config
+from llm_fed.runs.reading import is_finished, read_config
 from llm_fed.runs.records import read_object
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
+from llm_fed.settings import plugins
 from llm_fed.settings.config import Config
 from llm_fed.tasks.record import Change, Record
 
@@ -43,67 +45,124 @@ def audit(
     reporter: Reporter | None = None,
     base: Kind | None = None,
 ) -> Audit:
-    """Check a run folder; nothing that the run has written there is changed.
+    """Check a run folder; it is only read, and what cannot be is "not verified".
 
     Args:
         rounds: to train again. Rounds on the way there, from the nearest checkpoint before, are compared as well.
-        sample: instead of these so many, drawn with the run's seed (default: `SAMPLE`).
+        sample: instead of these so many, which nobody can know before they are drawn (default: `SAMPLE`).
         every: instead of these all.
         base: the run's, where it is loaded already.
 
     Raises:
-        UserError: the folder is no run, its digests.jsonl is no JSON, or it has not recorded one of the rounds.
-        RunError: another process writes to it.
+        UserError: the folder is no run, it has not recorded one of the rounds, or it names code (`NotAllowed`).
     """
-    config, report = read_config(folder), Audit()
-    method = methods.build(config.method)
-    chain = digests.read(folder, finished=(folder / "summary.json").exists())
+    report = Audit()
+    chain = _chain(folder, report)
+    try:
+        config = read_config(folder)
+    except UserError as error:
+        if not chain.lines or isinstance(error, plugins.NotAllowed):
+            raise
+        report.unchecked.append(f"all else: {error}")
+        return report
+    wanted = _wanted(folder, chain, rounds, SAMPLE if sample is None else sample, every)
+    try:
+        _compare(folder, config, chain, wanted, reporter or Reporter(), base, report)
+    except plugins.NotAllowed:
+        raise
+    except (UserError, RunError) as error:  # of files that are missing or damaged: of the run, its base or its data
+        report.unchecked.append(f"the rest: {error}")
+    if (folder / digests.FILE).exists() and digests.of_file(folder / digests.FILE) != chain.digest:
+        report.unchecked.append("all that was said: the run went on meanwhile; audit it at its end")
+    return report
+
+
+def _chain(folder: Path, report: Audit) -> digests.Chain:
+    """digests.jsonl, compared with itself, with metrics.jsonl and with the files that it has digests of."""
+    try:
+        chain = digests.read(folder, finished=is_finished(folder))
+    except UserError as error:
+        report.find(0, "", "chain", str(error))
+        return digests.Chain([], [])
+    for round, flaw in chain.flaws:
+        report.find(round, "", "chain", flaw)
+    kept.files(folder, chain, report)
+    if not chain.lines:
+        report.unchecked.append(f"digests: an earlier version made the run, without {digests.FILE}")
+        return chain
+    report.checked.append(f"the chain of {len(chain.lines)} lines in {digests.FILE}, and metrics.jsonl")
+    if chain.lines[0]["kind"] == "begin" and (before := chain.lines[0]["round"]):
+        report.unchecked.append(f"rounds 1 to {before}, which an earlier version trained without recording digests")
+    return chain
+
+
+def _wanted(
+    folder: Path,
+    chain: digests.Chain,
+    rounds: Collection[int],
+    sample: int,
+    every: bool,
+) -> list[int]:
+    """The rounds to train again, of those that the chain has; UserError where it lacks one that is asked for."""
     recorded = sorted(chain.rounds)
     if unknown := sorted(set(rounds) - set(recorded)):
         known = f"{recorded[0]} to {recorded[-1]}" if recorded else "none"
         raise UserError(f"--rounds {unknown[0]}: {folder} only has digests of rounds {known}")
-    drawn = random.Random(config.training_seed).sample(
-        recorded, min(SAMPLE if sample is None else sample, len(recorded))
-    )
-    wanted = recorded if every else sorted(rounds or drawn)
-    with Run(folder, config), _environment(folder, config) as (here, before, changed):
-        _chain(chain, report)
+    if every or rounds:
+        return recorded if every else sorted(rounds)
+    return sorted(secrets.SystemRandom().sample(recorded, min(sample, len(recorded))))
+
+
+def _compare(
+    folder: Path,
+    config: Config,
+    chain: digests.Chain,
+    wanted: Collection[int],
+    reporter: Reporter,
+    base: Kind | None,
+    report: Audit,
+) -> None:
+    method = methods.build(config.method)
+    with _environment(folder, config) as (here, before, changed):
         kept.summary(folder, config, report)
         last = kept.ended(folder, replace(config, rounds=method.together(config.rounds)), report)
         kept.skipped(folder, config, chain, last, report)
         good = kept.checkpoints(folder, chain, report)
         kept.messages(good, chain, method.broadcast, config, report, same_bits=not changed)
-        kept.exports(folder, chain, report)
         if changed:
             said = f"this is another environment than the run's ({'; '.join(changed)})"
             report.unchecked.append(f"a bit-for-bit comparison: {said}")
-        if (folder / "network.json").exists():
-            report.unchecked.append(
-                "clients' training, server steps and scores: over a network, clients keep their examples, and the "
-                "server keeps no uploads"
-            )
-        elif method.unaudited:
-            report.unchecked.append(method.unaudited)
-        else:
-            rows = splits.known(folder, config)
-            with _replay(here, before, reporter or Reporter(), base, rows.all) as replay:
-                since = _unchanged_since(replay, rows, report)
-                if since is None:
-                    return report
-                try:
-                    if changed or not chain.lines:
-                        elsewhere.compare(replay, folder, good, since, report)
-                    else:
-                        again.compare(replay, folder, chain, good, wanted, since, report)
-                except (UserError, RunError):
+        if why := _why_not(folder, method):
+            report.unchecked.append(why)
+            return
+        rows = splits.known(folder, config)
+        with _replay(here, before, reporter, base, rows.all) as replay:
+            since = _unchanged_since(replay, rows, report)
+            if since is None:
+                return
+            try:
+                if changed or not chain.lines:
+                    elsewhere.compare(replay, folder, good, since, report)
+                else:
+                    again.compare(replay, folder, chain, good, wanted, since, report)
+            except (UserError, RunError):
+                raise
+            except Exception as error:
+                # States that are not this method's, as of a config.yaml that was changed, may lack what it reads.
+                if not report.findings:
                     raise
-                except Exception as error:
-                    # States that are not this method's, as of a config.yaml that was changed, may lack what it reads.
-                    if not report.findings:
-                        raise
-                    why = f"{type(error).__name__}: {one_line(str(error))}"
-                    report.unchecked.append(f"the rest, which cannot be computed from what was found ({why})")
-    return report
+                why = f"{type(error).__name__}: {one_line(str(error))}"
+                report.unchecked.append(f"the rest, which cannot be computed from what was found ({why})")
+
+
+def _why_not(folder: Path, method: Method) -> str:
+    """What of a run cannot be computed again here whatever one does, and why; empty: all can."""
+    if (folder / "network.json").exists():
+        return (
+            "clients' training, server steps and scores: over a network, clients keep their examples, and the server "
+            "keeps no uploads"
+        )
+    return method.unaudited
 
 
 def _unchanged_since(replay: Replay, rows: splits.KnownRows, report: Audit) -> int | None:
@@ -123,16 +182,6 @@ def _unchanged_since(replay: Replay, rows: splits.KnownRows, report: Audit) -> i
             f"rounds 1 to {last.round}, trained again: they were trained on other data ({last.words()})"
         )  # fmt: skip
     return last.round
-
-
-def _chain(chain: digests.Chain, report: Audit) -> None:
-    for round, flaw in chain.flaws:
-        report.find(round, "", "chain", flaw)
-    if not chain.lines:
-        return report.unchecked.append(f"digests: an earlier version made the run, without {digests.FILE}")
-    report.checked.append(f"the chain of {len(chain.lines)} lines in {digests.FILE}, and metrics.jsonl")
-    if chain.lines[0]["kind"] == "begin" and (before := chain.lines[0]["round"]):
-        report.unchecked.append(f"rounds 1 to {before}, which an earlier version trained without recording digests")
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is not what it should be.
+    """Something that differs from what it should be.
 
     Attributes:
         round: 0: of the whole run, or of what was there before the first round.
         client: whose it is; "server", or empty where it is of the whole run.
-        kind: chain | checkpoint | message | client pass | memory | server step | scores | export
+        kind: chain | file | checkpoint | message | client pass | memory | server step | scores | export
     """
 
     round: int
@@ -24,7 +24,7 @@ class Finding:
 
 @dataclass
 class Audit:
-    """What was checked, in words; what is wrong; what could not be checked, and why.
+    """What was checked, in words; what differs; what could not be checked, and why.
 
     Attributes:
         drift: where nothing can be equal to the last bit, by "from-to" the distance from what the run has kept of the
@@ -35,6 +35,11 @@ class Audit:
     findings: list[Finding] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     drift: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def code(self) -> int:
+        """The exit code: 1 if something differs, else 3 if something could not be checked, else 0."""
+        return 1 if self.findings else 3 if self.unchecked else 0
 
     def find(self, round: int, client: str, kind: str, what: str) -> None:
         """Add a finding; of one kind, only the first about a client in a round."""

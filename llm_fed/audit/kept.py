@@ -6,17 +6,49 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_fed.audit.findings import Audit, words
+from llm_fed.audit.findings import Audit, Finding, words
 from llm_fed.basics.errors import one_line
 from llm_fed.federation import stopping
 from llm_fed.runs import digests, extend
 from llm_fed.runs.checkpoint import Checkpoints, Saved
 from llm_fed.runs.folder import CONTINUED, ENDED
-from llm_fed.runs.reading import comparable
+from llm_fed.runs.reading import comparable, is_finished
 from llm_fed.runs.records import read_object, read_records
 from llm_fed.runs.rows import StoredRow
 from llm_fed.settings.config import Config
 from llm_fed.state.wire import WireError, pack
+
+
+def delivered(folder: Path, report: Audit) -> dict[str, str] | None:
+    """The digests of what a finished run hands out; None where there are none."""
+    if not is_finished(folder) or not (folder / digests.DELIVERED).exists():
+        return None
+    try:
+        return dict(read_object(folder / digests.DELIVERED)["files"])
+    except (OSError, ValueError) as error:
+        report.findings.append(Finding(0, "", "file", f"{digests.DELIVERED} is damaged: {error}"))
+        return None
+
+
+def files(folder: Path, chain: digests.Chain, report: Audit) -> None:
+    """All that the run hands out is what it was when the run took its digests down."""
+    end, known = chain.end or {"round": 0, "adapters": {}}, delivered(folder, report)
+    then = {**(known or {}), **end["adapters"]}
+    now = digests.of_files(folder) if known is None else digests.delivered(folder)
+    for name in sorted({*now, *then}):
+        if name not in now:
+            report.unchecked.append(f"{name}: it is missing")
+        elif name not in then:
+            report.unchecked.append(f"{name}: the run has not written it")
+        elif now[name] != then[name] and name in end["adapters"]:
+            report.find(end["round"], Path(name).parts[1], "export", f"{name} is not what the run wrote")
+        elif now[name] != then[name]:
+            report.findings.append(Finding(0, "", "file", f"{name} is not what the run wrote"))
+    if known is None and chain.lines:
+        why = f"their digests are in {digests.DELIVERED}, which is written at the end of a run, since version 0.5"
+        report.unchecked.append(f"files beside {digests.FILE}, metrics.jsonl and exported weights: {why}")
+    if then:
+        report.checked.append(f"{len(then)} files that the run hands out")
 
 
 def summary(folder: Path, config: Config, report: Audit) -> None:
@@ -40,6 +72,8 @@ def skipped(folder: Path, config: Config, chain: digests.Chain, last: int, repor
     Args:
         last: of a finished run its last round, which always is.
     """
+    if missing := {*range(min(chain.rounds, default=1), last + 1)} - chain.rounds.keys() if chain.lines else ():
+        report.unchecked.append(f"rounds {words(missing)}: {digests.FILE} has no line of them")
     lines = read_records(folder / "metrics.jsonl")
     since = max((line["round"] for line in lines if line["kind"] == "search anew"), default=0)
     scored = {line["round"] for line in lines if line["kind"] == "score" and line["split"] == config.eval.during} - {0}
@@ -51,7 +85,7 @@ def skipped(folder: Path, config: Config, chain: digests.Chain, last: int, repor
 def ended(folder: Path, config: Config, report: Audit) -> int:
     """The last round of a run; 0: it is not finished. Where a stop rule has ended it, its scores say so; where the rule
     would have ended it before, that is said."""
-    if not (folder / "summary.json").exists():
+    if not is_finished(folder):
         return 0
     try:
         held = read_object(folder / "summary.json")
@@ -163,14 +197,3 @@ def messages(
         )
     if same - differ:
         report.checked.append(f"what clients were sent in rounds {words(same - differ)}, computed from checkpoints")
-
-
-def exports(folder: Path, chain: digests.Chain, report: Audit) -> None:
-    """The exported weights are those that the run has written."""
-    if chain.end is None:
-        return
-    now, then = digests.of_files(folder), chain.end["adapters"]
-    for name in sorted({*now, *then}):
-        if now.get(name) != then.get(name):
-            report.find(chain.end["round"], Path(name).parts[1], "export", f"{name} is not what the run wrote")
-    report.checked.append(f"{len(now)} exported files")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from llm_fed.basics.names import same_name
@@ -26,6 +27,18 @@ class RunError(Exception):
 
 class ClientError(Exception):
     """One client's work failed (non-finite loss, no usable example); the round goes on without it."""
+
+
+@contextmanager
+def panics(what: str) -> Iterator[None]:
+    """Within it, and in what it decorates, a panic of Rust's, as of a tokenizer whose pattern is none, is a UserError.
+    It is no Exception, so that nothing else catches it."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{what} fails, as its tokenizer.json cannot be used: {one_line(str(error))}") from error
 
 
 def one_line(text: str, most: int = 300) -> str:

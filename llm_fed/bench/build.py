@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_fed import kinds, methods, tasks
 from llm_fed.basics import launchers, signs
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import UserError, panics
 from llm_fed.basics.rng import generator
 from llm_fed.bench import parents, start, taking_part
 from llm_fed.bench.sites import build, scored
@@ -148,6 +148,7 @@ class Experiment:
         return replace(self, runtime=LocalRuntime(engine, self.runtime.clients_per_pass))
 
 
+@panics("the base's tokenizer")
 def prepare(
     config: Config,
     reporter: Reporter,

@@ -156,8 +156,15 @@ def report(
         held = "holds a comparison" if (run_dir / "table.json").is_file() else "has no config.yaml"
         raise UserError(f"{run_dir} is not the folder of a run: it {held}; give the --out of an llm-fed run")
     from llm_fed.eval.report import write_report  # takes seconds, so mistakes are named first
+    from llm_fed.runs.digests import of_file
+    from llm_fed.runs.folder import take_down
+    from llm_fed.runs.reading import is_finished
 
-    out.print(str(write_report(run_dir, goes_on=not (run_dir / "summary.json").is_file())))
+    done = is_finished(run_dir)
+    path = write_report(run_dir, goes_on=not done)
+    if done:
+        take_down(run_dir, {path.name: of_file(path)})
+    out.print(str(path))
 
 
 @app.command(rich_help_panel="Use a finished run")
@@ -165,18 +172,17 @@ def audit(
     run_dir: Annotated[Path, typer.Argument(help="A run folder, finished or not.")],
     rounds: Annotated[str | None, typer.Option(help="The rounds to train again, e.g. 1,5.")] = None,
     sample: Annotated[
-        int | None, typer.Option(min=0, help="Train this many rounds again, drawn with the run's seed (default: 3).")
+        int | None, typer.Option(min=0, help="Train this many rounds again, drawn anew each time (default: 3).")
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Train all rounds again.")] = False,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Check a run against its recorded digests, and reproduce some of its rounds. The exit code is 1 if anything
-    differs."""
+    """Check a run against its recorded digests, and reproduce some of its rounds. The exit code is 0 if all that was
+    looked at is the same, 1 if anything differs, and 3 if nothing differs but something could not be verified."""
     from llm_fed.commands.audit import show
 
-    if not show(run_dir, rounds, sample, every, as_json):
-        raise typer.Exit(1)
+    raise typer.Exit(show(run_dir, rounds, sample, every, as_json))
 
 
 @app.command(rich_help_panel="Use a finished run")

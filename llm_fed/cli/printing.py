@@ -32,8 +32,9 @@ def _allow(context: typer.Context, names: list[str] | None) -> list[str] | None:
 Allow = Annotated[
     list[str] | None,
     typer.Option(
-        "--allow", metavar="MODULE:NAME", callback=_allow,
-        help="Let the run folder name this method or task, which runs its code; may be repeated.",
+        "--allow", metavar="NAME", callback=_allow,
+        help="Let the run folder name this method or task (MODULE:NAME), or bring this chat template or base, which "
+        "runs their code; may be repeated.",
     ),
 ]  # fmt: skip
 RUN = "The folder of a finished run; RUN@ROUND and RUN@best are a round that any run has kept, and its best one."

@@ -18,7 +18,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from llm_fed.basics import launchers, waits
-from llm_fed.basics.errors import RunError, UserError, printable
+from llm_fed.basics.errors import RunError, UserError, panics, printable
 from llm_fed.basics.terminal import lasting_streams
 
 
@@ -118,7 +118,8 @@ def _in_launch() -> bool:
 def _exit_codes() -> Iterator[None]:
     """Ends the process with a line and a code for whatever a command raises that is no fault of the program."""
     try:
-        yield
+        with panics("a tokenizer"):
+            yield
     except UsageError as error:
         if text := error.format_message():  # without any word, the help has been shown
             _stop(f"{text}\nSee {error.ctx.command_path if error.ctx else 'llm-fed'} --help", 2)

@@ -14,7 +14,7 @@ from llm_fed.commands.init import BUDGET
 from llm_fed.commands.known_base import rates_of
 from llm_fed.models.families import feels_padding
 from llm_fed.models.fused_experts import fused_parameters, known_parameters
-from llm_fed.models.loading import check_name, config_of, explain, read_tokenizer
+from llm_fed.models.loading import attention, check_name, config_of, explain, read_tokenizer
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.models.rotary import context
 from llm_fed.settings.config import AdapterConfig, BaseConfig
@@ -41,7 +41,8 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
     tokenizer, ends, _ = read_tokenizer(BaseConfig(name, revision=revision))
     try:
         with torch.device("meta"):  # layers and shapes without their numbers
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            attn = attention(AutoModelForCausalLM, config, torch.float32)
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, attn_implementation=attn)
         model.tie_weights()  # which some transformers do not do by themselves here
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(name, error, "a causal LM")) from error

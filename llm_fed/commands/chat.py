@@ -15,7 +15,7 @@ from llm_fed.export.load import load_client
 from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal, alone
 from llm_fed.kinds.language import Language, load_base
-from llm_fed.models.prompt import Prompt, read_prompt
+from llm_fed.models.prompt import Prompt, prompt_for
 from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.configfile import from_dict, overlay
@@ -164,7 +164,7 @@ def of_base(
     keys = ["base.dtype"] if dtype else []
     base = load_base(as_trained(config.base, read_origin(origin), keys, _note), choose_device(config.device))
     if adapter is None and template is None:
-        base = replace(base, prompt=read_prompt(origin))
+        base = replace(base, prompt=prompt_for(base, origin))
     folders = {adapter.resolve().name: adapter} if adapter else {}
     client = next(iter(folders), None)
     return Chat(base, folders, template and config.task.template, most, client, sampling, system)

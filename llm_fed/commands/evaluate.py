@@ -25,7 +25,7 @@ from llm_fed.method.site import Site
 from llm_fed.models.base import Base
 from llm_fed.models.labels import read_labels
 from llm_fed.models.prompt import FILE as PROMPT
-from llm_fed.models.prompt import Prompt, read_prompt
+from llm_fed.models.prompt import Prompt, prompt_for
 from llm_fed.rows.formats import stem_of
 from llm_fed.runs.reading import adapter_folders, exported, finished, read_config
 from llm_fed.runs.tracking import Reporter
@@ -281,7 +281,7 @@ def evaluate_adapter(
         state, structure = nothing.state, nothing.structure
 
     def said() -> Prompt | None:
-        found = read_prompt(origin)
+        found = prompt_for(base, origin)
         if found is None and "task.template" not in keys:
             reporter.note(
                 f"{adapter or base_name} does not name its prompt template, so {config.task.template} is used; "

@@ -23,7 +23,7 @@ from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.batch_limits import most_rows
 from llm_fed.export.peft_folders import read as read_adapter
 from llm_fed.kinds.language import load_base
-from llm_fed.models.prompt import read_prompt
+from llm_fed.models.prompt import prompt_for
 from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
 
@@ -54,7 +54,7 @@ class Models:
         self.base = load_base(config.base, choose_device(config.device))
         self.batch_size = most_rows(config.eval.batch_size, self.base.device)
         self.clients = list(folders)
-        self.prompt = read_prompt(next(iter(folders.values())))
+        self.prompt = prompt_for(self.base, next(iter(folders.values())))
         rows: dict[Any, list[Any]] = {}
         self._rows: dict[str, tuple[Any, int]] = {}
         for client, path in folders.items():

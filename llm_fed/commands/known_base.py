@@ -113,13 +113,10 @@ def _unreachable(id: str) -> str:
 
 
 def _read(name: str, folder_or_id: str, *, local: bool) -> KnownBase:
-    from transformers import AutoConfig, AutoTokenizer  # seconds
-
-    from llm_fed.models.loading import explain
+    from llm_fed.models.loading import explain, read_settings, read_words  # seconds
 
     try:
-        config = AutoConfig.from_pretrained(folder_or_id, trust_remote_code=False, local_files_only=local)
-        tokenizer = AutoTokenizer.from_pretrained(folder_or_id, trust_remote_code=False, local_files_only=local)
+        config, tokenizer = read_settings(folder_or_id, local=local), read_words(folder_or_id, local=local)
     except Exception as error:  # transformers and tokenizers share no class of errors
         if os.path.isdir(folder_or_id):
             return KnownBase(problem=explain(name, error, "a causal LM"))

@@ -27,7 +27,7 @@ from llm_fed.export.peft_settings import CONFIG
 from llm_fed.kinds import Kind
 from llm_fed.models.lora import Lora, adapted
 from llm_fed.models.origin import Origin
-from llm_fed.models.prompt import Prompt, read_prompt
+from llm_fed.models.prompt import Prompt, prompt_for
 from llm_fed.runs.checkpoint import rounds_in
 from llm_fed.runs.place import BEST, Place
 from llm_fed.runs.reading import read_config, saved_summary
@@ -86,7 +86,7 @@ class MergeParent:
 
     def prompt(self, base: Kind) -> Prompt | None:
         """How its prompts are put; None of a folder that does not say so."""
-        return base.prompt_of(self.config) if self.config else read_prompt(self.folder)
+        return base.prompt_of(self.config) if self.config else prompt_for(base, self.folder)
 
     def states(self, experiment: Experiment) -> dict[str, State]:
         """The adapter for each client of the experiment."""

@@ -147,14 +147,14 @@ def _kind_of(base: str) -> tuple[bool, dict[str, Any] | None]:
 
     if base in ARCHITECTURES:
         return True, None
-    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING, AutoConfig
+    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
 
-    from llm_fed.models.loading import check_name, explain
+    from llm_fed.models.loading import check_name, explain, read_settings
 
     folder = check_name(base, also=ARCHITECTURES)
     if Path(folder).is_dir():
         try:
-            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            config = read_settings(folder)
         except Exception as error:  # transformers has no class for these errors
             raise UserError(explain(base, error, "an image classifier")) from error
         if type(config) not in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING:

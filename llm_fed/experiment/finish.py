@@ -241,5 +241,5 @@ def write_summary(
         if "ended" in result:
             run.remember(ENDED, result["ended"])
         write_report(run.folder)
-    run.remember("summary.json", result)  # the last file: a folder that has it is complete
+    run.conclude(result)
     return result

@@ -105,15 +105,15 @@ def compared_later(run: Run, done: dict[str, Any]) -> dict[str, Any]:
     scores = Scores(done["scores"]["clients"], own)
     later = warnings_of(scores, {"local": local}, {id: len(its) for id, its in own.items()})
     warnings = sorted([*done.get("warnings", ()), *later], key=lambda warned: [*KINDS].index(warned["kind"]))
-    for id in sorted({id for warned in later for id in warned["clients"]}):
-        card = f"adapters/{id}/README.md"
+    cards = [f"adapters/{id}/README.md" for id in sorted({id for warned in later for id in warned["clients"]})]
+    for card in cards:
         if (run.folder / card).is_file():
             text = (run.folder / card).read_text(encoding="utf-8")
-            run.rewrite(card, with_warnings(text, sentences(warnings, id)))
+            run.rewrite(card, with_warnings(text, sentences(warnings, card.split("/")[1])))
     known = {key: value for key, value in done.items() if key not in ("warnings", "unchecked")}
     found = keep(run, warnings, [text for text in done["unchecked"] if not text.startswith(_MISSING)])
     write_report(run.folder)
-    run.remember("summary.json", known | found)
+    run.conclude(known | found, [*cards, WARNINGS, "report.html"])
     return known | found
 
 

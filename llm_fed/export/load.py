@@ -21,10 +21,12 @@ from llm_fed.kinds import Kind
 from llm_fed.kinds.images import CONFIG, PROCESSING, Images, load_images
 from llm_fed.kinds.modules import FILE as MODULE
 from llm_fed.kinds.modules import Modules
+from llm_fed.models.forms import check_sizes
 from llm_fed.models.images import ARCHITECTURES, head_of
 from llm_fed.models.joined import respond
 from llm_fed.models.labels import read_labels
-from llm_fed.models.prompt import read_prompt
+from llm_fed.models.loading import attention
+from llm_fed.models.prompt import prompt_for
 from llm_fed.models.structure import Full, GateShape
 from llm_fed.settings import check_fields
 from llm_fed.settings.config import BaseConfig, Config, Dtype, TaskConfig
@@ -70,7 +72,7 @@ def load_client(
         data = TaskData("", "", {}, known, kind=SEQUENCES if named else "")
         base = kinds.load(Config(base=config, task=task), data, device)
     state, structure = peft_folders.read(Path(folder), base)
-    return Personal(replace(base, prompt=read_prompt(Path(folder))), state, structure)
+    return Personal(replace(base, prompt=prompt_for(base, Path(folder))), state, structure)
 
 
 class ImageModel(nn.Module):
@@ -140,8 +142,10 @@ def load_own(folder: str | Path, module: nn.Module, name: str) -> nn.Module | Pe
 def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[str, ...], device: str) -> Images:
     """A base from which the parts that config.json names can be made, with any weights."""
     if "checkpoint" in settings:
+        check_sizes(settings["checkpoint"])
         name, config = "", AutoConfig.for_model(**settings["checkpoint"])
-        model: nn.Module = AutoModelForImageClassification.from_config(config)
+        attn = attention(AutoModelForImageClassification, config, torch.float32, device)
+        model: nn.Module = AutoModelForImageClassification.from_config(config, attn_implementation=attn)
     else:
         name = settings["parts"][0][1]
         model = lookup("parts of config.json", name, ARCHITECTURES)(len(labels))

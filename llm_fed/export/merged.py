@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from huggingface_hub.errors import HfHubHTTPError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError
@@ -24,8 +24,8 @@ from llm_fed.kinds import wording
 from llm_fed.kinds.language import load_base
 from llm_fed.kinds.wording import Model
 from llm_fed.models.base import Base
-from llm_fed.models.loading import DTYPES, check_name, explain, read_tokenizer, settle_dtype
-from llm_fed.models.prompt import FILE, read_prompt
+from llm_fed.models.loading import DTYPES, attention, check_name, explain, read_settings, read_tokenizer, settle_dtype
+from llm_fed.models.prompt import FILE, prompt_for
 from llm_fed.runs.reading import read_config
 from llm_fed.settings.config import BaseConfig, Config
 
@@ -85,7 +85,8 @@ class ExportPlan:
 
     def _write_base(self) -> Path:
         """Write the base's GGUF file, which the adapters of `export --gguf` fit."""
-        base, prompt = load_base(self.base, "cpu"), read_prompt(next(iter(self.adapters.values())))
+        base = load_base(self.base, "cpu")
+        prompt = prompt_for(base, next(iter(self.adapters.values())))
         assert prompt is not None  # as in `_write`
         target, partial = self.out / gguf_files.BASE, self.out / f".{gguf_files.BASE}.partial"
         self.out.mkdir(parents=True, exist_ok=True)
@@ -103,9 +104,9 @@ class ExportPlan:
 
     def _write(self, client: str, adapter: Path, folder: Path) -> None:
         """Fold one adapter in, write the model to a folder, and check it."""
-        prompt = read_prompt(adapter)
-        assert prompt is not None  # `plan` has seen to it
         base = load_base(self.base, "cpu")
+        prompt = prompt_for(base, adapter)
+        assert prompt is not None  # `plan` has seen to it
         state, structure = peft_folders.read(adapter, base)
         base.prompt = prompt
         try:
@@ -217,9 +218,12 @@ def skeleton(base: BaseConfig) -> PreTrainedModel:
     """
     name = check_name(base.name)
     try:
-        settings = AutoConfig.from_pretrained(name, revision=base.revision, trust_remote_code=False)
+        settings = read_settings(name, base.revision)
+        attn = attention(AutoModelForCausalLM, settings, torch.float32)
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(settings, trust_remote_code=False)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                settings, trust_remote_code=False, attn_implementation=attn
+            )
     except Exception as error:  # transformers has no class of its own for what is wrong with a configuration
         raise UserError(explain(base.name, error, "a causal LM")) from error
     return model

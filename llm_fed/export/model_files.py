@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from llm_fed.export import older
 from llm_fed.models.base import Base
-from llm_fed.models.loading import check_name
+from llm_fed.models.loading import check_name, read_settings
 from llm_fed.models.prompt import Prompt
 from llm_fed.settings.config import BaseConfig
 
@@ -89,7 +89,7 @@ def own_settings(base: BaseConfig) -> dict[str, Any]:
 def settings_read(base: BaseConfig) -> dict[str, Any]:
     """What the installed transformers reads in that config.json, with the version that has written it."""
     name = check_name(base.name)
-    read = AutoConfig.from_pretrained(name, revision=base.revision, trust_remote_code=False).to_dict()
+    read = read_settings(name, base.revision).to_dict()
     return read | {"transformers_version": own_settings(base).get("transformers_version")}
 
 

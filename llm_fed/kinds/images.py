@@ -23,7 +23,7 @@ from llm_fed.method.site import Data
 from llm_fed.models.cnn import SIZE
 from llm_fed.models.images import ARCHITECTURES, HALF, OF_ANY_SIZE, drawn_once, head_of, processing
 from llm_fed.models.joined import Joined
-from llm_fed.models.loading import DTYPES, check_name, explain, settle_dtype
+from llm_fed.models.loading import DTYPES, attention, check_name, explain, read_settings, settle_dtype
 from llm_fed.models.origin import Origin
 from llm_fed.models.trained import Structure
 from llm_fed.settings.config import BaseConfig, Config
@@ -242,11 +242,14 @@ def load_images(config: BaseConfig, labels: tuple[str, ...], device: str, size: 
         return Images(model=model.to(device), size=size, head=head_of(model), **common)
     folder = check_name(config.name, also=ARCHITECTURES)
     try:
+        settings = read_settings(folder, config.revision)
+        attn = attention(AutoModelForImageClassification, settings, torch.float32, device)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # of a replaced head, which every federation draws anew
             loaded: Any = AutoModelForImageClassification.from_pretrained(
                 folder, revision=config.revision, num_labels=len(labels), ignore_mismatched_sizes=True,
                 dtype=torch.float32, use_safetensors=True, trust_remote_code=False, output_loading_info=True,
+                attn_implementation=attn,
             )  # fmt: skip
     except Exception as error:  # transformers and safetensors share no class of errors
         built = "" if Path(folder).is_dir() else f" Built here: {', '.join(ARCHITECTURES)}."
@@ -259,12 +262,12 @@ def load_images(config: BaseConfig, labels: tuple[str, ...], device: str, size: 
             f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
             f"e.g. {missing[0]}; give a complete image model"
         )
-    settings = processing(folder, config.revision)
-    sizes = settings.get("size") or {}
+    reads = processing(folder, config.revision)
+    sizes = reads.get("size") or {}
     side = sizes.get("height") or sizes.get("shortest_edge") or getattr(model.config, "image_size", None) or 224
     return Images(
-        model=model.to(device).eval(), size=int(side), mean=tuple(settings.get("image_mean") or HALF),
-        std=tuple(settings.get("image_std") or HALF), head=head, pretrained=True,
+        model=model.to(device).eval(), size=int(side), mean=tuple(reads.get("image_mean") or HALF),
+        std=tuple(reads.get("image_std") or HALF), head=head, pretrained=True,
         origin=Origin.of(config), **common,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from llm_fed.basics import turns
@@ -49,6 +49,7 @@ from llm_fed.models.loading import (
     explain,
     missing_weights,
     quantization,
+    read_words,
     settle_dtype,
 )
 from llm_fed.models.origin import Origin
@@ -328,16 +329,16 @@ def load_base(config: BaseConfig, device: str) -> Language:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # It warns of missing optional kernels when imported, and with int8 at every layer of every forward pass.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    config_of(config.name, folder_or_id, config.revision)
+    settings = config_of(config.name, folder_or_id, config.revision)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder_or_id, revision=config.revision, trust_remote_code=False)
+        tokenizer = read_words(folder_or_id, config.revision)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder_or_id,
             revision=config.revision,
             dtype=dtype,
             device_map=config.device_map or {"": device},
             quantization_config=quantization(config.quantization, dtype),
-            attn_implementation=attention(dtype, device),
+            attn_implementation=attention(AutoModelForCausalLM, settings, dtype, device),
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,

@@ -19,7 +19,6 @@ import torch
 from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PretrainedConfig,
 )
 from transformers.utils import logging as transformers_logging
@@ -44,6 +43,7 @@ from llm_fed.models.loading import (
     config_of,
     ensure_pad_token,
     explain,
+    read_words,
     settle_dtype,
 )
 from llm_fed.models.origin import Origin
@@ -334,13 +334,14 @@ def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
     folder = check_name(base.name)
     by_name = {label: place for place, label in enumerate(head.labels)}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, revision=base.revision, trust_remote_code=False)
+        tokenizer = read_words(folder, base.revision)
         with torch.random.fork_rng(devices=[]), _without_report():
             torch.manual_seed(0)  # of a new head, which every federation draws anew
             loaded: Any = AutoModelForSequenceClassification.from_pretrained(
                 folder, revision=base.revision, num_labels=len(head.labels), id2label=dict(enumerate(head.labels)),
                 label2id=by_name, ignore_mismatched_sizes=True, dtype=dtype, use_safetensors=True,
-                trust_remote_code=False, output_loading_info=True, attn_implementation=attention(dtype, device),
+                trust_remote_code=False, output_loading_info=True,
+                attn_implementation=attention(AutoModelForSequenceClassification, found, dtype, device),
             )  # fmt: skip
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
         raise UserError(explain(base.name, error, "a sequence classifier")) from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ _CONVERTED = (  # on it PEFT could not load an adapter either, as that names its
 )
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".npz")
 _ARCHIVES = (".zip", ".gz", ".tar", ".tgz", ".zst", ".7z")
+_COUNTS = re.compile(r"(^|_)(n|num)_.*(layer|expert|stage|block)|layers?$|^depths?$")
+_MOST_LAYERS, _MOST = 2**12, 2**31
 _POINTER = b"version https://git-lfs"
 _ABLE = ("bitsandbytes", "mxfp4")  # kinds of quantised weights that adapters can be trained on, or that are unpacked
 
@@ -86,6 +89,21 @@ def check_quantization(name: str, config: Any) -> None:
     kind = (values.get("quantization_config") or {}).get("quant_method")
     if kind is not None and str(kind) not in _ABLE:
         raise _refused(name, f"is quantised with {str(kind).upper()}", _unquantised(str(kind)))
+
+
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Refuse a config.json with more layers, experts or entries than any model has, before one is made of it.
+
+    Raises:
+        ValueError: which number it is.
+    """
+    for key, value in config.items():
+        most = _MOST_LAYERS if _COUNTS.search(key) else _MOST
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, Mapping):
+                check_sizes(number)
+            elif type(number) is int and number > most:
+                raise ValueError(f"its config.json says {key}={number}, and no model has more than {most:,}")
 
 
 def check_hub_adapter(name: str, read: Callable[[], str | None]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from transformers import (
@@ -23,14 +23,11 @@ from transformers import (
 from transformers.utils import find_adapter_config_file
 
 from llm_fed.basics import waits
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import UserError, panics
 from llm_fed.models import forms
 from llm_fed.models.families import check_family
 from llm_fed.settings import objects
 from llm_fed.settings.config import BaseConfig, Dtype
-
-if TYPE_CHECKING:
-    pass
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits
@@ -71,10 +68,9 @@ def read_tokenizer(config: BaseConfig) -> tuple[PreTrainedTokenizerBase, set[int
     Raises:
         UserError: there is no such folder or Hub model, or it is no language model.
     """
-    place, options = check_name(config.name, weights=False), {"revision": config.revision, "trust_remote_code": False}
+    place = check_name(config.name, weights=False)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, **options)
-        settings = AutoConfig.from_pretrained(place, **options)
+        tokenizer, settings = read_words(place, config.revision), read_settings(place, config.revision)
         try:
             stops = GenerationConfig.from_pretrained(place, revision=config.revision or "main").eos_token_id
         except OSError:  # it has none of its own
@@ -101,9 +97,31 @@ def missing_weights(model: PreTrainedModel, reported: Collection[str]) -> list[s
     return sorted(missing)
 
 
-def attention(dtype: torch.dtype, device: str) -> str | None:
-    """None lets transformers choose. The fused attention of CPUs without AMX has a slow backward pass in bfloat16."""
-    return "eager" if device == "cpu" and dtype == torch.bfloat16 else None
+def attention(models: Any, config: PretrainedConfig, dtype: torch.dtype, device: str = "cpu") -> str:
+    """Which attention a model is given, so that none counts that its config.json names, whose code transformers would
+    fetch. The fused one of CPUs without AMX has a slow backward pass in bfloat16.
+
+    Args:
+        models: the AutoModel class that loads it.
+    """
+    kinds = models._model_mapping.get(type(config), PreTrainedModel)
+    fused = all(kind._supports_sdpa for kind in (kinds if isinstance(kinds, tuple) else [kinds]))
+    return "sdpa" if fused and not (device == "cpu" and dtype == torch.bfloat16) else "eager"
+
+
+def read_settings(place: str, revision: str | None = None, *, local: bool = False) -> PretrainedConfig:
+    """A base's config.json as transformers reads it; ValueError where it asks for what no model has."""
+    known, _ = PretrainedConfig.get_config_dict(place, revision=revision, local_files_only=local)
+    forms.check_sizes(known)
+    return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False, local_files_only=local)
+
+
+def read_words(place: str, revision: str | None = None, *, local: bool = False) -> PreTrainedTokenizerBase:
+    """A base's tokenizer, tried once; UserError where its tokenizer.json panics."""
+    with panics(f"the tokenizer of {place}"):
+        found = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False, local_files_only=local)
+        found("One, two: 3")
+    return found
 
 
 def check_rows(ids: Sequence[int], rows: int, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -163,7 +181,7 @@ def config_of(name: str, folder_or_id: str, revision: str | None = None, *, fami
     if not os.path.isdir(folder_or_id):
         forms.check_hub_adapter(name, partial(find_adapter_config_file, folder_or_id, revision=revision))
     try:
-        config = AutoConfig.from_pretrained(folder_or_id, revision=revision, trust_remote_code=False)
+        config = read_settings(folder_or_id, revision)
     except Exception as error:  # transformers and tokenizers share no class of errors
         raise UserError(explain(name, error, "a causal LM")) from error
     forms.check_quantization(name, config)
@@ -179,7 +197,7 @@ def is_language(config: BaseConfig) -> bool:
         UserError: it has none, or a damaged one.
     """
     try:
-        loaded = AutoConfig.from_pretrained(check_name(config.name), revision=config.revision, trust_remote_code=False)
+        loaded = read_settings(check_name(config.name), config.revision)
     except Exception as error:  # as in `load_base`
         raise UserError(explain(config.name, error, "a causal LM")) from error
     return type(loaded) in MODEL_FOR_CAUSAL_LM_MAPPING

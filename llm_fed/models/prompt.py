@@ -16,8 +16,9 @@ from llm_fed.basics.errors import UserError
 from llm_fed.models.base import Base
 from llm_fed.models.loading import end_tokens
 from llm_fed.models.origin import Origin
+from llm_fed.settings import plugins
 from llm_fed.tasks.common import Template
-from llm_fed.tasks.templates import filled
+from llm_fed.tasks.templates import filled, template_of
 
 FILE = "prompt.json"
 ORIGIN = "base"  # the key of the base in it, see `export.origins`
@@ -55,6 +56,21 @@ class Prompt:
 def stops(base: Base, template: Template) -> tuple[int, ...]:
     """Every token that ends an answer: the base's, and the one with which the template ends a turn."""
     return tuple(sorted({id for id in stop_tokens(base) if id is not None} | {*filled(template, base.tokenizer).ends}))
+
+
+def prompt_for(base: Base, folder: Path) -> Prompt | None:
+    """What an adapter's folder says of its prompts, to put them so to its base.
+
+    Raises:
+        NotAllowed: it brings a chat template of its own, which is a program, and the user does not trust it.
+        UserError: as of `read_prompt`.
+    """
+    found = read_prompt(folder)
+    if found is not None and found.template.date is not None:
+        raw = base.tokenizer.chat_template
+        if not raw or found.template.text not in (raw, template_of("chat", base.tokenizer).text):
+            plugins.check_brought(folder / FILE, "a chat template that is not its base's, which is a program", FILE)
+    return found
 
 
 def read_prompt(folder: Path) -> Prompt | None:

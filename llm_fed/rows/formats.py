@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from shlex import quote
-from typing import IO, Any, Literal, cast
+from typing import IO, Any, Literal
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows.encodings import NAMES, encoding_of
@@ -27,6 +27,8 @@ KINDS: dict[str, Kind] = {
 }  # fmt: skip
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 SUFFIXES = "JSONL, JSON, CSV, TSV, Parquet, Arrow, XLSX or TXT, also compressed as .gz, .bz2, .xz or .zst"
+RATIO, FREE, MOST = 100, 2**26, 2**36  # of packed files, see `Allowance`
+_PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip.GzipFile, b"BZh": bz2.BZ2File, b"\xfd7zXZ\x00": lzma.LZMAFile}
 HEAD = 4096  # bytes that are looked at
 NO_TEXT = {  # what no table can be read from
     b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save it as .xlsx or as CSV"),
@@ -74,21 +76,58 @@ def _split(name: str) -> tuple[str, str]:
     return (before, f".{suffix.casefold()}") if dot and before else (stem, "")
 
 
+class Allowance:
+    """What a packed file may still unpack to: RATIO times its own size beside FREE bytes, and MOST in all."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._left = min(MOST, FREE + RATIO * path.stat().st_size)
+
+    def take(self, size: int) -> None:
+        """Count so many unpacked bytes; UserError where there are too many."""
+        self._left -= size
+        if self._left < 0:
+            raise UserError(
+                f"{self._path} unpacks to more than {RATIO} times its size, or than {MOST >> 30} GiB, as no ordinary "
+                "data do; unpack it yourself if you know what it holds"
+            )
+
+
+class _Unpacked(io.RawIOBase):
+    """A stream of unpacked bytes, as far as they are allowed."""
+
+    def __init__(self, path: Path, stream: Any):
+        self._stream, self._allowance = stream, Allowance(path)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        self._allowance.take(len(data))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
 def opened(path: Path) -> IO[bytes]:
     """The bytes of a file as they were before it was compressed, whatever its name says."""
     with open(path, "rb") as file:
         head = file.read(6)
-    if head.startswith(b"\x1f\x8b"):
-        return cast(IO[bytes], gzip.open(path))
-    if head.startswith(b"BZh"):
-        return bz2.open(path)
-    if head.startswith(b"\xfd7zXZ\x00"):
-        return lzma.open(path)
+    stream: Any = next((kind(path) for magic, kind in _PACKED.items() if head.startswith(magic)), None)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
         import pyarrow
 
-        return io.BufferedReader(cast(Any, pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")))
-    return open(path, "rb")
+        stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+    return io.BufferedReader(_Unpacked(path, stream)) if stream else open(path, "rb")
+
+
+def check_archive(path: Path, archive: zipfile.ZipFile) -> None:
+    """UserError where what lies in an archive is too large once unpacked; of each member no more than it says is."""
+    Allowance(path).take(sum(member.file_size for member in archive.infolist()))
 
 
 def look(path: Path) -> tuple[Kind, str]:
@@ -105,6 +144,7 @@ def look(path: Path) -> tuple[Kind, str]:
         return "arrow", ""
     if head.startswith(b"PK\x03\x04"):
         with opened(path) as file, zipfile.ZipFile(io.BytesIO(file.read())) as archive:
+            check_archive(path, archive)
             if "xl/workbook.xml" in archive.namelist():
                 return "xlsx", ""
         raise UserError(f"{path} is a zip archive; unpack it")

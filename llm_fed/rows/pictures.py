@@ -16,6 +16,7 @@ from PIL import Image as PIL
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows.columns import check_column
+from llm_fed.rows.formats import check_archive
 from llm_fed.rows.layout import SPLIT_NAMES, natural_order
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ def read_npz(path: Path) -> Gallery:
 
 def _check_sizes(path: Path, file: Any) -> None:
     """UserError for arrays that do not fit into memory, by what the file says, before anything is decoded."""
+    check_archive(path, file.zip)
     decoded, most = sum(member.file_size for member in file.zip.infolist()), psutil.virtual_memory().total
     if decoded > most:
         raise UserError(

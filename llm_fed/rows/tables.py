@@ -16,6 +16,7 @@ from llm_fed.basics.errors import UserError, install
 from llm_fed.rows import BadRow, FileRows, Row, formats
 from llm_fed.rows.dialects import dialect_of
 
+_MOST_ROWS = 2**20  # of a sheet
 _BATCH = 4096  # rows of a Parquet file that are in memory at once
 
 
@@ -114,8 +115,9 @@ def arrow_rows(file: FileRows, encoding: str) -> Iterator[Row]:
 
 def _of_arrow(file: FileRows, names: Sequence[str], batches: Iterable[Any]) -> Iterator[Row]:
     file.note_names(names)
-    number = count(1)
+    number, allowance = count(1), formats.Allowance(file.path)
     for batch in batches:
+        allowance.take(batch.nbytes)
         batch.validate(full=True)  # offsets and UTF-8, which damage would make wrong
         yield from (Row(f"{file.path}, row {next(number)}", values) for values in batch.to_pylist())
 
@@ -150,6 +152,8 @@ def xlsx_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
 def _cells(sheet: Any) -> Iterator[_TableRow]:
     """The rows of a sheet that hold anything."""
     for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
+        if number > _MOST_ROWS:
+            raise UserError(f"the sheet {sheet.title!r} has more than {_MOST_ROWS:,} rows, which no workbook can have")
         if any(cell is not None and str(cell).strip() for cell in cells):
             yield _TableRow(number, cells)
 

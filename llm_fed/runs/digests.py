@@ -10,6 +10,9 @@ messages (`wire.pack`), in hexadecimal digits:
 
 `sent`, `uploads` and `memory` are by client; `memory` is of those who were asked, and of the server where it has one.
 Each line says as `metrics` how long metrics.jsonl was, and the digest of what was added to it since the line before.
+
+delivered.json has the digests of all other files that a finished run hands out, by file. Some of them, such as
+timing.jsonl, are not the same in equal runs, while digests.jsonl is.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +34,11 @@ from llm_fed.runs.rows import Memory
 from llm_fed.state.wire import Message, pack
 
 FILE = "digests.jsonl"
+DELIVERED = "delivered.json"
+# What is not in delivered.json: itself, what the chain is about, logs of other programs, and runs with digests of their
+# own.
+_APART = {FILE, DELIVERED, "metrics.jsonl", "trackers", "needs"}
+_UNFINISHED = re.compile(r"\..*\.(partial|replaced)")  # what a kill may leave of a file or folder that is written
 Write = Callable[[Path, Mapping[str, Any]], None]
 
 
@@ -50,7 +59,28 @@ def of_memory(memory: Memory) -> str:
 def of_files(folder: Path) -> dict[str, str]:
     """By path below a run folder the digests of the weights that it has exported."""
     files = sorted((folder / "adapters").glob("[!.]*/**/*.safetensors"))
-    return {str(path.relative_to(folder)): digest(path.read_bytes()) for path in files}
+    return {str(path.relative_to(folder)): of_file(path) for path in files}
+
+
+def of_file(path: Path) -> str:
+    """The digest of what a file holds; of what is no file, or cannot be read, a word for that."""
+    try:
+        return digest(read_file(path))
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
+
+
+def delivered(folder: Path) -> dict[str, str]:
+    """By path below a run folder the digests of all that it hands out, and of its checkpoints' manifests, which have
+    those of what lies beside them."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        apart = parts[0] in _APART or parts[0].startswith(".lock") or any(map(_UNFINISHED.fullmatch, parts))
+        if not (apart or path.is_dir()):
+            in_manifest = parts[0] == "checkpoints" and path.name != "manifest.json"
+            found["/".join(parts)] = "in the manifest" if in_manifest else of_file(path)
+    return found
 
 
 class Digests:
@@ -96,7 +126,7 @@ class Digests:
             return
         cut_file(self._path, mark)
         try:
-            self._last = next(reversed(_lines(self._path)), {})
+            self._last = next(reversed(_lines(read_file(self._path))), {})
         except (OSError, ValueError, RecursionError) as error:
             raise RunError(f"{self._path} is damaged: {error}; start again with --fresh") from error
 
@@ -145,10 +175,12 @@ class Chain:
 
     Attributes:
         flaws: (round, what is wrong) with the chain itself or with metrics.jsonl.
+        digest: of the file.
     """
 
     lines: list[dict[str, Any]]
     flaws: list[tuple[int, str]]
+    digest: str = ""
 
     @property
     def rounds(self) -> dict[int, dict[str, Any]]:
@@ -176,7 +208,8 @@ def read(folder: Path, *, finished: bool) -> Chain:
     if metrics.exists() and not metrics.is_file():
         raise UserError(f"{metrics} is no file, so nothing can be compared with it")
     try:
-        lines = _lines(path)
+        data = read_file(path)
+        lines = _lines(data)
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {error}; nothing can be compared with it") from error
     flaws, before, start, expected = [], "", 0, None
@@ -195,7 +228,7 @@ def read(folder: Path, *, finished: bool) -> Chain:
         flaws.append((0, f"the run is finished, and {FILE} has no last line"))
     if finished and metrics.exists() and metrics.stat().st_size > start:
         flaws.append((0, "metrics.jsonl has lines that were added after the end of the run"))
-    return Chain(lines, flaws)
+    return Chain(lines, flaws, digest(data))
 
 
 def _link(before: str, line: Mapping[str, Any]) -> str:
@@ -207,9 +240,9 @@ def _segment(path: Path, start: int, end: int | None) -> bytes:
     return read_file(path, start, end) if path.exists() else b""
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(data: bytes) -> list[dict[str, Any]]:
     """The lines of the file; an unfinished last one of a killed run is left out."""
-    lines = [load_json(line) for line in read_file(path).split(b"\n")[:-1]]
+    lines = [load_json(line) for line in data.split(b"\n")[:-1]]
     for line in lines:
         shapes.check(FILE, line)
     return lines

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,12 @@ from typing import Any
 
 from llm_fed.basics import cgroups, checksum, documents, launchers
 from llm_fed.basics.errors import RunError, UserError, printable
-from llm_fed.basics.files import append_file, check_unlinked, cut_file, remove, write_file
+from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_file, remove, write_file
 from llm_fed.runs import digests, extend, inputs
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.holder import Holder
 from llm_fed.runs.lock import NAME, HeldError, Lock
-from llm_fed.runs.reading import saved_config
+from llm_fed.runs.reading import REOPENED, saved_config
 from llm_fed.runs.records import check_beginning, read_object, read_records, time_of_day
 from llm_fed.settings import datapath, paths, plugins
 from llm_fed.settings.config import Config
@@ -46,8 +47,9 @@ SPLITS = "splits.json"  # in which split each row has been, see `experiment/spli
 # between leaves no folder that seems complete.
 _RESULTS = ("summary.json", "report.html", SAMPLES, EXPERTS, CROSS, EXAMPLES, WARNINGS, "adapters")
 _WRITTEN = (
-    *_RESULTS, "trackers", "environment.json", "start.json", ENDED, CONTINUED, BAD_ROWS, inputs.FILE, "timing.jsonl",
-    digests.FILE, "metrics.jsonl", SPLITS, "network.json", "config.yaml", "checkpoints", "needs",
+    *_RESULTS, REOPENED, "trackers", "environment.json", "start.json", ENDED, CONTINUED, BAD_ROWS, inputs.FILE,
+    digests.DELIVERED, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", "config.yaml",
+    "checkpoints", "needs",
 )  # fmt: skip
 
 _PARTIAL = re.compile(r"\..*\.partial")  # what a kill may leave of a file that is written
@@ -173,8 +175,9 @@ class Run:
         """
         if not self.continues:
             self._delete(_WRITTEN)
-        elif self._reopened:
-            self._delete([*_RESULTS, *([ENDED] if self._goes_on else ())])
+        elif self._reopened:  # what it handed out stays until there is something new
+            self.remember(REOPENED, {"round": self.reached})
+            self._delete([ENDED] if self._goes_on else ())
         self._delete([path.name for path in self.folder.iterdir() if _PARTIAL.fullmatch(path.name)])
         limit = min(self.config.checkpoint.memory_limit * 2**30, cgroups.free_memory()[0] // 2)  # else the kernel kills
         try:
@@ -187,9 +190,11 @@ class Run:
         text = documents.dump(as_dict(self.config))
         self._write("config.yaml", checksum.commented(text).encode())
         self.forget_left()
-        if self._timing_file.exists():
-            data = self._timing_file.read_bytes()
-            cut_file(self._timing_file, data.rfind(b"\n") + 1)  # a power failure may have left half a line
+        if self._timing_file.exists():  # a power failure may have left half a line
+            try:
+                cut_file(self._timing_file, read_file(self._timing_file).rfind(b"\n") + 1)
+            except OSError as error:
+                raise _unwritable(self._timing_file, error) from error
 
     def _delete(self, names: Iterable[str]) -> None:
         for path in (self.folder / name for name in names):
@@ -256,7 +261,8 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         """The content of summary.json where the run is finished, and what is asked of it has not changed."""
-        return None if self._fresh or self._reopened else self.recall("summary.json")
+        is_open = self._fresh or self._reopened or (self.folder / REOPENED).exists()
+        return None if is_open else self.recall("summary.json")
 
     @property
     def ended(self) -> dict[str, Any] | None:
@@ -347,8 +353,20 @@ class Run:
     def remember(self, name: str, value: Mapping[str, Any]) -> None:
         """Write a small JSON file of the run folder with its checksum, whole or not at all; RunError if the disk is
         full."""
-        text = json.dumps(checksum.added(value), indent=1, ensure_ascii=False)
-        self._write(name, text.encode(errors="backslashreplace"))  # JSON's own escape for half of a character
+        self._write(name, _as_file(value))
+
+    def conclude(self, summary: Mapping[str, Any], changed: Collection[str] = ()) -> None:
+        """Take down the digests of all that the run hands out, or of what has `changed` of it, and write summary.json,
+        the last file: a folder that has it is complete. RunError if the disk is full."""
+        data, now = _as_file(summary), digests.delivered(self.folder)
+        now = now | {"summary.json": digests.digest(data)}
+        now.pop(REOPENED, None)
+        if changed:
+            take_down(self.folder, {name: now[name] for name in ("summary.json", *changed) if name in now})
+        else:
+            self.remember(digests.DELIVERED, {"files": now})
+        self._write("summary.json", data)
+        self.forget(REOPENED)
 
     def write_lines(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
         """Write a JSONL file of the run folder, whole or not at all; RunError if the disk is full."""
@@ -379,6 +397,18 @@ class Run:
             raise RunError(f"{path} is damaged: {error}; start again with --fresh") from error
 
 
+def take_down(folder: Path, changed: Mapping[str, str]) -> None:
+    """Replace in delivered.json the digests of files that were written anew after the end of a run."""
+    path = folder / digests.DELIVERED
+    if path.exists():  # an earlier version had none
+        write_file(path, _as_file({"files": {**read_object(path)["files"], **changed}}))
+
+
+def _as_file(value: Mapping[str, Any]) -> bytes:
+    text = json.dumps(checksum.added(value), indent=1, ensure_ascii=False)
+    return text.encode(errors="backslashreplace")  # JSON's own escape for half of a character
+
+
 def as_before(config: Config, saved: Mapping[str, Any]) -> Config:
     """The configuration with what `auto` has meant in the run that is continued."""
     if config.base.dtype == "auto":
@@ -396,9 +426,9 @@ def _linked_away(trackers: Path) -> Iterator[Path]:
 
 
 def _unwritable(path: Path, error: OSError) -> RunError:
-    return RunError(
-        f"cannot write {path}: {error.strerror or error}. Make room, then give the same command to continue."
-    )
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    what = "Make room" if full else "Let this user write there, or give another --out"
+    return RunError(f"cannot write {path}: {error.strerror or error}. {what}, then give the same command to continue.")
 
 
 def _renamed(changes: extend.Changes, saved: Mapping[str, Any], now: Config) -> set[str]:

@@ -20,6 +20,7 @@ from llm_fed.settings.configfile import as_dict, from_dict
 # What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
 _FORMERLY = {"base.dtype": "bfloat16", "eval.base": False, "task.held_out": "position"}
 
+REOPENED = "reopened.json"  # a finished run goes on: its results are those of its earlier end
 HERE = "."  # where the adapters of a merge's output lie, beside its summary
 
 
@@ -100,6 +101,11 @@ def finished(folder: Path) -> dict[str, Any]:
             f"name a round that it has kept: {folder}@ROUND"
         )
     return done
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether a run is at its end; one that goes on keeps its earlier results until then."""
+    return (folder / "summary.json").exists() and not (folder / REOPENED).exists()
 
 
 def saved_summary(folder: Path) -> dict[str, Any] | None:

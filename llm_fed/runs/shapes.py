@@ -318,5 +318,6 @@ _FILES: Mapping[str, Shape] = {
     "ended.json": _ENDED,
     "continued.json": _keys(round=_positive),
     "start.json": _keys(sha256=_text),
+    "delivered.json": _keys(files=_sums),
     "inputs.json": _by(_text, _sums),
 }  # fmt: skip

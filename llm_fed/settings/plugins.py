@@ -111,6 +111,10 @@ def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
 def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
     """NotAllowed where the configuration of a folder, in this `file`, names code that neither an installed package
     publishes as an entry point nor the user allows, and how to allow it. Nothing is imported."""
+    base = tree.get("base")
+    name = str(base.get("name")) if isinstance(base, Mapping) else ""
+    if os.path.isdir(name) and Path(os.path.realpath(name)).is_relative_to(os.path.realpath(file.parent)):
+        check_brought(file, f"base.name={name!r}, which it brings along with its tokenizer and chat template", name)
     if not (named := named_in(tree)):
         return  # without a look at every installed package
     known = {f"{point.module}:{point.attr}" for group in _GROUPS for point in _installed(group)}
@@ -123,6 +127,16 @@ def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
         "llm_fed, and looking at a run does not run code that its folder names; if you trust that code, add "
         f"{' '.join(f'--allow {name}' for name in names)} (from Python: allow={names})"
     )
+
+
+def check_brought(file: Path, what: str, name: str) -> None:
+    """NotAllowed where a file of a folder has what takes whatever time and memory it likes, unless the user allows its
+    name."""
+    if name not in _trusted.get():
+        raise NotAllowed(
+            f"{file} has {what}, and may take all time and memory; if you trust whoever made it, add --allow {name} "
+            f"(from Python: allow=[{name!r}])"
+        )
 
 
 def _installed(group: str) -> Iterator[EntryPoint]:

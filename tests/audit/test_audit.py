@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from llm_fed.audit.replay import Replay
 from llm_fed.basics import checksum
 from llm_fed.engine import fit
 from llm_fed.runs import digests
+from llm_fed.runs.folder import take_down
 from llm_fed.runs.tracking import Reporter
 
 
@@ -190,6 +192,7 @@ def test_a_run_that_was_continued_elsewhere_is_not_expected_to_be_equal_to_the_l
     path = folder / "environment.json"
     said = checksum.checked(json.loads(path.read_text()))
     path.write_text(json.dumps(checksum.added({**said, "continued": [{"torch": "another"}]})))
+    take_down(folder, {path.name: digests.of_file(path)})
     found = audit_runs.audited(folder, config)
     assert not found.findings and any("was continued in another environment" in line for line in found.unchecked)
     assert list(found.drift) == ["run 0-2", "run 2-3"]
@@ -241,3 +244,81 @@ def test_the_command(llm_fed, finished, tmp_path):
     (folder / digests.FILE).unlink()
     said = llm_fed("audit", folder)
     assert said.code == 1 and "digests.jsonl was there when this checkpoint was written" in said.out
+
+
+def _files(folder: Path) -> list[str]:
+    """All files of a run but locks, one of those that only differ in their client or round."""
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    alike = {re.sub(r"adapters/\w+|rows/.*|\d+", "", name): name for name in names if not name.startswith(".lock")}
+    return sorted(alike.values())
+
+
+def test_every_file_of_a_run_counts(runs, tmp_path):
+    """Each in turn changed, which differs; removed or added, which is not verified; never silence."""
+    config, clean = runs["fedit"]
+    for name in _files(clean):
+        for change in ("changed", "removed", "added"):
+            folder = shutil.copytree(clean, tmp_path / "run")
+            path = folder / name
+            if change == "changed":
+                data = path.read_bytes()
+                path.write_bytes(data[:-2] + bytes([data[-2] ^ 1]) + data[-1:])
+            elif change == "removed":
+                path.unlink()
+            else:
+                path.with_name(f"more-{path.name}").write_bytes(path.read_bytes())
+            found = audit(folder, sample=0, reporter=Reporter(Console(quiet=True)), base=audit_runs.base_of(config))
+            assert found.code in ((1,) if change == "changed" else (1, 3)), (name, change, found)
+            if change == "added":
+                assert any(f"more-{path.name}" in line for line in found.unchecked) and not found.findings
+            shutil.rmtree(folder)
+
+
+def _with_network(folder: Path) -> None:
+    (folder / "network.json").write_text("{}")
+
+
+def _with_another_torch(folder: Path) -> None:
+    said = checksum.checked(json.loads((folder / "environment.json").read_text()))
+    (folder / "environment.json").write_text(json.dumps(checksum.added(said | {"torch": "another"})))
+
+
+def _with_another_alpha(folder: Path) -> None:
+    path = folder / "adapters/ada/adapter_config.json"
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(said | {"lora_alpha": 10 * said["lora_alpha"]}))
+
+
+def _signed_anew(folder: Path) -> None:
+    """Whoever changes a file can change its digest: then it does not follow from the rounds."""
+    _with_another_alpha(folder)
+    path = folder / "adapters/ada/adapter_config.json"
+    take_down(folder, {"adapters/ada/adapter_config.json": digests.of_file(path)})
+
+
+@pytest.mark.parametrize(
+    ("forge", "code", "said"),
+    [
+        (lambda folder: None, 0, "rounds 1, 2, 3, trained again"),
+        (_with_network, 3, "network.json: the run has not written it"),
+        (_with_another_torch, 1, "environment.json is not what the run wrote"),
+        (lambda folder: shutil.rmtree(folder / "checkpoints/round-0002"), 3, "round-0002/manifest.json: it is missing"),
+        (_with_another_alpha, 1, "adapter_config.json is not what the run wrote"),
+        (_signed_anew, 1, "the exported model does not follow"),
+        (lambda folder: (folder / digests.DELIVERED).unlink(), 3, "their digests are in delivered.json"),
+    ],
+)
+def test_a_forged_folder_is_told(runs, tmp_path, forge, code, said):
+    config, clean = runs["fedit"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    forge(folder)
+    found = audit_runs.audited(folder, config)
+    text = "\n".join([*found.checked, *found.unchecked, *(item.what for item in found.findings)])
+    assert found.code == code and said in text, found
+
+
+def test_nobody_knows_beforehand_which_rounds_are_trained_again(runs):
+    config, clean = runs["half of the clients"]
+    quiet = Reporter(Console(quiet=True))
+    drawn = {tuple(audit(clean, sample=1, reporter=quiet, base=audit_runs.base_of(config)).checked) for _ in range(12)}
+    assert len(drawn) > 1

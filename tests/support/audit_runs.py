@@ -21,6 +21,8 @@ from llm_fed.audit.findings import Audit
 from llm_fed.basics import checksum
 from llm_fed.bench.bases import Bases
 from llm_fed.experiment import run
+from llm_fed.runs import digests
+from llm_fed.runs.folder import take_down
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
 from llm_fed.settings.config import Config
@@ -53,6 +55,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "extended": {"local": {"lr_end": 0.05}},
 } | {name + OF_IMAGES: {} for name in image_runs.RUNS}  # fmt: skip
 _BASES = Bases()
+
+
+def base_of(config: Config) -> Any:
+    """The base of a run, loaded once."""
+    return _BASES.of(config)
 
 
 def configured(family: str, data: Path) -> Config:
@@ -95,6 +102,7 @@ def audited(folder: Path, config: Config, *, elsewhere: int = 0) -> Audit:
                 packing = 3 if said["clients_per_pass"] == 1 else 1
                 other = {"torch": "another", "threads": elsewhere, "clients_per_pass": packing}
                 path.write_text(json.dumps(checksum.added({**said, **other})))
+                take_down(path.parent, {path.name: digests.of_file(path)})
     found, kernels = Audit(), torch.backends.mkldnn
     kernels.set_flags(_enabled=not elsewhere)
     try:

@@ -12,6 +12,7 @@ from llm_fed.runs.folder import SPLITS
 def without_digests(folder: Path) -> None:
     """Of a version that took no digests down."""
     (folder / digests.FILE).unlink()
+    (folder / digests.DELIVERED).unlink(missing_ok=True)
     held = Checkpoints(folder / "checkpoints")
     for round in held.rounds():
         saved = held.load(round)
