@@ -89,7 +89,7 @@ def test_run_with_words_and_the_default_folder(small, llm_fed, tmp_path, monkeyp
     assert "round 1/1: loss" in said.err and "\x1b" not in said.err  # plain lines where there is no terminal
     folder = tmp_path / "runs/mine-local-seed3"
     assert {path.name for path in folder.iterdir() if not path.name.startswith(".")} == {
-        "adapters", "checkpoints", "config.yaml", "digests.jsonl", "environment.json", "inputs.json",
+        "adapters", "checkpoints", "config.yaml", "delivered.json", "digests.jsonl", "environment.json", "inputs.json",
         "metrics.jsonl", "report.html", "samples.jsonl", "splits.json", "summary.json", "timing.jsonl",
         "test_scores.jsonl", "cross.json", "warnings.json",
     }  # fmt: skip

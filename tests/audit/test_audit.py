@@ -322,3 +322,14 @@ def test_nobody_knows_beforehand_which_rounds_are_trained_again(runs):
     quiet = Reporter(Console(quiet=True))
     drawn = {tuple(audit(clean, sample=1, reporter=quiet, base=audit_runs.base_of(config)).checked) for _ in range(12)}
     assert len(drawn) > 1
+
+
+def test_an_audit_writes_nothing(runs, tmp_path):
+    """So it needs no lock, and reads a colleague's run."""
+    config, clean = runs["fedit"]
+    folder = shutil.copytree(clean, tmp_path / "run")
+    for path in folder.glob(".lock*"):
+        path.unlink()
+    before = {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]}
+    assert audit_runs.audited(folder, config).code == 0
+    assert {path: path.stat().st_mtime_ns for path in [folder, *folder.rglob("*")]} == before

@@ -109,7 +109,7 @@ def results(folder: Path) -> dict[str, bytes]:
     paths = [path for path in folder.rglob("*") if path.is_file()]
     names = {str(path.relative_to(folder)): path for path in paths}
     assert "report.html" in names and not [name for name in names if "partial" in name]
-    skipped = ("checkpoints/", "timing.jsonl", "report.html", ".lock")
+    skipped = ("checkpoints/", "timing.jsonl", "report.html", "delivered.json", ".lock")
     return {name: path.read_bytes() for name, path in sorted(names.items()) if not name.startswith(skipped)}
 
 

@@ -133,7 +133,7 @@ def test_read_beside_its_writer_at_every_line(small, runs, tmp_path):
     whole = runs("own steps")
     train(config(small, "own steps"), tmp_path / "run", reporter=Reading())
     assert set(found) == set(range(1, ROUNDS + 1)) and found == sorted(found)
-    skipped = ("timing.jsonl", "report.html", ".lock")
+    skipped = ("timing.jsonl", "report.html", "delivered.json", ".lock")
     mine, other = (
         {
             name.removeprefix(str(folder)): data

@@ -28,6 +28,7 @@ from llm_fed.network import server
 from llm_fed.runs import extend, tracking
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import Run
+from llm_fed.runs.reading import is_finished
 from llm_fed.runs.records import read_records, timed_rounds
 from llm_fed.scoring.scores import summarize
 from llm_fed.settings import configfile
@@ -90,7 +91,7 @@ def train(small, folder: Path, rounds: int, **changes: Any) -> list[str]:
 
 def results(folder: Path) -> dict[str, bytes]:
     """What equal runs have alike: every file but times, checkpoints and the page that shows the times."""
-    skipped = ("checkpoints/", "timing.jsonl", "report.html", ".lock", "needs/")
+    skipped = ("checkpoints/", "timing.jsonl", "report.html", "delivered.json", ".lock", "needs/")
     paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in sorted(paths.items()) if not name.startswith(skipped)}
 
@@ -201,9 +202,7 @@ def _breaks_off(after: int) -> Any:
 
 # What the way from a finished short run to an extended one does to the disk, each of which may be the last thing done.
 STEPS = [
-    ("pathlib:Path.unlink", "summary.json"),
-    ("pathlib:Path.unlink", "report.html"),
-    ("shutil:rmtree", "adapters"),
+    ("os:replace", "reopened.json"),
     ("os:replace", "config.yaml"),
     ("llm_fed.runs.folder:cut_file", "metrics.jsonl"),
     ("llm_fed.runs.folder:Run.log", ""),
@@ -232,8 +231,11 @@ def test_stopped_anywhere_on_the_way_it_continues_with_the_same_command(small, p
             _stop_at(patch, function, match)
             with pytest.raises(KeyboardInterrupt):
                 train(small, run, 4, eval={"every": 3})
-        assert (run / "summary.json").exists() == (place == 0)
+        assert is_finished(run) == (place == 0)
+        earlier = (run / "summary.json", *run.glob("adapters/*/adapter_config.json"))
+        assert all(path.exists() for path in earlier) and len(earlier) == 4  # for whoever reads them meanwhile
     train(small, run, 4, eval={"every": 3})
+    assert is_finished(run)
     assert results(run) == results(pair / "long")
 
 

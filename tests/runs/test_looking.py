@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -10,10 +11,15 @@ from pathlib import Path
 import outside
 import pytest
 import yaml
+from chat_forms import CHATML, form_for
 
 import llm_fed as package
 from llm_fed.basics import checksum
+from llm_fed.kinds.language import load_base
+from llm_fed.models import prompt
 from llm_fed.settings import plugins
+from llm_fed.settings.config import BaseConfig
+from llm_fed.tasks.templates import template_of
 
 NAME = "half:Half"
 BOMB = "from pathlib import Path\nPath('exploded').touch()\n"
@@ -75,6 +81,55 @@ def test_every_place_that_names_code(strange, llm_fed, place):
     outside.module(Path.cwd(), "bomb", BOMB)
     llm_fed("eval", strange, "--allow", NAME).assert_refused(f"{'.'.join(place)}='bomb:TASK'", "--allow bomb:TASK")
     assert not Path("exploded").exists()
+
+
+@pytest.fixture
+def of_a_stranger(finished, tmp_path) -> Path:
+    """A run that brings a chat template."""
+    folder = Path(shutil.copytree(finished, tmp_path / "theirs"))
+    for path in folder.glob("adapters/*/prompt.json"):
+        said = checksum.checked(json.loads(path.read_text()))
+        del said["text"]
+        said |= {"chat_template": "{% for a in range(9) %}{{ messages[0].content }}{% endfor %}", "date_string": ""}
+        path.write_text(json.dumps(checksum.added(said)))
+    return folder
+
+
+TEMPLATE = "has a chat template that is not its base's, which is a program"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["eval", "{}"], ["chat", "{}"], ["export", "{}", "models", "--merged"],
+     ["chat", "--base", "BASE", "--adapter", "{}/adapters/ada"]],
+    ids=str,
+)  # fmt: skip
+def test_no_template_of_a_stranger_runs(of_a_stranger, small, here, llm_fed, words):
+    words = [word.format(of_a_stranger).replace("BASE", str(small.base)) for word in words]
+    llm_fed(*words).assert_refused(TEMPLATE, "--allow prompt.json")
+    assert llm_fed(*words, "--allow", "prompt.json").code == 0
+
+
+def test_the_bases_own_template_needs_no_word(small, tmp_path):
+    base = load_base(BaseConfig(name=str(small.base), dtype="float32"), "cpu")
+    base.tokenizer.chat_template = form_for("with marks", CHATML).text
+    template = template_of("chat", base.tokenizer)
+    said = prompt.Prompt(template, (1,), 4)
+    (tmp_path / prompt.FILE).write_bytes(said.as_json(base.tokenizer, base.source))
+    assert prompt.prompt_for(base, tmp_path) == said
+    base.tokenizer.chat_template = base.tokenizer.chat_template + " "
+    with pytest.raises(plugins.NotAllowed, match=TEMPLATE):
+        prompt.prompt_for(base, tmp_path)
+
+
+def test_no_base_that_a_run_brings_along_is_loaded(finished, small, tmp_path, llm_fed):
+    folder = Path(shutil.copytree(finished, tmp_path / "theirs"))
+    shutil.copytree(small.base, folder / "own")
+    tree = yaml.safe_load(checksum.uncommented((folder / "config.yaml").read_text()))
+    tree["base"]["name"] = str(folder / "own")
+    (folder / "config.yaml").write_text(yaml.safe_dump(tree))
+    llm_fed("eval", folder).assert_refused("brings along with its tokenizer", f"--allow {folder / 'own'}")
+    assert llm_fed("eval", folder, "--allow", folder / "own").code == 0
 
 
 def test_what_the_user_allows_runs(strange, llm_fed):

@@ -18,7 +18,7 @@ from llm_fed.runs.tracking import Reporter
 
 def files(folder: Path) -> dict[str, bytes]:
     """What must not depend on how often a run was killed."""
-    skipped = ("checkpoints/", "timing.jsonl", "report.html", ".lock")
+    skipped = ("checkpoints/", "timing.jsonl", "report.html", "delivered.json", ".lock")
     found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if not name.startswith(skipped)}
 

@@ -45,7 +45,7 @@ PLACES = (
     "pathlib:Path.unlink", "shutil:rmtree",
 )  # fmt: skip
 NO_ROUND = "no checkpoint of any round"  # why a run that has begun is not finished
-VOLATILE = ("checkpoints/", "timing.jsonl", "report.html", ".lock")
+VOLATILE = ("checkpoints/", "timing.jsonl", "report.html", "delivered.json", ".lock")
 
 
 class Pressing(Reporter):

@@ -1,0 +1,70 @@
+"""Bases of strangers: what their config.json and tokenizer.json ask for is refused before it is done."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import tiny_base
+
+from llm_fed.basics.errors import UserError
+from llm_fed.kinds.language import load_base
+from llm_fed.models.loading import read_tokenizer
+from llm_fed.settings.config import BaseConfig
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    return tiny_base.folder(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def folder(whole, tmp_path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "base"))
+
+
+def change(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"num_hidden_layers": 10**7},
+        {"n_layer": 10**12},
+        {"text_config": {"num_hidden_layers": 10**7}},
+        {"vision_config": [{"depths": [2, 10**6]}]},
+        {"num_local_experts": 10**6},
+        {"encoder_layers": 10**5},
+        {"vocab_size": 10**12},
+        {"hidden_size": 2**40},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("load", [lambda config: load_base(config, "cpu"), read_tokenizer], ids=["model", "tokenizer"])
+def test_absurd_numbers_are_refused_at_once(folder, asked, load):
+    change(folder / "config.json", **asked)
+    start = time.process_time()
+    with pytest.raises(UserError, match="no model has more than"):
+        load(BaseConfig(name=str(folder), dtype="float32"))
+    assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
+def test_a_base_does_not_choose_whose_attention_runs(folder, key):
+    """transformers would fetch this one from the Hub."""
+    change(folder / "config.json", **{key: "somebody/attention"})
+    base = load_base(BaseConfig(name=str(folder), dtype="float32"), "cpu")
+    assert base.model.config._attn_implementation == "sdpa"
+
+
+def test_a_tokenizer_that_panics_is_an_error(folder):
+    """A panic of Rust's is no Exception."""
+    single = [{"SpecialToken": {"id": "absent", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    post = {"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {}}
+    change(folder / "tokenizer.json", post_processor=post)
+    with pytest.raises(UserError, match="the tokenizer of .* fails, as its tokenizer.json cannot be used"):
+        load_base(BaseConfig(name=str(folder), dtype="float32"), "cpu")
