@@ -21,7 +21,7 @@ from llm_fed.kinds import Kind
 from llm_fed.kinds.images import CONFIG, PROCESSING, Images, load_images
 from llm_fed.kinds.modules import FILE as MODULE
 from llm_fed.kinds.modules import Modules
-from llm_fed.models.forms import check_sizes
+from llm_fed.models.forms import check_settings
 from llm_fed.models.images import ARCHITECTURES, head_of
 from llm_fed.models.joined import respond
 from llm_fed.models.labels import read_labels
@@ -142,7 +142,7 @@ def load_own(folder: str | Path, module: nn.Module, name: str) -> nn.Module | Pe
 def _base(settings: dict[str, Any], processing: dict[str, Any], labels: tuple[str, ...], device: str) -> Images:
     """A base from which the parts that config.json names can be made, with any weights."""
     if "checkpoint" in settings:
-        check_sizes(settings["checkpoint"])
+        check_settings(settings["checkpoint"])
         name, config = "", AutoConfig.for_model(**settings["checkpoint"])
         attn = attention(AutoModelForImageClassification, config, torch.float32, device)
         model: nn.Module = AutoModelForImageClassification.from_config(config, attn_implementation=attn)

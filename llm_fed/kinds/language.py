@@ -325,8 +325,6 @@ def load_base(config: BaseConfig, device: str) -> Language:
     if config.device_map and device == "cpu":
         raise UserError("base.device_map=auto splits the base over GPUs, but this run is on the CPU; leave it out")
     folder_or_id = check_name(config.name)
-    # Before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # It warns of missing optional kernels when imported, and with int8 at every layer of every forward pass.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     settings = config_of(config.name, folder_or_id, config.revision)

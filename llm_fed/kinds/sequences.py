@@ -7,7 +7,6 @@ What is trained are adapters, and whole all linear layers between the encoder an
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -330,7 +329,6 @@ def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
         raise UserError("base.quantization and base.device_map are for language models that write; leave them out")
     found = read_config(base)
     head = head_for(found, task, base.name, config.task.labels)
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # as in `language.load_base`
     folder = check_name(base.name)
     by_name = {label: place for place, label in enumerate(head.labels)}
     try:

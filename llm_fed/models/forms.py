@@ -91,17 +91,20 @@ def check_quantization(name: str, config: Any) -> None:
         raise _refused(name, f"is quantised with {str(kind).upper()}", _unquantised(str(kind)))
 
 
-def check_sizes(config: Mapping[str, Any]) -> None:
-    """Refuse a config.json with more layers, experts or entries than any model has, before one is made of it.
+def check_settings(config: Mapping[str, Any]) -> None:
+    """Refuse a config.json with more layers, experts or entries than any model has, before one is made of it, or with
+    the name of an implementation, whose code transformers would fetch.
 
     Raises:
-        ValueError: which number it is.
+        ValueError: which key it is.
     """
     for key, value in config.items():
+        if "_implementation" in key and value not in (None, "eager", "sdpa"):
+            raise ValueError(f"its config.json says {key}={value!r:.60}, which may be anybody's code; take that out")
         most = _MOST_LAYERS if _COUNTS.search(key) else _MOST
-        for number in value if isinstance(value, list) else [value]:
+        for number in value if isinstance(value, list) else (value,):
             if isinstance(number, Mapping):
-                check_sizes(number)
+                check_settings(number)
             elif type(number) is int and number > most:
                 raise ValueError(f"its config.json says {key}={number}, and no model has more than {most:,}")
 

@@ -112,12 +112,14 @@ def attention(models: Any, config: PretrainedConfig, dtype: torch.dtype, device:
 def read_settings(place: str, revision: str | None = None, *, local: bool = False) -> PretrainedConfig:
     """A base's config.json as transformers reads it; ValueError where it asks for what no model has."""
     known, _ = PretrainedConfig.get_config_dict(place, revision=revision, local_files_only=local)
-    forms.check_sizes(known)
+    forms.check_settings(known)
     return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False, local_files_only=local)
 
 
 def read_words(place: str, revision: str | None = None, *, local: bool = False) -> PreTrainedTokenizerBase:
     """A base's tokenizer, tried once; UserError where its tokenizer.json panics."""
+    # Before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with panics(f"the tokenizer of {place}"):
         found = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False, local_files_only=local)
         found("One, two: 3")

@@ -35,10 +35,9 @@ from llm_fed.state.wire import Message, pack
 
 FILE = "digests.jsonl"
 DELIVERED = "delivered.json"
-# What is not in delivered.json: itself, what the chain is about, logs of other programs, and runs with digests of their
-# own.
-_APART = {FILE, DELIVERED, "metrics.jsonl", "trackers", "needs"}
-_UNFINISHED = re.compile(r"\..*\.(partial|replaced)")  # what a kill may leave of a file or folder that is written
+_APART = {FILE, DELIVERED, "metrics.jsonl"}  # not in delivered.json
+_OTHERS = ("trackers", "needs")  # logs of other programs, and runs with digests of their own: only that they are there
+_PASSING = re.compile(r"\.lock(\.\d+)?|\..*\.(partial|replaced)")  # locks, and what a kill may leave of what is written
 Write = Callable[[Path, Mapping[str, Any]], None]
 
 
@@ -73,10 +72,10 @@ def of_file(path: Path) -> str:
 def delivered(folder: Path) -> dict[str, str]:
     """By path below a run folder the digests of all that it hands out, and of its checkpoints' manifests, which have
     those of what lies beside them."""
-    found = {}
+    found = {name: "has digests of its own, or none" for name in _OTHERS if (folder / name).exists()}
     for path in sorted(folder.rglob("*")):
         parts = path.relative_to(folder).parts
-        apart = parts[0] in _APART or parts[0].startswith(".lock") or any(map(_UNFINISHED.fullmatch, parts))
+        apart = parts[0] in {*_APART, *_OTHERS} or any(map(_PASSING.fullmatch, parts))
         if not (apart or path.is_dir()):
             in_manifest = parts[0] == "checkpoints" and path.name != "manifest.json"
             found["/".join(parts)] = "in the manifest" if in_manifest else of_file(path)

@@ -53,12 +53,14 @@ def test_absurd_numbers_are_refused_at_once(folder, asked, load):
     assert time.process_time() - start < 5
 
 
-@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "_attn_implementation_internal"])
-def test_a_base_does_not_choose_whose_attention_runs(folder, key):
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+@pytest.mark.parametrize("below", [False, True])
+def test_a_base_does_not_choose_whose_attention_runs(folder, key, below):
     """transformers would fetch this one from the Hub."""
-    change(folder / "config.json", **{key: "somebody/attention"})
-    base = load_base(BaseConfig(name=str(folder), dtype="float32"), "cpu")
-    assert base.model.config._attn_implementation == "sdpa"
+    named = {key: "somebody/attention"}
+    change(folder / "config.json", **({"text_config": named} if below else named))
+    with pytest.raises(UserError, match=f"{key}='somebody/attention', which may be anybody's code"):
+        load_base(BaseConfig(name=str(folder), dtype="float32"), "cpu")
 
 
 def test_a_tokenizer_that_panics_is_an_error(folder):

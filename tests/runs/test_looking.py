@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -100,13 +101,20 @@ TEMPLATE = "has a chat template that is not its base's, which is a program"
 
 @pytest.mark.parametrize(
     "words",
-    [["eval", "{}"], ["chat", "{}"], ["export", "{}", "models", "--merged"],
-     ["chat", "--base", "BASE", "--adapter", "{}/adapters/ada"]],
+    [
+        ["chat", "{}"],
+        ["export", "{}", "models", "--merged"],
+        ["eval", "--base", "BASE", "--adapter", "{}/adapters/ada", "--data", "DATA"],
+        ["chat", "--base", "BASE", "--adapter", "{}/adapters/ada"],
+    ],
     ids=str,
 )  # fmt: skip
-def test_no_template_of_a_stranger_runs(of_a_stranger, small, here, llm_fed, words):
-    words = [word.format(of_a_stranger).replace("BASE", str(small.base)) for word in words]
-    llm_fed(*words).assert_refused(TEMPLATE, "--allow prompt.json")
+def test_no_template_of_a_stranger_runs(of_a_stranger, small, here, llm_fed, monkeypatch, words):
+    places = {"BASE": str(small.base), "DATA": str(sorted(small.data.rglob("*.jsonl"))[0])}
+    words = [places.get(word, word.format(of_a_stranger)) for word in words]
+    monkeypatch.setattr("sys.stdin", io.StringIO("w20 w21\n"))
+    said = llm_fed(*words)
+    assert said.code == 2 and TEMPLATE in said.err and "--allow prompt.json" in said.err
     assert llm_fed(*words, "--allow", "prompt.json").code == 0
 
 
