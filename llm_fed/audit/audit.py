@@ -22,7 +22,6 @@ from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
 from llm_fed.experiment.environment import FORMERLY, WAYS, environment, use_recorded
 from llm_fed.kinds import Kind
-from llm_fed.method import Method
 from llm_fed.runs import digests
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import is_finished, read_config
@@ -132,7 +131,7 @@ def _compare(
         if changed:
             said = f"this is another environment than the run's ({'; '.join(changed)})"
             report.unchecked.append(f"a bit-for-bit comparison: {said}")
-        if why := _why_not(folder, method):
+        if why := _why_not(folder, method.unaudited):
             report.unchecked.append(why)
             return
         rows = splits.known(folder, config)
@@ -155,14 +154,18 @@ def _compare(
                 report.unchecked.append(f"the rest, which cannot be computed from what was found ({why})")
 
 
-def _why_not(folder: Path, method: Method) -> str:
-    """What of a run cannot be computed again here whatever one does, and why; empty: all can."""
+def _why_not(folder: Path, of_method: str) -> str:
+    """What of a run cannot be computed again here whatever one does, and why; empty: all can.
+
+    Args:
+        of_method: what its method says of that.
+    """
     if (folder / "network.json").exists():
         return (
             "clients' training, server steps and scores: over a network, clients keep their examples, and the server "
             "keeps no uploads"
         )
-    return method.unaudited
+    return of_method
 
 
 def _unchanged_since(replay: Replay, rows: splits.KnownRows, report: Audit) -> int | None:

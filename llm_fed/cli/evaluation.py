@@ -155,16 +155,9 @@ def report(
             raise UserError(f"{run_dir}: a report is of all rounds of a run; give {whole}")
         held = "holds a comparison" if (run_dir / "table.json").is_file() else "has no config.yaml"
         raise UserError(f"{run_dir} is not the folder of a run: it {held}; give the --out of an llm-fed run")
-    from llm_fed.eval.report import write_report  # takes seconds, so mistakes are named first
-    from llm_fed.runs.digests import of_file
-    from llm_fed.runs.folder import take_down
-    from llm_fed.runs.reading import is_finished
+    from llm_fed.eval.report import write_anew  # takes seconds, so mistakes are named first
 
-    done = is_finished(run_dir)
-    path = write_report(run_dir, goes_on=not done)
-    if done:
-        take_down(run_dir, {path.name: of_file(path)})
-    out.print(str(path))
+    out.print(str(write_anew(run_dir)))
 
 
 @app.command(rich_help_panel="Use a finished run")
