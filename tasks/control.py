@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -55,6 +56,20 @@ def answer_of(reply: str) -> str:
     if not reply.lstrip().startswith(THINK):
         return reply
     return reply[reasoning(reply) :] if THOUGHT in reply else ""
+
+
+def read_as_text(spelled: Counter[str], halves: int) -> list[str]:
+    """What a user should know of examples that are not read as they stand.
+
+    Args:
+        spelled: examples by the first control token that they spell.
+        halves: examples with halves of characters.
+    """
+    said = [f"halves of characters (lone surrogates) in {halves} examples are read as U+FFFD"] if halves else []
+    if spelled:
+        names = ", ".join(repr(text) for text, _ in spelled.most_common(3))
+        said.append(f"{names} in {spelled.total()} examples are read as text, not as control tokens")
+    return said
 
 
 class Marks:

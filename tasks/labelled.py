@@ -44,7 +44,8 @@ class LabelScheme(Scheme):
     def _example(self, row: Row, group: str) -> Example:
         roles = self.roles
         pair = cells.text_of(row, roles["input"]) if "input" in roles else ""
-        label = _plain(cells.text_of(row, roles["answer"]))
+        given = cells.parsed(cells.held(row, roles["answer"]))  # a list is no class, also where it is written as text
+        label = _plain(cells.as_text(given, row.where, roles["answer"]))
         if not label:
             raise UserError(f"{row.where}: column {roles['answer']!r} is empty; fill it, or drop the row")
         return Example(cells.text_of(row, roles["prompt"]), (label,), group=group, pair=pair)

@@ -33,13 +33,18 @@ def of_texts(asked: str, chosen: str, rejected: str, earlier: Sequence[Turn], wh
 
 def of_conversations(chosen: Sequence[Turn], rejected: Sequence[Turn], where: str, group: str) -> Example:
     """Two conversations that begin alike; only the answers behind the common turns are compared. UserError where they
-    are the same, or one is the beginning of the other."""
+    are the same, one is the beginning of the other, or what differs first is no answer."""
     pairs = zip(chosen, rejected, strict=False)
     shared = next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
     behind = chosen[shared:], rejected[shared:]
     for name, turns, other in (("chosen", *behind), ("rejected", *behind[::-1])):
         if other and not any(turn.role == "assistant" for turn in turns):
             raise UserError(f"{where}: the {name} answer is empty behind what both share; fill it, or drop the row")
+    if all(behind) and (apart := [turns[0] for turns in behind if turns[0].role != "assistant"]):
+        raise UserError(
+            f"{where}: the chosen and the rejected answer are behind different prompts; only one has the "
+            f"{apart[0].role}'s text {one_line(apart[0].content.strip())[:60]!r}; give both the same, or drop the row"
+        )
     if not any(behind):
         _check(chosen[-1].content, rejected[-1].content, where)
         raise _same(chosen[-1].content, where)

@@ -24,7 +24,7 @@ from llm_fed.settings.config import TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks.chat import ChatTemplate
 from llm_fed.tasks.common import AnswerPair, Encoded, Example, Judged, Template, fitting, select, text_of
-from llm_fed.tasks.control import THINK, THOUGHT, answer_of, has_surrogates, reasoning, without_surrogates
+from llm_fed.tasks.control import THINK, THOUGHT, answer_of, has_surrogates, read_as_text, reasoning, without_surrogates
 from llm_fed.tasks.conversations import encoded
 from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, filled, template_of
 
@@ -54,6 +54,11 @@ class Odd(NamedTuple):
     halves: bool = False  # of characters
     unanswered: bool = False  # whether its reply is reasoning alone
     spelled: tuple[str, ...] = ()  # the first control token that it spells
+
+    def and_of(self, other: Odd) -> Odd:
+        """What is odd in an example of which the other is the second answer."""
+        halves, unanswered = self.halves or other.halves, self.unanswered or other.unanswered
+        return Odd(self.plain, self.untrained + other.untrained, halves, unanswered, self.spelled or other.spelled)
 
 
 class Encoder:
@@ -199,8 +204,6 @@ class Encoder:
                 f"the training answers of {clients} clients are all {'' if label else 'un'}desirable (label "
                 f"{str(label).lower()}), so that kto sees nothing to {'avoid' if label else 'prefer'} there"
             )
-        if self._halves:
-            said.append(f"halves of characters (lone surrogates) in {self._halves} examples are read as U+FFFD")
         if self._untrained:
             said.append(f"{self._untrained} messages of the assistant (weight=0, train=false) are not learned from")
         if self._unanswered:
@@ -208,10 +211,7 @@ class Encoder:
                 f"the replies of {self._unanswered} examples are reasoning (<think>) without an answer, so that no "
                 "answer to them scores"
             )
-        if self._spelled:
-            names = ", ".join(repr(text) for text, _ in self._spelled.most_common(3))
-            said.append(f"{names} in {self._spelled.total()} examples are read as text, not as control tokens")
-        return "; ".join(said)
+        return "; ".join([*said, *read_as_text(self._spelled, self._halves)])
 
     def _count(self, client: str, split: str, seen: int, fitting: int) -> None:
         if seen > fitting:
@@ -225,22 +225,21 @@ class Encoder:
     def _lengths(self, examples: Sequence[Example]) -> list[Length]:
         """Plain texts in a template of text all at once, which is ten times as fast as others, one by one; of pairs the
         longer answer counts."""
-        found = self._lengths_of_one(examples)
-        if self.objective.preferences:
-            pairs = [place for place, example in enumerate(examples) if example.rejected]
-            others = self._lengths_of_one([comparing.rejected(examples[place]) for place in pairs])
-            for place, other in zip(pairs, others, strict=True):
-                found[place] = found[place]._replace(whole=max(found[place].whole, other.whole))
-        return found
-
-    def _lengths_of_one(self, examples: Sequence[Example]) -> list[Length]:
-        measured = self._reuse.all("length", examples, self._measured) if self._reuse else self._measured(examples)
+        measured = self._measure(examples)
+        pairs = [place for place, each in enumerate(examples) if each.rejected] if self.objective.preferences else []
+        others = self._measure([comparing.rejected(examples[place]) for place in pairs])
+        for place, (other, odd) in zip(pairs, others, strict=True):
+            length, its = measured[place]
+            measured[place] = length._replace(whole=max(length.whole, other.whole)), its.and_of(odd)
         for _, odd in measured:
             self._untrained += odd.untrained
             self._halves += odd.halves
             self._unanswered += odd.unanswered
             self._spelled.update(odd.spelled)
         return [length for length, _ in measured]
+
+    def _measure(self, examples: Sequence[Example]) -> list[tuple[Length, Odd]]:
+        return self._reuse.all("length", examples, self._measured) if self._reuse else self._measured(examples)
 
     def _measured(self, examples: Sequence[Example]) -> list[tuple[Length, Odd]]:
         odd = [self._look(example) for example in examples]

@@ -50,6 +50,7 @@ from llm_fed.models.prompt import Prompt
 from llm_fed.models.structure import Structure
 from llm_fed.settings.config import NUMBER, AdapterConfig, BaseConfig, Config
 from llm_fed.tasks.common import Example, TaskData
+from llm_fed.tasks.control import Marks, SafeTokenizer, without_surrogates
 from llm_fed.tasks.labelled import place_of
 
 _NUMBERED = re.compile(r"LABEL_\d+|\d+")  # what transformers calls labels that nobody has named
@@ -118,6 +119,11 @@ class Sequences(Kind):
         return named and "token_type_ids" in inspect.signature(self.model.forward).parameters
 
     @cached_property
+    def safe(self) -> SafeTokenizer:
+        """What reads texts that spell control tokens."""
+        return SafeTokenizer(self.tokenizer, "")
+
+    @cached_property
     def is_causal(self) -> bool:
         """Whether padding behind a text reaches none of its tokens."""
         return is_causal(self.model.config)
@@ -169,10 +175,27 @@ class Sequences(Kind):
     def _tokens(self, first: list[str], second: list[str] | None, labels: Sequence[float]) -> list[Sentence]:
         if not first:
             return []
-        made = self.tokenizer(first, second, return_token_type_ids=self.has_types)
-        checked(made.input_ids, self.rows, self.tokenizer)
-        types = made.token_type_ids if self.has_types else [[] for _ in labels]
-        return [Sentence(*each) for each in zip(made.input_ids, types, labels, strict=True)]
+        texts = [list(map(without_surrogates, each)) for each in ([first] if second is None else [first, second])]
+        made = self.tokenizer(*texts, return_token_type_ids=self.has_types)
+        ids, types = list(made.input_ids), list(made.token_type_ids) if self.has_types else [[] for _ in labels]
+        for place, row in enumerate(zip(*texts, strict=True)):
+            if any(map(self.safe.spells, row)):
+                ids[place], types[place] = self._as_text(row)
+        checked(ids, self.rows, self.tokenizer)
+        return [Sentence(*each) for each in zip(ids, types, labels, strict=True)]
+
+    def _as_text(self, row: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Tokens and types of one text, or two, in which what spells a control token stays text."""
+        marks = Marks(self.safe.spelled, row)
+        texts = [self.safe.encode(marks.hide(text, self.safe.pattern), marks).ids for text in row]
+        around = self.tokenizer(*("a" for _ in row), return_token_type_ids=True)  # what stands before and behind them
+        ids, types, before = [], [], None
+        for id, kind, number in zip(around.input_ids, around.token_type_ids, around.sequence_ids(), strict=True):
+            own = [id] if number is None else texts[number] if number != before else []
+            before = number
+            ids += own
+            types += [kind] * len(own)
+        return ids, types if self.has_types else []
 
     def cut(self, sentence: Sentence, most: int, *, start: bool = False) -> Sentence:
         """A sentence without the tokens of its texts that are too many, at their end or at their `start`; what the

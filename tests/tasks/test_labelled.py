@@ -89,6 +89,7 @@ def test_named_labels_count_in_their_order(tmp_path):
         (("a", None), ("a",), r"train.jsonl, line 2: column 'label' holds nothing, not text"),
         (("a", ""), ("a",), r"train.jsonl, line 2: column 'label' is empty"),
         (("a", ["b"]), ("a",), r"train.jsonl, line 2: column 'label' holds list, not text"),
+        (("a", "['b', 'c']"), ("a",), r"train.jsonl, line 2: column 'label' holds list, not text"),
     ],
 )
 def test_rows_that_cannot_be_used_are_named(tmp_path, train, test, said):

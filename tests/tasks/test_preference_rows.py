@@ -32,6 +32,10 @@ def said(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
+def system() -> dict[str, str]:
+    return {"role": "system", "content": "Be brief."}
+
+
 FORMS: dict[str, dict[str, Any]] = {
     "texts": {"prompt": ASKED, "chosen": GOOD, "rejected": BAD},
     "other names": {"instruction": ASKED, "Chosen": GOOD, "REJECTED": BAD},
@@ -161,6 +165,19 @@ BAD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "a shorter conversation": (
         {"chosen": [user(), said(GOOD), user("And?"), said("Rest.")], "rejected": [user(), said(GOOD)]},
         "the rejected answer is empty",
+    ),
+    "a system text before one": (
+        {"chosen": [system(), user(), said(GOOD)], "rejected": [user(), said(BAD)]},
+        "behind different prompts; only one has the system's text 'Be brief.'",
+    ),
+    "rows out of step": ({"chosen": [user(), said(GOOD)], "rejected": [user("And?"), said(BAD)]}, "different prompts"),
+    "another prompt in a text": (
+        {"chosen": f"\n\nHuman: {ASKED}\n\nAssistant: {GOOD}", "rejected": f"\n\nHuman: And?\n\nAssistant: {BAD}"},
+        "different prompts",
+    ),
+    "more of a system text than the prompt has": (
+        {"prompt": [system(), user()], "chosen": [user(), said(GOOD)], "rejected": [system(), user(), said(BAD)]},
+        "different prompts",
     ),
 }  # fmt: skip
 
