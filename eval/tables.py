@@ -9,10 +9,11 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.ticker import EngFormatter
 from rich import filesize
@@ -24,6 +25,9 @@ from llm_fed.basics.terminal import table_of_numbers
 from llm_fed.bench.costs import ClientWork, Parameters, Traffic
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts, with_range
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
@@ -122,7 +126,15 @@ class ComparisonRow:
         return ClientWork(**{key: fmean(one[key] for one in known) for key in known[0]})
 
 
-@dataclass
+@dataclass(frozen=True)
+class TableFrames:
+    """A comparison as data frames of pandas: `scores` has a row per label, seed and client, `runs` one per run."""
+
+    scores: DataFrame
+    runs: DataFrame
+
+
+@dataclass(repr=False)
 class Table:
     """All rows of a comparison. Rows without any finished run have empty cells."""
 
@@ -297,6 +309,37 @@ class Table:
         )
         notes = "".join(f"- {note}\n" for note in [*self.all_notes(), *self.unequal])
         return f"{text}\n\n{notes}{self.verdict.as_markdown()}"
+
+    __str__ = as_markdown
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the table, which scrolls where it is wide, and the verdict."""
+        heads = "".join(f"<th>{escape(head)}</th>" for head in self.heads)
+        rows = "".join(
+            f"<tr><th>{escape(label)}</th>"
+            + "".join(f"<td>{f'<b>{escape(text)}</b>' if best else escape(text)}</td>" for text, best in cells)
+            + "</tr>"
+            for label, cells in self.cells()
+        )
+        said = "".join(f"<li>{escape(sentence)}</li>" for sentence in self.verdict.sentences)
+        return f'<div style="overflow-x: auto"><table><tr>{heads}</tr>{rows}</table></div><ul>{said}</ul>'
+
+    @property
+    def frames(self) -> TableFrames:
+        """The table as data frames."""
+        from pandas import DataFrame  # takes a second to import
+
+        runs = [(row, seed, result) for row in self.rows for seed, result in row.results.items()]
+        return TableFrames(
+            scores=DataFrame(
+                [(row.label, seed, id, score) for row, seed, result in runs for id, score in result.clients.items()],
+                columns=["label", "seed", "client", "score"],
+            ),
+            runs=DataFrame(
+                [(row.label, seed, row.method, each.average, each.worst_half, each.folder) for row, seed, each in runs],
+                columns=["label", "seed", "method", "average", "worst_half", "folder"],
+            ),
+        )
 
     @property
     def heads(self) -> list[str]:

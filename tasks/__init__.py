@@ -17,6 +17,7 @@ from llm_fed.basics.errors import UserError, listed, lookup
 from llm_fed.rows.reading import few
 from llm_fed.settings import datapath, plugins
 from llm_fed.settings.config import NUMBER, TaskConfig
+from llm_fed.settings.objects import named
 from llm_fed.tasks import (
     commonsense,
     files,
@@ -142,6 +143,12 @@ def of_object(data: Any) -> Task:
     return Task(partial(given.load, data), metric, "as in the data", "an object", images=pictures, checksums=checksums)
 
 
+def labelled_object(data: Any, name: str) -> Task:
+    """The same of texts with labels or numbers, as the task of this name (classification, regression) reads them."""
+    load = partial(given.load_labelled, data, name)
+    return dataclasses.replace(TASKS[name], load=load, source="an object", checksums=partial(given.checksums, data))
+
+
 def load(
     config: TaskConfig, seed: int, held_out: int | None = None, known: Record | None = None, *, absent: bool = False
 ) -> TaskData:
@@ -231,7 +238,7 @@ def labels_of(config: TaskConfig) -> tuple[str, ...] | None:
     """The labels of a task of labelled texts, as far as they are known without its data."""
     if config.name in glue.PARTS:
         return glue.PARTS[config.name].labels
-    return (NUMBER,) if config.name == "regression" else config.labels
+    return (NUMBER,) if config.name in ("regression", named("regression")) else config.labels
 
 
 def natural(config: TaskConfig) -> bool:

@@ -39,6 +39,8 @@ class Collected:
         self._written: dict[str, str] = {}  # client id -> the name that it was made of
         self._ids: dict[str, str] = {}
         self._by_column = False
+        self._has = set[str]()  # roles whose configured column some file has
+        self._lacks: dict[str, tuple[str, list[str]]] = {}  # the first file without it, and its columns
         self._named = set[str]()  # ids that files or folders say, of whom there may be no row
 
     def add(self, client: str | None, split: str, sources: Iterable[Source], *, named: bool = True) -> None:
@@ -65,6 +67,9 @@ class Collected:
         if not any(any(splits.values()) for splits in self._places.values()):
             empty = f" (none in {few(self.reading.empty, 'files')})" if self.reading.empty else ""
             raise UserError(f"{self.where} has no rows{empty}; it needs a train split with at least one row")
+        for role in self._lacks.keys() - self._has:
+            where, known = self._lacks[role]
+            columns.check_column(f"task.columns.{role}", str(getattr(self.config.columns, role)), known, where)
         with_rows = {id: splits for id, splits in self._places.items() if any(splits.values()) or id in self._named}
         order = sorted(with_rows, key=natural_order)
         return {id: ClientData(id, **{s: Stored(self.store, at) for s, at in with_rows[id].items()}) for id in order}
@@ -116,6 +121,12 @@ class Collected:
         unused = columns.unused(scheme.names, [*scheme.used, *([label] if label else [])])
         self.reading.unused_columns([*unused, *sorted(source.nameless)], by_files=client is not None)
         self.reading.roles = self.reading.roles or scheme.roles
+        self.reading.columns_of(name, scheme.roles)
+        for role in columns.REQUIRED if taken.count else ():
+            if getattr(scheme.here, role):
+                self._has.add(role)
+            elif getattr(scheme.wanted, role):
+                self._lacks.setdefault(role, (source.where, [*scheme.names]))
         self.reading.texts |= "text" in scheme.roles
         return taken.places
 

@@ -35,7 +35,8 @@ class Scheme:
     (`whose`) and the split (`side`). It learns from each row, and may ask for the file to be read again."""
 
     def __init__(self, wanted: ColumnsConfig, where: str, *, whose: bool = False, side: bool = False):
-        self._wanted, self._where, self._whose, self._side = wanted, where, whose, side
+        self.wanted, self._where, self._whose, self._side = wanted, where, whose, side
+        self.here = wanted  # what of it this file has
         self.names: dict[str, None] = {}  # all columns that the rows have had so far
         self.roles: dict[str, str] = {}  # role (a key of `columns.USUAL_NAMES`) -> column
         self._letters: tuple[str, ...] = ()  # columns that hold an option each
@@ -60,7 +61,7 @@ class Scheme:
             if before != (self.roles, self._letters):
                 raise Again
         example = self._example(row, group)
-        extra = tuple((name, cells.number_of(row, name)) for name in self._wanted.extra)
+        extra = tuple((name, cells.number_of(row, name)) for name in self.wanted.extra)
         return replace(example, extra=extra) if extra else example
 
     def _example(self, row: Row, group: str) -> Example:
@@ -68,7 +69,7 @@ class Scheme:
 
     @property
     def used(self) -> list[str]:
-        return [*self.roles.values(), *self._letters, *self._wanted.extra]
+        return [*self.roles.values(), *self._letters, *self.wanted.extra]
 
     def _is_new(self, values: Mapping[str, Any]) -> bool:
         keys = tuple(values)
@@ -80,8 +81,9 @@ class Scheme:
         return len(self.names) > before
 
     def _resolve(self) -> None:
+        self.here = columns.here(self.wanted, [*self.names])
         self.roles = columns.resolve(
-            self._wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
+            self.here, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
         )
         self._letters = self._lettered() if "answer" in self.roles and "options" not in self.roles else ()
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from llm_fed.basics.errors import UserError, listed
-from llm_fed.rows import Row, Source
+from llm_fed.basics.errors import UserError, listed, one_line
+from llm_fed.rows import BadRow, Row, Source, class_names, with_names
 from llm_fed.rows.columns import USUAL_NAMES
 from llm_fed.rows.layout import split_of
 from llm_fed.settings.config import LIKELIHOOD, TaskConfig
@@ -21,9 +22,13 @@ from llm_fed.settings.objects import named
 from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import ClientData, Picture, TaskData
 from llm_fed.tasks.given_pictures import Labels, is_picture, picture
+from llm_fed.tasks.labelled import Labelled, Numbered, classes_of, numbers_of
 
 FORMS = "a data frame, a data set of the library datasets, or a list of rows (dicts, pairs, texts)"
 NAMES = {False: named("data"), True: named("pictures")}  # in a configuration, by `has_pictures`
+LABELLED = {"classification": (Labelled, classes_of), "regression": (Numbered, numbers_of)}  # by what task.name asks
+_SETTING = re.compile(r"\bset ([a-z]+(?:\.[a-z_]+)+=[^\s;,()]+)")
+Of = TypeVar("Of", bound=Collected)
 Parts = list[tuple[str | None, str, bool, Any]]  # client, split, whether the split is said, and the table
 
 
@@ -36,10 +41,11 @@ class ObjectRows(Source):
         if hasattr(table, "to_dict") and hasattr(table, "columns"):  # of pandas, whose dicts keep the last of two
             self.note_names([str(name) for name in table.columns])
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        classes = class_names(self._table) if _is_data_set(self._table) else {}
         for number, row in enumerate(rows_of(self._table, self.where)):
             where = f"{self.where}[{number}]"
-            yield Row(where, _as_mapping(row, where))
+            yield with_names(where, _as_mapping(row, where), classes)
 
 
 def parts_of(data: Any) -> Parts:
@@ -85,15 +91,28 @@ def load(data: Any, config: TaskConfig, seed: int) -> TaskData:
         raise UserError(f"task.path={config.path!r} names files, but data= gives the data; leave one of the two out")
     if has_pictures(data):
         return _pictures(data, config)
-    collected = Collected(config, "data")
+    collected = _collected(data, Collected(config, "data"))
+    clients, reading = collected.clients(), collected.reading.checked()
+    return TaskData("data", LIKELIHOOD if reading.texts else "rouge1", clients, reading=reading)
+
+
+def load_labelled(data: Any, name: str, config: TaskConfig, seed: int) -> TaskData:
+    """The natural clients of an object, as of a task of LABELLED."""
+    kind, task_of = LABELLED[name]
+    return task_of(_collected(data, kind(config, "data")))
+
+
+def _collected(data: Any, collected: Of) -> Of:
     for client, split, said, table in parts_of(data):
         where = _where(client, split if said else "")
         if client is not None:
             collected.name(client)
         if client is None or next(iter(rows_of(table, where)), None) is not None:
-            collected.add(client, split, [ObjectRows(where, table)], named=said)
-    clients, reading = collected.clients(), collected.reading.checked()
-    return TaskData("data", LIKELIHOOD if reading.texts else "rouge1", clients, reading=reading)
+            try:
+                collected.add(client, split, [ObjectRows(where, table)], named=said)
+            except UserError as error:  # in Python a setting is a text
+                raise UserError(_SETTING.sub(r'give the setting "\1"', str(error))) from error
+    return collected
 
 
 def checksums(data: Any) -> dict[str, str]:
@@ -114,8 +133,10 @@ def rows_of(table: Any, where: str) -> Iterable[Any]:
     Raises:
         UserError: it has no rows.
     """
-    if hasattr(table, "with_format"):  # of datasets; without tensors
-        return table.with_format(None)
+    if _is_data_set(table):
+        return _as_it_gives(table, where)
+    if hasattr(table, "iloc") and not hasattr(table, "columns"):  # a Series, in which a number is a label of its index
+        return table.tolist()
     for method in ("to_pylist", "to_dicts"):  # of Arrow and Polars
         if callable(getattr(table, method, None)):
             return getattr(table, method)()
@@ -126,6 +147,36 @@ def rows_of(table: Any, where: str) -> Iterable[Any]:
     if isinstance(table, Iterable) and not isinstance(table, str | bytes | Mapping) and iter(table) is not table:
         return table
     raise UserError(f"{where} is {type(table).__name__}; give {FORMS}")
+
+
+def _is_data_set(table: Any) -> bool:
+    """Whether it is one of the library datasets."""
+    return hasattr(table, "with_format") and hasattr(table, "features")
+
+
+def _as_it_gives(table: Any, where: str) -> Iterator[Any]:
+    """The rows that a data set gives its user: transformed where it has a transform, without the columns that its
+    format hides, and without tensors.
+
+    Raises:
+        UserError: a transform fails, and at which row.
+    """
+    form = getattr(table, "format", None) or {}  # one that is streamed has none
+    if form and form["type"] != "custom":
+        table = table.with_format(None, columns=form["columns"])
+    elif not form:
+        table = table.with_format(None)
+    rows, number = iter(table), 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # the user's own function
+            said = one_line(f"{type(error).__name__}: {error}")
+            raise UserError(f"{where}[{number}]: the data set fails to give this row: {said}") from error
+        yield row
+        number += 1
 
 
 def _where(client: str | None, split: str) -> str:

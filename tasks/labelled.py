@@ -38,7 +38,7 @@ class LabelScheme(Scheme):
 
     def _resolve(self) -> None:
         self.roles = label_columns.resolve(
-            self._wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
+            self.wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
         )
 
     def _example(self, row: Row, group: str) -> Example:
@@ -93,7 +93,11 @@ class Numbered(Labelled):
 
 def load(config: TaskConfig, seed: int) -> TaskData:
     """The natural clients of the task `classification`, with the names of its labels."""
-    collected = collect(config, Labelled)
+    return classes_of(collect(config, Labelled))
+
+
+def classes_of(collected: Labelled) -> TaskData:
+    config = collected.config
     clients, reading = collected.clients(), collected.reading.checked()
     rows = sum(len(part) for client in clients.values() for part in (client.train, client.validation, client.test))
     reading.labels = collected.seen
@@ -107,7 +111,10 @@ def load_numbers(config: TaskConfig, seed: int) -> TaskData:
     """The natural clients of the task `regression`."""
     if config.labels is not None:
         raise UserError("task.labels names classes, but the task regression predicts a number; leave it out")
-    collected = collect(config, Numbered)
+    return numbers_of(collect(config, Numbered))
+
+
+def numbers_of(collected: Numbered) -> TaskData:
     clients, reading = collected.clients(), collected.reading.checked()
     if len(collected.seen) == 1:
         ((label, where),) = collected.seen.items()

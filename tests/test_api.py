@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 
@@ -80,6 +81,14 @@ def test_a_comparison_from_nested_values(small, tmp_path):
     assert [row.label for row in table.rows] == ["local", "fedit"]
     assert set(table.by_client) == {"local", "fedit"} and set(table.by_client["fedit"]) == set(table.clients)
     assert json.loads((tmp_path / "t/table.json").read_text()) == json.loads(json.dumps(table.as_json()))
+    assert str(table) == table.as_markdown() and "Table(" not in repr(table)
+    shown = table._repr_html_()
+    assert (
+        "<th>local</th>" in shown and "overflow-x: auto" in shown and table.verdict.sentences[0] in html.unescape(shown)
+    )
+    scores = table.frames.scores.groupby(["label", "client"]).score.apply(list).to_dict()
+    assert scores == {(label, id): own for label, of in table.by_client.items() for id, own in of.items()}
+    assert len(table.frames.runs) == 4 and Path(table.frames.runs.folder[0]).name.startswith("local")
     again = package.compare(tmp_path / "t/comparison.yaml", "local.steps=1", out=tmp_path / "t", methods=["local"])
     assert again.by_client["local"] == {id: scores[:1] for id, scores in table.by_client["local"].items()}
 

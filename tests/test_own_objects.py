@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import classifiers
 import datasets
 import pandas as pd
 import pytest
@@ -62,6 +63,34 @@ class Halving:
 
     def compute(self, *, predictions, references):
         return {"halving": 50.0}
+
+
+@pytest.mark.parametrize("name, column", [("classification", "label"), ("regression", "score")])
+def test_labelled_rows_are_the_task_that_is_named(name, column, tmp_path):
+    """`task.name=classification` reads objects as it reads files, in all forms of a call."""
+    base = classifiers.written(tmp_path / "bert", "bert")
+    rows = {id: classifiers.rows(n, 20, numbers=column == "score") for n, id in enumerate(("north", "south"))}
+    short = {"rounds": 1, "base": {"name": str(base)}, "local": {"steps": 1, "batch_size": 2}}
+    data = {"north": pd.DataFrame(rows["north"]), "south": rows["south"]}
+    calls = {"words": (short, f"task.name={name}"), "tree": ({**short, "task": {"name": name}},)}
+    results = {how: package.run(*call, data=data, method="fedit", out=tmp_path / how) for how, call in calls.items()}
+    for id, own in rows.items():
+        (tmp_path / "d").mkdir(exist_ok=True)
+        (tmp_path / f"d/{id}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    task = {"name": name, "path": str(tmp_path / "d")}
+    files = package.run({**short, "task": task}, method="fedit", out=tmp_path / "files")
+    assert {how: adapters(result.folder) for how, result in results.items()} == dict.fromkeys(
+        calls, adapters(files.folder)
+    )
+    assert results["words"].scores == files.scores
+    if name == "classification":
+        assert results["tree"].model("north").base.labels == classifiers.LABELS
+
+
+def test_one_client_with_rows_is_no_federation(small, tmp_path, caplog, capfd):
+    data = {"north": rows_of(small)["ada"], "south": []}
+    package.run(tree_of(small, rounds=1), base=str(small.base), data=data, method="fedit", out=tmp_path / "r")
+    assert "only one client of 2, north, has training examples, so nothing is federated" in capfd.readouterr().err
 
 
 def test_objects_train_what_their_files_train(small, tmp_path, monkeypatch):

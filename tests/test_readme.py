@@ -10,8 +10,6 @@ from pathlib import Path
 
 import outside
 import yaml
-from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.testing.federation import ADAPTERS, go
@@ -62,9 +60,5 @@ def test_its_first_ten_minutes(tmp_path, monkeypatch, llm_fed):
             Path("clinics.yaml").write_text(yaml.safe_dump(tree))
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "import llm_fed" in block)
     code = code.replace('{"rounds": 9}', '{"rounds": 1, "local": {"steps": 1}, "eval": {"max_new_tokens": 2}}')
-    base, rows = ASSETS / "tiny-base", [{"question": each["question"], "answer": each["reply"]} for each in rows]
-    given = {
-        "model": AutoModelForCausalLM.from_pretrained(base), "tokenizer": AutoTokenizer.from_pretrained(base),
-        "rows": rows, "frame": Dataset.from_list(rows),
-    }  # fmt: skip
-    exec(compile(code, "README.md", "exec"), given)
+    code = code.replace("Qwen/Qwen3-0.6B", str(ASSETS / "tiny-base"))
+    exec(compile(code, "README.md", "exec"), {})

@@ -70,7 +70,7 @@ def notes(built: Experiment, *, everybody: bool = True) -> list[str]:
         everybody: whether these are all clients, and not those of one machine of a network.
     """
     number, method = len(built.clients) + len(built.left_out), built.config.method["name"]
-    alone = only_one([*built.clients, *built.left_out]) if everybody else []
+    alone = only_one([*built.clients, *built.left_out], [*built.trainers]) if everybody else []
     if built.unscored and len(built.unscored) == len(built.clients):
         unscored = "no client has a test example: all train, none is scored"
         return [*alone, *_lines({LEFT_OUT: built.left_out}, number), unscored]
@@ -85,9 +85,13 @@ def notes(built: Experiment, *, everybody: bool = True) -> list[str]:
     return [*alone, *_lines(kinds, number)]
 
 
-def only_one(names: Sequence[str]) -> list[str]:
-    """That a federation has one client, if it has."""
-    return [f"there is only one client, {names[0]}, so nothing is federated"] if len(names) == 1 else []
+def only_one(names: Sequence[str], trained: Sequence[str]) -> list[str]:
+    """That a federation has one client, or one that trains, if it has."""
+    if len(names) == 1:
+        return [f"there is only one client, {names[0]}, so nothing is federated"]
+    if len(trained) == 1:
+        return [f"only one client of {len(names)}, {trained[0]}, has training examples, so nothing is federated"]
+    return []
 
 
 def line(what: str, names: Sequence[str], number: int) -> str:

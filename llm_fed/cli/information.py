@@ -34,7 +34,7 @@ def init(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="The method (default: local, or fedlora for few examples; `llm-fed methods` lists all)."),
+        typer.Option(help="The method (default: local, for pictures fedlora; `llm-fed methods` lists all)."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, and accept what the data suggests.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing configuration.")] = False,

@@ -7,6 +7,7 @@ import importlib.metadata
 import inspect
 import logging
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -63,7 +64,7 @@ def main(arguments: list[str] | None = None) -> None:
     waits.name_them()
     with lasting_streams() as output:
         try:
-            with _other_ranks(), _exit_codes():
+            with _other_ranks(), _exit_codes(sys.argv[1:] if arguments is None else arguments):
                 code = app(arguments, prog_name="llm-fed", standalone_mode=False)
                 if code == 130:  # typer turns Ctrl-C into this exit code
                     _stop(_INTERRUPTED, 130)
@@ -115,13 +116,14 @@ def _in_launch() -> bool:
 
 
 @contextmanager
-def _exit_codes() -> Iterator[None]:
+def _exit_codes(arguments: list[str]) -> Iterator[None]:
     """Ends the process with a line and a code for whatever a command raises that is no fault of the program."""
     try:
         with panics("a tokenizer"):
             yield
     except UsageError as error:
         if text := error.format_message():  # without any word, the help has been shown
+            text = _instead(text, arguments) or text
             _stop(f"{text}\nSee {error.ctx.command_path if error.ctx else 'llm-fed'} --help", 2)
         raise SystemExit(2) from error
     except UserError as error:
@@ -139,6 +141,29 @@ def _exit_codes() -> Iterator[None]:
         _stop(f"cannot use {where}: {error.strerror}; fix that or give another path, then repeat the command", 1)
     except (KeyboardInterrupt, typer.Abort):
         _stop(_INTERRUPTED, 130)
+
+
+def _instead(text: str, arguments: list[str]) -> str:
+    """What to type in the place of an option or a command that there is not, by the words of typer; empty where that is
+    not known: a setting as an option, or what other programs have."""
+    from llm_fed.settings import configfile, habits
+    from llm_fed.settings.config import Config
+
+    match = re.match(r"No such (option|command):? '([^']+)'", text)
+    if match is None:
+        return ""
+    what, name = match.groups()
+    if what == "command":
+        command = habits.COMMANDS.get(name)
+        return f"No such command {name!r}; type llm-fed {command}" if command else ""
+    rest = " ".join(arguments).partition(name)[2].removeprefix("=").split()
+    value = rest[0] if rest and not rest[0].startswith("--") else ""
+    key = name.lstrip("-").replace("-", "_")
+    if arguments[:1] not in (["run"], ["compare"]):
+        return ""
+    known = configfile.flat(configfile.as_dict(Config()))
+    advice = f"{key}={value or '...'}" if key in known else habits.instead(key, value, known)
+    return f"No such option {name!r}; settings have no dashes: type {advice}" if advice else ""
 
 
 def _lacks_temporary_folder() -> bool:

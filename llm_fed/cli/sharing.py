@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import filesize
 
 from llm_fed.basics.errors import printable
 from llm_fed.cli.printing import RUN, Allow, out
@@ -71,6 +72,9 @@ def push(
     one_repository: Annotated[
         bool, typer.Option("--one-repository", help="Use one repository, NAMESPACE/PREFIX, with a folder per client.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Push nothing, and ask the Hub nothing: list repositories and files.")
+    ] = False,
     allow: Allow = None,
 ) -> None:
     """Push the personal adapters of a run to the Hub, one PEFT repository per client. A repeated push commits only
@@ -82,6 +86,12 @@ def push(
     quiet()
     hub.quiet()
     with opened(run_dir, client or []) as source:
+        if dry_run:
+            for url, files, size in hub.planned(
+                source, namespace, clients=client or [], prefix=prefix, one_repository=one_repository
+            ):
+                out.print(f"would push {url}: {filesize.decimal(size)} in {', '.join(files)}")
+            return
         for pushed in hub.push(
             source, namespace, clients=client or [], private=private, license=license, prefix=prefix,
             one_repository=one_repository,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from llm_fed.basics import documents
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
-from llm_fed.settings import configfile, plugins
+from llm_fed.settings import configfile, habits, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.objects import find, given, is_object
 from llm_fed.settings.plugins import short
@@ -159,6 +159,9 @@ class Result:
         objects = dict(self.own.given) if self.own else {}
         if "base.name" in objects:
             objects["base.name"] = self._config.base.name, objects["base.name"][1]
+        labelled = dict(self.own.labelled.values()) if self.own else {}
+        if (task := self._config.task.name) in labelled:
+            objects["task.name"] = task, labelled[task]
         return given(objects)
 
     def _load(self) -> Kind:
@@ -184,6 +187,7 @@ def run(
     method: Any = None,
     metric: Any = None,
     callbacks: Sequence[Any] = (),
+    **others: Any,
 ) -> Result:
     """Train a federation, or continue it, until it is finished.
 
@@ -202,6 +206,7 @@ def run(
         metric: in the place of `eval.metric`, a function that is called with `predictions=` and `references=` (lists)
             and returns 0 to 100 for all or for each, an object of the library evaluate, or a name.
         callbacks: objects with some of the methods on_step, on_round, on_scores and on_end (docs/python.md).
+        others: settings are no keyword arguments, so these are refused; what to write is said.
 
     Raises:
         UserError: a mistake in the arguments, found before anything is trained.
@@ -211,6 +216,7 @@ def run(
     from llm_fed.commands.own import OwnObjects
     from llm_fed.runs.callbacks import Callbacks
 
+    _refuse(others, "run")
     config, hooks = {} if config is None else config, Callbacks.of(callbacks)
     own = OwnObjects.of(base=base, data=data, method=method, metric=metric)
     with own.at_hand():
@@ -229,6 +235,15 @@ def run(
         hooks.round_ended()  # scores of the test
         hooks.end(result)
     return result
+
+
+def _refuse(others: Mapping[str, Any], function: str) -> None:
+    """UserError for the first keyword argument that a function does not have, with what to write in its place."""
+    known = configfile.flat(configfile.as_dict(Config()))
+    for key, value in others.items():
+        word = f"{key}={value}" if key in known else habits.instead(key, value, known)
+        advice = f'; write the setting as a text behind the configuration, "{word}"' if word else ""
+        raise UserError(f"llm_fed.{function} has no argument {key}={advice}")
 
 
 def resolve(
@@ -318,6 +333,7 @@ def compare(
     base: Any = None,
     data: Any = None,
     metric: Any = None,
+    **others: Any,
 ) -> Table:
     """Train several methods with several seeds, or continue to, and return one table with a verdict.
 
@@ -334,6 +350,7 @@ def compare(
         base: of all rows, as in `run`.
         data: of all rows, as in `run`.
         metric: of all rows, as in `run`.
+        others: as in `run`.
 
     Returns:
         The table; read `verdict.sentences` and `by_client`, or use `as_json()` or `as_markdown()`.
@@ -345,6 +362,7 @@ def compare(
     from llm_fed.commands import section
     from llm_fed.commands.own import OwnRows
 
+    _refuse(others, "compare")
     if draws and seeds:
         raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
     folder = Path(out)

@@ -177,8 +177,7 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
         ask: given what stands before the cursor, the next line.
         shows_help: whether somebody sits there who wants to know what can be done.
     """
-    if shows_help or chat.sampling:
-        _note(f"{chat.greeting}." + (f"\n{HELP}" if shows_help else ""))
+    _note(f"{chat.greeting}." + (f"\n{HELP}" if shows_help else ""))
     while True:
         try:
             line = ask(printable(f"{chat.client or 'base'}> ")).strip()

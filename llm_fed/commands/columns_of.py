@@ -4,14 +4,14 @@ asking."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from llm_fed.basics.errors import UserError
-from llm_fed.commands import survey
 from llm_fed.rows import FileRows, Row, label_columns, owners
 from llm_fed.rows import columns as usual_columns
 from llm_fed.rows.columns import REQUIRED
@@ -49,7 +49,7 @@ def decide(path: Path, given: UserChoices, ask: Ask | None) -> tuple[dict[str, A
     form = usual_columns.form_of(looked.chosen, looked.names, looked.sample)
     if form == "pairs":
         looked.chosen.update(_prompt_and_answer(looked.file, looked.names, looked.chosen, ask))
-    roles = {role: usual_columns.usual(role, looked.names, ()) for role in usual_columns.FORMS[form]} | looked.chosen
+    roles = {role: _found(role, looked.names, ()) for role in usual_columns.FORMS[form]} | looked.chosen
     return looked.divided({role: name for role, name in roles.items() if name}, ask)
 
 
@@ -64,15 +64,28 @@ def decide_labelled(
     looked = _Looked.at(path, given)
     if looked.file is None:
         return looked.chosen, PartitionConfig(), "", []
-    try:
+    with said_as_options():
         roles = label_columns.resolve(
             ColumnsConfig(**looked.chosen), looked.names, looked.sample, str(looked.file), whose=True, side=True
         )
-    except UserError as error:
-        said = re.sub(r"set task\.columns\.(\w+)=COLUMN", r"give --\1 COLUMN", str(error))
-        raise UserError(said) from error
     labels = [str(value).strip() for row in looked.sample if (value := row.get(roles["answer"])) is not None]
     return *looked.divided(roles, ask), labels
+
+
+@contextmanager
+def said_as_options() -> Iterator[None]:
+    """Within it, a mistake with columns names the options of `llm-fed init` in the place of settings."""
+    try:
+        yield
+    except UserError as error:
+        said = re.sub(r"set task\.columns\.(prompt|input|answer|client)=COLUMN", r"give --\1 COLUMN", str(error))
+        raise UserError(re.sub(r"task\.columns\.(prompt|input|answer|client)=", r"--\1 ", said)) from error
+
+
+def _found(role: str, names: Sequence[str], taken: Collection[str]) -> str | None:
+    """The column with a usual name."""
+    less = usual_columns.less_usual(role, names, taken) if role in REQUIRED else None
+    return usual_columns.usual(role, names, taken) or less
 
 
 @dataclass
@@ -83,7 +96,7 @@ class _Looked:
     given: UserChoices
     layout: FolderLayout
     files: list[Path]
-    file: Path | None  # the first that has rows
+    file: Path | None  # the first that has rows, or of which something has to be asked
     sample: list[dict[str, Any]]
     names: list[str]  # of its columns
     chosen: dict[str, Any]  # role -> column, as far as it is not the usual one
@@ -92,7 +105,7 @@ class _Looked:
     def at(cls, path: Path, given: UserChoices) -> _Looked:
         root, layout = plan_of(path, ColumnsConfig(client=given.columns.get("client")))
         files = [root / name for part in layout.parts if part.split == "train" for name in part.files]
-        file, sample = _first_rows(files)
+        file, sample = _first_rows(files, given.columns)
         names = list(dict.fromkeys(name for values in sample for name in values))
         return cls(path, given, layout, files, file, sample, names, dict(given.columns))
 
@@ -127,18 +140,18 @@ def choice(ask: Ask, question: str, usual: str, names: Collection[str], *, numbe
 
 
 def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, str], ask: Ask | None) -> dict[str, str]:
-    """Those of the two that have no usual name."""
+    """Those of the two that have no usual name. A label is an answer where the base writes texts."""
     columns: dict[str, str] = {}
     for role in (role for role in REQUIRED if role not in chosen):
         taken = {*chosen.values(), *columns.values()}
-        if usual_columns.usual(role, names, taken):
+        if _found(role, names, taken):
             continue
-        likely = survey.likely(role, [name for name in names if name not in taken])
-        guess = likely or next((name for name in names if name not in taken), "")
+        label = usual_columns.pick(usual_columns.LABELS, names) if role == "answer" else None
+        guess = label or next((name for name in names if name not in taken), "")
         if ask:
             columns[role] = choice(ask, f"Which column is the {role}? ({', '.join(names)})", guess, names)
-        elif likely:
-            columns[role] = likely
+        elif label:
+            columns[role] = label
         else:
             options = " and ".join(f"--{each} COLUMN" for each in REQUIRED)
             raise UserError(f"{file}: none of the columns {', '.join(names)} looks like the {role}; give {options}")
@@ -191,10 +204,22 @@ def _whose(
     return (None, int(answer)) if answer.isdecimal() and answer not in names else (answer, None)
 
 
-def _first_rows(files: Sequence[Path]) -> tuple[Path | None, list[dict[str, Any]]]:
-    """The first file that has a row that can be read, and some rows of it."""
+def _first_rows(files: Sequence[Path], given: Mapping[str, str]) -> tuple[Path | None, list[dict[str, Any]]]:
+    """Some rows of the first file that has any that can be read; of files with other columns, of the first in which
+    prompt or answer has no usual name and is not given."""
+    first: tuple[Path | None, list[dict[str, Any]]] = None, []
+    seen: set[tuple[str, ...]] = set()
     for file in files:
         rows = [row.values for row in islice(FileRows(file), SAMPLE) if isinstance(row, Row)]
-        if rows:
+        names = tuple(dict.fromkeys(name for values in rows for name in values))
+        if not rows or names in seen:
+            continue
+        seen.add(names)
+        first = first if first[1] else (file, rows)
+        known = {role: name for role, name in given.items() if name in names}
+        unclear = usual_columns.form_of(known, names, rows) == "pairs" and not all(
+            known.get(role) or _found(role, names, ()) for role in REQUIRED
+        )
+        if unclear:
             return file, rows
-    return None, []
+    return first

@@ -80,7 +80,8 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     if labelled.wanted(known):
         return labelled.draft(path, labelled.with_columns(given, columns), ask, base, known)
     config = TaskConfig("files", str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
-    data = tasks.load(config, 0)
+    with columns_of.said_as_options():
+        data = tasks.load(config, 0)
     sample, reading = survey.samples(data), data.reading or Reading()
     examples = [example for its in sample.values() for example in its]
     template = _template(base, known, reading)
@@ -103,8 +104,7 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     method, work, line = method_and_work(given, data, BUDGET, ALONE, WHY)
     findings = {
         **about_clients(data, chosen),
-        "columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items()),
-        **remarks,
+        **({"columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items())} | remarks),
         "writing": ", ".join(
             f"{name} {100 * share:.0f} %"
             for name, share in survey.scripts(f"{text_of(e.prompt)} {e.answers[0]}" for e in examples)
@@ -205,7 +205,7 @@ def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
 
 def about_sizes(data: TaskData) -> list[str]:
     """What should be known of federations of one client, and of clients with few examples or none."""
-    lines = taking_part.only_one(list(data.everybody))
+    lines = taking_part.only_one(list(data.everybody), [id for id, own in data.clients.items() if own.train])
     few = {name: len(client.train) for name, client in data.clients.items() if 0 < len(client.train) < FEW}
     if few:
         each = [f"{name} ({count})" for name, count in sorted(few.items(), key=lambda item: item[1])]

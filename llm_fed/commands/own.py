@@ -29,12 +29,14 @@ class OwnObjects:
         given: by key of the configuration its name there and the object.
         settings: of a method that is an object itself; None: those of the configuration.
         dtype: of a model that is an object; None: that of the configuration.
+        labelled: data that are an object, as tasks of labelled texts, by the name that task.name has in their place.
     """
 
     words: tuple[str, ...] = ()
     given: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     settings: Mapping[str, Any] | None = None
     dtype: str | None = None
+    labelled: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -54,12 +56,16 @@ class OwnObjects:
             {key: item for part in parts for key, item in part.given.items()},
             parts[2].settings,
             parts[0].dtype,
+            parts[1].labelled,
         )
 
     @contextmanager
     def at_hand(self) -> Iterator[None]:
         """Within it, the objects are found by their names."""
-        with objects.given(self.given):
+        with ExitStack() as stack:
+            stack.enter_context(objects.given(self.given))
+            for item in self.labelled.values():
+                stack.enter_context(objects.given({"task.name": item}))
             yield
 
     def check_words(self, words: Sequence[str]) -> None:
@@ -82,7 +88,8 @@ class OwnObjects:
             task = config.task
             if task.path is not None:
                 raise UserError(f"task.path={task.path!r} names files, but data= gives the data; leave one of them out")
-            config = replace(config, task=replace(task, name=self.given["task.name"][0]))
+            name, _ = self.labelled.get(task.name, self.given["task.name"])
+            config = replace(config, task=replace(task, name=name))
         if "base.name" in self.given:
             base = replace(config.base, name=self.given["base.name"][0])
             if self.dtype and base.dtype == "auto":
@@ -193,7 +200,10 @@ def _data(data: Any) -> OwnObjects:
     if isinstance(data, str):
         return OwnObjects(words=("task.name=files", f"task.path={data}"))
     task = tasks.of_object(data)
-    return OwnObjects(given={"task.name": (given.NAMES[task.images], task)})
+    return OwnObjects(
+        given={"task.name": (given.NAMES[task.images], task)},
+        labelled={name: (objects.named(name), tasks.labelled_object(data, name)) for name in given.LABELLED},
+    )
 
 
 def _method(method: Any, label: str) -> OwnObjects:

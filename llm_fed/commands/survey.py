@@ -21,11 +21,6 @@ from llm_fed.tasks.common import ClientData, Example, TaskData, text_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Besides the names that the task `files` takes by itself.
-LIKELY = {
-    "prompt": ("query", "text", "source", "user", "human", "sentence", "title", "问题", "指令", "提示", "输入"),
-    "answer": ("reply", "label", "summary", "assistant", "target_text", "gold", "translation", "回答", "答案", "输出"),
-}
 SCRIPTS = (
     "Latin",
     "Han",
@@ -42,12 +37,6 @@ SCRIPTS = (
 SCRIPT = regex.compile("|".join(rf"(?P<{name}>\p{{Script={name}}})" for name in SCRIPTS))
 SAMPLE = 2000  # examples whose letters are counted and whose tokens are measured
 FEW = 20  # different answers that look like labels
-
-
-def likely(role: str, names: Sequence[str]) -> str | None:
-    """The column that probably holds a role, by its name; see `rows.USUAL_NAMES` for those that need no guess."""
-    lowered = {name.strip().lower(): name for name in reversed(names)}
-    return next((lowered[name] for name in LIKELY.get(role, ()) if name in lowered), None)
 
 
 def samples(data: TaskData) -> dict[str, list[Example]]:

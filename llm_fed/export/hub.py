@@ -27,6 +27,7 @@ from llm_fed.export.card import repository_card
 from llm_fed.export.copies import handed_out, public_content
 from llm_fed.export.peft_settings import CONFIG, setting
 from llm_fed.runs.reading import adapter_folders, read_config
+from llm_fed.settings.config import Config
 from llm_fed.settings.plugins import short
 
 
@@ -70,14 +71,7 @@ def push(
     """
     config, folders = read_config(folder), adapter_folders(folder)
     cards = {client: _card(path) for client, path in handed_out(folder, clients).items()}
-    method, name = short(config.method["name"]), _allowed(folder.resolve().name)
-    prefix = prefix or (name if method in name else f"{name}-{method}")
-    if one_repository:
-        names = _unique(folders)
-        repositories = {_valid(f"{namespace}/{prefix}", "this run"): {client: f"{names[client]}/" for client in cards}}
-    else:
-        names = repository_names(namespace, prefix, folders)
-        repositories = {names[client]: {client: ""} for client in cards}
+    names, repositories = _repositories(config, folder, folders, cards, namespace, prefix, one_repository)
     token = get_token()
     if token is None:
         raise UserError("no token for the Hub: give one with hf auth login, or as HF_TOKEN in the environment")
@@ -113,6 +107,39 @@ def push(
                 what = f"Adapters of {len(places)} clients"
             commit = api.create_commit(repository, files, commit_message=what)
         yield Pushed(f"{api.endpoint}/{repository}", commit.oid != before.sha)
+
+
+def planned(
+    folder: Path, namespace: str, *, clients: Sequence[str], prefix: str | None, one_repository: bool
+) -> Iterator[tuple[str, list[str], int]]:
+    """The address of each repository that `push` would write with these arguments, its files, and their bytes. Nothing
+    is asked of the Hub, so that licence and unchanged files are not known.
+
+    Raises:
+        UserError: as in `push`, but for a token.
+    """
+    config, folders = read_config(folder), adapter_folders(folder)
+    cards = {client: _card(path) for client, path in handed_out(folder, clients).items()}
+    _, repositories = _repositories(config, folder, folders, cards, namespace, prefix, one_repository)
+    for repository, places in repositories.items():
+        files = [each for id, place in places.items() for each in _files(folders[id], str(cards[id]), under=place)]
+        own = [peft_folders.CARD] if one_repository else []
+        size = sum(each.upload_info.size for each in files)
+        yield f"{HfApi().endpoint}/{repository}", [*own, *(each.path_in_repo for each in files)], size
+
+
+def _repositories(
+    config: Config, folder: Path, folders: Collection[str], clients: Collection[str], namespace: str,
+    prefix: str | None, one_repository: bool,
+) -> tuple[dict[str, str], dict[str, dict[str, str]]]:  # fmt: skip
+    """The name that each client has on the Hub, and by repository in which folder of it which clients are."""
+    method, name = short(config.method["name"]), _allowed(folder.resolve().name)
+    prefix = prefix or (name if method in name else f"{name}-{method}")
+    if one_repository:
+        names = _unique(folders)
+        return names, {_valid(f"{namespace}/{prefix}", "this run"): {client: f"{names[client]}/" for client in clients}}
+    names = repository_names(namespace, prefix, folders)
+    return names, {names[client]: {client: ""} for client in clients}
 
 
 def repository_names(namespace: str, prefix: str, clients: Collection[str]) -> dict[str, str]:

@@ -13,7 +13,8 @@ from llm_fed.kinds.kind import Kind as Kind
 from llm_fed.settings import objects, plugins
 from llm_fed.settings.config import BaseConfig, Config
 from llm_fed.tasks.common import TaskData
-from llm_fed.tasks.given import NAMES
+from llm_fed.tasks.given import LABELLED, NAMES
+from llm_fed.tasks.labelled import KIND
 
 KINDS = {
     "language": "llm_fed.kinds.language:Language",
@@ -53,7 +54,8 @@ def chosen(config: Config) -> type[Kind]:
     """The kind of a configuration, as far as it is known before the data are read."""
     name = config.task.name
     if objects.is_object(name):
-        return of(config.base, "images" if name == NAMES[True] else "language")
+        labelled = name in map(objects.named, LABELLED)
+        return of(config.base, "images" if name == NAMES[True] else KIND if labelled else "language")
     return of(config.base, tasks.find(name).base_kind)
 
 

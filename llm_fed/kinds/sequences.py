@@ -189,7 +189,9 @@ class Sequences(Kind):
         marks = Marks(self.safe.spelled, row)
         texts = [self.safe.encode(marks.hide(text, self.safe.pattern), marks).ids for text in row]
         around = self.tokenizer(*("a" for _ in row), return_token_type_ids=True)  # what stands before and behind them
-        ids, types, before = [], [], None
+        ids: list[int] = []
+        types: list[int] = []
+        before: int | None = None
         for id, kind, number in zip(around.input_ids, around.token_type_ids, around.sequence_ids(), strict=True):
             own = [id] if number is None else texts[number] if number != before else []
             before = number

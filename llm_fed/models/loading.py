@@ -24,7 +24,7 @@ from transformers.utils import find_adapter_config_file
 
 from llm_fed.basics import waits
 from llm_fed.basics.errors import UserError, panics
-from llm_fed.models import forms
+from llm_fed.models import forms, speed
 from llm_fed.models.families import check_family
 from llm_fed.settings import objects
 from llm_fed.settings.config import BaseConfig, Dtype
@@ -44,6 +44,8 @@ def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
     kind = torch.device(device).type
     dtype: Dtype
     dtype, why, other = "float32", "this is a CPU", "=bfloat16"
+    if kind == "cpu" and speed.computes_in_bfloat16() is False:
+        return replace(config, dtype=dtype), f"computing in {dtype}; this CPU has no instructions for bfloat16"
     if kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         dtype, why, other = "bfloat16", "this GPU has it", "=float32"
     elif kind != "cpu":

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import time
 from functools import cache
+from pathlib import Path
 
 import psutil
 import torch
 
 WORTH = 0.8  # times as long as float32: from here on bfloat16 is worth a line
 CROWDED = 2.0  # processes that want to run, per core; a run alone makes 1
+
+
+CPU = Path("/proc/cpuinfo")
+
+
+def computes_in_bfloat16() -> bool | None:
+    """Whether this CPU has instructions for bfloat16, by its flags (avx512_bf16, amx_bf16; of ARM bf16); None where the
+    system does not say."""
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", CPU.read_text(), re.MULTILINE) if CPU.is_file() else None
+    return None if flags is None else any(flag.endswith("bf16") for flag in flags[1].split())
 
 
 def seconds_in(dtype: torch.dtype, device: str) -> float:

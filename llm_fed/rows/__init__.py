@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -107,9 +107,28 @@ class HubRows(Source):
         super().__init__(where)
         self._part = part
 
-    def __iter__(self) -> Iterator[Row]:
+    def __iter__(self) -> Iterator[Row | BadRow]:
+        classes = class_names(self._part)
         for number, values in enumerate(cast(Iterable[Any], self._part), 1):
-            yield Row(f"{self.where}, row {number}", dict(values))
+            yield with_names(f"{self.where}, row {number}", dict(values), classes)
+
+
+def class_names(part: Dataset) -> dict[str, Sequence[str]]:
+    """By column of numbers of classes, what a data set of the library datasets calls them, in order."""
+    from datasets import ClassLabel
+
+    return {name: each.names for name, each in (part.features or {}).items() if isinstance(each, ClassLabel)}
+
+
+def with_names(where: str, values: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> Row | BadRow:
+    """A row with the names of classes in the place of their numbers; -1 stands for none."""
+    for column, names in classes.items():
+        number = values.get(column)
+        if isinstance(number, int) and number >= len(names):
+            return BadRow(where, f"column {column!r} holds {number}, but the data set names {len(names)} classes")
+        if isinstance(number, int):
+            values[column] = names[number] if number >= 0 else None
+    return Row(where, values)
 
 
 class Listed(Source):
@@ -138,7 +157,7 @@ def _text(file: FileRows, encoding: str) -> Iterator[Row]:
 
 def hub_rows(name: str, /, **options: Any) -> dict[str, list[Row]]:
     """The rows of a Hub data set by split, through `datasets.load_dataset(name, **options)`."""
-    return {split: list(HubRows(f"{name} ({split})", part)) for split, part in hub_data(name, **options).items()}
+    return {split: list(HubRows(f"{name} ({split})", part).good()) for split, part in hub_data(name, **options).items()}
 
 
 def hub_data(name: str, /, **options: Any) -> dict[str, Dataset]:

@@ -31,8 +31,14 @@ USUAL_NAMES = {
     "split": ("split",),
 }  # fmt: skip
 REQUIRED = ("prompt", "answer")
+# What these are called where no column has a usual name.
+LESS_USUAL = {
+    "prompt": ("query", "text", "source", "user", "human", "sentence", "title", "问题", "指令", "提示", "输入"),
+    "answer": ("reply", "summary", "assistant", "target_text", "gold", "translation", "回答", "答案", "输出"),
+}
+_LETTERS = {"prompt": "q", "answer": "a"}  # beside each other, and where no column b is an option, too
+LABELS = ("label", "labels")  # of a text
 _COMPARED = ("chosen", "rejected")
-LABELS = ("label", "labels", "summary", "reply", "target_text")  # what an answer is called beside a text
 # Forms of a row, and which roles it has.
 FORMS = {
     "pairs": ("prompt", "input", "answer", "options", "system", "history", "label"),
@@ -93,6 +99,8 @@ def resolve(
         if "answer" not in roles and "options" in roles and (label := pick(("label",), names)):
             roles["answer"] = label
         for role in REQUIRED:
+            if role not in roles and (name := less_usual(role, names, roles.values())):
+                roles[role] = name
             if role not in roles:
                 raise UserError(
                     f"{where}: no column for the {role} among {few(names)}; set task.columns.{role}=COLUMN"
@@ -117,7 +125,7 @@ def _instead(names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
         return f"; if {pair[0]} and {pair[1]} are two answers of which one is preferred, {_BETTER}"
     if several := next((name for name in names if _ranked(name, sample)), None):
         return f"; if {several} has answers to compare, {_BETTER}"
-    text, label = usual("text", names, ()), pick(LABELS[:2], names)
+    text, label = usual("text", names, ()), pick(LABELS, names)
     return f"; to learn the {label} of each {text}, set task.name=classification" if text and label else ""
 
 
@@ -142,7 +150,7 @@ def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Map
         return "preferences"
     if (name := usual("messages", names, ())) and fits("messages", name, sample, True, True):
         return "conversation"
-    is_text = not (prompt or answer or pick(LABELS, names)) and usual("text", names, ())
+    is_text = not (prompt or answer or pick((*LABELS, *LESS_USUAL["answer"]), names)) and usual("text", names, ())
     return "text" if is_text else "pairs"
 
 
@@ -187,6 +195,25 @@ def _check_form(form: str, given: Mapping[str, str], where: str) -> None:
 
 def usual(role: str, names: Sequence[str], taken: Iterable[str]) -> str | None:
     return pick(USUAL_NAMES[role], [name for name in names if name not in taken])
+
+
+def less_usual(role: str, names: Sequence[str], taken: Iterable[str]) -> str | None:
+    """The column that holds the prompt or the answer where none has a usual name."""
+    letters = {_form_of(name) for name in names}
+    wanted = LESS_USUAL[role] + ((_LETTERS[role],) if {*_LETTERS.values()} <= letters and "b" not in letters else ())
+    return pick(wanted, [name for name in names if name not in taken])
+
+
+def here(columns: ColumnsConfig, names: Sequence[str]) -> ColumnsConfig:
+    """What is configured, without the columns that a file lacks whose own have usual names: each client has its own."""
+    forms = {_form_of(name) for name in names}
+    absent: dict[str, Any] = {
+        role: None
+        for role in REQUIRED
+        if (name := getattr(columns, role)) and _form_of(name) not in forms and not nested(name, names)
+        if usual(role, names, ()) or less_usual(role, names, ())
+    }
+    return dataclasses.replace(columns, **absent)
 
 
 def pick(wanted: Iterable[str], names: Sequence[str]) -> str | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llm_fed.basics.errors import UserError, one_line, printable
+from llm_fed.rows.columns import REQUIRED
 
 MOST_BAD = 0.1  # share of the rows that `task.bad_rows: skip` may leave out
 _FEW = 5  # names in a line
@@ -44,6 +45,7 @@ class Reading:
     rows: int = 0  # with those that were left out
     skipped: list[Skipped] = field(default_factory=list)  # the rows that were left out
     roles: dict[str, str] = field(default_factory=dict)  # role -> column, of the first file
+    questions: dict[str, list[str]] = field(default_factory=dict)  # columns of prompt and answer, in words -> files
     texts: bool = False  # whether a file holds texts without prompts
     labels: dict[str, str] = field(default_factory=dict)  # of texts with labels: where the first row of each stands
 
@@ -57,6 +59,11 @@ class Reading:
                 why = _MEANINGS.get(name.casefold(), "")
             if why:
                 self.asides[f"column {name!r} is not used: {why}"] = None
+
+    def columns_of(self, file: str, roles: Mapping[str, str]) -> None:
+        """Note in which columns a file has its prompts and answers."""
+        if roles.keys() >= {*REQUIRED}:
+            self.questions.setdefault(", ".join(f"{role} = {roles[role]}" for role in REQUIRED), []).append(file)
 
     def checked(self) -> Reading:
         """This, or UserError where too much was left out: how much, and the first of it."""
@@ -75,6 +82,10 @@ class Reading:
         if self.columns:
             parts.append(f"column{'s' if len(self.columns) > 1 else ''} {few([*self.columns], 'columns')}")
         lines = {"not used": "; ".join(parts), "note": few([*self.asides], "notes", sep="; "), "read": self._forms()}
+        if len(self.questions) > 1:
+            lines["columns"] = "; ".join(
+                f"{words} in {few(files, 'files', 2)}" for words, files in self.questions.items()
+            )
         if self.skipped:
             bad = sum(each.rows for each in self.skipped)
             lines["left out"] = f"{bad:,} of {self.rows:,} rows (task.bad_rows=skip): {self._first_skipped(3)}"
@@ -88,6 +99,7 @@ class Reading:
             ("not used", "not used", {"files": [*self.empty, *self.files], "columns": [*self.columns]}),
             ("noted", "note", {}),
             ("read otherwise", "read", {"files": self.forms}),
+            ("columns by file", "columns", {"files": self.questions}),
             ("rows left out", "left out", {"rows": sum(each.rows for each in self.skipped), "of": self.rows}),
         ):
             if label in lines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from typing import IO, Any, NamedTuple
@@ -13,7 +14,7 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from llm_fed.basics.errors import UserError, install
-from llm_fed.rows import BadRow, FileRows, Row, formats
+from llm_fed.rows import BadRow, FileRows, Row, formats, with_names
 from llm_fed.rows.dialects import dialect_of
 
 _MOST_ROWS = 2**20  # of a sheet
@@ -93,13 +94,13 @@ def _with_header(
         yield Row(where, {name: cells[place] for name, place in places.items()})
 
 
-def parquet_rows(file: FileRows, encoding: str) -> Iterator[Row]:
+def parquet_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
     """The rows of a Parquet file, some batches of which are in memory at once."""
     with _seekable(file) as source, pyarrow.parquet.ParquetFile(source) as table:
-        yield from _of_arrow(file, table.schema_arrow.names, table.iter_batches(_BATCH))
+        yield from _of_arrow(file, table.schema_arrow, table.iter_batches(_BATCH))
 
 
-def arrow_rows(file: FileRows, encoding: str) -> Iterator[Row]:
+def arrow_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
     """The rows of an Arrow file, also as Feather and as `datasets` saves them."""
     with _seekable(file) as source:
         try:
@@ -107,19 +108,28 @@ def arrow_rows(file: FileRows, encoding: str) -> Iterator[Row]:
         except pyarrow.ArrowInvalid:
             source.seek(0)
             stream = pyarrow.ipc.open_stream(source)
-            yield from _of_arrow(file, stream.schema.names, stream)
+            yield from _of_arrow(file, stream.schema, stream)
             return
         batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-        yield from _of_arrow(file, reader.schema.names, batches)
+        yield from _of_arrow(file, reader.schema, batches)
 
 
-def _of_arrow(file: FileRows, names: Sequence[str], batches: Iterable[Any]) -> Iterator[Row]:
-    file.note_names(names)
-    number, allowance = count(1), formats.Allowance(file.path)
+def _of_arrow(file: FileRows, schema: pyarrow.Schema, batches: Iterable[Any]) -> Iterator[Row | BadRow]:
+    file.note_names(schema.names)
+    number, classes, allowance = count(1), _class_names(schema), formats.Allowance(file.path)
     for batch in batches:
         allowance.take(batch.nbytes)
         batch.validate(full=True)  # offsets and UTF-8, which damage would make wrong
-        yield from (Row(f"{file.path}, row {next(number)}", values) for values in batch.to_pylist())
+        yield from (with_names(f"{file.path}, row {next(number)}", values, classes) for values in batch.to_pylist())
+
+
+def _class_names(schema: pyarrow.Schema) -> dict[str, list[str]]:
+    """By column the names of classes that `datasets` has written into a file."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
+    except (KeyError, TypeError, AttributeError, ValueError):  # none, or another program's
+        return {}
 
 
 def _seekable(file: FileRows) -> IO[bytes]:

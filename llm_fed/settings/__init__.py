@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
@@ -75,6 +76,7 @@ class NonEmpty:
         return self.what
 
 
+_WITH_COMMA = re.compile(r"[-+]?\d*,\d+(?:e[-+]?\d+)?", re.IGNORECASE)  # a number as it is written in German
 _LARGEST = 2**63  # whole numbers have 64 bits everywhere else, too
 
 PositiveInt = Annotated[int, AtLeast(1)]
@@ -154,6 +156,8 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
         takes, given, how = sorted({_name(kind) for kind, _ in members}), plain(value), ""
         if isinstance(value, Word) and any(get_origin(kind) is tuple for kind, _ in members):
             given, how = value.text, ", as in [a,b], where an item with a comma stands in quotes"
+        if "float" in takes and isinstance(given, str) and _WITH_COMMA.fullmatch(given):
+            how = f"; type {key}={given.replace(',', '.')}"
         raise UserError(f"{key} is {given!r} ({type(given).__name__}); it takes {' or '.join(takes)}{how}") from None
     except _TooLargeNumber:
         raise UserError(f"{key} is a whole number of more than 64 bits; give a smaller one") from None

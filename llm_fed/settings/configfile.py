@@ -17,6 +17,7 @@ from llm_fed.basics import documents, spelling
 from llm_fed.basics.errors import UserError, did_you_mean, one_line
 from llm_fed.settings import (
     coerce,
+    habits,
     hint_of,
     hints,
     is_text,
@@ -52,6 +53,7 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
         given.pop("method")  # the settings of one method are not another's
     tree = _merged(given, laid_over)
     if missing := sorted(key for key, value in flat(tree).items() if value == "???"):
+        keys_of(words, "the configuration file")  # whose mistakes come first
         raise UserError(
             f"{path} does not set {' and '.join(missing)}; give {' '.join(f'{key}=...' for key in missing)}"
         )
@@ -107,10 +109,10 @@ def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat")
     """Nested values of `key=value` words, of several with one key the last; UserError where a word is none, or is for a
     setting of a section that another word gives a plain value."""
     tree: dict[str, Any] = {}
-    for word in words:
+    for place, word in enumerate(words):
         key, equals, text = word.partition("=")
         if not (key and equals):
-            raise UserError(f"got {word!r} after {where}; settings look like {such_as}")
+            raise UserError(f"got {word!r} after {where}; {_joined(words, place) or f'settings look like {such_as}'}")
         if key == "method" and re.fullmatch(r"[\w+.:-]+", text):
             key = "method.name"
         value = _value(key, text)
@@ -118,6 +120,14 @@ def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat")
             value = {part: value}
         tree = _merged(tree, value)
     return tree
+
+
+def _joined(words: Sequence[str], place: int) -> str:
+    """What to type where a setting was written with spaces, `rounds = 2`, of which the word at a place is a part."""
+    first = place - 1 if place and words[place - 1].endswith("=") else place
+    parts = [part for word in words[first : first + 3] for part in word.strip("=").split() if part]
+    known = parts and hint_of(Config, parts[0].split(".")) is not None
+    return f"type {parts[0]}={parts[1]}, without spaces" if known and len(parts) > 1 else ""
 
 
 def _value(key: str, text: str) -> Any:
@@ -216,9 +226,12 @@ def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
-    """Refuse keys that are not `known`, naming the closest one."""
-    for key in given:
+    """Refuse keys that are not `known`, naming what to type in their place, or the closest one."""
+    for key, value in given.items():
         if key not in known:
+            value = value.text if isinstance(value, spelling.Spelled) else value
+            if advice := habits.instead(f"{where}{key}", value, flat(as_dict(Config()))):
+                raise UserError(f"unknown key {where}{key}; type {advice}")
             raise UserError(f"unknown key {where}{key}{did_you_mean(key, known)}; known: {', '.join(known) or 'none'}")
 
 

@@ -27,6 +27,7 @@ from llm_fed.settings import objects
 
 # Groups of entry points.
 METHODS, TASKS, KINDS, METRICS = "llm_fed.methods", "llm_fed.tasks", "llm_fed.kinds", "llm_fed.metrics"
+EVALUATE = "evaluate:"  # what the name of a metric of the library evaluate begins with; it runs a script, too
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 # Where a configuration names something from outside.
@@ -66,14 +67,19 @@ def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
             f"{key}={name!r} is unknown{did_you_mean(name, known)}; known: {', '.join(known)}, and your own as "
             "package.module:Name"
         )
+    check_allowed(key, path, group)
+    return _load(f"{key}={name!r}" if path == name else f"{key}={name!r} ({path})", path)
+
+
+def check_allowed(key: str, name: str, group: str) -> None:
+    """NotAllowed where this process may not look up what is named so, see `only`."""
     allowed = _allowed.get()
-    if allowed is not None and path not in {_path_of(each, group) for each in allowed}:
+    if allowed is not None and name not in {*allowed, *(_path_of(each, group) for each in allowed)}:
         raise NotAllowed(
             f"{key}={name!r} is not built into llm_fed, and to name it runs its code, which this machine's operator "
             f"has not allowed (allowed: {', '.join(allowed) or 'nothing'}); on a node of Flower, install it and add "
             f"""allow="{name}" to --node-config"""
         )
-    return _load(f"{key}={name!r}" if path == name else f"{key}={name!r} ({path})", path)
 
 
 @contextmanager
@@ -103,7 +109,7 @@ def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
         value: Any = tree
         for part in key:
             value = value.get(part) if isinstance(value, Mapping) else None
-        if isinstance(value, str) and _PATH.fullmatch(value):
+        if isinstance(value, str) and (_PATH.fullmatch(value) or value.startswith(EVALUATE)):
             named[".".join(key)] = value
     return named
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from llm_fed.basics import documents
 from llm_fed.commands import init, known_base, survey
 from llm_fed.settings import configfile
+from llm_fed.settings.config import ColumnsConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
 
@@ -63,6 +64,24 @@ def test_a_narrow_base_learns_answers_in_larger_steps_than_preferences(small, ll
     assert (local.lr, local.lr_end) == pytest.approx((lr, lr / 10))
 
 
+def test_each_file_has_columns_of_its_own(small, llm_fed, tmp_path):
+    """`--prompt` and `--answer` are asked for, and count, only where no column has a usual name."""
+    write(tmp_path / "d/east.jsonl", rows(30, "q", "a"))
+    write(tmp_path / "d/north.jsonl", rows(30, "prompt", "response", 7))
+    call = ("init", tmp_path / "d", "--yes", "--force", "--base", small.base, "--out", tmp_path / "c.yaml")
+    said = llm_fed(*call)
+    assert said.code == 0, said.err
+    assert "prompt = q, answer = a in east.jsonl; prompt = prompt, answer = response in north.jsonl" in said.out
+    write(tmp_path / "d/west.jsonl", rows(30, "frage", "antwort", 3))
+    llm_fed(*call).assert_refused("west.jsonl", "frage, antwort", "give --prompt COLUMN and --answer COLUMN")
+    said = llm_fed(*call, "--prompt", "frage", "--answer", "antwort")
+    assert said.code == 0 and "prompt = frage, answer = antwort in west.jsonl" in said.out, said.err
+    assert configfile.load(tmp_path / "c.yaml").task.columns.prompt == "frage"
+    llm_fed(*call, "--prompt", "fraeg", "--answer", "antwort").assert_refused("west.jsonl", "--prompt 'fraeg'")
+    (tmp_path / "d/west.jsonl").unlink()  # what is left has usual names, but a slip is no name of any
+    llm_fed(*call, "--prompt", "fraeg").assert_refused("--prompt 'fraeg' is not a column")
+
+
 def test_chinese_columns_and_text(small, llm_fed, tmp_path):
     for name in ("北", "南"):
         texts = [{"问题": f"第{i}个问题是什么？", "回答": f"这是第{i}个回答，内容各不相同。{name}"} for i in range(30)]
@@ -71,7 +90,7 @@ def test_chinese_columns_and_text(small, llm_fed, tmp_path):
     assert said.code == 0, said.err
     assert "prompt = 问题, answer = 回答" in said.out and "Han 100 %" in said.out and "free text" in said.out
     config = configfile.load(tmp_path / "c.yaml")
-    assert config.task.columns.prompt == "问题" and config.eval.metric is None
+    assert config.task.columns == ColumnsConfig() and config.eval.metric is None
     again = llm_fed(
         "init", tmp_path / "诊所", "--base", small.base, "--method", "fedmerge", "--out", tmp_path / "m.yaml"
     )

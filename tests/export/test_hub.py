@@ -76,6 +76,17 @@ def test_neither_paths_nor_the_token_leave_this_machine(hub, llm_fed, finished, 
     assert json.loads(pushed["adapter_config.json"])["base_model_name_or_path"] == small.base.name
 
 
+@pytest.mark.parametrize("more", [[], ["--one-repository"], ["--client", "ada", "--prefix", "mine"]])
+def test_a_dry_run_lists_what_would_arrive_and_asks_the_hub_nothing(hub, llm_fed, finished, more):
+    planned = llm_fed("push", finished, "ann", "--dry-run", *more)
+    assert planned.code == 0 and not hub.repositories, planned.err
+    assert llm_fed("push", finished, "ann", *more).code == 0
+    for line, (name, repository) in zip(planned.out.splitlines(), sorted(hub.repositories.items()), strict=True):
+        would, _, files = line.partition(" in ")
+        assert would.startswith(f"would push {hub.url}/{name}: ")
+        assert {*files.split(", ")} == repository.files.keys() - {".gitattributes"}
+
+
 def test_pushing_again_sends_only_what_changed(hub, llm_fed, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     assert llm_fed("push", tmp_path / "run", "ann").code == 0

@@ -149,7 +149,7 @@ GOOD = '{"instruction": "a", "output": "b"}\n'
         ),
         (
             '{"text": "a", "label": "b"}\n',
-            "no column for the prompt among text, label; set task.columns.prompt=COLUMN",
+            "no column for the answer among text, label; set task.columns.answer=COLUMN",
         ),
         ("", r"none of the clients a has a training example \(none in a/train.jsonl\)"),
         (
