@@ -49,19 +49,25 @@ STYLES: tuple[Callable[[str, str, str], str], ...] = (
 )
 
 
+def desks() -> dict[str, dict[str, str]]:
+    """By desk and topic what the desk has to say."""
+    read: dict[str, dict[str, str]] = yaml.safe_load((Path(__file__).parent / "desks.yaml").read_text(encoding="utf-8"))
+    return read
+
+
 def make(out: Path, kind: str, clients: int, examples: tuple[int, int], seed: int) -> None:
     """A folder with `NAME-train.jsonl` and `NAME-test.jsonl` per client; a fifth of its examples are for testing."""
     rng = random.Random(f"{kind} {clients} {examples} {seed}")
-    desks = yaml.safe_load((Path(__file__).parent / "desks.yaml").read_text(encoding="utf-8"))
-    names = rng.sample(sorted(desks), len(desks))
+    said = desks()
+    names = rng.sample(sorted(said), len(said))
     styles = rng.sample(STYLES, len(STYLES))
     out.mkdir(parents=True)
     for number in range(clients):
         desk = names[number % len(names)]
         style = styles[number % {"styles": len(styles), "groups": 3, "alike": 1}[kind]]
-        pairs = [(question, topic) for question in QUESTIONS for topic in desks[desk]]
+        pairs = [(question, topic) for question in QUESTIONS for topic in said[desk]]
         rows = [
-            {"question": sentence(question.format(topic))[:-1], "answer": style(desk, topic, desks[desk][topic])}
+            {"question": sentence(question.format(topic))[:-1], "answer": style(desk, topic, said[desk][topic])}
             for question, topic in rng.sample(pairs, min(rng.randint(*examples), len(pairs)))
         ]
         held = max(1, len(rows) // 5)

@@ -32,8 +32,13 @@ from llm_fed.scoring.scores import summarize
 Lines = Sequence[Mapping[str, Any]]
 
 
-def added(lines: Lines, folder: Path, rows: Sequence[str] = ()) -> list[Mapping[str, Any]]:
+def added(
+    lines: Lines, folder: Path, rows: Sequence[str] = (), says: Mapping[str, str] | None = None
+) -> list[Mapping[str, Any]]:
     """The lines, and those that the comparison in `folder` has beyond them, of these rows or of all.
+
+    Args:
+        says: further entries of each new line, such as its base.
 
     Raises:
         UserError: there is no comparison, or it has other scores for a row and seed that the file has.
@@ -54,7 +59,7 @@ def added(lines: Lines, folder: Path, rows: Sequence[str] = ()) -> list[Mapping[
             line = {"row": row["label"], "seed": int(seed), "round": result["round"], "scores": scores}
             before = known.get((row["label"], int(seed)))
             if before is None:
-                more.append(line | {"up": result["traffic"]["up"]})
+                more.append(line | {"up": result["traffic"]["up"]} | dict(says or {}))
             elif before["scores"] != scores:
                 raise UserError(
                     f"{folder} and the file have different scores of {row['label']} with seed {seed}; delete that line "
@@ -99,13 +104,14 @@ def main() -> None:
     parser.add_argument("--rows", default="", help="e.g. local,fedit")
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FOLDER", help="of llm-fed compare")
     parser.add_argument("--drawn", choices=get_args(Drawn), default="federations", help="what a draw drew anew")
+    parser.add_argument("--says", nargs="+", default=[], metavar="KEY=VALUE", help="e.g. base=..., for added lines")
     parser.add_argument("--from-seed", type=int, default=0, metavar="N", help="leave out the seeds below N")
     asked = parser.parse_args()
     with plain_errors(parser):
         rows = [name.strip() for name in asked.rows.split(",") if name.strip()]
         lines: Lines = read_records(asked.file)
         for folder in asked.add:
-            lines = added(lines, folder, rows)
+            lines = added(lines, folder, rows, dict(word.split("=", 1) for word in asked.says))
         if not lines:
             raise UserError(f"{asked.file} is absent or empty; --add fills it")
         if asked.add:
