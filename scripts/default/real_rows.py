@@ -1,14 +1,19 @@
 """Federations of real rows that ask when sharing pays (docs/results/real_rows.md, contradictions.md, shared_facts.md).
 
-    export LLM_FED_DATA=DATA   # a folder with Flan tasks as FedDPA drew them: DATA/flan/dataset1/client4_trec/train...
+    export LLM_FED_DATA=DATA   # a folder with DATA/flan/dataset1/client4_trec/train.jsonl.gz and so on, see below
     python scripts/default/real_rows.py tasks OUT --rows 32 --seed 0
     python scripts/default/real_rows.py labels OUT --rows 16 --seed 0
     python scripts/default/real_rows.py facts OUT --seed 0        # needs no data
 
-`tasks`: three Flan tasks at four clients each, or at two where a task has too few rows; each client has rows of its
-own, and tests on others. The 8 rows of a client are the first of its 32. `labels`: questions of TREC at twelve clients,
-in three groups with label words of their own, which no prompt tells. `facts`: six desks have all facts in common, each
-in a style of its own, and each was asked about a third of them; it is tested on the others.
+`tasks`: three tasks at four clients each, or at two where they ask for too many rows; each client has rows of its own.
+The 8 rows of a client are the first of its 32. `labels`: TREC at twelve clients, in three groups with label words of
+their own, which no prompt tells. `facts`: six desks have all facts in common, each in a style of its own, and each was
+asked about a third of them; it is tested on the others.
+
+The data: TREC's questions and their classes, 300 + 200 rows of Flan as FedDPA drew them (flan/dataset1); the first
+words of articles of AG News and their section, and sentences of CommonGen and their concepts, both about 150 + 40 rows
+of T0 as self-instruct published them (flan/t0_ag_news, flan/t0_common_gen). Instructions are taken off the prompts, as
+they would be most of all tokens. Rows for testing come from other sources than those for training.
 """
 
 from __future__ import annotations
@@ -25,28 +30,37 @@ from pathlib import Path
 from federations import QUESTIONS, STYLES, desks, sentence
 
 Row = Mapping[str, str]
-TASKS = ("trec", "snli", "glue_qqp")
-SPACING, TESTED = 75, 50  # training rows from one client's first to the next one's; test rows of a client
+TASKS = {  # folder, template of T0, and the part of an instruction that is the prompt
+    "trec": ("dataset1/client4_trec", None, r'(?:Q: |Here is a question: )?(?:[^"\n]*?"(?=.*"))?(.+?)(?:"[^"]*)?$'),
+    "ag_news": ("t0_ag_news", "ag_news_classify", r"((?:\S+\s+){1,16})"),
+    "common_gen": ("t0_common_gen", "common_gen_sentence_to_concepts", r"We have the sentence: (.+?);?\s*$"),
+}
+TESTED = 40  # rows of a client, as far as the task has them
+FEW = 36  # rows of a client, up to which each task has enough for four
 CLASSES = ("description", "entity", "abbreviation", "human", "numeric", "location")
 WORDS = (CLASSES, ("red", "blue", "green", "black", "white", "brown"), ("cat", "dog", "horse", "sheep", "fish", "bird"))
 
 
-def flan(task: str, split: str, rng: random.Random) -> list[Row]:
+def rows_of(task: str, split: str, rng: random.Random) -> list[Row]:
     """All rows of a task's split, in an order of `rng`."""
-    folder = Path(os.environ["LLM_FED_DATA"]) / "flan" / "dataset1"
-    (file,) = folder.glob(f"client?_{task}/{split}.jsonl.gz")
+    folder, template, prompt = TASKS[task]
+    file = Path(os.environ["LLM_FED_DATA"]) / "flan" / folder / f"{split}.jsonl.gz"
     lines = gzip.decompress(file.read_bytes()).decode().splitlines()
-    rows = [{"question": row["instruction"], "answer": row["output"]} for row in map(json.loads, lines)]
-    return rng.sample(rows, len(rows))
+    given = [row for row in map(json.loads, lines) if row.get("template") == template]
+    return [
+        {"question": re.match(prompt, row["instruction"], re.MULTILINE)[1].strip(), "answer": row["output"]}
+        for row in rng.sample(given, len(given))
+    ]
 
 
 def dealt(task: str, rows: int, rng: random.Random) -> list[dict[str, list[Row]]]:
-    """The splits of each client of one task; no row is at two of them."""
-    train, test = flan(task, "train", rng), flan(task, "test", rng)
-    step = SPACING * -(-rows // SPACING)
+    """The splits of each client of one task; no training row is at two of them."""
+    train, test = rows_of(task, "train", rng), rows_of(task, "test", rng)
+    clients = 4 if rows <= FEW else 2
+    own = len(train) // 4 * (4 // clients)  # from a client's first row to the next one's
     return [
-        {"train": train[start : start + rows], "test": test[number * TESTED : (number + 1) * TESTED]}
-        for number, start in enumerate(range(0, len(train) - rows + 1, step))
+        {"train": train[place * own :][:rows], "test": rng.sample(test, min(TESTED, len(test)))}
+        for place in range(clients)
     ]
 
 
@@ -55,23 +69,17 @@ def tasks(rows: int, rng: random.Random) -> dict[str, dict[str, list[Row]]]:
 
 
 def labels(rows: int, rng: random.Random) -> dict[str, dict[str, list[Row]]]:
-    """Client n is in group n mod 3. Flan's ways to ask for the class are taken off, as they list the words."""
-    train, test = flan("trec", "train", rng), flan("trec", "test", rng)
+    """Client n is in group n mod 3."""
+    train, test = rows_of("trec", "train", rng), rows_of("trec", "test", rng)
     clients = {}
     for number in range(12):
         words = dict(zip(CLASSES, WORDS[number % 3], strict=True))
         own = {"train": train[number * rows :][:rows], "test": rng.sample(test, TESTED)}
         clients[f"client_{number:02}"] = {
-            split: [{"question": question_of(row["question"]), "answer": words[row["answer"]]} for row in part]
+            split: [{"question": row["question"], "answer": words[row["answer"]]} for row in part]
             for split, part in own.items()
         }
     return clients
-
-
-def question_of(prompt: str) -> str:
-    first = prompt.split("\n")[0].removeprefix("Q: ").removeprefix("Here is a question: ")
-    quoted = re.search('"(.+)"', first)
-    return quoted.group(1) if quoted else first
 
 
 def facts(rng: random.Random, asked: int = 4) -> dict[str, dict[str, list[Row]]]:
