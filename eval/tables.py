@@ -69,6 +69,7 @@ class RunResult:
     work: ClientWork | None = None  # what training took; None of runs of earlier versions
     tested: str | None = None  # `Scored.tested` and `Scored.shares`
     shares: Mapping[str, float] = field(default_factory=dict)
+    validation: float | None = None  # mean validation score of the tested models, which no test example has chosen
 
 
 @dataclass(frozen=True)
@@ -229,6 +230,15 @@ class Table:
                     f"Not at equal work: a client of {first} {verb} {_few(least)} {unit} in all, and one of {rest}."
                 )
         return sentences
+
+    @property
+    def by_validation(self) -> dict[str, float]:
+        """The rows with their mean validation scores, the best first; empty unless each has one for every seed."""
+        found = {row.label: [result.validation for result in row.results.values()] for row in self.rows}
+        if any(None in scores or len(scores) < len(self.seeds) for scores in found.values()):
+            return {}
+        means = {label: fmean(score for score in scores if score is not None) for label, scores in found.items()}
+        return dict(sorted(means.items(), key=lambda item: -item[1]))
 
     @property
     def failed(self) -> str:
@@ -432,6 +442,10 @@ class Table:
             notes.append('"-": these runs have not scored it (eval.base; runs of earlier versions, or privacy.clip).')
         if len(self.clients) > MAX_CLIENTS:
             notes.append(f"The scores of {len(self.clients)} single clients are in table.csv and table.json.")
+        if chosen := self.by_validation:
+            notes.append(
+                f"By validation, best first: {', '.join(f'{row} {mean:.2f}' for row, mean in chosen.items())}."
+            )
         notes += self._without_score()
         if self.budget:
             notes.append(self._within_budget(self.budget))

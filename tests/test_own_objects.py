@@ -20,8 +20,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import llm_fed as package
 from llm_fed.basics.errors import UserError
+from llm_fed.commands import api
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT
+from llm_fed.runs.reading import saved_config
+from llm_fed.settings import configfile
 
 
 def base_of(small, **changes: Any) -> tuple[Any, Any]:
@@ -514,3 +517,33 @@ def test_pictures_in_memory(tmp_path):
     ]
     assert runs[0].scores == runs[1].scores and adapters(tmp_path / "0").keys() == adapters(tmp_path / "1").keys()
     assert runs[0].metric == "accuracy"
+
+
+CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+
+
+@pytest.mark.parametrize("said, words, lr, template, method", [
+    ({}, [], (3e-3, 3e-4), "chat", "local"),
+    ({"local": {"lr": 0.01}}, ["task.template=plain"], (0.01, 5e-6), "plain", "local"),
+    ({"method": "fedit"}, ["local.lr_end=0.0"], (5e-5, 0.0), "chat", "fedit"),
+    ({"objective": {"name": "kto"}}, [], (1e-3, 1e-4), "chat", "local"),
+    ({"task": {"name": "flan"}}, [], (5e-5, 5e-6), "alpaca-short", "fedmerge"),  # has the settings of its paper
+])  # fmt: skip
+def test_a_program_gets_what_init_proposes(small, said, words, lr, template, method):
+    base = base_of(small)
+    base[1].chat_template = CHAT
+    data = None if "task" in said else rows_of(small)
+    settings = configfile.load(api._completed(said, words, base, data), words)
+    assert (settings.local.lr, settings.local.lr_end) == lr
+    assert (settings.task.template, settings.method["name"]) == (template, method)
+
+
+def test_a_call_trains_and_compares_by_what_init_proposes(small, tmp_path):
+    quick = {"rounds": 1, "local": {"steps": 1}, "eval": {"max_new_tokens": 2, "cross": False}, "device": "cpu"}
+    own = {"base": base_of(small), "data": rows_of(small)}
+    result = package.run(quick, **own, out=tmp_path / "run")
+    table = package.compare(quick, **own, methods=["local", "fedit"], out=tmp_path / "table")
+    assert result.method == "local" and {*table.by_validation} == {"local", "fedit"}
+    for folder in (result.folder, tmp_path / "table/fedit-seed0"):
+        said = saved_config(folder)
+        assert (said["local"]["lr"], said["task"]["template"]) == (3e-3, "alpaca-short")  # it has no chat template

@@ -42,7 +42,7 @@ def created(value: Any) -> Any:
         return Spelled(str(int(value)), int(value))  # a number may be a client's name
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
-    if value is None or isinstance(value, bool | float | str):
+    if value is None or isinstance(value, bool | float | str | Spelled):
         return value
     raise UserError(f"the configuration holds a value that YAML cannot express: {one_line(repr(value))}")
 

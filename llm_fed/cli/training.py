@@ -24,6 +24,7 @@ from llm_fed.cli.printing import (
 from llm_fed.cli.program import app
 
 if TYPE_CHECKING:
+    from llm_fed.eval.tables import Table
     from llm_fed.eval.verdict import Verdict
 
 
@@ -210,8 +211,26 @@ def compare(
         out.print(
             f"table.html, table.md, table.csv, table.json, {count_of(table.pictures)} and the runs are in {folder}"
         )
+        for line in _chosen(table, folder):
+            out.print(line)
     if failed := table.failed:
         raise RunError(f"{failed} failed, see table.md; give the same command again to retry")
+
+
+def _chosen(table: Table, folder: Path) -> list[str]:
+    """Which row validation examples choose, and what to do with its models; nothing where there is no choice."""
+    from llm_fed.scoring.scores import reads_texts
+
+    scores = table.by_validation
+    if len(scores) < 2:
+        return []
+    best, *others = (f"{label} ({mean:.1f})" for label, mean in scores.items())
+    row = next(row for row in table.rows if row.label == next(iter(scores)))
+    run = shlex.quote(str(folder / row.results[table.seeds[0]].folder))
+    steps = [f"chat {run}"] if reads_texts(table.metric) else []
+    steps.append(f"export {run} adapters  # a PEFT folder per client")
+    lines = [f"  {program_name()} {step}" for step in steps]
+    return [f"by validation: {best}, before {', '.join(others)}. Next:", *lines]
 
 
 def _print_plan(plan: dict[str, Any], as_json: bool) -> None:

@@ -192,7 +192,8 @@ def run(
     """Train a federation, or continue it, until it is finished.
 
     Args:
-        config: a YAML file, or its content as nested dictionaries; None: all defaults.
+        config: a YAML file, or its content as nested dictionaries; None: all defaults. For your own texts a dictionary
+            that does not say method, rates or template gets those that `llm-fed init` proposes.
         words: settings such as "local.lr=1e-4" that override the configuration.
         out: the run folder (default: where the command would put it, runs/NAME-METHOD-seedN). A finished run in it is
             only read, an interrupted one is continued.
@@ -220,6 +221,9 @@ def run(
     config, hooks = {} if config is None else config, Callbacks.of(callbacks)
     own = OwnObjects.of(base=base, data=data, method=method, metric=metric)
     with own.at_hand():
+        if isinstance(config, Mapping):
+            said = [*own.words, *words] + ["method="] * (method is not None)
+            config = _completed(config, said, base, data)
         resolved = resolve(config, words, out, start, own)
         folder = default_folder(config, resolved) if out is None else Path(out)
         from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
@@ -244,6 +248,14 @@ def _refuse(others: Mapping[str, Any], function: str) -> None:
         word = f"{key}={value}" if key in known else habits.instead(key, value, known)
         advice = f'; write the setting as a text behind the configuration, "{word}"' if word else ""
         raise UserError(f"llm_fed.{function} has no argument {key}={advice}")
+
+
+def _completed(config: Mapping[str, Any], words: Sequence[str], base: Any, data: Any) -> dict[str, Any]:
+    """A program's configuration with what `init` proposes where it and the words say nothing."""
+    from llm_fed.commands import init
+
+    base, data = (None if isinstance(given, str) else given for given in (base, data))  # of which the words say it
+    return configfile.laid_under(config, init.unsaid(config, words, base, data))
 
 
 def resolve(
@@ -365,16 +377,15 @@ def compare(
     _refuse(others, "compare")
     if draws and seeds:
         raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
-    folder = Path(out)
+    folder, own = Path(out), OwnRows.of(methods, base=base, data=data, metric=metric)
     if isinstance(config, Mapping):
-        tree = documents.plain(configfile.created(config))
+        tree = documents.plain(_completed(config, [*own.shared.words, *words, "method="], base, data))
         path, text = folder / "comparison.yaml", documents.dump(tree)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(path, text.encode())
     else:
         path = Path(config)
     seeds = list(range(draws)) if draws else seeds
-    own = OwnRows.of(methods, base=base, data=data, metric=metric)
     with own.at_hand():
         planned = section.read_rows(path, words, own.labels, seeds, own)
         if draws:

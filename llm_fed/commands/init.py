@@ -13,6 +13,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from llm_fed import methods, tasks
+from llm_fed.basics import documents
 from llm_fed.basics.errors import RunError, UserError, listed
 from llm_fed.basics.files import write_file
 from llm_fed.bench import taking_part
@@ -23,17 +24,18 @@ from llm_fed.commands.known_base import KnownBase, Tell, rates_of
 from llm_fed.commands.lengths import LengthLimits, Lengths, quantile
 from llm_fed.models import speed
 from llm_fed.rows.reading import Reading
-from llm_fed.scoring.duplicates import near_duplicates
-from llm_fed.settings import datapath
+from llm_fed.scoring.duplicates import known_answers, near_duplicates
+from llm_fed.settings import configfile, datapath
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import Example, TaskData, text_of
+from llm_fed.tasks.given import has_pictures
 
 BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
 # The method that is proposed for texts, and why in one line; docs/init.md has the measurements. How much is trained.
 ALONE = "local"  # also the method of one client, and the one that every other is compared with
 WHY = "nothing was shown to be better where clients are unlike; the comparison below says whether sharing helps here"
 BUDGET = Budget(passes=8, personal_share=0.5, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50))
-RIVALS = ("fedlora", "fedalt")  # what `local` is compared with
+RIVALS = ("fedit", "fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
 SHARES = ("fedlora", "fedavg+", "fedpool")  # methods that leave a share of the steps to each client (`personal_share`)
 KNOWN_LAYERS = ("q_proj", "v_proj")  # what adapters go on, of the model types that have layers of these names
@@ -112,6 +114,8 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     }
     if almost := near_duplicates(data).words():
         findings["alike"] = almost
+    if known_texts := known_answers((client.train, client.test) for client in data.clients.values()):
+        findings["look-up"] = known_texts
     if lengths and limits:
         findings["lengths"] = _about_lengths(lengths, limits, context)
     findings |= {"answers": answers, "method": line}
@@ -138,6 +142,41 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
         about_eval=" `base: false` leaves out the score of the base without an adapter.",
     )
     return Draft(text, findings, warnings, method, tuple(settings["rows"]))
+
+
+def unsaid(config: Mapping[str, Any], words: Sequence[str], base: Any, data: Any) -> dict[str, Any]:
+    """What `draft` would write of method, rates and template, as nested values, where a program's configuration and
+    words say nothing of them. Nothing but for a user's own texts and a base that writes texts and is at hand, as
+    benchmarks have the settings of their papers.
+
+    Args:
+        base, data: the objects in the place of the configuration's; None: none.
+    """
+    from llm_fed.commands import labelled
+
+    said = configfile.flat(documents.plain(configfile.created(config)))
+    said |= {key: value for key, _, value in (word.partition("=") for word in words)}
+    own = said.get("task.name") == "files" if data is None else not has_pictures(data)
+    whole = "adapter" in said and said["adapter"] in (None, "null")
+    known = _known(said.get("base.name") if base is None else base)
+    if whole or not own or known is None or known.config is None or labelled.wanted(known):
+        return {}
+    learns = said.get("objective.name", said.get("objective", "sft")) == "sft"
+    proposed: dict[str, dict[str, Any]] = {
+        "local": {} if {"local.lr", "local.lr_end"} & {*said} else dict(rates_of(known.config, answers=learns)),
+        "task": {} if "task.template" in said else {"template": _template("", known, Reading())},
+        "method": {} if any(key.partition(".")[0] == "method" for key in said) else {"name": ALONE},
+    }
+    return {section: values for section, values in proposed.items() if values}
+
+
+def _known(base: Any) -> KnownBase | None:
+    """What is known of the base of a Python program; None where it is no language model, or none is given."""
+    if isinstance(base, str):
+        return known_base.look_up(base, lambda line: None)
+    model, tokenizer = base if isinstance(base, tuple | list) and len(base) == 2 else (None, None)
+    config = getattr(model, "config", None)
+    return KnownBase(tokenizer, config.get_text_config()) if config is not None else None
 
 
 def method_and_work(
@@ -178,7 +217,7 @@ def settings_of(method: str, work: Workload, rates: Mapping[str, Any], evaluatio
 
 
 def _rows(method: str, work: Workload) -> dict[str, list[str]]:
-    """What is compared, each with as many steps of a client as the method has: `local` with two that share, or another
+    """What is compared, each with as many steps of a client as the method has: `local` with what shares, or another
     method with `local`."""
     if method != ALONE:
         return {ALONE: [f"method={ALONE}", *(_of_all(work) if work.cohort < work.clients else [])], method: []}

@@ -22,6 +22,7 @@ from llm_fed.engine.footprint import Activations, activations, moments, training
 from llm_fed.engine.fused import parts
 from llm_fed.engine.memory import free_memory, memory_limit
 from llm_fed.experiment import cross
+from llm_fed.experiment.baselines import looked_up
 from llm_fed.experiment.costs import Costs, CountSummary
 from llm_fed.federation.clients import broadcast
 from llm_fed.kinds import Kind
@@ -63,6 +64,7 @@ class RunPlan:
         cross: the cross table after the rounds, in words; empty where the clients' data are not here.
         notes: what the scores do not say: that right answers are longer than an answer may be.
         data: what became of the user's files, in lines by their label; empty where all was used as it is.
+        known: how many tested answers stand in the client's own training rows, in words; empty: none, or not texts.
         time: how long it will take, in words; empty where that was not estimated.
         parents: the plans of the runs that it merges, where costs are asked for.
     """
@@ -99,6 +101,7 @@ class RunPlan:
     asked: int = 0
     complete: bool = False
     costs: Costs | None = None
+    known: str = ""
     time: str = ""
     loss: str = ""
     passes: str = ""
@@ -119,6 +122,7 @@ class RunPlan:
             "method": rows["method"],
             "clients": self._clients(),
             "examples": self._examples(),
+            "look-up": self.known,
             **self.data,
             "base": rows["base"],
         }
@@ -239,6 +243,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
         scored=_scored(built, bool(sites), bool(asked)),
         cross=cross.planned(built).in_words() if sites else "",
+        known=looked_up(built),
         data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
         work=method.in_words(config.rounds), asked=len(asked), loss=config.objective.in_words(),

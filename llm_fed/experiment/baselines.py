@@ -19,10 +19,12 @@ from llm_fed.federation.loop import log_base
 from llm_fed.runs.folder import EXAMPLES, Run
 from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import read_records
+from llm_fed.scoring.duplicates import known_answers
 from llm_fed.scoring.rules import BestRule, best_rule
 from llm_fed.scoring.scores import Summary, summarize
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict
+from llm_fed.tasks.common import Example
 
 if TYPE_CHECKING:
     from llm_fed.bench.build import Experiment
@@ -70,7 +72,8 @@ class Baselines:
             found["base"] = line
             examples["base"] = self._examples.get(shared_by(experiment.config, experiment.metric), {})
         if rules := best_rules(experiment):
-            found["rule"] = _logged(run, _line_of_rules(experiment, rules))
+            known = looked_up(experiment)
+            found["rule"] = _logged(run, _line_of_rules(experiment, rules) | ({"look-up": known} if known else {}))
             examples["rule"] = {id: rule.examples for id, rule in rules.items()}
         return found, examples
 
@@ -160,6 +163,17 @@ def rule_of(
     """
     train = texts_of(site.train) if train is None else train
     return best_rule(train, texts_of(site.data.queries.get(split, ()))[:limit], metric)
+
+
+def looked_up(experiment: Experiment) -> str:
+    """How many of the clients' test answers training has shown to them, see `known_answers`; empty of pictures and
+    labels, and where the clients' data are not here."""
+    sites = [
+        (texts_of(site.train), texts_of(site.data.queries.get("test", ()))) for site in experiment.clients.values()
+    ]
+    if not all(isinstance(each, Example) for part in sites for rows in part for each in rows[:1]):
+        return ""
+    return known_answers(sites)
 
 
 def texts_of(encoded: Sequence[Any]) -> Sequence[Any]:

@@ -21,7 +21,7 @@ from llm_fed.experiment.simulation import Simulation, lacks_exports
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.runs.folder import Run
-from llm_fed.runs.reading import events, shares_of
+from llm_fed.runs.reading import events, shares_of, validated
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.scores import without
 from llm_fed.settings.config import Config
@@ -78,6 +78,7 @@ class Job:
         assert isinstance(self.outcome, dict)
         scores, base, rule = self.outcome["scores"], self.outcome.get("base"), self.outcome.get("rule")
         counted = without(scores, uncounted) if "clients" in scores else scores
+        line = validated(self.folder, "validation", self.outcome["round"])
         return RunResult(
             folder=self.shown,
             round=self.outcome["round"],
@@ -100,6 +101,7 @@ class Job:
             beside=means(counted),
             tested=splits.tested(self.folder),
             shares=shares_of(self.outcome),
+            validation=without(line, uncounted)["mean"] if line else None,
         )
 
     def _events(self) -> Counter[str]:

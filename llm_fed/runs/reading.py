@@ -82,6 +82,15 @@ def scores_by_round(folder: Path, split: str) -> dict[int, float]:
     return {round: line["mean"] for round, line in scores.items() if round and "mean" in line}
 
 
+def validated(folder: Path, split: str, round: int) -> dict[str, Any] | None:
+    """The score line on this split of the models that a run has tested: of what was done after the last round, else of
+    the tested round; None where they were not scored on it."""
+    lines = read_records(folder / "metrics.jsonl")
+    after = [line for line in comparable(lines) if line["kind"] == "after" and line["split"] == split]
+    line = after[-1] if after else scores_in_training(lines, split).get(round, {})
+    return line if "mean" in line else None
+
+
 def events(folder: Path) -> Counter[str]:
     """What went wrong in a run, such as uploads that were refused, and how often."""
     lines = (line for line in read_records(folder / "metrics.jsonl") if line["kind"] == "event")

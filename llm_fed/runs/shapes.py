@@ -227,7 +227,7 @@ def _mark(value: Any, where: str) -> None:
 
 
 _SCORE = _all(_keys(round=count, split=_text), _scored)
-_RULE = _all(_keys({"rules": _by(_name, _text)}, metric=_text, clients=_by(_name, _score)), _SCORE)
+_RULE = _all(_keys({"rules": _by(_name, _text), "look-up": _text}, metric=_text, clients=_by(_name, _score)), _SCORE)
 _MERGE = _keys(
     {
         **dict.fromkeys(("lambda_fed", "fed_share", "a", "b", "c", "distance", "sweep", "grid"), _figures),

@@ -1,4 +1,5 @@
-"""Test examples that are almost training examples: the same but for a word, for punctuation, or for their order.
+"""Test examples that are almost training examples: the same but for a word, for punctuation, or for their order; and
+tested answers that training has shown already.
 
 Two prompts are compared by the weights of their words, the rarer the heavier, so that what a template writes in every
 prompt counts for nothing: "Which bay for crate 7?" and "Which bay for crate 8?" have nothing in common.
@@ -6,7 +7,7 @@ prompt counts for nothing: "Which bay for crate 7?" and "Which bay for crate 8?"
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from os.path import commonprefix
@@ -83,6 +84,26 @@ def near_duplicates(data: TaskData) -> NearDuplicates:
                 pair = pair or ((client, text_of(example.prompt)), (owner, text_of(trained.prompt)))
                 break
     return NearDuplicates(count, len(test.examples), pair, every)
+
+
+def known_answers(sites: Iterable[tuple[Sequence[Example], Sequence[Example]]]) -> str:
+    """How many tested answers stand in their own client's training answers, apart from case and white space, in one
+    line; empty where none does. Where all do, a client needs nobody else's knowledge.
+
+    Args:
+        sites: of each client the training and the test Examples.
+    """
+    found: list[str] = []
+    tested = 0
+    for train, test in sites:
+        shown, tested = {plain(each.answers[0]) for each in train}, tested + len(test)
+        own = ([answer for answer in map(plain, each.answers) if answer in shown] for each in test)
+        found += [answers[0] for answers in own if answers]
+    if not found:
+        return ""
+    return (
+        f"{len(found)} of {tested} tested answers stand in the client's own training rows ({len(set(found))} different)"
+    )
 
 
 class _Prompts(Sequence[tuple[str, Example]]):

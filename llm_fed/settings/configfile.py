@@ -100,6 +100,11 @@ def read(path: str | Path) -> dict[str, Any]:
     return tree
 
 
+def laid_under(tree: Mapping[str, Any], proposed: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested values of a program with others where they have none."""
+    return _merged(dict(proposed), created(tree))
+
+
 def created(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values as `read` would give them; UserError for a value that no file could hold."""
     return dict(spelling.created(OmegaConf.to_container(tree) if isinstance(tree, DictConfig) else tree))

@@ -35,6 +35,7 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert "5: east, north, south, up and down, west" in said.out
     assert "prompt = question, answer = reply" in said.out and "Latin 100 %" in said.out
     assert "29 per client for training; 30 for validation and 25 for testing" in said.out
+    assert "look-up    25 of 25 tested answers stand in the client's own training rows" in said.out
     config = configfile.load("my data.yaml")
     assert (config.task.path, config.base.name) == ("my data", str(small.base))
     assert config.method == {"name": "local"} and config.eval.base is True
@@ -43,7 +44,7 @@ def test_five_files_become_a_configuration_that_runs(small, llm_fed, tmp_path, m
     assert "chat 'runs/compare-my data/local-seed0'" in said.out
     assert (
         "local (nothing was shown to be better where clients are unlike" in said.out
-        and "local, fedlora, fedalt" in said.out
+        and "local, fedit, fedlora, fedalt" in said.out
     )
     ran = llm_fed("run", "my data.yaml", "rounds=1", "local.steps=1", "--out", "runs/my data")
     assert ran.code == 0 and "exact_match" in ran.out

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from llm_fed.scoring import duplicates
-from llm_fed.scoring.duplicates import near_duplicates
+from llm_fed.scoring.duplicates import known_answers, near_duplicates
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
 WORDS = [
@@ -123,3 +123,20 @@ def test_of_large_data_some_are_looked_at_and_that_is_said(monkeypatch):
     found = near_duplicates(TaskData("files", "rouge1", {"ada": ClientData("ada", train, (), test)}))
     assert (found.every, found.tested, found.count) == (3, 2, 2)
     assert found.words().endswith("only one example in 3 was looked at")
+
+
+@pytest.mark.parametrize("train, test, words", [
+    ("a b", "a b", "2 of 2 tested answers stand in the client's own training rows (2 different)"),
+    ("a a b", "A c  a", "2 of 3 tested answers stand in the client's own training rows (1 different)"),
+    ("a b", "c", ""),
+    ("", "a", ""),
+    ("a", "", ""),
+])  # fmt: skip
+def test_tested_answers_that_training_has_shown(train, test, words):
+    """Another client's answers do not count."""
+
+    def examples(answers: str) -> list[Example]:
+        return [Example(f"question {place}", (answer,)) for place, answer in enumerate(answers.split())]
+
+    assert known_answers([(examples(train), examples(test))]) == words
+    assert known_answers([(examples(train), []), ([], examples(test))]) == ""
