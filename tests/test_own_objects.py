@@ -547,3 +547,10 @@ def test_a_call_trains_and_compares_by_what_init_proposes(small, tmp_path):
     for folder in (result.folder, tmp_path / "table/fedit-seed0"):
         said = saved_config(folder)
         assert (said["local"]["lr"], said["task"]["template"]) == (3e-3, "alpaca-short")  # it has no chat template
+
+
+def test_labels_have_no_base_ability(tmp_path):
+    rows = [(torch.randn(5), place % 2) for place in range(8)]
+    words = ["eval.ability=true", "adapter=null"]
+    with pytest.raises(UserError, match="eval.ability=true is measured of language models that learn answers or texts"):
+        package.run({}, *words, base=nn.Linear(5, 2), data={"a": rows}, method="local", out=tmp_path / "run")

@@ -29,7 +29,7 @@ from llm_fed.runtime.accelerate import DistributedEngine, Shared
 from llm_fed.runtime.launch import Ranks, choose_device
 from llm_fed.runtime.local import LocalRuntime, choose_clients_per_pass
 from llm_fed.scoring.evaluation import Personal, evaluate
-from llm_fed.scoring.scores import Summary
+from llm_fed.scoring.scores import ABILITY, Summary
 from llm_fed.scoring.scores import find as find_metric
 from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, Config
 from llm_fed.settings.objects import is_object
@@ -119,12 +119,19 @@ class Experiment:
     def score_base(self, split: str, **options: Any) -> Summary | None:
         """The scores without training; `options` as of `evaluate`."""
         bare, state = self.untrained()
+        scored = [id for id, site in bare.items() if site.data.queries.get(split)]
+        for id in scored[1:]:  # all have one model, which is measured once
+            bare[id] = replace(bare[id], data=replace(bare[id].data, ability=()))
 
         async def personal(site: Site) -> State:
             return state
 
         limit = self.config.eval.limit
-        return evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=limit, **options)
+        summary = evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=limit, **options)
+        if summary and (known := summary.beside.get(ABILITY)):
+            everybody = dict.fromkeys(summary.clients, next(iter(known.values())))
+            return replace(summary, beside={**summary.beside, ABILITY: everybody})
+        return summary
 
     def untrained(self) -> tuple[dict[str, Site], State]:
         """Everybody who is scored with a plain adapter, and the state of one whose B is zero, which adds nothing."""

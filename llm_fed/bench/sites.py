@@ -9,6 +9,7 @@ from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
+from llm_fed.basics.errors import UserError
 from llm_fed.bench import taking_part
 from llm_fed.federation import privacy
 from llm_fed.federation.schedule import Delayed, Poisson, Schedule
@@ -105,6 +106,11 @@ def build(
     if note := encoding.note():
         reporter.note(note)
     sites = [*clients.values(), server]
+    if config.eval.ability and clients and not any(site.data.ability for site in sites):
+        raise UserError(
+            "eval.ability=true is measured of language models that learn answers or texts, and neither of labels and "
+            "pictures nor with preferences; leave it out"
+        )
     for note in [*notes_on_scores(sites, metric), *notes_on_length(sites, config.eval.max_new_tokens).values()]:
         reporter.note_once(f"warning: {note}")
     taking_part.check_lengths([*clients.values(), server] if every else [server])

@@ -121,8 +121,12 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     findings |= {"answers": answers, "method": line}
     if not torch.cuda.is_available() and (hint := speed.hint()):
         findings["speed"] = hint
-    evaluation = {"metric": metric, "max_new_tokens": None if reading.texts or limits is None else limits.answer}
     objective = _objective(reading)
+    evaluation = {
+        "metric": metric,
+        "max_new_tokens": None if reading.texts or limits is None else limits.answer,
+        "ability": None if objective else True,
+    }
     settings = settings_of(method, work, rates_of(known.config, answers=not objective), evaluation)
     text = rendered(
         **settings,

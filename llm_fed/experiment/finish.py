@@ -27,7 +27,7 @@ from llm_fed.method.site import OPTIMIZER, Site
 from llm_fed.runs.folder import ENDED, Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.notes import notes_on_length
-from llm_fed.scoring.scores import METRICS, not_defined
+from llm_fed.scoring.scores import ABILITY, METRICS, not_defined
 from llm_fed.state.wire import Message, WireError
 
 NO_SCORE = "It has none, as the client has no test example."
@@ -143,6 +143,8 @@ def deliver(
         sites = (experiment.scored[id] for id in exported)
         warnings: Sequence[Mapping[str, Any]] = warned.get("warnings", ())
         beside: Mapping[str, Mapping[str, float]] = summary.beside if summary else {}
+        if before := rows.get("base", {}).get("beside", {}).get(ABILITY):
+            beside = {**beside, f"{ABILITY} before training": before["clients"]}
         found = contents(experiment, sites, personal, scores, config_text, spent, warnings, beside)
         write_folders(((run.folder / "adapters" / id, files) for id, files in found), "a personal model")
     return write_summary(experiment, run, record, round, **facts, **warned)
@@ -215,7 +217,7 @@ def contents(
             models.described(site.structure, experiment.base, site.data.num_labels, prompt),
             client=id, method=config.method["name"], paper=method.paper,
             metrics=({experiment.metric: scores[id]} if id in scores else {})
-            | {name: of[id] for name, of in beside.items() if name in METRICS and id in of},
+            | {name: of[id] for name, of in beside.items() if id in of and (name in METRICS or ABILITY in name)},
             config=config_text,
             recipe=method.recipe(site),
             privacy=privacy.statement(config.privacy, spent, site, own) if spent else "",

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from llm_fed.kinds.encoding import Encoder, NoneFits
 from llm_fed.kinds.kind import in_scored_order
+from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
-from llm_fed.settings.config import Config
-from llm_fed.tasks.common import ClientData, TaskData
+from llm_fed.settings.config import Config, TaskConfig
+from llm_fed.tasks.common import ClientData, Example, TaskData
+
+ABILITY_TOKENS = 128  # of a paragraph of `eval.ability`, which is cut there; most have 80
 
 
 class Texts:
@@ -22,6 +26,7 @@ class Texts:
         parties = [*task.clients.values(), *([task.server] if task.server else [])]
         splits = (split for given in parties for split in (given.train, given.validation, given.test))
         self._lengths = encoder.lengths(splits)
+        self._ability = _fixed_text(encoder) if config.eval.ability and not config.objective.preferences else ()
 
     def note(self) -> str:
         return self._encoder.note()
@@ -50,4 +55,13 @@ class Texts:
             data,
             train=fitting(encoder.training, "training", given.train, lengths=train),
             held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut, none_fits=tuple(none_fits),
+            ability=self._ability,
         )  # fmt: skip
+
+
+def _fixed_text(encoder: Encoder) -> Sequence[Query]:
+    """The paragraphs of the text of `eval.ability`, as they stand and the same for all data."""
+    text = (Path(__file__).parents[1] / "assets" / "ability.txt").read_text(encoding="utf-8")
+    plain = TaskConfig(template="plain", max_length=ABILITY_TOKENS, too_long="cut-end")
+    examples = [Example("", (paragraph,)) for paragraph in text.strip().split("\n\n")]
+    return Encoder(encoder.tokenizer, plain, rows=encoder.rows).queries("", "ability", examples)

@@ -57,6 +57,7 @@ class Data:
     left_out: Mapping[str, int] = field(default_factory=dict)  # by split, examples that were too long
     # by split, the tokens of right answers that are longer than the model may answer
     cut: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    ability: Sequence[Any] = ()  # Query: a fixed text, on which `eval.ability` is measured
     none_fits: tuple[str, ...] = ()  # a message for each split of which that was every example
 
 

@@ -17,6 +17,7 @@ from llm_fed.method.requests import Query
 from llm_fed.method.site import Data, Site
 from llm_fed.scoring.preferences import Preferences, preferences
 from llm_fed.scoring.scores import (
+    ABILITY,
     CLASSIFIED,
     OF_ANSWERS,
     PREFERENCE,
@@ -70,6 +71,8 @@ def evaluate(
     if not asked:
         return None
     work = {name: measure(personal, client, split, metric, limit, listen, each) for name, client in asked.items()}
+    if each and split == "test":
+        work = {name: _with_ability(personal, asked[name], measured) for name, measured in work.items()}
     outcomes = runtime.run(work)
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
@@ -136,6 +139,13 @@ async def measure(
         beside = {PREFERENCE: compared.accuracy, "margin": compared.margin} if compared else {}
         measured = Measured(score(metric, predictions, references), value, beside=beside)
     return replace(measured, examples=tuple(score_each(metric, predictions, references))) if each else measured
+
+
+async def _with_ability(personal: Personal, client: Site, measuring: Coroutine[Any, Any, Measured]) -> Measured:
+    """Also what the model is worth on the fixed text of `eval.ability`, where there is one."""
+    measured = await measuring
+    loss = await client.loss_of_answers(await personal(client), client.data.ability)
+    return measured if loss is None else replace(measured, beside={**measured.beside, ABILITY: likelihood(loss)})
 
 
 async def _preferred(

@@ -162,6 +162,9 @@ def without(line: Mapping[str, Any], clients: Collection[str]) -> dict[str, Any]
     return {**line, **summary.as_json()}
 
 
+ABILITY = "base ability"  # what is measured beside with `eval.ability`: the token_likelihood of a fixed text
+
+
 def likelihood(loss: float) -> float:
     """The token_likelihood (0-100) of a mean loss per token: 100 / perplexity."""
     return 100 * math.exp(-loss)

@@ -291,6 +291,9 @@ class EvalConfig:
     # also score the base without any adapter (language models): `true` on the test split, and as round 0 on the split
     # of `during`; `auto` on the test split alone, and not over a network
     base: Literal["auto"] | bool = True
+    # also score base and personal models on a fixed English text (llm_fed/assets/ability.txt, 16 kB) by
+    # token_likelihood, which shows what training has made a base forget; of language models without preferences
+    ability: bool = False
     # also score each personal model on the test examples of the other clients: `auto` of all clients up to eight and
     # otherwise of a sample, on at most 50 examples each; `true` all on all. Warnings rest on it, see docs/warnings.md
     cross: Literal["auto"] | bool = "auto"

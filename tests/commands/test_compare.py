@@ -15,6 +15,7 @@ from llm_fed.eval import plots
 from llm_fed.experiment import finish, run
 from llm_fed.runs.reading import scores_by_round
 from llm_fed.runs.records import read_records
+from llm_fed.scoring.scores import ABILITY
 from llm_fed.settings import configfile
 
 ROWS = {
@@ -399,3 +400,17 @@ def test_one_federation_is_no_draw_of_it(small, tmp_path, llm_fed):
     assert llm_fed("compare", config, "seeds.federation=5", "rounds=1", "--out", tmp_path / "out").code == 0
     assert json.loads((tmp_path / "out/table.json").read_text())["verdict"]["unit"] == "training"
     assert "holds for this federation alone" in (tmp_path / "out/table.md").read_text()
+
+
+def test_what_models_forget_is_measured_on_a_fixed_text(small, tmp_path):
+    """By table, and on each card; the base, which all clients share, alike for all of them."""
+    rows = {"alone": ["method=local", "local.lr=1.0"], "gently": ["method=local", "local.lr=1e-6", "local.lr_end=0"]}
+    config = write(small, tmp_path / "c.yaml", rows, seeds=[0], eval={"ability": True, "base": True})
+    table = compare.compare(config, out=tmp_path / "out")
+    (base,) = table.baselines["base"]
+    before = base.beside(ABILITY).mean
+    after = {row.label: row.beside(ABILITY).mean for row in table.rows}
+    assert after["gently"] == pytest.approx(before, rel=1e-3) != after["alone"]
+    assert "base ability" in table.heads
+    card = next((tmp_path / "out/alone-seed0/adapters").glob("*/README.md")).read_text()
+    assert "| base ability |" in card and f"| base ability before training | {before:.2f} |" in card
