@@ -35,7 +35,7 @@ Lines = Sequence[Mapping[str, Any]]
 def added(
     lines: Lines, folder: Path, rows: Sequence[str] = (), says: Mapping[str, str] | None = None
 ) -> list[Mapping[str, Any]]:
-    """The lines, and those that the comparison in `folder` has beyond them, of these rows or of all.
+    """The lines, and those that the comparison in `folder` has beyond them, of these rows or of all, base and rule, too.
 
     Args:
         says: further entries of each new line, such as its base.
@@ -49,7 +49,7 @@ def added(
         raise UserError(f"{folder}/table.json cannot be read ({error}); give the --out of llm-fed compare") from error
     known = {(line["row"], line["seed"]): line for line in lines}
     more: list[Mapping[str, Any]] = []
-    for row in table["rows"]:
+    for row in [*filter(None, map(table.get, BASELINES)), *table["rows"]]:
         if rows and row["label"] not in rows:
             continue
         for seed, result in row["seeds"].items():
