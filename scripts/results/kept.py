@@ -35,7 +35,7 @@ Lines = Sequence[Mapping[str, Any]]
 def added(
     lines: Lines, folder: Path, rows: Sequence[str] = (), says: Mapping[str, str] | None = None
 ) -> list[Mapping[str, Any]]:
-    """The lines, and those that the comparison in `folder` has beyond them, of these rows or of all, base and rule, too.
+    """The lines, and those that the comparison in `folder` has beyond them, of these rows or of all with base and rule.
 
     Args:
         says: further entries of each new line, such as its base.
