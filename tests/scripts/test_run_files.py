@@ -43,7 +43,15 @@ OPEN = {  # what a file leaves to the command line
     "flan_smollm2_cpu.yaml": ["base.name=base", "task.path=data"],
     "preferences_cpu.yaml": ["base.name=base", "task.path=data"],
     **dict.fromkeys(
-        ["default_method.yaml", "default_method_200.yaml", "default_method_rates.yaml"],
+        [
+            "default_method.yaml",
+            "default_method_200.yaml",
+            "default_method_rates.yaml",
+            "real_rows.yaml",
+            "real_potara.yaml",
+            "contradictions.yaml",
+            "shared_facts.yaml",
+        ],
         ["base.name=base", "task.path=data"],
     ),
     "quickstart_ifca.yaml": ["base.name=base"],
