@@ -168,12 +168,10 @@ def rule_of(
 def looked_up(experiment: Experiment) -> str:
     """How many of the clients' test answers training has shown to them, see `known_answers`; empty of pictures and
     labels, and where the clients' data are not here."""
-    sites = [
-        (texts_of(site.train), texts_of(site.data.queries.get("test", ()))) for site in experiment.clients.values()
-    ]
-    if not all(isinstance(each, Example) for part in sites for rows in part for each in rows[:1]):
-        return ""
-    return known_answers(sites)
+    clients = [*experiment.clients.values()]
+    sites = [(texts_of(site.train), texts_of(site.data.queries.get("test", ()))) for site in clients]
+    texts = all(isinstance(each, Example) for part in sites for rows in part for each in rows[:1])
+    return known_answers(sites) if texts and not any(site.data.num_labels for site in clients) else ""
 
 
 def texts_of(encoded: Sequence[Any]) -> Sequence[Any]:

@@ -28,7 +28,7 @@ def data(monkeypatch, tmp_path) -> None:
     asked = (
         "What is {} ?",
         "Q: What is {} ?\n\nWhich one of these?",
-        'Is the question "What is {} ?" about a "thing"?',
+        'Is the question "What is {} ?" about a thing?',
     )
 
     def of_common_gen(n: int) -> tuple[str, str, str]:
@@ -57,7 +57,8 @@ def test_no_training_row_is_at_two_clients_or_tested(script, data, rows, clients
     assert len(made) == clients and len(train) == clients * rows == len({*train})
     assert not tested & {*train}
     assert made["trec_1"]["train"][:8] == script.tasks(8, random.Random(0))["trec_1"]["train"]
-    assert all(text.startswith("What is word") and text.endswith(" ?") for text in train if "word" in text[:15])
+    of_trec = [row["question"] for row in made["trec_1"]["train"]]
+    assert all(text.startswith("What is word") and text.endswith(" ?") for text in of_trec)  # without the instructions
 
 
 def test_groups_contradict_each_other(script, data):
