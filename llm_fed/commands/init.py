@@ -177,7 +177,10 @@ def unsaid(config: Mapping[str, Any], words: Sequence[str], base: Any, data: Any
 def _known(base: Any) -> KnownBase | None:
     """What is known of the base of a Python program; None where it is no language model, or none is given."""
     if isinstance(base, str):
-        return known_base.look_up(base, lambda line: None)
+        try:
+            return known_base.look_up(base, lambda line: None)
+        except UserError:  # the run says what is wrong with it
+            return None
     model, tokenizer = base if isinstance(base, tuple | list) and len(base) == 2 else (None, None)
     config = getattr(model, "config", None)
     return KnownBase(tokenizer, config.get_text_config()) if config is not None else None
