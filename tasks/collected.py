@@ -118,7 +118,9 @@ class Collected:
         self.reading.skipped += taken.skipped
         if source.remarks:
             self.reading.forms[name] = ", ".join(source.remarks)
-        unused = columns.unused(scheme.names, [*scheme.used, *([label] if label else [])])
+        used = [*scheme.used, *([label] if label else [])]
+        self.reading.used.update(used)
+        unused = columns.unused(scheme.names, used)
         self.reading.unused_columns([*unused, *sorted(source.nameless)], by_files=client is not None)
         self.reading.roles = self.reading.roles or scheme.roles
         self.reading.columns_of(name, scheme.roles)

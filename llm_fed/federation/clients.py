@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.figures import rounded
-from llm_fed.federation.privacy import by_example, protected, shown, spent_by
+from llm_fed.federation.privacy import by_example, protected, shown, spent, spent_by
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Ask, Schedule, most_asked
 from llm_fed.method import Method
@@ -39,6 +39,10 @@ class Clients(Protocol):
         """In how many of the first so many rounds a client was asked, at most."""
         ...
 
+    def spent(self, config: Config, round: int) -> dict[str, Any]:
+        """What metrics.jsonl says of the privacy after a round, see `privacy.spent`."""
+        ...
+
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
         """Send each client of the round's cohort its message, and put what is answered on its way.
 
@@ -62,6 +66,9 @@ class LocalClients:
 
     def most_asked(self, rounds: int) -> int:
         return most_asked(self._schedule, rounds)
+
+    def spent(self, config: Config, round: int) -> dict[str, Any]:
+        return spent(config, round, self.most_asked, self.sites.values())
 
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
         asks = self._schedule.asks(progress.round)

@@ -13,7 +13,7 @@ from llm_fed.federation import stopping
 from llm_fed.federation.clients import Clients, Messages, messages_for
 from llm_fed.federation.collector import collector_of
 from llm_fed.federation.directions import compared
-from llm_fed.federation.privacy import by_example, check_upload, spent
+from llm_fed.federation.privacy import by_example, check_upload
 from llm_fed.federation.progress import Progress, end_early, memories, prune, resume, save, scores
 from llm_fed.federation.uploads import arrivals
 from llm_fed.method import Method
@@ -147,7 +147,7 @@ def federate(
         for why in server.unmoved:
             log_event(run, round, server.id, "no mean", why)
         if private:
-            budget = spent(config, round, clients.most_asked, clients.sites.values())
+            budget = clients.spent(config, round)
             run.log({"kind": "privacy", "round": round, **budget})
         done = {"padding": rounded(work.padding), "tokens": work.tokens}
         done |= {"server_steps": len(server.losses)} if server.losses else {}

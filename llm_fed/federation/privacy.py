@@ -52,6 +52,11 @@ def by_example(settings: PrivacyConfig) -> bool:
     return settings.clip is not None and settings.unit == "example"
 
 
+def at_clients(settings: PrivacyConfig) -> bool:
+    """Whether clients add the noise, so that the server need not be trusted."""
+    return settings.clip is not None and not central(settings)
+
+
 def of_examples(settings: PrivacyConfig, seed: int) -> Private | None:
     """How a client hides its examples, with noise from this seed; None where it does not."""
     if not by_example(settings):
@@ -88,19 +93,6 @@ def check(config: Config, method: Method) -> None:
                 "privacy.where=server needs delay.sigma=0 and delay.drop_out=0; set these, or privacy.where=client"
             )
     _accounting()
-
-
-def check_elsewhere(settings: PrivacyConfig) -> None:
-    """Refuse what is not built for clients on other machines.
-
-    Raises:
-        UserError: what, and what to set.
-    """
-    if by_example(settings):
-        raise UserError(
-            "privacy.unit=example is not supported over a network, where a server that goes back to an earlier round "
-            "would make epsilon too small; set privacy.unit=client and privacy.where=client"
-        )
 
 
 def _check_examples(config: Config, method: Method) -> None:
@@ -214,6 +206,20 @@ def epsilon(settings: PrivacyConfig, participation: float, times: int) -> float:
     if settings.where == "client":
         return _epsilon(settings.noise / 2, 1.0, times, settings.delta)
     return _epsilon(settings.noise, participation, times, settings.delta)
+
+
+def released(settings: PrivacyConfig, rate: float, steps: int) -> dict[tuple[float, float], int]:
+    """What the answer of one client releases, by noise multiplier and rate of sampling how often, as `composed` takes
+    it; `steps` at that `rate` are those of its fits."""
+    if by_example(settings):
+        return {(settings.noise, rate): steps} if steps else {}
+    return {(settings.noise / 2 if at_clients(settings) else 0.0, 1.0): 1}
+
+
+def composed(releases: Mapping[tuple[float, float], int], delta: float) -> float:
+    """The epsilon of all that was `released`; several kinds add up, each with its part of
+    delta (Dwork et al. 2006)."""
+    return sum(_epsilon(*kind, times, delta / len(releases)) for kind, times in releases.items())
 
 
 @lru_cache(maxsize=4096)

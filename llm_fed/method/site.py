@@ -83,6 +83,7 @@ class Site:
     lr: float = 0.0  # of this round
     losses: list[float] = field(default_factory=list)  # of this round's local steps, for the metrics
     fits: int = 0  # in this round: each draws its own batches and dropout
+    most_steps: int | None = None  # of one fit; None: any number
     _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
     # By place of a training example what the base makes of it, see `references`.
     of_base: dict[int, tuple[float, ...]] = field(default_factory=dict, init=False, repr=False)
@@ -221,18 +222,26 @@ class Site:
             chosen += [order[at : at + size] for at in range(0, count, size)]
         return chosen[:total]
 
+    @property
+    def planned(self) -> tuple[int, int]:
+        """(examples of a batch, steps) of a fit with the run's settings; ClientError: there is no example."""
+        return self._steps(self.num_examples, None, None)
+
     def _steps(self, count: int, steps: int | None, epochs: int | None) -> tuple[int, int]:
         """(examples of a batch, steps) of a fit on `count` examples.
 
         Raises:
-            ClientError: there is no example.
+            ClientError: there is no example, or there are more than `most_steps`.
         """
         if not count:
             raise ClientError(f"client {self.id} has no training example")
         size = min(self.local.batch_size, count)
         if steps is None and epochs is None:
             steps = self.local.steps_on(count)
-        return size, (epochs or 0) * -(-count // size) if steps is None else steps
+        total = (epochs or 0) * -(-count // size) if steps is None else steps
+        if self.most_steps is not None and total > self.most_steps:
+            raise ClientError(f"a fit of client {self.id} has {total:,} steps, and at most {self.most_steps:,} may be")
+        return size, total
 
     @property
     def _finishes(self) -> bool:

@@ -3,7 +3,7 @@
 What a client is ordered to do, as JSON beside a packed message; `bundle` makes one message of all orders to a node, and
 `node.Node` carries them out:
 
-    train      run, round, lr, after, kept; message      -> examples, loss, steps; upload
+    train      run, round, lr, after, kept; message      -> examples, loss, steps, epsilon; upload
     evaluate   run, after, split; message                -> score, loss
     finish     run, after, name, given, spent; messages  -> score, loss, recipe
 
@@ -17,6 +17,7 @@ the answers come with the scores.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +25,7 @@ from typing import Any
 
 from llm_fed.basics.figures import rounded
 from llm_fed.federation.clients import Messages, messages_for
-from llm_fed.federation.privacy import central
+from llm_fed.federation.privacy import by_example, central, spent
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Poisson, cohort_size, sample
 from llm_fed.method import Method
@@ -45,9 +46,9 @@ _SLACK = 65536  # bytes by which an upload's names may be longer than expected b
 
 
 def _nothing() -> dict[str, Any]:
-    """What is known of the clients before the first round: by client the round of its last answer, and how often it was
-    asked; by checkpoint those rounds."""
-    return {"answered": {}, "asked": {}, "kept": {}}
+    """What is known of the clients before the first round: by client the round of its last answer, how often it was
+    asked, and what it says it has spent; by checkpoint those rounds."""
+    return {"answered": {}, "asked": {}, "epsilon": {}, "kept": {}}
 
 
 @dataclass
@@ -181,12 +182,22 @@ class RemoteClients:
         common = {"name": name, "spent": spent} | ({} if ended is None else {"ended": ended})
         orders = {client: {**common, "given": given.get(client, {})} for client in messages}
         contents = {client: pack(sent) for client, sent in messages.items()}
-        replies = self._call("finish", orders, contents, self._config.network.patience)  # without it there is no result
+        # Without it there is no result, so who is slow is waited for, but not for long where the others have answered.
+        network = self._config.network
+        replies = self._call("finish", orders, contents, network.patience, quiet=network.deadline)
         return self._summary(replies), replies
 
     def most_asked(self, rounds: int) -> int:
         """How often a client was asked until now, at most; answers that never came count, since they were sent."""
         return max(self._known["asked"].values(), default=0)
+
+    def spent(self, config: Config, round: int) -> dict[str, Any]:
+        """See `Clients`. Noisy steps are counted at the nodes, and the largest epsilon is what they say."""
+        budget = spent(config, round, self.most_asked, ())
+        if by_example(config.privacy):
+            said = self._known.get("epsilon", {}).values()
+            budget["epsilon"] = None if None in said else max(said, default=0.0)
+        return budget
 
     def answered(self, client: str) -> int:
         """The round of the client's last answer, hence the version of its memory; 0: none."""
@@ -272,10 +283,12 @@ class RemoteClients:
         seconds: float,
         ahead: _Sent | None = None,
         also: Sequence[Order] = (),
+        quiet: float = math.inf,
     ) -> dict[str, Reply]:
         """Replies by client; who cannot be reached, or does not reply in time, has one that says so.
 
         Args:
+            quiet: see `_await`.
             also: the orders of the round `ahead`, which travel in the same messages.
         """
         nodes = set(self._link.nodes())
@@ -290,11 +303,11 @@ class RemoteClients:
         if ahead:
             self._begin(ahead, asks[len(orders) :])
         sent = {order.client: ask for order, ask in zip(orders, asks, strict=False) if ask}
-        replies_by_ask = self._await(sent.values(), seconds)
+        replies_by_ask = self._await(sent.values(), seconds, quiet)
         replies = {name: Reply({"error": "it is not there"}) for name in says}
         for order in orders:
             ask = sent.get(order.client, "")
-            reply = replies_by_ask.get(ask, Reply({"error": f"no reply in {seconds:g} s"}))
+            reply = replies_by_ask.get(ask, Reply({"error": f"no reply in {min(seconds, quiet):g} s"}))
             if not reply.error and reply.content.get("ask") != ask:
                 reply = Reply({"error": "a stale reply"})
             if reply.error:
@@ -303,12 +316,15 @@ class RemoteClients:
             replies[order.client] = reply
         return replies
 
-    def _await(self, asks: Collection[str], seconds: float) -> dict[str, Reply]:
-        """The replies to these orders that come in so many seconds."""
+    def _await(self, asks: Collection[str], seconds: float, quiet: float) -> dict[str, Reply]:
+        """The replies to these orders that come in so many seconds, and at most `quiet` seconds after the last one."""
         replies: dict[str, Reply] = {}
-        until = time.monotonic() + seconds
+        begun = time.monotonic()
+        until = begun + seconds
         while len(replies) < len(asks):
-            replies |= self._bundles.receive(set(asks) - replies.keys())
+            came = self._bundles.receive(set(asks) - replies.keys())
+            replies |= came
+            until = min(begun + seconds, time.monotonic() + quiet) if came else until
             if len(replies) == len(asks) or time.monotonic() > until:
                 break
             time.sleep(_PAUSE)
@@ -369,6 +385,9 @@ class RemoteClients:
             if loss is not None:
                 losses.append(loss)
                 record |= {"loss": loss, "steps": reply.content.get("steps")}
+            if by_example(self._config.privacy):
+                record["epsilon"] = reply.number("epsilon", 0, 1e9)  # None: infinite, or it does not say
+                self._known.setdefault("epsilon", {})[asked.client] = record["epsilon"]
             record |= {"examples": asked.examples, "bytes_up": len(reply.answer), "bytes_down": asked.down}
             run.log(record | {"staleness": progress.round - asked.round})
         for name, reason in sorted(failed):

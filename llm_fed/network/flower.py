@@ -20,6 +20,7 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.spelling import names_of
 from llm_fed.network import worker
 from llm_fed.network.pulls import Pulls
+from llm_fed.network.refusals import told
 from llm_fed.settings import PositiveFloat, coerce
 from llm_fed.settings.config import Device
 
@@ -72,8 +73,8 @@ def client_app(module: str) -> ClientApp:
             idle = float(place.pop("idle", worker.IDLE))
             request = {"place": place, "config": _config(module).read_text(encoding="utf-8"), "order": order}
             reply, answer = worker.call(Path(place["home"]), request, content, idle)
-        except (UserError, RunError) as error:
-            reply, answer = {"error": str(error)}, b""
+        except Exception as error:  # of any kind: Flower would send its text
+            reply, answer = told(error), b""
         return Message(_record(reply, answer), reply_to=message)
 
     return app
@@ -144,12 +145,12 @@ def _opened(record: RecordDict) -> tuple[dict[str, Any], bytes]:
 def _place(context: Context) -> dict[str, Any]:
     """What `--node-config` says."""
     given = dict(context.node_config)
-    known = ("home", "path", "clients", "device", "idle", "allow")
+    known = ("home", "path", "clients", "device", "idle", "allow", "policy")
     if unknown := given.keys() - {*known, "partition-id", "num-partitions"}:
         raise UserError(f"--node-config has {min(unknown)!r}; known: {', '.join(known)}")
     if not given.get("home"):
         raise UserError('--node-config needs home="FOLDER": where this machine\'s memories and personal models lie')
-    place: dict[str, Any] = {key: given[key] for key in ("home", "path", "device", "idle") if key in given}
+    place: dict[str, Any] = {key: given[key] for key in ("home", "path", "device", "idle", "policy") if key in given}
     for key, hint in {"device": Device, "idle": PositiveFloat}.items():
         if key in place:
             place[key] = coerce(place[key], hint, f"--node-config {key}")

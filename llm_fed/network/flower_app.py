@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -52,6 +53,31 @@ app = {side}_app(__file__)
 '''
 
 
+_POLICY = """\
+# What the owner of a node lets servers ask of it; no order changes it. Copy this to the node, take the # from what
+# shall count, and give its place in --node-config: policy="/data/policy.yaml". Last in each line stands what
+# holds without it.
+
+configurations: [{digest}]  # `sha256sum federation/config.yaml` of what was agreed; any
+# methods: [{method}]            # all built-in ones
+# bases: [{base}]                # any
+# requests: [training, answers]  # also `losses`, with gradients and features; all, with noise or epsilon [training]
+# layers: [q_proj, v_proj]       # parts of names, one of which each trained parameter must have; any
+# columns: [question, reply]     # of the data, that may be read; all
+# noise: 1.0                     # least noise multiplier, of noise that this machine adds; 0, none
+# clip: 1.0                      # largest clipping norm of private training; any
+# epsilon: 8.0                   # that a client's answers may spend together, at this delta:
+# delta: 1.0e-05                 # for ever, whatever run they belong to; any epsilon
+# batch_size: 8                  # smallest, and fewest examples of a fit without noise; 1
+# steps: 10000                   # of one fit
+# rank: 256
+# length: 32768                  # tokens of an example, or pixels of an image's side
+# new_tokens: 4096               # of an answer
+# disk: 50.0                     # GB in `home`, with which work ends
+# hours: 6.0                     # for one message
+"""
+
+
 def accepts(name: str) -> bool:
     """Whether Flower takes this as the name of an app and of its folder, as `flwr.supercore.utils.is_valid_name`
     decides."""
@@ -91,7 +117,7 @@ def _hyphenated(text: str) -> str:
 
 
 def write(folder: Path, config: Config, name: str, source: Path | None = None) -> str:
-    """Write the app: pyproject.toml and a package of two modules and the configuration.
+    """Write the app: pyproject.toml, a package of two modules and the configuration, and an example of a policy.
 
     Args:
         name: of the project, and of the run folder at the server.
@@ -111,15 +137,19 @@ def write(folder: Path, config: Config, name: str, source: Path | None = None) -
         raise UserError(f"{RULE}, as the name of an app's folder, so it would refuse {own!r}; give --out {better}")
     method, task, origin = config.method["name"], config.task.name, _origin(source)
     _check_origin(folder, origin)
+    text = origin + documents.dump(as_dict(config))
+    mark = hashlib.sha256(text.encode()).hexdigest()
+    base = json.dumps(config.base.name)
     files = {
+        "node-policy.yaml": _POLICY.format(digest=mark, method=json.dumps(method), base=base),
         "pyproject.toml": _PROJECT.format(name=name, method=method, task=task, out=f"runs/{name}"),
         "federation/__init__.py": "",
         "federation/server.py": _MODULE.format(side="server"),
         "federation/client.py": _MODULE.format(side="client"),
-        "federation/config.yaml": origin + documents.dump(as_dict(config)),
+        "federation/config.yaml": text,
     }
     write_folder(folder, {path: text.encode() for path, text in files.items()}, "a Flower app")
-    notes = []
+    notes = [f"Its configuration has the digest {mark}, which an owner's policy names (node-policy.yaml)."]
     if source and name != _joined(source.stem, method):
         notes.append(f"The app is named {name}, as {RULE}.")
     if others := [str(path) for path in _namesakes(folder, name)]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from llm_fed import kinds
 from llm_fed.basics.errors import UserError
-from llm_fed.federation.privacy import check_elsewhere
 from llm_fed.settings.config import Config
 
 
@@ -15,7 +14,11 @@ def check(config: Config) -> None:
         UserError: what, and what to set.
     """
     kinds.chosen(config).check_network(config)
-    check_elsewhere(config.privacy)
+    if config.task.partition.kind != "natural":
+        raise UserError(
+            f"task.partition.kind={config.task.partition.kind} divides data among clients, and over a network each "
+            "machine names its own; set it to natural"
+        )
     if config.adapter and isinstance(config.adapter.rank, tuple) and isinstance(config.network.clients, int):
         raise UserError(
             "a list in adapter.rank goes by the clients' order, which over a network is that of network.clients; list "

@@ -7,10 +7,12 @@ checkpoint, a client that was killed at work, and an answer that got lost all co
 
 from __future__ import annotations
 
+import hashlib
+import math
 import secrets
+import signal
 import statistics
 import time
-import traceback
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
@@ -18,10 +20,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from llm_fed.basics import documents
-from llm_fed.basics.errors import ClientError, RunError, UserError, lookup, one_line
+from llm_fed.basics.errors import ClientError, lookup
 from llm_fed.basics.figures import rounded
 from llm_fed.basics.files import write_folders
 from llm_fed.bench import bases, build, taking_part
@@ -30,12 +33,16 @@ from llm_fed.bench.parents import config_of
 from llm_fed.experiment import finish
 from llm_fed.export import models
 from llm_fed.federation.clients import encoded_upload, reported_examples
-from llm_fed.federation.privacy import check_elsewhere
-from llm_fed.method.client import Client
+from llm_fed.federation.privacy import at_clients, by_example, composed, released, shown
+from llm_fed.method.client import NOISY_STEPS, Client
 from llm_fed.method.site import Site
+from llm_fed.network import limits, policy
 from llm_fed.network.bundle import PROTOCOL, RUN_NAME, content_of, joined
+from llm_fed.network.ledger import Answer, Ledger, order_id
 from llm_fed.network.node_folders import personal_folder, plain
 from llm_fed.network.node_rows import RowsAtNode
+from llm_fed.network.policy import Guard, Policy
+from llm_fed.network.refusals import Refused, told
 from llm_fed.network.side_by_side import each, fused
 from llm_fed.network.watching import Watched, measured, told_scores, watched
 from llm_fed.runs.checkpoint import Checkpoints
@@ -50,6 +57,7 @@ from llm_fed.state.wire import Message, WireError, unpack
 
 _EXPERIMENTS = 4  # that a node holds at once: those of a merge and of the two runs that it starts from, and one more
 _AGAIN = 60.0  # seconds until data that were missing are looked for again
+BUILT_IN = "built-in"  # as `path`: the node has no data of its own, and serves those that come with llm_fed
 _COMMON = ("kind", "run", "round", "lr", "split", "name", "ended")  # of orders that are carried out side by side
 
 
@@ -58,10 +66,12 @@ class NodeSettings:
     """What this machine's operator says of it."""
 
     home: Path  # where memories and personal adapters lie
-    path: str | None = None  # the data, in the place of task.path
-    clients: tuple[str, ...] = ()  # those of the data's clients that are here; empty: all
+    path: str | None = None  # the data, in the place of task.path; without it nothing is served
+    clients: tuple[str, ...] = ()  # those of the data's clients that are here; without one nothing is served
     device: Device | None = None  # in the place of the configuration's
     allow: tuple[str, ...] = ()  # methods and tasks from outside that the server may name, which runs their code
+    policy: str | None = None  # the owner's file
+    rules: Policy = Policy()  # what it says, once it is read
 
 
 class Node:
@@ -85,21 +95,29 @@ class Node:
             content: packed messages, one after another.
         """
         try:
+            place = replace(place, rules=policy.read(place.policy))
+            signal.alarm(math.ceil(3600 * place.rules.hours))  # ends this process; the next message starts another
             with plugins.only(place.allow):
                 return self._carry_out(place, config, message, content)
         except Exception as error:  # of any kind: the server is told, and the next message finds this machine at work
-            return _error_reply(error), b""
+            return told(error), b""
+        finally:
+            signal.alarm(0)
 
     def _carry_out(
         self, place: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         if message.get("protocol", 1) != PROTOCOL:
-            raise UserError(
+            raise Refused(
+                "protocol",
                 f"the server speaks version {message.get('protocol', 1)} of the protocol, and this node version "
-                f"{PROTOCOL}: install the same llm_fed at both"
+                f"{PROTOCOL}: install the same llm_fed at both",
             )
+        if not (place.path and place.clients):
+            raise Refused("setup", "without path= and clients= in --node-config nothing is served")
+        place.rules.check_text(config)
         settings = _settings(config)
-        check_elsewhere(settings.privacy)
+        limits.check(settings)
         # The server says what `auto` means in its run; one of before version 0.4 only knew positions.
         if settings.base.dtype == "auto" and "dtype" in message:
             settings = replace(settings, base=replace(settings.base, dtype=message["dtype"]))
@@ -107,6 +125,7 @@ class Node:
             settings = replace(settings, task=replace(settings.task, held_out=message.get("held_out", "position")))
         if "need" in message:
             settings = config_of(message["need"], settings)
+        place.rules.check(settings)
         kinds = {"hello": self._hello, "work": self._work}
         return lookup("message", message["kind"], kinds)(place, settings, message, content)
 
@@ -116,24 +135,64 @@ class Node:
         built = self._experiment(place, config, [message["run"]] if "run" in message else [])
         sizes = {name: reported_examples(site, config) for name, site in sorted(built.trainers.items())}
         said = {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}
-        return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*built.unscored]}, b""
+        unscored = built.unscored if "answers" in place.rules.allowed else sizes
+        return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*unscored]}, b""
 
     def _work(
         self, place: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        kinds = {"train": self._train, "evaluate": self._evaluate, "finish": self._finish}
+        place.rules.check_room(place.home)
         replies, answers = [], []
         for alike in _alike(message["orders"]):
-            outcomes = lookup("order", alike[0]["kind"], kinds)(
-                _OrderGroup(place, config, {order["client"]: order for order in alike}, content)
-            )
+            outcomes = self._answered(_OrderGroup(place, config, {order["client"]: order for order in alike}, content))
             for order in alike:
                 outcome = outcomes[order["client"]]
-                reply, answer = (_error_reply(outcome), b"") if isinstance(outcome, Exception) else outcome
+                reply, answer = (told(outcome), b"") if isinstance(outcome, Exception) else outcome
                 replies.append({**reply, "ask": order["ask"]})
                 answers.append(answer)
         entries, joint = joined(replies, answers, once=False)
         return {"replies": entries}, joint
+
+    def _answered(self, work: _OrderGroup) -> dict[str, Any]:
+        """By client the reply to its order and its content, or what ended it. What an answer releases is in the
+        client's ledger before it leaves, and an order that was answered with noise has the same answer again."""
+        kinds = {"train": self._train, "evaluate": self._evaluate, "finish": self._finish}
+        carry_out = lookup("order", work.common["kind"], kinds)
+        built = self._experiment(work.place, work.config, work.runs, asked=work.orders.keys())
+        ledgers: dict[str, tuple[Ledger, str]] = {}
+
+        def known(client: str, order: Mapping[str, Any]) -> Answer | None:
+            if client not in built.clients:
+                raise Refused("client", f"this machine has no data of client {client} now")
+            id = order_id(repr(work.config), order, content_of(order, work.content))
+            ledgers[client] = ledger, _ = Ledger(work.place.home, client), id
+            if (answer := ledger.answer(id)) is None and work.common["kind"] == "train":
+                site = built.clients[client]
+                size, steps = site.planned  # what it would release is refused before it is made
+                work.place.rules.check_spent(ledger, released(work.config.privacy, size / site.num_examples, steps))
+            return answer
+
+        answers = each(work.orders, known)
+        new = {client: work.orders[client] for client, answer in answers.items() if answer is None}
+        outcomes = carry_out(replace(work, orders=new)) if new else {}
+        return answers | each(outcomes, lambda client, its: self._entered(work, built, client, ledgers[client], its))
+
+    def _entered(
+        self, work: _OrderGroup, built: Experiment, client: str, entry: tuple[Ledger, str], answer: Answer
+    ) -> Answer:
+        """The answer, once what it says of the client's training examples is in the ledger. Scores say nothing of
+        these. Refused: it would spend more than the owner allows."""
+        (ledger, order), private, run = entry, work.config.privacy, work.common["run"]
+        if not by_example(private) and work.common["kind"] != "train":
+            return answer
+        if releases := released(private, *_noisy_steps(built.clients[client])):
+            work.place.rules.check_spent(ledger, releases)
+            if by_example(private):
+                answer[0]["epsilon"] = shown(composed(ledger.released(run, releases), private.delta))
+            digests = np.sort(built.record.digests) if built.record else np.empty(0)
+            rows = hashlib.sha256(digests.tobytes()).hexdigest()
+            ledger.write(order, run, rows, releases, answer if at_clients(private) else None)
+        return answer
 
     def _train(self, work: _OrderGroup) -> dict[str, Any]:
         built, sites, messages = self._prepared(work)
@@ -158,7 +217,7 @@ class Node:
 
     def _evaluate(self, work: _OrderGroup) -> dict[str, Any]:
         built, sites, messages = self._prepared(work)
-        found = measured(built, sites, _personal(built, messages), work.common["split"])
+        found = self._measured(work, built, sites, _personal(built, messages), work.common["split"])
         scores = told_scores(built, sites, found)
         return each(scores, lambda client, score: (score, b""))
 
@@ -180,7 +239,7 @@ class Node:
         done = fused(built.runtime, sites, lambda site: built.method.finish(site, merged[site.id] or sent[site.id]))
         for client, outcome in done.items():
             if isinstance(outcome, ClientError) and client in before and not merged[client]:
-                sites[client].memory, failed[client] = before[client], {"failed": str(outcome)}
+                sites[client].memory, failed[client] = before[client], {"failed": told(outcome)["error"]}
             elif isinstance(outcome, Exception):
                 sites[client] = outcome
         states = fused(built.runtime, sites, _personal(built, sent))
@@ -189,7 +248,7 @@ class Node:
             return states[site.id]
 
         tested = each(states, lambda client, state: sites[client])
-        found = measured(built, tested, personal, "test", examples=True)
+        found = self._measured(work, built, tested, personal, "test", examples=True)
         scores, more = told_scores(built, tested, found), watched(built, states, found)
 
         def reply(client: str, score: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -198,6 +257,10 @@ class Node:
             return {**outcome, "recipe": built.method.recipe(sites[client]), **failed.get(client, {})}, b""
 
         return each(scores, reply)
+
+    def _measured(self, work: _OrderGroup, *what: Any, **more: Any) -> dict[str, Any]:
+        """As `watching.measured`; nothing where the owner lets nobody ask for answers."""
+        return measured(*what, **more) if "answers" in work.place.rules.allowed else {}
 
     def _parents(self, work: _OrderGroup, messages: Mapping[str, Message]) -> dict[str, dict[str, Any]]:
         """By client and name of a parent, if the run is a merge: the client's model there, or why it has none."""
@@ -224,8 +287,16 @@ class Node:
             folder = personal_folder(work.place.home, order["name"], order["run"]) / site.id
             text = documents.dump(as_dict(work.config))
             scores = {} if score["score"] is None else {site.id: score["score"]}
+            if by_example(work.config.privacy):  # its card counts the whole run, whatever the server went back to
+                site = replace(site, memory={**site.memory, NOISY_STEPS: self._spent(work, site)})
             own = finish.contents(built, [site], {site.id: state}, scores, text, order["spent"], more.warnings)
             write_folders(((folder, files) for _, files in own), "a personal model")
+
+    def _spent(self, work: _OrderGroup, site: Client) -> dict[str, float]:
+        """What `NOISY_STEPS` is of a client after all of its answers in this run, and what it has done since."""
+        rate, steps = _noisy_steps(site)
+        before = Ledger(work.place.home, site.id).released(work.common["run"])
+        return {"rate": max([rate, *(rate for _, rate in before)]), "steps": steps + sum(before.values())}
 
     def _prepared(self, work: _OrderGroup) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
         """What is built for these orders; by client its site with the memory that its order says, or why it cannot
@@ -244,12 +315,15 @@ class Node:
 
         def remembering(client: str, order: Mapping[str, Any]) -> Client:
             if client not in built.clients:
-                raise UserError(f"this machine has no data of client {client} now")
+                raise Refused("client", f"this machine has no data of client {client} now")
             site, store, after = built.clients[client], self._store(work, client), order["after"]
             try:
                 site.memory = store.load(after).memory("memory") if after else Memory(store.store)
             except WireError as error:
-                raise _Forgotten(f"its memory of round {after} is gone, so it begins again: {error}") from error
+                raise Refused("forgot", f"{client}'s memory of round {after} is gone: {error}") from error
+            site.memory.pop(NOISY_STEPS, None)  # counted for each order anew, and in the ledger
+            if site.private is not None:
+                site.private = replace(site.private, seed=secrets.randbits(63))
             return site
 
         return each(work.orders, remembering)
@@ -273,12 +347,12 @@ class Node:
             asked: the clients that train or are scored now; until there are some, nothing is written.
         """
         here = self._here(place, config)
-        key = repr((here, place.allow, runs))  # what was allowed once may not be now
+        key = repr((here, place.allow, place.rules, runs))  # what was allowed once may not be now
         if key not in self._built:
-            self._build(key, here, RowsAtNode(place.home, runs))
+            self._build(key, here, RowsAtNode(place.home, runs), place.rules)
         elif not asked <= self._built[key][0].trainers.keys() and time.monotonic() - self._since[key] >= _AGAIN:
             try:
-                self._build(key, here, RowsAtNode(place.home, runs))
+                self._build(key, here, RowsAtNode(place.home, runs), place.rules)
             except Exception as error:  # of any kind: the others' data are still good
                 print(f"data that were missing cannot be read yet: {error}", flush=True)
         built, rows = self._built[key]
@@ -286,11 +360,13 @@ class Node:
             rows.keep(built.record)
         return built
 
-    def _build(self, key: str, here: Config, rows: RowsAtNode) -> None:
+    def _build(self, key: str, here: Config, rows: RowsAtNode, rules: Policy) -> None:
         self._since[key] = time.monotonic()
         base, loaded = self._bases.of(here), self._bases.loads
         silent = Reporter(Console(quiet=True))
         built = build.prepare(here, silent, base=base, everybody=False, known=rows.known)
+        rules.check_built(built)
+        built.runtime.engine = Guard(built.engine, rules)
         same_base = {k: pair for k, pair in self._built.items() if pair[0].config.base == here.base and k != key}
         self._built = dict(list(same_base.items())[1 - _EXPERIMENTS :]) | {key: (built, rows)}
         name = here.method["name"]
@@ -305,14 +381,10 @@ class Node:
     def _here(self, place: NodeSettings, config: Config) -> Config:
         """The configuration with this machine's data; who is asked, and when, is the server's affair."""
         task = replace(
-            config.task, path=place.path or config.task.path, groups=place.clients or None, clients=None,
+            config.task, path=None if place.path == BUILT_IN else place.path, groups=place.clients, clients=None,
             server=ServerConfig(),
         )  # fmt: skip
         return replace(config, task=task, device=place.device or config.device)
-
-
-class _Forgotten(Exception):
-    """A client's disk does not have the memory that the server counts on."""
 
 
 @dataclass(frozen=True)
@@ -358,19 +430,10 @@ def _working(sites: Mapping[str, Any]) -> list[Site]:
     return [site for site in sites.values() if isinstance(site, Site)]
 
 
-def _error_reply(error: Exception) -> dict[str, Any]:
-    """What the server is told of an error."""
-    if isinstance(error, _Forgotten):
-        return {"error": str(error), "forgot": True}
-    if isinstance(error, plugins.NotAllowed):
-        print(f"refused: {error}", flush=True)  # for this machine's operator; the server reads the reply
-        return {"error": str(error)}
-    if isinstance(error, UserError | RunError | ClientError | WireError):
-        return {"error": str(error)}
-    if isinstance(error, OSError):
-        return {"error": f"{error.strerror or error}: {error.filename}" if error.filename else str(error)}
-    traceback.print_exception(error)
-    return {"error": one_line(f"{type(error).__name__}: {error}")}
+def _noisy_steps(site: Client) -> tuple[float, int]:
+    """The rate and the number of the noisy steps that the order at hand has taken."""
+    counted = site.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
+    return counted["rate"], counted["steps"]
 
 
 @lru_cache(maxsize=16)

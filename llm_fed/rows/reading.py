@@ -40,6 +40,7 @@ class Reading:
     files: list[str] = field(default_factory=list)  # that were not used, for whatever reason
     empty: list[str] = field(default_factory=list)  # files without a row
     columns: dict[str, None] = field(default_factory=dict)  # that were not used, and are not plainly numbers of rows
+    used: set[str] = field(default_factory=set)  # columns of any file
     asides: dict[str, None] = field(default_factory=dict)  # what should be known of single columns and clients
     forms: dict[str, str] = field(default_factory=dict)  # file -> how it was read, where that had to be found out
     rows: int = 0  # with those that were left out

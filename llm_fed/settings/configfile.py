@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from llm_fed.basics import documents, spelling
 from llm_fed.basics.errors import UserError, did_you_mean, one_line
 from llm_fed.settings import (
+    check_fields,
     coerce,
     habits,
     hint_of,
@@ -191,6 +192,13 @@ def from_dict(tree: dict[str, Any]) -> Config:
     config = _build(Config, tree, "")
     check(config)
     return config
+
+
+def section(kind: type[Section], tree: Any) -> Section:
+    """A checked dataclass of settings from nested values, as `read` gives them; UserError as of `load`."""
+    built = _build(kind, tree, "")
+    check_fields(built, "")
+    return built
 
 
 def _settings_of_method(section: dict[str, Any]) -> dict[str, Any]:

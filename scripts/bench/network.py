@@ -46,8 +46,10 @@ def main() -> None:
         names = [f"node-{number}" for number in range(given.nodes)]
         nodes: dict[str, dict[str, str | int | float | bool]] = {}
         for name in names:
-            _write_data(out / f"data-{name}", [f"{name}-{number}" for number in range(max(numbers))])
+            theirs = [f"{name}-{number}" for number in range(max(numbers))]
+            _write_data(out / f"data-{name}", theirs)
             nodes[name] = {"home": str(out / f"home-{name}"), "path": str(out / f"data-{name}"), "idle": 3600}
+            nodes[name]["clients"] = ",".join(theirs)
         for number in numbers:
             clients = [f"{name}-{client}@{name}" for name in names for client in range(number)]
             flower_app.write(out / f"app-{number}", from_dict(_tree(clients, given.rounds)), f"clients-{number}")

@@ -82,9 +82,11 @@ def next_steps(folder: Path, host: str, nodes: Sequence[str]) -> str:
             *(
                 f"flower-supernode --superlink {address} --root-certificates {folder}/ca.crt "
                 f"--auth-supernode-private-key {folder}/{node} --port 9094 "
-                """--node-config 'home="FOLDER FOR MEMORIES" path="FOLDER WITH ITS DATA"'"""
+                f"""--node-config 'home="FOLDER FOR MEMORIES" path="FOLDER WITH ITS DATA" clients="{node}"'"""
                 for node in nodes or ["NODE"]
             ),
+            "# A node that is refused with 401 although it is registered: is its clock right?",
+            f"curl -sI --cacert {folder}/ca.crt https://{address} | grep -i ^date; date -u",
             "# 5. On the server: flwr run APP llm-fed --stream",
         ]
     )

@@ -37,7 +37,7 @@ def main() -> None:
     arguments = parser.parse_args()
     out = arguments.out.resolve()
     apps = write_apps(out)
-    nodes = {NODE: {"home": str(out / "home"), "clients": apps["client"]}}
+    nodes = {NODE: {"home": str(out / "home"), "path": "built-in", "clients": apps["client"]}}
     with Deployment(out / "flower", nodes) as deployment:
         for busy in (False, True):
             for what, (kill, ends) in CASES.items():

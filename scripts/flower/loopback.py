@@ -52,6 +52,7 @@ def main() -> None:
     for number in range(arguments.nodes):
         theirs = ",".join(clients[number :: arguments.nodes])
         nodes[f"node-{number}"] = {"home": str(out / f"node-{number}"), "clients": theirs, "idle": 600}
+        nodes[f"node-{number}"]["path"] = config.task.path or "built-in"
     with Deployment(out / "flower", nodes) as deployment:
         run = deployment.run(out / "app", {"out": str(out / "there")})
         status = deployment.wait(run, 3600 * arguments.hours)

@@ -14,7 +14,7 @@ from toy_rounds import go
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run
-from llm_fed.federation.privacy import check, check_elsewhere, epsilon, spent_by, statement
+from llm_fed.federation.privacy import check, epsilon, spent_by, statement
 from llm_fed.federation.progress import Best, Progress
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS, Private
@@ -129,12 +129,9 @@ def test_what_does_not_go_together_is_refused(settings, word):
         check(config, methods.build(config.method))
 
 
-def test_it_needs_a_clip_and_no_network():
+def test_it_needs_a_clip():
     with pytest.raises(UserError, match="privacy.clip is None; it must be a number with privacy.unit=example"):
         toy.config(privacy={"unit": "example"})
-    with pytest.raises(UserError, match="over a network"):
-        check_elsewhere(PrivacyConfig(**SETTINGS))
-    check_elsewhere(PrivacyConfig(clip=1.0, noise=1.0))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import outside
 import pytest
 import yaml
 from network import HELLO, NetworkInProcess, federate, tree, work
+from small_run import CLIENTS
 
 from llm_fed.basics.errors import UserError
 from llm_fed.network import worker
@@ -35,7 +37,7 @@ def ask(place: NodeSettings, small: Any, order: dict[str, Any], message: bytes =
 
 def test_a_name_from_outside_is_refused_before_anything_is_imported(small, evil, capsys):
     """Wherever the server may write it: as the method, as a task, as a run that is merged."""
-    place = NodeSettings(evil.parent / "home", str(small.data))
+    place = NodeSettings(evil.parent / "home", str(small.data), tuple(CLIENTS))
     merged = {"kind": "finish", "run": "r", "client": "ada", "after": 0, "name": "n", "given": {EVIL: {}}}
     given = pack({"message": None, "given": {EVIL: None}})
     tried: list[tuple[dict[str, Any], bytes, dict[str, Any]]] = [
@@ -45,32 +47,34 @@ def test_a_name_from_outside_is_refused_before_anything_is_imported(small, evil,
     ]
     for order, message, changes in tried:
         reply = ask(place, small, order, message, **changes)
-        assert f"name={EVIL!r} is not built into llm_fed" in reply["error"], reply
-        assert "this machine's operator has not allowed (allowed: nothing)" in reply["error"]
-        assert f'add allow="{EVIL}" to --node-config' in reply["error"]
+        said = capsys.readouterr().out  # the worker's log
+        assert reply["code"] == "code" and EVIL not in reply["error"]
+        assert f"name={EVIL!r} is not built into llm_fed" in said, said
+        assert "this machine's operator has not allowed (allowed: nothing)" in said
+        assert f'add allow="{EVIL}" to --node-config' in said
     for order, message in (({**HELLO, "need": EVIL}, b""), (work(merged, content=given), given)):
         for name in ("fedit", "potara"):
             reply = ask(place, small, order, message, method={"name": name})
-            assert f"{name} merges no run of {EVIL!r}" in reply["error"], reply
+            assert reply["code"] == "failed" and f"{name} merges no run of {EVIL!r}" in capsys.readouterr().out
     assert not evil.exists() and "evil" not in sys.modules
-    assert capsys.readouterr().out.count(f"={EVIL!r} is not built into llm_fed") == len(tried)  # the worker's log
 
 
-def test_with_the_operators_leave_it_runs_and_without_it_no_longer(small, evil):
+def test_with_the_operators_leave_it_runs_and_without_it_no_longer(small, evil, capsys):
     """What was built while it was allowed is not used afterwards."""
     node, text = Node(), yaml.safe_dump(as_dict(from_dict(small.tree(method={"name": "evil:Half"}))))
-    allowed = NodeSettings(evil.parent / "home", str(small.data), allow=("evil:Half",))
+    allowed = NodeSettings(evil.parent / "home", str(small.data), tuple(CLIENTS), allow=("evil:Half",))
     assert node.answer(allowed, text, HELLO, b"")[0]["clients"] == {"ada": 6, "bob": 6, "cyd": 6}
     assert evil.exists()
-    refused = NodeSettings(allowed.home, allowed.path, allow=("evil:Other",))
-    assert "(allowed: evil:Other)" in node.answer(refused, text, HELLO, b"")[0]["error"]
+    refused = replace(allowed, allow=("evil:Other",))
+    assert node.answer(refused, text, HELLO, b"")[0]["code"] == "code"
+    assert "(allowed: evil:Other)" in capsys.readouterr().out
 
 
 def test_the_server_says_which_node_refuses(small, evil):
     link = NetworkInProcess(evil.parent, small, tree(small, method={"name": EVIL}))
     said: list[str] = []
     RemoteClients(link, link.config, "token", 0, said.append).roster.greet()
-    assert len(said) == 3 and all("cannot take part: method.name='evil:Method' is not built" in text for text in said)
+    assert len(said) == 3 and all("cannot take part: the node's operator has not allowed code" in text for text in said)
     assert not evil.exists()
 
 
@@ -78,7 +82,7 @@ def test_a_whole_federation_of_a_method_that_all_nodes_allow(small, here):
     outside.module(here, "half", outside.HALF)
     settings = tree(small, rounds=1, method={"name": "half:Half", "part": 1.0})
     link = NetworkInProcess(here, small, settings)
-    link.places = {id: NodeSettings(place.home, place.path, allow=("half:Half",)) for id, place in link.places.items()}
+    link.places = {id: replace(place, allow=("half:Half",)) for id, place in link.places.items()}
     scores = train(link.config, here / "run", link)["scores"]
     _, plain = federate(here / "plain", small, tree(small, rounds=1))
     assert scores["clients"].keys() == plain["scores"]["clients"].keys()
@@ -90,13 +94,14 @@ def test_the_operator_says_it_in_node_config(small, evil):
     flower = pytest.importorskip("llm_fed.network.flower")
 
     class Context:
-        node_config = {"home": str(evil.parent / "home"), "path": str(small.data), "allow": "next, evil:Method"}
+        node_config = {"home": str(evil.parent / "home"), "path": str(small.data), "clients": "ada,bob,cyd"}
+        node_config |= {"allow": "next, evil:Method"}
 
     place = flower._place(Context())
     assert place["allow"] == ["next", EVIL]
     config = yaml.safe_dump(as_dict(from_dict(small.tree(method={"name": EVIL}))))
     reply, _ = worker._answer(Node(), {"place": place, "config": config, "order": {**HELLO, "allow": []}}, b"")
     assert [*reply["clients"]] == ["ada", "bob", "cyd"] and evil.exists()
-    with pytest.raises(UserError, match="--node-config has 'alow'; known: home, path, clients, device, idle, allow"):
+    with pytest.raises(UserError, match="--node-config has 'alow'; known: home, path, clients, device, idle, .*policy"):
         Context.node_config = {"home": "h", "alow": "x"}
         flower._place(Context())

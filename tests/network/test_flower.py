@@ -37,6 +37,7 @@ def deploy(folder: Path, small: Small) -> Deployment:
     for client in CLIENTS:
         shutil.copytree(small.data / client, folder / f"data-{client}" / client)
         nodes[client] = {"home": str(folder / f"home-{client}"), "path": str(folder / f"data-{client}"), "idle": 300}
+        nodes[client]["clients"] = client
     return Deployment(folder / "net", nodes)
 
 

@@ -19,6 +19,7 @@ from llm_fed.network import server
 from llm_fed.network.clients import RemoteClients
 from llm_fed.network.link import Reply
 from llm_fed.network.node import Node
+from llm_fed.network.refusals import told
 from llm_fed.network.side_by_side import each, fused
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -78,6 +79,9 @@ def test_who_is_not_asked_to_train_is_scored_all_the_same(small, tmp_path):
     assert built.runtime.clients_per_pass == 3  # whom a round asks may all be at one node
 
 
+FAILED = told(ValueError())["error"]
+
+
 def _raises(client: str, error: Exception) -> Any:
     """A client half that fails at one client after it has trained."""
     real = FedIT.client_update
@@ -92,15 +96,16 @@ def _raises(client: str, error: Exception) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
-    [(ValueError("no such thing"), "ValueError: no such thing"), (ClientError("its loss is nan"), "its loss is nan")],
+    "error",
+    [ValueError("no such thing"), ClientError("its loss is nan")],
     ids=["a mistake in the method", "a loss that is not finite"],
 )
-def test_an_exception_of_one_client_ends_that_one_alone(small, tmp_path, monkeypatch, error, said):
+def test_an_exception_of_one_client_ends_that_one_alone(small, tmp_path, monkeypatch, capsys, error):
     monkeypatch.setattr(FedIT, "client_update", _raises("bob", error))
     together(tmp_path, small, tree(small, rounds=2, eval={"every": 0}, network=AT_ADA))
     (event,) = lines(tmp_path, "event")
-    assert (event["round"], event["client"], event["reason"]) == (2, "bob", said)
+    assert (event["round"], event["client"], event["reason"]) == (2, "bob", FAILED)
+    assert f"{type(error).__name__}: {error}" in capsys.readouterr().out  # the node's own log
     assert [line["arrived"] for line in lines(tmp_path, "round")] == [3, 2]
 
 
@@ -117,7 +122,7 @@ def test_an_error_in_a_shared_pass_is_not_the_others(small, tmp_path, monkeypatc
     monkeypatch.setattr(fit, "fit", breaks)
     together(tmp_path, small, tree(small, rounds=1, network=AT_ADA))
     (event,) = lines(tmp_path, "event")
-    assert (event["client"], event["reason"]) == ("bob", "RuntimeError: out of memory")
+    assert (event["client"], event["reason"]) == ("bob", FAILED)
     assert {line["client"] for line in lines(tmp_path, "client")} == {"ada", "cyd"}
     said = "ada, bob, cyd: RuntimeError: out of memory in a pass that they share; now one after another"
     assert said in capfd.readouterr().out
@@ -181,11 +186,10 @@ def test_nodes_and_servers_of_the_version_before_are_refused_in_plain_words(smal
         "llm_fed there, and end its worker"
     ]
     reply, _ = link.workers[1].answer(link.places[1], link._text, {"kind": "hello"}, b"")
-    said = "the server speaks version 1 of the protocol, and this node version 2: install the same llm_fed at both"
-    assert reply == {"error": said}
+    assert reply["code"] == "protocol" and "install the same llm_fed at both" in reply["error"]
 
 
-def test_an_order_for_somebody_who_is_not_there_fails_alone(small, tmp_path):
+def test_an_order_for_somebody_who_is_not_there_fails_alone(small, tmp_path, capsys):
     """Beside one that names no place in the content, and one that is asked twice."""
     link = NetworkInProcess(tmp_path, small, tree(small, network=AT_ADA), nodes=(tuple(CLIENTS),))
     evaluate = {"kind": "evaluate", "run": "r", "after": 0, "split": "validation"}
@@ -195,8 +199,8 @@ def test_an_order_for_somebody_who_is_not_there_fails_alone(small, tmp_path):
     message = work(*asked, content=content)
     reply, _ = Node().answer(link.places[1], link._text, message, content)
     ada, eve, cyd, again = reply["replies"]
-    assert ada["score"] == again["score"] >= 0 and "this machine has no data of client eve now" in eve["error"]
-    assert "its message cannot be at [0, 1000000000]" in cyd["error"]
+    assert ada["score"] == again["score"] >= 0 and eve["code"] == "client" and cyd["code"] == "failed"
+    assert "its message cannot be at [0, 1000000000]" in capsys.readouterr().out
 
 
 class _Runtime:

@@ -88,10 +88,12 @@ def test_the_numbers_are_those_of_one_process(pictures, tmp_path, name):
                 assert_close(theirs[file][entry], mine[file][entry], rtol=1e-5, atol=1e-5)
 
 
-def test_a_node_with_other_classes_says_so(pictures, tmp_path):
+def test_a_node_with_other_classes_says_so(pictures, tmp_path, capsys):
+    """To its own operator."""
     settings = configured(pictures, "fedavg")
     settings["task"]["labels"] = ["ash", "beech", "cedar"]
     link = NetworkInProcess(tmp_path, pictures, settings)
     (id,) = link.send([(1, HELLO, b"")], 1.0)
     (reply,) = link.receive([id]).values()
-    assert "has the class 'elm', which task.labels does not name; add it there" in reply.error
+    assert reply.error and "elm" not in reply.error
+    assert "has the class 'elm', which task.labels does not name; add it there" in capsys.readouterr().out

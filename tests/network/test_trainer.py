@@ -202,7 +202,8 @@ def test_it_answers_in_the_place_of_the_worker(small, tmp_path, monkeypatch):
     home, text = tmp_path / "home-bob", yaml.safe_dump(as_dict(network.config))
     serving = threading.Thread(target=node.serve, args=[home], kwargs={"idle": 1.0})
     serving.start()
-    order = {"place": {"home": str(home), "path": str(tmp_path / "data-bob")}, "config": text, "order": HELLO}
+    place = {"home": str(home), "path": str(tmp_path / "data-bob"), "clients": ["bob"]}
+    order = {"place": place, "config": text, "order": HELLO}
     monkeypatch.setattr(worker, "node_of_this_process", lambda: ())
     while not worker.address(home).exists():
         time.sleep(0.02)

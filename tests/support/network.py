@@ -72,7 +72,7 @@ class NetworkInProcess:
             if not data.exists():
                 for client in clients:
                     shutil.copytree(small.data / client, data / client)
-            self.places[node] = NodeSettings(folder / f"home-{clients[0]}", str(data))
+            self.places[node] = NodeSettings(folder / f"home-{clients[0]}", str(data), tuple(clients))
         self.workers = {node: Node() for node in self.places}
 
     def nodes(self) -> Mapping[int, str]:

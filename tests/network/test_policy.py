@@ -1,0 +1,225 @@
+"""The owner's file decides what a server may ask of a node, whatever configuration and orders say."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hostile import changed
+from network import HELLO, work
+from small_run import CLIENTS, Small
+
+from llm_fed.bench import build
+from llm_fed.network import flower_app, policy
+from llm_fed.network.node import Node, NodeSettings
+from llm_fed.network.policy import Policy
+from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.configfile import as_dict, from_dict
+from llm_fed.state.wire import pack
+
+pytestmark = pytest.mark.usefixtures("quick")
+TRAIN = {"kind": "train", "run": "r", "client": "ada", "round": 1, "lr": 0.1, "after": 0, "kept": []}
+EVALUATE = {"kind": "evaluate", "run": "r", "client": "ada", "after": 0, "split": "validation"}
+NOISY = {"clip": 1.0, "noise": 1.0, "where": "client"}
+
+
+@pytest.fixture(scope="module")
+def content(small: Small) -> bytes:
+    return pack(build.prepare(from_dict(small.tree()), Reporter()).server.initial())
+
+
+def text_of(small: Small, **changes: Any) -> str:
+    return yaml.safe_dump(as_dict(from_dict(small.tree(**changes))))
+
+
+def place_of(small: Small, folder: Path, rules: str | None = None) -> NodeSettings:
+    path = folder / "policy.yaml"
+    if rules is not None:
+        path.write_text(rules)
+    return NodeSettings(folder / "home", str(small.data), tuple(CLIENTS), policy=None if rules is None else str(path))
+
+
+def code(reply: dict[str, Any]) -> str:
+    """Of the whole message, else of its first order; empty where that is carried out."""
+    return str(reply.get("code") or reply.get("replies", [reply])[0].get("code", ""))
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [  # policy, what the server changes, what it is told
+    ("configurations: [abc]", {}, "policy.configurations"),
+    ("methods: [fedmerge]", {}, "policy.methods"),
+    ("bases: [other]", {}, "policy.bases"),
+    ("columns: [output]", {}, "policy.columns"),
+    ("columns: [instruction]", {"task": {"columns": {"prompt": "instruction", "answer": "output"}}}, "policy.columns"),
+    ("columns: [instruction, output]", {"task": {"columns": {"client": "iban"}}}, "policy.columns"),
+    ("columns: [instruction, output]", {"task": {"columns": {"extra": ["iban"]}}}, "policy.columns"),
+    ("layers: [q_proj]", {}, "policy.layers"),
+    ("layers: [q_proj, v_proj]", {"adapter": {"target_modules": ".*(q_proj|o_proj)"}}, "policy.layers"),
+    ("noise: 1.0", {}, "policy.noise"),
+    ("noise: 1.0", {"privacy": {**NOISY, "noise": 0.9}}, "policy.noise"),
+    ("noise: 1.0", {"privacy": {**NOISY, "where": "server"}}, "policy.noise"),
+    ("noise: 1.0\nclip: 1.0", {"privacy": {**NOISY, "clip": 1e6}}, "policy.clip"),
+    ("clip: 1.0", {}, "policy.noise"),
+    ("epsilon: 8.0", {}, "policy.epsilon"),
+    ("epsilon: 1.0", {"privacy": NOISY}, "policy.epsilon"),
+    ("batch_size: 4", {}, "policy.batch_size"),
+    ("batch_size: 8", {"local": {"batch_size": 8}}, "policy.batch_size"),
+    ("batch_size: 4", {"local": {"batch_size": 4, "steps": 1}, "method": {"name": "fedit"}}, ""),
+    ("", {"local": {"steps": 10**9}}, "policy.steps"),
+    ("", {"local": {"steps": None, "epochs": 10**9}}, "policy.steps"),
+    ("steps: 5", {"local": {"steps": None, "epochs": 2}}, "policy.steps"),
+    ("", {"method": {"name": "pfedme", "inner_steps": 10**9}}, "failed"),
+    ("", {"adapter": {"rank": 65536}}, "policy.rank"),
+    ("", {"adapter": {"rank": {"ada": 2, "bob": 65536, "cyd": 2}}, "method": {"name": "hetlora"}}, "policy.rank"),
+    ("", {"task": {"max_length": 10**9}}, "policy.length"),
+    ("", {"eval": {"max_new_tokens": 10**9}}, "policy.new_tokens"),
+    ("disk: 1.0e-09", {}, "policy.disk"),
+    ("requests: [answers]", {}, "policy.requests"),
+    ("requests: [training]", {"method": {"name": "ifca"}}, "policy.requests"),
+    ("requests: [training, answers]", {"method": {"name": "fedmerge"}}, ""),
+    ("noise: much", {}, "setup"),
+    ("nois: 1.0", {}, "setup"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def node() -> Node:
+    """Its base is loaded once."""
+    return Node()
+
+
+@pytest.mark.parametrize(("rules", "changes", "said"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_the_owner_does_not_allow_is_refused_with_a_code(
+    small, tmp_path, content, node, capsys, rules, changes, said
+):
+    place = place_of(small, tmp_path, rules)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/old").touch()
+    if changes.get("method", {}).get("name") in ("ifca", "fedmerge"):  # whose messages are others
+        built = build.prepare(from_dict(small.tree(**changes)), Reporter())
+        message = built.method.broadcast(built.method.init(built.server), "ada")
+        content = pack({**message, "assigned": None} if isinstance(message, dict) else message)
+    reply, _ = node.answer(place, text_of(small, **changes), work(TRAIN, content=content), content)
+    assert code(reply) == said, reply
+    assert not said or f"{said}: " in capsys.readouterr().out
+
+
+def test_the_defaults_are_those_of_no_file_and_the_example_names_every_field(small, tmp_path):
+    (tmp_path / "empty.yaml").touch()
+    assert policy.read(str(tmp_path / "empty.yaml")) == policy.read(None) == Policy()
+    config = from_dict(small.tree())
+    flower_app.write(tmp_path / "app", config, "app")
+    example, agreed = tmp_path / "app/node-policy.yaml", (tmp_path / "app/federation/config.yaml").read_text()
+    assert policy.read(str(example)) == Policy(configurations=(policy.digest(agreed),))
+    policy.read(str(example)).check_text(agreed)
+    every = tmp_path / "every.yaml"
+    lines = example.read_text().partition("\n\n")[2].splitlines()
+    every.write_text("\n".join(line.removeprefix("# ") for line in lines))
+    assert [*yaml.safe_load(every.read_text())] == [field.name for field in fields(Policy)]
+    said = policy.read(str(every))
+    limits = ("steps", "rank", "length", "new_tokens", "disk", "hours", "delta")
+    assert all(getattr(said, key) == getattr(Policy(), key) for key in limits)
+
+
+def test_without_data_and_names_from_its_operator_a_node_serves_nothing(small, tmp_path, node):
+    """The configuration names data of this machine, and a column whose values would be the clients."""
+    place = place_of(small, tmp_path)
+    for lacks in ({"path": None}, {"path": ""}, {"clients": ()}):
+        assert code(node.answer(replace(place, **lacks), text_of(small), HELLO, b"")[0]) == "setup"
+    only = node.answer(replace(place, clients=("bob",)), text_of(small), HELLO, b"")[0]
+    assert only["clients"] == {"bob": 6} and "ada" not in json.dumps(only)
+
+
+MARK = "Zq7Geheim"
+
+
+def marked(folder: Path) -> Path:
+    """Rows in which every cell that is not needed to be whole is marked, as is the name of a folder that is not
+    served."""
+    for client in (*CLIENTS, f"{MARK}-ward"):
+        (folder / client).mkdir(parents=True)
+        rows = [
+            {
+                "instruction": f"w{20 + i} {MARK}", "output": f"w4 {MARK}", "iban": f"{MARK}{i}", "label": f"{MARK}",
+                "age": f"{i}{MARK}", "messages": [{"role": MARK, "content": MARK}], "chosen": MARK, "rejected": MARK,
+                "options": [MARK, f"{MARK}2"], "text": f"{MARK} w3", "split": MARK if i == 7 else "",
+            }
+            for i in range(8)
+        ]  # fmt: skip
+        (folder / client / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / client / f"{MARK}.txt").write_text(MARK)
+    return folder
+
+
+_COLUMNS = ("instruction", "output", "iban", "label", "age", "messages", "chosen", "rejected", "options", "text")
+_ROLES = ("prompt", "input", "answer", "options", "client", "messages", "system", "history", "text", "chosen", "label")
+
+
+def quoting(draw: random.Random) -> dict[str, Any]:
+    """Settings at which readers of rows, metrics and losses refuse cells."""
+    roles = {role: draw.choice(_COLUMNS) for role in draw.sample(_ROLES, draw.randint(0, 4))}
+    task: dict[str, Any] = {"columns": roles, "name": draw.choice(("files", "files", "classification", "regression"))}
+    task |= {"labels": ["a", "b"]} if draw.random() < 0.3 else {}
+    task["bad_rows"] = draw.choice(("stop", "skip"))
+    roles |= {"extra": ["age"]} if draw.random() < 0.2 else {}
+    changes: dict[str, Any] = {"task": task, "eval": {"metric": draw.choice((None, "rouge1", "option_accuracy"))}}
+    changes |= {"objective": {"name": draw.choice(("dpo", "kto"))}} if draw.random() < 0.3 else {}
+    changes |= {"base": {"kind": "sequence-classification"}} if draw.random() < 0.1 else {}
+    return changes
+
+
+def hostile(tree: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """Nested values with one to three changes, as JSON carries them."""
+    for _ in range(draw.randint(1, 3)):
+        tree = changed(tree, draw)
+    return tree
+
+
+def attack(node: Node, small: Small, folder: Path, content: bytes, examples: int, seed: int) -> dict[str, int]:
+    """How often which code was told, of so many messages whose settings, or fields of orders, are hostile. The server
+    learns no cell and no place of this machine, nothing is written elsewhere, and nobody waits.
+
+    Raises:
+        AssertionError: a finding.
+    """
+    draw, codes = random.Random(seed), dict[str, int]()
+    place = replace(place_of(small, folder), path=str(marked(folder / "data")))
+    before = sorted(os.listdir(folder))
+    for number in range(examples):
+        settings, message = small.tree(), work({**TRAIN, "kind": draw.choice(("train", "evaluate"))}, content=content)
+        message["orders"][0] |= {"split": "test"} if message["orders"][0]["kind"] == "evaluate" else {}
+        way = draw.randrange(3)
+        if way == 0:
+            settings = small.tree(**quoting(draw))
+        elif way == 1:
+            settings = hostile(settings, draw)
+        else:
+            message = hostile(message, draw)
+        message, text = HELLO if draw.random() < 0.3 else message, json.dumps(settings)  # which is YAML, too
+        began = time.monotonic()
+        reply, answer = node.answer(place, text, message if isinstance(message, dict) else {}, content)
+        said, case = json.dumps(reply), f"seed {seed}, number {number}: {text} {message}"
+        assert MARK not in said and str(folder) not in said and MARK.encode() not in answer, f"{said} {case}"
+        assert time.monotonic() - began < 60, case
+        assert sorted(os.listdir(folder)) in (before, sorted({*before, "home"})), case
+        codes[code(reply)] = codes.get(code(reply), 0) + 1
+    return codes
+
+
+def test_no_error_and_no_setting_tells_the_server_what_stands_in_rows(small, tmp_path, content, node, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    codes = attack(node, small, tmp_path, content, 60, 1)
+    assert codes.keys() >= {"", "failed"} and sum(codes.values()) == 60, codes
+
+
+@pytest.mark.slow
+def test_none_of_many(small, tmp_path, content, node, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    codes = attack(node, small, tmp_path, content, 3000, 2)
+    assert codes[""] > 100 and codes["failed"] > 100, codes
