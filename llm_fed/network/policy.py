@@ -68,7 +68,7 @@ class Policy:
         self._among("methods", (str(config.method["name"]),), self.methods)
         self._among("bases", (config.base.name, *(config.base.clients or ())), self.bases)
         self._among("columns", (*texts, *columns.extra), self.columns)
-        if self.noise or self.clip:
+        if self.noise or self.clip or self.epsilon:
             self._require("noise", at_clients(private) and private.noise >= self.noise, private)
         if self.clip is not None:
             self._require("clip", private.clip is not None and private.clip <= self.clip, private.clip)

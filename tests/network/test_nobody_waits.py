@@ -6,7 +6,7 @@ import threading
 import time
 
 import pytest
-from network import NETWORK, NetworkInProcess, federate, lines, tree
+from network import NETWORK, NetworkInProcess, federate, lines, only, tree
 from small_run import CLIENTS
 
 from llm_fed.basics.errors import RunError, UserError
@@ -109,6 +109,15 @@ def test_what_ends_a_look_is_raised_where_it_is_asked_for():
 
     with pytest.raises(OSError, match="SuperLink is gone"):
         Pulls(pull).look(["a"])
+
+
+def test_the_end_waits_for_one_silent_node_no_longer_than_a_round_does(small, tmp_path):
+    silent = only("bob", "finish", lambda reply: None)
+    network = {**NETWORK, "deadline": 1.0, "patience": 3600.0}
+    began = time.monotonic()
+    _, done = federate(tmp_path, small, tree(small, rounds=1, eval={"every": 0}, network=network), spoil=silent)
+    assert done["unfinished"] == ["bob"] and time.monotonic() - began < 600
+    assert [line["reason"][:17] for line in lines(tmp_path, "event")] == ["no reply in 1 s; "]
 
 
 def test_runs_of_one_name_have_folders_of_their_own_at_a_node(tmp_path):
