@@ -125,18 +125,16 @@ class Node:
             settings = replace(settings, task=replace(settings.task, held_out=message.get("held_out", "position")))
         if "need" in message:
             settings = config_of(message["need"], settings)
-        place.rules.check(settings)
         kinds = {"hello": self._hello, "work": self._work}
         return lookup("message", message["kind"], kinds)(place, settings, message, content)
 
     def _hello(
         self, place: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        built = self._experiment(place, config, [message["run"]] if "run" in message else [])
+        built = self._experiment(place, config, [plain(message["run"])] if "run" in message else [])
         sizes = {name: reported_examples(site, config) for name, site in sorted(built.trainers.items())}
         said = {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}
-        unscored = built.unscored if "answers" in place.rules.allowed else sizes
-        return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*unscored]}, b""
+        return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*built.unscored]}, b""
 
     def _work(
         self, place: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
@@ -346,6 +344,7 @@ class Node:
             runs: its token, and those of the runs that it starts from.
             asked: the clients that train or are scored now; until there are some, nothing is written.
         """
+        place.rules.check(config)
         here = self._here(place, config)
         key = repr((here, place.allow, place.rules, runs))  # what was allowed once may not be now
         if key not in self._built:
