@@ -25,10 +25,9 @@ for line in project["dependencies"] + extras["privacy"] + extras["analysis"] + e
 END
 if [ -n "${TORCH:-}" ]; then echo "torch==$TORCH" >> "$work/lowest.txt"; fi
 # Not the extra `dev`: Flower needs newer versions of its own dependencies than this project does. So the tests of the
-# site and of Flower's keys are left out, and those that need Flower skip themselves. Tests build wheels with setuptools,
-# and read the commands of scripts that need cryptography.
+# site and of Flower's keys are left out, and those that need Flower skip themselves. Tests build wheels with setuptools.
 "$work/venv/bin/pip" install --quiet ${PIPFLAGS:-} --constraint "$work/lowest.txt" --editable '.[privacy,analysis,excel,gguf]' \
-  'pytest>=8' 'pytest-xdist>=3.6' 'hypothesis>=6.100' 'setuptools>=77' cryptography
+  'pytest>=8' 'pytest-xdist>=3.6' 'hypothesis>=6.100' 'setuptools>=77'
 "$work/venv/bin/pip" list --format=freeze
 export VENV="$work/venv" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 "$VENV/bin/python" -m pytest -n "${WORKERS:-2}" --dist worksteal -m "not slow and not gpu" \

@@ -18,11 +18,12 @@ from llm_fed.audit import again, elsewhere, kept
 from llm_fed.audit.findings import Audit
 from llm_fed.audit.replay import Replay
 from llm_fed.basics.errors import RunError, UserError, one_line
+from llm_fed.basics.rng import Secret
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
 from llm_fed.experiment.environment import FORMERLY, WAYS, environment, use_recorded
 from llm_fed.kinds import Kind
-from llm_fed.runs import digests
+from llm_fed.runs import digests, secrecy
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import is_finished, read_config
 from llm_fed.runs.records import read_object
@@ -131,11 +132,11 @@ def _compare(
         if changed:
             said = f"this is another environment than the run's ({'; '.join(changed)})"
             report.unchecked.append(f"a bit-for-bit comparison: {said}")
-        if why := _why_not(folder, method.unaudited):
+        if why := _why_not(folder, config, method.unaudited):
             report.unchecked.append(why)
             return
         rows = splits.known(folder, config)
-        with _replay(here, before, reporter, base, rows.all) as replay:
+        with _replay(here, before, reporter, base, rows.all, secrecy.read(folder)) as replay:
             since = _unchanged_since(replay, rows, report)
             if since is None:
                 return
@@ -154,7 +155,7 @@ def _compare(
                 report.unchecked.append(f"the rest, which cannot be computed from what was found ({why})")
 
 
-def _why_not(folder: Path, of_method: str) -> str:
+def _why_not(folder: Path, config: Config, of_method: str) -> str:
     """What of a run cannot be computed again here whatever one does, and why; empty: all can.
 
     Args:
@@ -165,6 +166,8 @@ def _why_not(folder: Path, of_method: str) -> str:
             "clients' training, server steps and scores: over a network, clients keep their examples, and the server "
             "keeps no uploads"
         )
+    if config.privacy.clip is not None and (why := secrecy.missing(folder)):
+        return f"clients' training, server steps and scores: {why}"
     return of_method
 
 
@@ -218,15 +221,23 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
 
 @contextmanager
 def _replay(
-    config: Config, recorded: Mapping[str, Any], reporter: Reporter, base: Kind | None, known: Record | None
+    config: Config,
+    recorded: Mapping[str, Any],
+    reporter: Reporter,
+    base: Kind | None,
+    known: Record | None,
+    secret: Secret | None,
 ) -> Iterator[Replay]:
     """Args:
     recorded: what environment.json says.
     known: the rows that the run knows.
+    secret: the run's; None where it has none.
     """
-    experiment = prepare(config, reporter, base=base, known=known)
+    experiment = prepare(config, reporter, base=base, known=known, secret=secret)
     experiment.runtime.clients_per_pass = recorded["clients_per_pass"]
     use_recorded(experiment, recorded)
     with TemporaryDirectory() as scratch, Run(Path(scratch) / "replay", config) as run:
         run.begin()
+        if secret:
+            run.secret = secret  # which is written nowhere else
         yield Replay(experiment, run)

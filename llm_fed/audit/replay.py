@@ -88,7 +88,7 @@ class Replay:
         for client, answer in run_each(e.clients, work, e.runtime).items():
             if isinstance(answer, Exception):
                 continue
-            content = encoded_upload(answer, config, config.training_seed, round, client)
+            content = encoded_upload(answer, config, self._scratch.secret, round, client)
             uploads[client] = digests.digest(content)
             like = method.upload_like(unpack(sent[client]))
             row = self._scratch.checkpoints.store.row(content)
@@ -98,7 +98,7 @@ class Replay:
         progress.round = round
         progress.in_flight = [*progress.in_flight, *flying]
         arrived = arrivals(self._scratch, method, progress, {})
-        arrived = collector_of(config, e.server.clients).collect(method, state, arrived, round)
+        arrived = collector_of(config, e.server.clients, self._scratch.secret).collect(method, state, arrived, round)
         e.server.begin(round, lr)
         (outcome,) = e.runtime.run({"server": method.server_update(e.server, state, arrived)}).values()
         if isinstance(outcome, Exception):

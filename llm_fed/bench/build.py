@@ -10,7 +10,7 @@ from typing import Any
 from llm_fed import kinds, methods, tasks
 from llm_fed.basics import launchers, signs
 from llm_fed.basics.errors import UserError, panics
-from llm_fed.basics.rng import generator
+from llm_fed.basics.rng import Secret, generator
 from llm_fed.bench import parents, start, taking_part
 from llm_fed.bench.sites import build, scored
 from llm_fed.federation import aggregation, privacy
@@ -164,6 +164,7 @@ def prepare(
     task: tasks.common.TaskData | None = None,
     everybody: bool = True,
     known: Record | None = None,
+    secret: Secret | None = None,
 ) -> Experiment:
     """Load and build everything, the cheap and fallible parts first; the experiment's configuration says in which dtype
     it computes and how rows are held out, also where the given one says `auto`, and its rounds are those that clients
@@ -174,6 +175,7 @@ def prepare(
             nothing to train on.
         everybody: whether these are all clients, and not those of one machine of a network.
         known: rows that keep the split which they had in a run.
+        secret: of a run with privacy (default: one that nobody keeps).
 
     Raises:
         UserError: anything that the configuration names is not there or does not fit.
@@ -215,7 +217,8 @@ def prepare(
         base = base or kinds.load(config, task, device)
     base = base.configured(config)
     with signs.part("preparing the clients' examples"):
-        clients, server, schedule = build(config, task, base, method, metric, reporter, every=given)
+        drawn = secret or Secret.fresh()
+        clients, server, schedule = build(config, task, base, method, metric, reporter, drawn, every=given)
     config = replace(config, rounds=method.together(config.rounds))
     if everybody:
         taking_part.check_held_out(clients, method)

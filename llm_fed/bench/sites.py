@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import Secret
 from llm_fed.bench import taking_part
 from llm_fed.federation import privacy
 from llm_fed.federation.schedule import Delayed, Poisson, Schedule
@@ -30,10 +31,10 @@ from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
 
 
-def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
+def schedule_of(config: Config, clients: tuple[str, ...], secret: Secret) -> Schedule:
     """Who is asked in which round, and how late the answers are."""
     if privacy.central(config.privacy):
-        return Poisson(clients, config.participation, config.training_seed)
+        return Poisson(clients, config.participation, secret)
     late = config.delay
     return Delayed(
         clients, config.participation, config.training_seed, sigma=late.sigma, per=late.per, drop_out=late.drop_out
@@ -41,11 +42,20 @@ def schedule_of(config: Config, clients: tuple[str, ...]) -> Schedule:
 
 
 def build(
-    config: Config, task: TaskData, base: Kind, method: Method, metric: str, reporter: Reporter, *, every: bool
+    config: Config,
+    task: TaskData,
+    base: Kind,
+    method: Method,
+    metric: str,
+    reporter: Reporter,
+    secret: Secret,
+    *,
+    every: bool,
 ) -> tuple[dict[str, Client], Server, Schedule]:
     """The clients and the server with their data, and who is asked when.
 
     Args:
+        secret: of what hides examples, and who takes part.
         every: whether clients are kept that neither train nor are scored.
 
     Raises:
@@ -72,7 +82,7 @@ def build(
 
     together = method.together(config.rounds)
     alone = config.participation * (config.rounds - together)
-    private = privacy.of_examples(config.privacy, config.training_seed)
+    private = privacy.of_examples(config.privacy, secret)
     shared = config.local, config.training_seed
     at_server: Structure = method.wrap(structure, None)
     drawn: dict[Structure, State] = {}
@@ -116,7 +126,7 @@ def build(
     taking_part.check_lengths([*clients.values(), server] if every else [server])
     clients = clients if every else taking_part.choose(clients, method)
     asked = tuple(taking_part.trainers(clients) or clients)
-    schedule = schedule_of(config, asked)
+    schedule = schedule_of(config, asked, secret)
     if method.gathers:
         server.data = replace(server.data, train=_Joined([site.train for site in clients.values()]), foreign=False)
     return clients, replace(server, clients=asked, cohort=schedule.cohort_size), schedule

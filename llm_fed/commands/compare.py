@@ -32,7 +32,7 @@ from llm_fed.experiment import announce, sharing, splits, unused
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.costs import Costs
 from llm_fed.experiment.ending import check_scored
-from llm_fed.experiment.job import Job
+from llm_fed.experiment.job import Job, spent_together
 from llm_fed.experiment.side_by_side import SideBySide
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.forecast import duration
@@ -206,6 +206,7 @@ def _trained(prepared: _Prepared, reporter: Reporter, out: Path) -> Table:
             if id(plan.cells[row.label, seed]) in changed:
                 row.results.pop(seed, None)
     table.notes += _changed(plan)
+    table.notes += filter(None, [spent_together(plan.jobs())])
     _write(_fill(table, plan), out)
     drawn = _drawn(table, out, plan.file.eval.during)
     table.pictures = [draw(out / f"{name}.png") for name, draw in drawn.items()]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.basics.rng import generator
 from llm_fed.method.requests import Fit, PerExample
 from llm_fed.state import Layout, State, module_of
 from llm_fed.state.entries import FACTORS, factor_of
@@ -156,9 +155,8 @@ class Steps:
 
     def _add_noise(self, k: int, private: PerExample) -> None:
         """Turn the sum of clipped gradients of row k, perhaps of none, into their noisy mean."""
-        draws, deviation = generator(private.seed, self._taken), private.noise * private.clip
-        sizes = [len(part) for part in self._gradients[k]]
-        noise = torch.randn(sum(sizes), dtype=torch.float64, generator=draws).to(self._grads)
+        deviation, sizes = private.noise * private.clip, [len(part) for part in self._gradients[k]]
+        noise = private.secret.gaussians(sum(sizes), self._taken).to(self._grads)
         for part, drawn in zip(self._gradients[k], noise.split(sizes), strict=True):
             part.add_(drawn, alpha=deviation).div_(private.size)
 

@@ -24,6 +24,7 @@ from llm_fed.engine.memory import free_memory, memory_limit
 from llm_fed.experiment import cross
 from llm_fed.experiment.baselines import looked_up
 from llm_fed.experiment.costs import Costs, CountSummary
+from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import broadcast
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
@@ -107,6 +108,7 @@ class RunPlan:
     passes: str = ""
     padding: str = ""
     fused: str = ""
+    trust: str = ""
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -128,7 +130,7 @@ class RunPlan:
         }
         rows["training"], rows["loss"] = self._training(), self.loss
         if self.asked:
-            rows["each round"] = self._work()
+            rows["each round"], rows["trust"] = self._work(), self.trust
         if self.total_steps:
             own = f", {self.own_steps:,} of them alone after the last round" if self.own_steps else ""
             rows["work"] = f"about {self.total_steps:,} steps of a client in all{own}"
@@ -252,7 +254,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
             answers=engine.captures.untried_answers(base.model) if engine.captures else "",
         ),
         padding=padding_free.in_words(engine.padding_free, base.device) if server.structure.fused else "",
-        fused=engine.fuses if server.structure.fused and parts(base.model) else "",
+        fused=engine.fuses if server.structure.fused and parts(base.model) else "", trust=trust(config, method),
     )  # fmt: skip
 
 

@@ -43,6 +43,8 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     if recorded is None:
         if engine.keyed_masks:
             now["keyed_masks"] = True
+        if config.privacy.clip is not None:
+            now["secret"] = run.secret.mark
         if measured := packing(experiment):
             now["packing"] = measured.as_json()
             use_recorded(experiment, now)

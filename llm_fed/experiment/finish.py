@@ -19,6 +19,7 @@ from llm_fed.experiment.samples import Samples
 from llm_fed.export import models
 from llm_fed.export.card import model_card
 from llm_fed.federation import privacy
+from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import finish, messages_for
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.method import Method
@@ -220,7 +221,7 @@ def contents(
             | {name: of[id] for name, of in beside.items() if id in of and (name in METRICS or ABILITY in name)},
             config=config_text,
             recipe=method.recipe(site),
-            privacy=privacy.statement(config.privacy, spent, site, own) if spent else "",
+            privacy=privacy.statement(config.privacy, spent, site, own) if spent else "", trust=trust(config, method),
             unscored="" if site.data.queries.get("test") else NO_SCORE, warnings=sentences(warnings, id),
         )  # fmt: skip
         yield id, models.contents(personal[id], site.structure, experiment.base, card, prompt)

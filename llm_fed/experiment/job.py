@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.experiment import splits, watching
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.simulation import Simulation, lacks_exports
+from llm_fed.federation import privacy
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.runs.folder import Run
@@ -122,6 +123,11 @@ class Job:
             its = parent._work(self.outcome["needs"][name])
             done = done + its if done and its else None
         return done
+
+
+def spent_together(jobs: Iterable[Job]) -> str:
+    """What those that are finished have spent of their clients' privacy in all, as a sentence; empty: no privacy."""
+    return privacy.together([job.outcome.get("privacy") for job in jobs if isinstance(job.outcome, dict)])
 
 
 def attempt(

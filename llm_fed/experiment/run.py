@@ -95,7 +95,8 @@ def train(
         if begins:
             unused.check(run.config)
         rows = splits.known(folder, run.config, begins=begins, parents=mode.parents, given=mode.known)
-        experiment = prepare(run.config, reporter, base=base, **mode.given(run.config, rows.all))
+        secret = run.secret if run.config.privacy.clip is not None else None
+        experiment = prepare(run.config, reporter, base=base, secret=secret, **mode.given(run.config, rows.all))
         run.config = config = replace(experiment.config, rounds=run.config.rounds)
         extend.check_together(folder, run.reached, experiment.config.rounds, config.rounds)
         check_scored(experiment)

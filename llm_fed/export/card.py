@@ -36,6 +36,7 @@ def model_card(
     config: str,
     recipe: Mapping[str, Any] | None = None,
     privacy: str = "",
+    trust: str = "",
     unscored: str = "",
     warnings: Sequence[str] = (),
 ) -> str:
@@ -49,6 +50,7 @@ def model_card(
         config: the run's resolved configuration, YAML.
         recipe: what a merge found out (`Method.recipe`).
         privacy: a paragraph on what is guaranteed, if anything is.
+        trust: a paragraph on what clients that lie could have done to it.
         unscored: why there are no `metrics`.
         warnings: sentences on what is wrong with it.
     """
@@ -94,7 +96,7 @@ trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}\
 
 ## Scores of this client
 
-{table}{_warnings(warnings)}{_privacy(privacy)}{_recipe(recipe)}
+{table}{_warnings(warnings)}{_section("Privacy", privacy)}{_section("Trust", trust)}{_recipe(recipe)}
 ## Configuration of the run
 
 ```yaml
@@ -170,9 +172,9 @@ def with_warnings(card: str, sentences: Sequence[str]) -> str:
     return head + scores + table + _warnings(sentences) + title + after
 
 
-def _privacy(text: str) -> str:
+def _section(title: str, text: str) -> str:
     """A section of the card; nothing without a text."""
-    return f"\n## Privacy\n\n{text}\n" if text else ""
+    return f"\n## {title}\n\n{text}\n" if text else ""
 
 
 def _recipe(recipe: Mapping[str, Any] | None) -> str:

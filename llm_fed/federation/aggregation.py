@@ -8,6 +8,8 @@ from llm_fed.merge.robust import lacking
 from llm_fed.method import Method
 from llm_fed.settings.config import Config
 
+_ALONE = ("local", "center")
+
 
 def averages(method: Method) -> bool:
     """Whether a method takes its means by `server.aggregation`: in a step of its own, or in that of `Method`."""
@@ -33,6 +35,21 @@ def check(config: Config, method: Method) -> None:
             f"server.aggregation={rule} needs every single upload, but with privacy.where=server only their noisy mean "
             "is used; set server.aggregation=mean or privacy.where=client"
         )
+
+
+def trust(config: Config, method: Method) -> str:
+    """What clients that lie could do to the others, as a sentence; empty where nobody is sent what others learned."""
+    rule, name = config.server.aggregation, config.method["name"]
+    if method.parents or name in _ALONE:
+        return ""
+    if rule != "mean":
+        return f"Up to the share {config.server.liars:g} of a round's clients may lie (server.aggregation={rule})."
+    one = "One client that sends false updates can undo what the others teach"
+    if central(config.privacy):
+        return f"{one}, though none moves the mean by more than privacy.clip at a time."
+    if not averages(method):
+        return f"{one}, and {name} has no rule of server.aggregation against it."
+    return f"{one}, as server.aggregation=mean believes every one; multi-krum and others do not."
 
 
 def check_cohort(config: Config, cohort: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.figures import rounded
+from llm_fed.basics.rng import Secret
 from llm_fed.federation.privacy import by_example, protected, shown, spent, spent_by
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Ask, Schedule, most_asked
@@ -119,7 +120,7 @@ class LocalClients:
                 failed += 1
                 log_failure(run, progress.round, name, answer)
                 continue
-            content = encoded_upload(answer, run.config, run.config.training_seed, progress.round, name)
+            content = encoded_upload(answer, run.config, run.secret, progress.round, name)
             up += len(content)
             like = method.upload_like(unpack(messages[name]))
             row = run.checkpoints.store.row(content)
@@ -212,13 +213,13 @@ def broadcast(method: Method, state: Message, clients: Iterable[str], encoding: 
     return sent
 
 
-def encoded_upload(answer: Message, config: Config, seed: int, round: int, client: str) -> bytes:
+def encoded_upload(answer: Message, config: Config, secret: Secret, round: int, client: str) -> bytes:
     """What a client uploads: its answer, protected as `config.privacy` says, in the form of `transport.up`.
 
     Args:
-        seed: of the noise. The server must not know it, so where clients are other parties, each has one of its own.
+        secret: of the noise. The server must not know it, so where clients are other parties, each has one of its own.
     """
-    return pack(protected(answer, config.privacy, seed, round, client), config.transport.up)
+    return pack(protected(answer, config.privacy, secret, round, client), config.transport.up)
 
 
 def reported_examples(site: Client, config: Config) -> int:

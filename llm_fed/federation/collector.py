@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from llm_fed.basics.rng import generator
+from llm_fed.basics.rng import Secret
 from llm_fed.federation.privacy import central, clipped, noised
 from llm_fed.method import Message, Method, Upload
 from llm_fed.settings.config import Config
@@ -38,12 +38,12 @@ class NoisySum:
 
     Args:
         clients: who is registered.
-        seed: of the noise.
+        secret: of the noise.
     """
 
     config: Config
     clients: Sequence[str]
-    seed: int
+    secret: Secret
 
     def collect(self, method: Method, state: Message, uploads: list[Upload], round: int) -> list[Upload]:
         privacy, like = self.config.privacy, method.upload_like(method.broadcast(state, self.clients[0]))
@@ -51,18 +51,18 @@ class NoisySum:
         total = torch.zeros(like.layout.size, dtype=torch.float64)
         for upload in uploads:
             total += clipped(upload.content, privacy.clip).row
-        row = noised(total, privacy.noise * privacy.clip, generator(self.seed, "privacy", round))
+        row = noised(total, privacy.noise * privacy.clip, self.secret.of("noise of the server", round))
         mean = row / (self.config.participation * len(self.clients))
         return [Upload("cohort", 1, 0, like.like(mean.to(like.row.dtype)))]
 
 
-def collector_of(config: Config, clients: Sequence[str], seed: int | None = None) -> Collector:
+def collector_of(config: Config, clients: Sequence[str], secret: Secret) -> Collector:
     """The collector of a run.
 
     Args:
         clients: who is registered.
-        seed: of noise (default: the run's); clients on other machines must not know it.
+        secret: of noise.
     """
     if not central(config.privacy):
         return EachUpload()
-    return NoisySum(config, clients, config.training_seed if seed is None else seed)
+    return NoisySum(config, clients, secret)

@@ -9,6 +9,7 @@ from typing import Any
 from llm_fed.basics import signs, turns
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.figures import rounded
+from llm_fed.basics.rng import Secret
 from llm_fed.federation import stopping
 from llm_fed.federation.clients import Clients, Messages, messages_for
 from llm_fed.federation.collector import collector_of
@@ -38,8 +39,7 @@ class Federation:
     clients: Clients
     server: Server
     runtime: Runtime  # executes what the server awaits
-    # Of the server's noise; None: the run's seed. Clients on other machines must not know it.
-    noise_seed: int | None = None
+    secret: Secret | None = None  # of the server's noise, where it is not the run's
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def federate(
     private = config.privacy.clip is not None
     if private and not by_example(config.privacy):
         check_upload(method.upload_like(method.broadcast(progress.state, server.clients[0])))
-    collector = collector_of(config, server.clients, federation.noise_seed)
+    collector = collector_of(config, server.clients, federation.secret or run.secret)
     if asked := server.clients or tuple(clients.sites):
         name = str(config.method["name"])
         roles.check(name, method.sends, method.upload_like(method.broadcast(progress.state, asked[0])))

@@ -14,15 +14,15 @@ Neighbours differ in one training example of a client; n is taken as known. All 
 of what it keeps to itself, so uploads and personal models alike are post-processing of noisy steps.
 Numbers of examples, which uploads would otherwise be weighed by, count as 1.
 
-All noise and sampling is drawn from the run's seed, so that a continued run repeats it: in a deployment the seed must
-be secret, and the generators are statistical, not cryptographic. Rounding of floating-point numbers (Mironov 2012) is
-not accounted for.
+All that hides data is drawn from a secret (`rng.Secret`), which the run keeps to go on as if nothing had happened.
+Epsilon is that of the privacy loss distribution (Koskela, Jaelkoe, Honkela 2020; Doroshenko et al. 2022). Rounding of
+floating-point numbers (Mironov 2012) is not accounted for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any
@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from llm_fed.basics.errors import UserError, install
-from llm_fed.basics.rng import generator
+from llm_fed.basics.rng import Secret
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS, Private
 from llm_fed.method.site import Site
@@ -38,8 +38,7 @@ from llm_fed.settings.config import Config, PrivacyConfig
 from llm_fed.state import State
 from llm_fed.state.wire import Message
 
-# Of the sampled Gaussian: any order gives a bound, but between integers it is a series that may not converge.
-_ORDERS = [*range(2, 64), 80, 96, 128, 192, 256, 384, 512]
+_WIDTHS, _BINS = (1e-5, 1e-2), 2e5  # of bins of privacy losses, least and largest width; about at most so many
 
 
 def central(settings: PrivacyConfig) -> bool:
@@ -57,12 +56,12 @@ def at_clients(settings: PrivacyConfig) -> bool:
     return settings.clip is not None and not central(settings)
 
 
-def of_examples(settings: PrivacyConfig, seed: int) -> Private | None:
-    """How a client hides its examples, with noise from this seed; None where it does not."""
+def of_examples(settings: PrivacyConfig, secret: Secret) -> Private | None:
+    """How a client hides its examples, with batches and noise of this secret; None where it does not."""
     if not by_example(settings):
         return None
     assert settings.clip is not None
-    return Private(settings.clip, settings.noise, seed)
+    return Private(settings.clip, settings.noise, secret)
 
 
 def check(config: Config, method: Method) -> None:
@@ -141,12 +140,12 @@ def clipped(state: State, bound: float) -> State:
     return state.like((state.row.double() * (short * bound / norm)).to(state.row.dtype))
 
 
-def noised(row: torch.Tensor, deviation: float, draws: torch.Generator) -> torch.Tensor:
+def noised(row: torch.Tensor, deviation: float, secret: Secret) -> torch.Tensor:
     """The row (P,) in float64 with Gaussian noise of this standard deviation on each number."""
-    return row.double() + deviation * torch.randn(len(row), dtype=torch.float64, generator=draws)
+    return row.double() + deviation * secret.gaussians(len(row))
 
 
-def protected(upload: Message, settings: PrivacyConfig, seed: int, round: int, client: str) -> Message:
+def protected(upload: Message, settings: PrivacyConfig, secret: Secret, round: int, client: str) -> Message:
     """What a client sends in the place of its upload: the clipped one, with noise if the client adds it."""
     if settings.clip is None or by_example(settings):
         return upload
@@ -154,7 +153,7 @@ def protected(upload: Message, settings: PrivacyConfig, seed: int, round: int, c
     upload = clipped(upload, settings.clip)
     if settings.where == "server":
         return upload
-    row = noised(upload.row, settings.noise * settings.clip, generator(seed, "privacy", round, client))
+    row = noised(upload.row, settings.noise * settings.clip, secret.of("noise of a client", round, client))
     return upload.like(row.to(upload.row.dtype))
 
 
@@ -202,7 +201,7 @@ def shown(epsilon: float) -> float | None:
 
 def epsilon(settings: PrivacyConfig, participation: float, times: int) -> float:
     """The epsilon of (epsilon, delta)-differential privacy after so many rounds (of a client, under `client`: after it
-    was asked so many times), by Renyi differential privacy; infinite without noise."""
+    was asked so many times), by its privacy loss distribution; infinite without noise."""
     if settings.where == "client":
         return _epsilon(settings.noise / 2, 1.0, times, settings.delta)
     return _epsilon(settings.noise, participation, times, settings.delta)
@@ -225,14 +224,50 @@ def composed(releases: Mapping[tuple[float, float], int], delta: float) -> float
 @lru_cache(maxsize=4096)
 def _epsilon(noise: float, rate: float, times: int, delta: float) -> float:
     """Of a Gaussian with this multiplier on a sum, so many times, whose terms are each there with probability `rate`
-    (Poisson sampling), for one term more or less."""
-    if not times:
-        return 0.0
-    dp, orders = _accounting(), None  # the accountant's own
-    event = dp.GaussianDpEvent(noise)
-    if rate < 1:
-        event, orders = dp.PoissonSampledDpEvent(rate, event), _ORDERS
-    return dp.rdp.RdpAccountant(orders).compose(event, times).get_epsilon(delta)
+    (Poisson sampling), for one term more or less.
+
+    Without sampling it is exact (Balle and Wang 2018, Theorem 8), as so many Gaussians are one. Else it is an upper
+    bound: losses are rounded up to bins, whose width follows from the deviation of one loss and from how far all reach.
+    """
+    if not times or not noise:
+        return math.inf if times else 0.0
+    dp, _ = _accounting()
+    whole = float(dp.get_epsilon_gaussian(noise / math.sqrt(times), delta))
+    if rate == 1:
+        return whole
+    deviation = rate * math.sqrt(math.expm1(min(noise**-2, 700.0)))
+    reach = min(whole, float(dp.get_epsilon_gaussian(1 / (deviation * math.sqrt(times)), delta)))
+    width = max(min(deviation / 8, _WIDTHS[1]), reach / _BINS, _WIDTHS[0])
+    return float(_losses(noise, rate, 2.0 ** round(math.log2(width))).self_compose(times).get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=64)
+def _losses(noise: float, rate: float, width: float) -> Any:
+    """The privacy losses of one such sum, in bins of this width."""
+    _, losses = _accounting()
+    return losses.from_gaussian_mechanism(noise, sampling_prob=rate, value_discretization_interval=width)
+
+
+def together(runs: Sequence[Mapping[str, Any] | None]) -> str:
+    """What runs on the same rows have spent in all, as a sentence; empty where none has privacy.
+
+    Args:
+        runs: of each what `spent` says of it, None where it has no privacy.
+    """
+    private = [run for run in runs if run]
+    if not private:
+        return ""
+    if len(private) < len(runs):
+        return (
+            f"Nothing is promised to whoever sees all of these {len(runs)} runs, which learned from the same rows, as "
+            f"{len(runs) - len(private)} of them had no privacy."
+        )
+    known = [run["epsilon"] for run in private]
+    total = _text(None if None in known else sum(known))
+    return (
+        f"Whoever sees all of these {len(runs)} runs, which learned from the same rows, sees epsilon = {total} at "
+        f"delta = {sum(run['delta'] for run in private):g}: the sums of their own."
+    )
 
 
 def statement(settings: PrivacyConfig, privacy: Mapping[str, Any], site: Site, own: bool) -> str:
@@ -245,12 +280,12 @@ def statement(settings: PrivacyConfig, privacy: Mapping[str, Any], site: Site, o
     """
     if by_example(settings):
         return (
-            f"Example-level (epsilon, delta)-differential privacy: epsilon = {_text(shown(spent_by(settings, site)))} "
-            f"at delta = {privacy['delta']:g} for the training examples of {site.id}, and at most "
-            f"{_text(privacy['epsilon'])} for those of any client; clip {settings.clip:g}, noise multiplier "
-            f"{settings.noise:g}, added in every optimizer step. It covers this model and what clients sent, for a "
-            "training example more or less, over all rounds; scores, and the choice of a round by them, are not "
-            "covered."
+            "Example-level (epsilon, delta)-differential privacy by the Gaussian mechanism: "
+            f"epsilon = {_text(shown(spent_by(settings, site)))} at delta = {privacy['delta']:g} for the training "
+            f"examples of {site.id}, and at most {_text(privacy['epsilon'])} for those of any client; "
+            f"clip {settings.clip:g}, noise multiplier {settings.noise:g}, added in every optimizer step. It covers "
+            "this model and what clients sent, for a training example more or less, over all rounds; scores, and the "
+            "choice of a round by them, are not covered."
         )
     epsilon = _text(privacy["epsilon"])
     by, covers = {
@@ -258,9 +293,10 @@ def statement(settings: PrivacyConfig, privacy: Mapping[str, Any], site: Site, o
         "client": ("each client to its uploads", "what the server receives of a client, for any change of its data"),
     }[privacy["where"]]
     return (
-        f"Client-level (epsilon, delta)-differential privacy: epsilon = {epsilon} at delta = {privacy['delta']:g}, "
-        f"clip {settings.clip:g}, noise multiplier {settings.noise:g}, added by {by}. It covers {covers}, over all "
-        "rounds; scores, and the choice of a round by them, are not covered."
+        "Client-level (epsilon, delta)-differential privacy by the Gaussian mechanism: "
+        f"epsilon = {epsilon} at delta = {privacy['delta']:g}, clip {settings.clip:g}, noise multiplier "
+        f"{settings.noise:g}, added by {by}. It covers {covers}, over all rounds; scores, and the choice of a round by "
+        "them, are not covered."
         + (" This model also holds what its client learned and never sent, which is not covered either." if own else "")
     )
 
@@ -269,11 +305,13 @@ def _text(epsilon: float | None) -> str:
     return "infinite (no noise)" if epsilon is None else f"{epsilon:.3g}"
 
 
-def _accounting() -> ModuleType:
+def _accounting() -> tuple[ModuleType, ModuleType]:
+    """(dp_accounting, its module of privacy loss distributions)."""
     try:
-        import dp_accounting.rdp
+        import dp_accounting
+        from dp_accounting.pld import privacy_loss_distribution
     except ImportError as error:
         raise UserError(
             f"privacy.clip needs the accountant dp-accounting, which is not installed; {install('privacy')}"
         ) from error
-    return dp_accounting
+    return dp_accounting, privacy_loss_distribution

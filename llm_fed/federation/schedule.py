@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-from llm_fed.basics.rng import derive
+from llm_fed.basics.rng import Secret, derive
 from llm_fed.settings import check_fields, coerce, hints
 from llm_fed.settings.config import Config, DelayConfig
 
@@ -58,17 +58,21 @@ class Synchronous:
 
 
 @dataclass(frozen=True)
-class Poisson(Synchronous):
+class Poisson:
     """Each round asks each client with probability `participation`, independently, so perhaps nobody; every answer
     arrives at once. It is the sampling that accountants of differential privacy assume."""
+
+    clients: Sequence[str]
+    participation: float
+    secret: Secret
 
     @property
     def cohort_size(self) -> int:
         return len(self.clients)
 
     def asks(self, round: int) -> list[Ask]:
-        draws = np.random.default_rng(derive(self.seed, "poisson", round)).random(len(self.clients))
-        return [Ask(client) for client, draw in zip(self.clients, draws, strict=True) if draw < self.participation]
+        draws = self.secret.uniforms(len(self.clients), "cohort", round).tolist()
+        return [Ask(client) for client, draw in zip(self.clients, draws, strict=True) if draw <= self.participation]
 
 
 @dataclass(frozen=True)

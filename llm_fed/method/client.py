@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from llm_fed.basics.errors import UserError
-from llm_fed.basics.rng import derive, generator
+from llm_fed.basics.rng import Secret
 from llm_fed.method.requests import PerExample
 from llm_fed.method.site import Site
 from llm_fed.state import State
@@ -21,7 +19,7 @@ class Private:
 
     clip: float
     noise: float
-    seed: int  # of the batches and the noise; who must not know the examples must not know it
+    secret: Secret  # of the batches and the noise; who must not know the examples must not know it
 
 
 @dataclass
@@ -48,8 +46,8 @@ class Client(Site):
         if self.private is None:
             return super().places(count, steps, nth, epochs)
         size, total = self._steps(count, steps, epochs)
-        draws = generator(self.private.seed, "batches", self.round, self.id, nth)
-        each = (torch.rand(count, generator=draws, dtype=torch.float64) < size / count for _ in range(total))
+        draws = self.private.secret.of("batches", self._stage, self.round, self.id, nth)
+        each = (draws.uniforms(count, step) <= size / count for step in range(total))
         return [taken.nonzero().flatten().tolist() for taken in each]
 
     def _noise(self, count: int, steps: int, nth: int) -> PerExample | None:
@@ -59,9 +57,13 @@ class Client(Site):
             return None
         size, before = min(self.local.batch_size, count), self.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
         self.memory[NOISY_STEPS] = {"rate": max(before["rate"], size / count), "steps": before["steps"] + steps}
-        stage = "finish" if self._finishes else "round"  # of a longer run, this number may be a round's
-        seed = derive(self.private.seed, "noise of examples", stage, self.round, self.id, nth)
-        return PerExample(self.private.clip, self.private.noise, size, seed)
+        secret = self.private.secret.of("noise of examples", self._stage, self.round, self.id, nth)
+        return PerExample(self.private.clip, self.private.noise, size, secret)
+
+    @property
+    def _stage(self) -> str:
+        """Of a longer run, the number of what follows the last round may be a round's."""
+        return "finish" if self._finishes else "round"
 
     def _look(self, verb: str) -> None:
         """Call this before training examples are used for anything but noisy steps.

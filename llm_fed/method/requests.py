@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from llm_fed.basics.rng import generator
+from llm_fed.basics.rng import Secret, generator
 from llm_fed.merge.moments import Evidence
 from llm_fed.method.augmentation import augmented
 from llm_fed.method.optimizer import Optimizer
@@ -66,7 +66,7 @@ class PerExample:
     clip: float  # largest norm of one example's gradient
     noise: float  # multiplier
     size: float  # examples of a batch, on the mean: Poisson sampling draws more or fewer, or none
-    seed: int  # of the noise
+    secret: Secret  # of the noise
 
 
 @dataclass(frozen=True, eq=False)

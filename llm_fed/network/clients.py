@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llm_fed.basics.figures import rounded
+from llm_fed.basics.rng import Secret
 from llm_fed.federation.clients import Messages, messages_for
 from llm_fed.federation.privacy import by_example, central, spent
 from llm_fed.federation.progress import InFlight, Progress
@@ -70,12 +71,12 @@ class RemoteClients:
         link: carries orders.
         config: the run's.
         token: of the run; nodes keep its memories under this name.
-        secret: the seed of sampling under central privacy, which clients must not know.
+        secret: of sampling under central privacy, which clients must not know.
         say: is told what an operator wants to know.
     """
 
     def __init__(
-        self, link: Link, config: Config, token: str, secret: int, say: Callable[[str], None] = lambda text: None
+        self, link: Link, config: Config, token: str, secret: Secret, say: Callable[[str], None] = lambda text: None
     ):
         self.sites: dict[str, Any] = {}  # no client's memory is here
         self._secret, self._central = secret, central(config.privacy)

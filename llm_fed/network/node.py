@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import secrets
 import signal
 import statistics
 import time
@@ -27,6 +26,7 @@ from llm_fed.basics import documents
 from llm_fed.basics.errors import ClientError, lookup
 from llm_fed.basics.figures import rounded
 from llm_fed.basics.files import write_folders
+from llm_fed.basics.rng import Secret
 from llm_fed.bench import bases, build, taking_part
 from llm_fed.bench.build import Experiment
 from llm_fed.bench.parents import config_of
@@ -202,7 +202,7 @@ class Node:
         def reply(client: str, update: Message) -> tuple[dict[str, Any], bytes]:
             site, store, order = sites[client], self._store(work, client), work.orders[client]
             # Noise that no other answer has: one that is asked for again, from another message, must not share it.
-            packed = encoded_upload(update, work.config, secrets.randbits(63), round, client)
+            packed = encoded_upload(update, work.config, Secret.fresh(), round, client)
             assert isinstance(site.memory, Memory)
             store.save(round, None, {"memory": site.memory.rows})
             kept = {order["after"], *order["kept"], round}
@@ -321,7 +321,7 @@ class Node:
                 raise Refused("forgot", f"{client}'s memory of round {after} is gone: {error}") from error
             site.memory.pop(NOISY_STEPS, None)  # counted for each order anew, and in the ledger
             if site.private is not None:
-                site.private = replace(site.private, seed=secrets.randbits(63))
+                site.private = replace(site.private, secret=Secret.fresh())
             return site
 
         return each(work.orders, remembering)

@@ -13,6 +13,7 @@ from typing import Any
 from llm_fed import kinds, tasks
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.rng import Secret
 from llm_fed.bench import bases, taking_part
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.sites import structures
@@ -91,7 +92,7 @@ class Deployment:
     def __init__(self, link: Link, name: str):
         self.parents: Mapping[str, Path] = {}
         self._link, self._name = link, name
-        self._secret = secrets.randbits(63)  # of noise and of sampling under privacy: another one after a crash
+        self._secret: Secret  # of noise and of sampling under privacy
         self._clients: RemoteClients
         self._folders: dict[str, Path] = {}  # of a merge: those of the parents, by name
 
@@ -122,6 +123,8 @@ class Deployment:
         config = experiment.config
         known = run.recall("network.json") or {"token": secrets.token_hex(8), "clients": [], "nodes": {}}
         known.setdefault("examples", {})
+        # Another one after a crash: a round that is done again has other uploads, and must not share their noise.
+        self._secret = run.secret.of("a server", secrets.token_hex(16))
         # All nodes compute alike, and each keeps with the run which of its rows it trains on.
         marks = {"dtype": config.base.dtype, "held_out": config.task.held_out, "run": known["token"]}
         asked = replace(config, eval=replace(config.eval, metric=experiment.metric))
@@ -181,7 +184,7 @@ class Deployment:
         clients = self._clients
         here = Scoring(experiment.scored, experiment.evaluate)  # where the server holds the test examples
         return (
-            Federation(experiment.method, clients, experiment.server, experiment.runtime, noise_seed=self._secret),
+            Federation(experiment.method, clients, experiment.server, experiment.runtime, secret=self._secret),
             here if experiment.scored else Scoring(clients.names, clients.evaluate),
         )
 

@@ -29,13 +29,13 @@ from typing import Any
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import cut_file, read_file
-from llm_fed.runs import shapes
+from llm_fed.runs import secrecy, shapes
 from llm_fed.runs.rows import Memory
 from llm_fed.state.wire import Message, pack
 
 FILE = "digests.jsonl"
 DELIVERED = "delivered.json"
-_APART = {FILE, DELIVERED, "metrics.jsonl"}  # not in delivered.json
+_APART = {FILE, DELIVERED, "metrics.jsonl", secrecy.FILE}  # not in delivered.json
 _OTHERS = ("trackers", "needs")  # logs of other programs, and runs with digests of their own: only that they are there
 _PASSING = re.compile(r"\.lock(\.\d+)?|\..*\.(partial|replaced)")  # locks, and what a kill may leave of what is written
 Write = Callable[[Path, Mapping[str, Any]], None]

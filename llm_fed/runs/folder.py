@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from llm_fed.basics import cgroups, checksum, documents, launchers
 from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_file, remove, write_file
-from llm_fed.runs import digests, extend, inputs
+from llm_fed.basics.rng import Secret
+from llm_fed.runs import digests, extend, inputs, secrecy
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.holder import Holder
 from llm_fed.runs.lock import NAME, HeldError, Lock
@@ -48,8 +50,8 @@ SPLITS = "splits.json"  # in which split each row has been, see `experiment/spli
 _RESULTS = ("summary.json", "report.html", SAMPLES, EXPERTS, CROSS, EXAMPLES, WARNINGS, "adapters")
 _WRITTEN = (
     *_RESULTS, REOPENED, "trackers", "environment.json", "start.json", ENDED, CONTINUED, BAD_ROWS, inputs.FILE,
-    digests.DELIVERED, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", "config.yaml",
-    "checkpoints", "needs",
+    digests.DELIVERED, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", secrecy.FILE,
+    "config.yaml", "checkpoints", "needs",
 )  # fmt: skip
 
 _PARTIAL = re.compile(r"\..*\.partial")  # what a kill may leave of a file that is written
@@ -146,7 +148,7 @@ class Run:
 
     def _check(self) -> None:
         names = {path.name for path in self.folder.iterdir() if not path.name.startswith(NAME)}
-        names = {name for name in names if not _PARTIAL.fullmatch(name)}
+        names = {name for name in names if not _PARTIAL.fullmatch(name)} - {secrecy.FILE}
         if names - {"checkpoints"} and not {"config.yaml", "checkpoints"} <= names:
             raise UserError(
                 f"{self.folder} is not a run folder: it holds {min(names - {'checkpoints'})} but not both of "
@@ -173,6 +175,7 @@ class Run:
         Raises:
             RunError: the disk is full or cannot be written.
         """
+        secret = self.secret if self.config.privacy.clip is not None else None
         if not self.continues:
             self._delete(_WRITTEN)
         elif self._reopened:  # what it handed out stays until there is something new
@@ -188,6 +191,8 @@ class Run:
             self._keep_search(self.before)
         self.digests = digests.Digests(self.folder, self._append)
         text = documents.dump(as_dict(self.config))
+        if secret is not None:
+            self._write(secrecy.FILE, f"{secret.key}\n".encode(), private=True)
         self._write("config.yaml", checksum.commented(text).encode())
         self.forget_left()
         if self._timing_file.exists():  # a power failure may have left half a line
@@ -263,6 +268,20 @@ class Run:
         """The content of summary.json where the run is finished, and what is asked of it has not changed."""
         is_open = self._fresh or self._reopened or (self.folder / REOPENED).exists()
         return None if is_open else self.recall("summary.json")
+
+    @cached_property
+    def secret(self) -> Secret:
+        """What hides data is drawn from it; `begin` writes it down. One that lies in a folder without a run is used.
+
+        Raises:
+            RunError: it is damaged, or of a run that goes on it is not there.
+        """
+        if self.config.privacy.clip is None:
+            return Secret.fresh()  # nothing is drawn from it
+        if self.continues and holds_results(self.folder) and (why := secrecy.missing(self.folder)):
+            raise RunError(f"{why}; put the file back, or start again with --fresh")
+        replaced = not self.continues and (self.folder / "config.yaml").exists()
+        return (None if replaced else secrecy.read(self.folder)) or Secret.fresh()
 
     @property
     def ended(self) -> dict[str, Any] | None:
@@ -381,10 +400,10 @@ class Run:
         """Delete a file of the run folder that an earlier end of the run may have left."""
         (self.folder / name).unlink(missing_ok=True)
 
-    def _write(self, name: str, data: bytes) -> None:
+    def _write(self, name: str, data: bytes, *, private: bool = False) -> None:
         self._lock.check()
         try:
-            write_file(self.folder / name, data)
+            write_file(self.folder / name, data, private=private)
         except OSError as error:
             raise _unwritable(self.folder / name, error) from error
 

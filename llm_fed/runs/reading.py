@@ -12,6 +12,7 @@ from typing import Any
 from llm_fed.basics import checksum, documents
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.files import read_file
+from llm_fed.runs import secrecy
 from llm_fed.runs.records import read_object, read_records
 from llm_fed.settings import paths, plugins
 from llm_fed.settings.config import Config
@@ -44,7 +45,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
     looked up; who does that begins with `read_config`.
 
     Raises:
-        UserError: its file is damaged.
+        UserError: its file is damaged, or its privacy is void (`secrecy.check`).
     """
     path = folder / "config.yaml"
     try:
@@ -52,10 +53,12 @@ def saved_config(folder: Path) -> dict[str, Any]:
         for key, value in _FORMERLY.items():
             section, _, name = key.rpartition(".")
             tree[section] = {name: value} | tree.get(section, {})
-        return as_dict(paths.absolute(from_dict(tree)))
+        saved = as_dict(paths.absolute(from_dict(tree)))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged: {reason}; llm-fed run --fresh starts again") from error
+    secrecy.check(folder, saved)
+    return saved
 
 
 def comparable(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

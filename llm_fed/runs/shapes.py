@@ -272,6 +272,7 @@ _ENVIRONMENT = _keys(
         "packing": _keys(budget=finite, overhead=finite),
         "captured": _flag,
         "keyed_masks": _flag,
+        "secret": _text,
         "padding_free": _flag,
         "fused": _text,
         "continued": _list(_keys()),

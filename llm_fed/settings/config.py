@@ -370,7 +370,7 @@ class SeedsConfig:
     # the clients and their data: random choices of the task, task.partition, sampled clients, label noise, the
     # server's examples
     federation: NonNegativeInt | None = None
-    # initialisation, batches, dropout, client sampling, delays, noise of differential privacy
+    # initialisation, batches, dropout, client sampling, delays; with privacy.clip see docs/privacy.md, The secret
     training: NonNegativeInt | None = None
     # test and validation splits, if the data has none; if set, also the choice of the examples that eval.limit keeps
     # (null: the first)

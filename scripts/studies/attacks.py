@@ -57,6 +57,8 @@ METHODS = {
     "fedit": ["method={name: fedit}"],
     "fedmerge": [],  # as the quickstart has it
     "feddle": ["method={name: feddle}", "task.server.examples=32"],
+    "fedsa": ["method={name: fedsa}"],
+    "fedprox": ["method={name: fedprox}"],
 }
 FACTOR, APART = 9.0, 1.5  # of flip9 and noise; z of collude
 ROUNDS, CLIENTS = 40, 12

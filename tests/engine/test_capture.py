@@ -14,6 +14,7 @@ import tiny
 import torch
 
 from llm_fed.basics.errors import ClientError, RunError
+from llm_fed.basics.rng import Secret
 from llm_fed.engine import capture, packing
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
@@ -29,6 +30,7 @@ from llm_fed.models.lora import Lora
 
 LORA = Lora(rank=3, alpha=5, dropout=0.1, target_modules=("q_proj", "v_proj"))
 EXACT = torch.float64
+PRIVATE = PerExample(0.5, 0.3, 4.0, Secret.fresh())
 cohort = partial(stock_training.cohort, steps=(10, 4, 7))  # enough of a shape to be captured and replayed
 
 
@@ -138,7 +140,7 @@ def test_autocast_and_the_scale_of_each_client_are_kept(dtype):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda jobs: [replace(job, private=PerExample(0.5, 0.3, 4.0, 0)) for job in jobs], "single examples"),
+        (lambda jobs: [replace(job, private=PRIVATE) for job in jobs], "single examples"),
         (lambda jobs: [replace(jobs[0], loss=Distillation([jobs[1].start]))], "teachers"),
         (lambda jobs: [replace(job, loss=lambda logits, targets, columns: logits[:, 0]) for job in jobs], "own loss"),
         (

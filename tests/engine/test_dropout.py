@@ -11,7 +11,7 @@ import tiny
 import torch
 from meter import Meter
 
-from llm_fed.basics.rng import derive
+from llm_fed.basics.rng import Secret, derive
 from llm_fed.engine import dropout
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
@@ -152,7 +152,7 @@ def test_layers_may_be_computed_again_and_examples_be_private():
     base.gradient_checkpointing_enable()
     again, _ = fit(AdaptedModel(base, LORA, keyed_masks=True), jobs)
     assert differ(again, trained(jobs)) < 1e-10
-    private = [replace(job, private=PerExample(0.5, 0.0, 4.0, 0)) for job in jobs]
+    private = [replace(job, private=PerExample(0.5, 0.0, 4.0, Secret.fresh())) for job in jobs]
     assert differ(trained(private), [trained([job])[0] for job in private]) < 1e-10
 
 

@@ -15,7 +15,7 @@ import torch
 from meter import Meter
 from torch import nn
 
-from llm_fed.basics.rng import generator
+from llm_fed.basics.rng import Secret, generator
 from llm_fed.engine import capture
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
@@ -199,7 +199,7 @@ def test_what_captured_passes_are_said_to_keep_is_what_they_keep(case, flat, key
 def test_gradients_of_single_examples_and_recomputed_activations_count():
     base = language_base(llama(**WIDE | {"num_hidden_layers": 2}))
     plain = activations(base, site_of(LORA, TEXT), LocalConfig(batch_size=3), 1)
-    private = site_of(LORA, TEXT, private=Private(1.0, 1.0, 0))
+    private = site_of(LORA, TEXT, private=Private(1.0, 1.0, Secret.fresh()))
     said = activations(base, private, LocalConfig(batch_size=3), 1)
     assert (
         said.largest == pytest.approx(alive(base, LORA, TEXT, private=True), rel=0.1) and said.largest > plain.largest

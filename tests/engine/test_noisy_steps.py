@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import tiny
 import torch
+import toy
 from stock_training import fitted
 
 from llm_fed.basics.rng import generator
@@ -34,7 +35,7 @@ def job(model, structure: Lora, client: int, noise: float = NOISE, **options) ->
     start = start.like(start.row + 0.1 * torch.randn(start.row.shape, dtype=torch.float64, generator=draws))
     batches = [tiny.examples(10 * client + n, [5 + n + i for i in range(n)]) for n in (3, 0, 1, 4)]
     batches[3].append(SILENT)
-    private = PerExample(CLIP[model.config.model_type], noise, SIZE, seed=client)
+    private = PerExample(CLIP[model.config.model_type], noise, SIZE, toy.secret(client))
     optimizer = options.pop("optimizer", Optimizer(0.05, "sgd"))
     return Fit.on(f"c{client}", structure, start, batches, optimizer, seed=client, private=private, **options)
 
@@ -60,8 +61,7 @@ def by_hand(model, structure: Lora, job: Fit, train: str = "") -> tuple[State, l
             factors.append(min(1.0, job.private.clip / norm))
             for name, entry in trained.items():
                 total[name] += factors[-1] * entry.grad
-        draws = generator(job.private.seed, step)
-        noise = torch.randn(sum(e.numel() for e in trained.values()), dtype=torch.float64, generator=draws)
+        noise = job.private.secret.gaussians(sum(e.numel() for e in trained.values()), step)
         place = 0
         with torch.no_grad():
             for name in (name for name in job.start if name in trained):
@@ -110,7 +110,7 @@ def test_one_example_moves_the_sum_by_no_more_than_the_bound():
     examples = tiny.examples(3, [5, 9, 14, 7])
 
     def moved(batch: list[int], clip: float) -> torch.Tensor:
-        private = PerExample(clip, 0.0, 1, 0)
+        private = PerExample(clip, 0.0, 1, toy.secret())
         one = Fit("c", structure, start, examples, [batch], Optimizer(1.0, "sgd"), private=private)
         return fitted(model, structure, [one])[0].state.row
 
@@ -128,7 +128,7 @@ def test_a_step_without_an_example_is_noise_of_the_right_size():
     start = job(model, structure, 0).start
 
     def noise(seed: int, steps: int = 1) -> Fitted:
-        private = PerExample(0.5, 3.0, 4, seed)
+        private = PerExample(0.5, 3.0, 4, toy.secret(seed))
         empty: list[list[int]] = [[]] * steps
         return fitted(
             model, structure, [Fit("c", structure, start, [], empty, Optimizer(1.0, "sgd"), private=private)]

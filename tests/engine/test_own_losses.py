@@ -11,6 +11,7 @@ from preference_runs import LORA, moved
 from torch.nn.functional import cross_entropy
 
 from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import Secret
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.fit import fit
@@ -82,7 +83,7 @@ def test_fused_is_alone_and_targets_come_with_their_examples(adapted):
 
 
 def test_noisy_steps_clip_each_examples_own_loss(adapted):
-    private = PerExample(1e-3, 0.0, 2, seed=0)
+    private = PerExample(1e-3, 0.0, 2, Secret.fresh())
     (job,) = jobs(adapted.model, [weighted], private=private)
     (row,) = rows(adapted, [replace(job, batches=job.batches[:1])])
     assert 0 < float((row - moved(adapted.model).row).norm()) <= 0.1 * 1e-3 + 1e-12

@@ -34,6 +34,7 @@ from transformers import (
 )
 
 from llm_fed.basics.errors import ClientError, UserError
+from llm_fed.basics.rng import Secret
 from llm_fed.engine import end_to_end, padding_free
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
@@ -294,7 +295,8 @@ def test_what_cannot_lie_end_to_end_is_refused_or_pads(caplog):
     base = tiny.build("llama")
     jobs = cohort(base, LORA, EXACT)
     with pytest.raises(UserError, match="privacy.unit=example"):
-        trained([replace(job, private=PerExample(0.5, 0.3, 4.0, 0)) for job in jobs], padding_free=PaddingFree())
+        private = PerExample(0.5, 0.3, 4.0, Secret.fresh())
+        trained([replace(job, private=private) for job in jobs], padding_free=PaddingFree())
     for structure, why in (
         (replace(LORA, parameters=("experts.gate_up_proj",)), "target_parameters"),
         (replace(LORA, whole=("lm_head",)), "head"),
@@ -396,7 +398,7 @@ def test_what_is_not_forced_is_trained_in_rows():
     """And says why in its work alone."""
     jobs = cohort(tiny.build("llama"), LORA, EXACT)
     model = AdaptedModel(tiny.build("llama", EXACT), LORA, padding_free=(free := PaddingFree(forced=False)))
-    private = [replace(job, private=PerExample(0.5, 0.0, 4.0, 0)) for job in jobs]
+    private = [replace(job, private=PerExample(0.5, 0.0, 4.0, Secret.fresh())) for job in jobs]
     results, work = fit(model, private)
     assert all(isinstance(each, Fitted) for each in results)
     assert not work.padding_free and "single examples" in work.why and not free.said

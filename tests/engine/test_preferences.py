@@ -25,6 +25,7 @@ from preference_runs import (
 from torch.nn.functional import logsigmoid
 
 from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import Secret
 from llm_fed.engine import gradients
 from llm_fed.engine.fit import fit
 from llm_fed.method.optimizer import Optimizer
@@ -160,7 +161,7 @@ def test_noisy_steps_clip_a_pair(base):
     objective, clip = ObjectiveConfig("dpo", beta=0.3), 1e-3
     pairs = with_reference(model, objective, encoded_pairs(tokenizer))[:3]
     start = moved(model)
-    private = PerExample(clip, 0.0, len(pairs), seed=0)
+    private = PerExample(clip, 0.0, len(pairs), Secret.fresh())
     job = Fit.on("c", LORA, start, [pairs], Optimizer(1.0, "sgd"), private=private)
     ((result,), _) = fit(adapted(model, objective), [job])
     each = [gradient(model, objective, start, [pair])[1].row for pair in pairs]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from llm_fed.basics.rng import generator
+from llm_fed.basics.rng import Secret, generator
 from llm_fed.engine.steps import Steps, together
 from llm_fed.method.optimizer import Optimizer, Tail
 from llm_fed.method.requests import Fit, PerExample
@@ -136,8 +136,8 @@ def test_a_fit_goes_on_with_what_each_optimizer_remembers():
 def test_examples_are_clipped_and_noised_each_clients_own():
     """As if each client were alone, with sizes and seeds of its own; an example of a stranger is left out."""
     jobs = [
-        Fit(f"c{k}", LORA, drawn(torch.float32, k), [], [[0]], Optimizer(0.1), private=PerExample(0.5, 0.3, 2 + k, k))
-        for k in range(3)
+        Fit(f"c{k}", LORA, drawn(torch.float32, k), [], [[0]], Optimizer(0.1), private=private)
+        for k, private in enumerate(PerExample(0.5, 0.3, size, Secret.fresh()) for size in (2, 3, 4))
     ]
     layout, owners = jobs[0].start.layout, [2, 0, 7, 2, 0]
     each = torch.stack([drawn(torch.float32, "example", n).row for n in range(5)])
@@ -151,7 +151,7 @@ def test_examples_are_clipped_and_noised_each_clients_own():
         return grads
 
     assert torch.equal(found([[0, 1, 2]]), found([[0], [1], [2]]))
-    noise = torch.randn(layout.size, dtype=torch.float64, generator=generator(0, 0)).float()
+    noise = jobs[0].private.secret.gaussians(layout.size, 0).float()
     clipped = sum(example * (0.5 / example.norm()) for example in each[[1, 4]])
     torch.testing.assert_close(found([[0, 1, 2]])[0], (clipped + 0.15 * noise) / 2)
 

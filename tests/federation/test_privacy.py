@@ -80,17 +80,18 @@ def spread(noise: torch.Tensor, deviation: float) -> None:
 def test_a_client_adds_noise_to_what_it_clipped():
     settings = PrivacyConfig(clip=0.5, noise=3.0, where="client")
     given = vector()
-    sent = protected(given, settings, 7, 2, "ada")
+    sent = protected(given, settings, toy.secret(7), 2, "ada")
     spread((sent.row - clipped(given, 0.5).row).double(), 1.5)
-    assert protected(given, settings, 7, 2, "ada").equal(sent)
-    for other in ((8, 2, "ada"), (7, 3, "ada"), (7, 2, "bob")):
-        assert abs(float(torch.corrcoef(torch.stack([sent.row, protected(given, settings, *other).row]))[0, 1])) < 0.01
+    assert protected(given, settings, toy.secret(7), 2, "ada").equal(sent)
+    for number, *other in ((8, 2, "ada"), (7 + 2**32, 2, "ada"), (7, 3, "ada"), (7, 2, "bob")):
+        unlike = protected(given, settings, toy.secret(number), *other)
+        assert abs(float(torch.corrcoef(torch.stack([sent.row, unlike.row]))[0, 1])) < 0.01
 
 
 def test_a_client_only_clips_where_the_server_adds_the_noise():
     given = vector(100, 10.0)
-    assert protected(given, PrivacyConfig(clip=0.5, noise=3.0), 0, 1, "ada").equal(clipped(given, 0.5))
-    assert protected(given, PrivacyConfig(), 0, 1, "ada") is given
+    assert protected(given, PrivacyConfig(clip=0.5, noise=3.0), toy.secret(), 1, "ada").equal(clipped(given, 0.5))
+    assert protected(given, PrivacyConfig(), toy.secret(), 1, "ada") is given
 
 
 def test_the_server_adds_noise_to_the_sum_and_divides_by_the_expected_cohort():
@@ -101,8 +102,8 @@ def test_the_server_adds_noise_to_the_sum_and_divides_by_the_expected_cohort():
     uploads = [Upload("a", 9, 0, short), Upload("b", 1, 0, long)]
     clients, method = [f"c{i}" for i in range(20)], methods.build({"name": "fedit"})
 
-    def sent(uploads: list[Upload], round: int = 3, seed: int = 0) -> Upload:
-        (found,) = collector_of(config, clients, seed).collect(method, short, uploads, round)
+    def sent(uploads: list[Upload], round: int = 3, number: int = 0) -> Upload:
+        (found,) = collector_of(config, clients, toy.secret(number)).collect(method, short, uploads, round)
         return found
 
     found, mean = sent(uploads), (short.row + clipped(long, 0.5).row) / 10
@@ -112,12 +113,12 @@ def test_the_server_adds_noise_to_the_sum_and_divides_by_the_expected_cohort():
     spread(nothing.content.row.double(), 0.15)
     torch.testing.assert_close(nothing.content.row + mean, found.content.row)  # the same draw
     assert not sent([], round=4).content.equal(nothing.content)
-    assert not sent([], seed=1).content.equal(nothing.content)
+    assert not sent([], number=1).content.equal(nothing.content)
 
 
 def test_without_noise_at_the_server_its_step_sees_each_upload():
     uploads = [Upload("a", 9, 0, vector())]
-    collector = collector_of(toy.config(privacy={"clip": 0.5, "noise": 3.0, "where": "client"}), ["a"])
+    collector = collector_of(toy.config(privacy={"clip": 0.5, "noise": 3.0, "where": "client"}), ["a"], toy.secret())
     assert collector.collect(methods.build({"name": "fedit"}), vector(), uploads, 1) is uploads
 
 
@@ -167,7 +168,7 @@ NAMES = tuple(f"c{i}" for i in range(200))
 def test_poisson_sampling_asks_each_client_by_itself():
     """Counts by client and by round are binomial: each within five standard deviations, and their variance over rounds
     is n q (1 - q), which a cohort of fixed size would not have."""
-    schedule, rounds, q = Poisson(NAMES, 0.15, 3), range(1, 401), 0.15
+    schedule, rounds, q = Poisson(NAMES, 0.15, toy.secret(3)), range(1, 401), 0.15
     asked = [{ask.client for ask in schedule.asks(round)} for round in rounds]
     assert {ask.delay for round in rounds for ask in schedule.asks(round)} == {0}
     sizes = torch.tensor([len(cohort) for cohort in asked], dtype=torch.float64)
@@ -178,9 +179,10 @@ def test_poisson_sampling_asks_each_client_by_itself():
     both = fmean(NAMES[0] in cohort and NAMES[1] in cohort for cohort in asked)
     assert abs(both - q * q) < 4 * math.sqrt(q * q / 400)
     assert [ask.client for ask in schedule.asks(5)] == sorted(asked[4], key=NAMES.index)
-    assert schedule.asks(7) == Poisson(NAMES, 0.15, 3).asks(7) != Poisson(NAMES, 0.15, 4).asks(7)
-    assert len(Poisson(NAMES).asks(1)) == schedule.cohort_size == 200
-    assert not all(Poisson(NAMES[:3], 0.3).asks(round) for round in rounds)
+    same, other = (Poisson(NAMES, 0.15, toy.secret(number)) for number in (3, 3 + 2**32))
+    assert schedule.asks(7) == same.asks(7) != other.asks(7)
+    assert len(Poisson(NAMES, 1.0, toy.secret()).asks(1)) == schedule.cohort_size == 200
+    assert not all(Poisson(NAMES[:3], 0.3, toy.secret()).asks(round) for round in rounds)
 
 
 def test_the_client_that_is_asked_most_is_counted():
@@ -224,8 +226,11 @@ def test_uploads_are_clipped_before_they_travel(tmp_path, where, monkeypatch):
 @pytest.mark.parametrize("stop", [1, 3])
 def test_continued_is_uninterrupted(tmp_path, where, stop):
     config = private(5, 0.6, clip=1.0, noise=0.3, where=where)
-    schedule = (Poisson if where == "server" else Delayed)(tuple(TARGETS), 0.6, 2)
+    names = tuple(TARGETS)
+    schedule = Poisson(names, 0.6, toy.secret()) if where == "server" else Delayed(names, 0.6, 2)
     settings = {"rounds": 5, "config": config, "schedule": schedule}
+    for name in ("whole", "cut"):
+        toy.plant(tmp_path / name)
     whole, *_ = go(tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "cut", stop_after=stop, **settings)
@@ -352,7 +357,7 @@ def test_an_upload_that_would_carry_more_than_noisy_numbers_is_refused(tmp_path)
         with pytest.raises(UserError, match=word):
             check_upload(message)
         with pytest.raises(UserError, match=word):
-            protected(message, PrivacyConfig(clip=1.0, where="client"), 0, 1, "c0")
+            protected(message, PrivacyConfig(clip=1.0, where="client"), toy.secret(), 1, "c0")
     with pytest.raises(UserError, match="hold dict"):  # before anybody trains
         runtime = toy.ToyRuntime(TARGETS)
         go(tmp_path, methods.build({"name": "ifca"}), config=private(where="client"), runtime=runtime)
@@ -375,7 +380,7 @@ def test_impossible_settings_are_refused(settings, word):
 
 
 def test_a_missing_accountant_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dp_accounting.rdp", None)
+    monkeypatch.setitem(sys.modules, "dp_accounting.pld", None)
     config = toy.config(method={"name": "fedit"}, privacy={"clip": 1.0})
     with pytest.raises(UserError, match=r"dp-accounting.*pip install -e '.\[privacy\]'"):
         check(config, FedIT())

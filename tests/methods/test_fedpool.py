@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import adjusted_rand_score
 
 from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import Secret
 from llm_fed.method import Upload
 from llm_fed.method.client import Private
 from llm_fed.methods.fedpool import FedPool, cosines, description_length, likely, of_several, partitions
@@ -248,7 +249,7 @@ def finished(held_out: list[int], best: float, *, steps: int = 20, private: bool
     `best`."""
     site = toy.clients(1)["c0"]
     site.data = replace(site.data, held_out=held_out)
-    site.private = Private(1.0, 1.0, 0) if private else None
+    site.private = Private(1.0, 1.0, Secret.fresh()) if private else None
     site.begin(2, 0.1)
     site.alone = steps / site.local.steps
 

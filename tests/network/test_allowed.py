@@ -14,6 +14,7 @@ from network import HELLO, NetworkInProcess, federate, tree, work
 from small_run import CLIENTS
 
 from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import Secret
 from llm_fed.network import worker
 from llm_fed.network.clients import RemoteClients
 from llm_fed.network.node import Node, NodeSettings
@@ -73,7 +74,7 @@ def test_with_the_operators_leave_it_runs_and_without_it_no_longer(small, evil, 
 def test_the_server_says_which_node_refuses(small, evil):
     link = NetworkInProcess(evil.parent, small, tree(small, method={"name": EVIL}))
     said: list[str] = []
-    RemoteClients(link, link.config, "token", 0, said.append).roster.greet()
+    RemoteClients(link, link.config, "token", Secret.fresh(), said.append).roster.greet()
     assert len(said) == 3 and all("cannot take part: the node's operator has not allowed code" in text for text in said)
     assert not evil.exists()
 

@@ -11,6 +11,7 @@ from network import HELLO, NETWORK, NetworkInProcess, lines, only, tree, work
 from small_run import CLIENTS
 
 from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import Secret
 from llm_fed.bench import build
 from llm_fed.engine import fit
 from llm_fed.experiment import run as experiment
@@ -176,7 +177,7 @@ def test_nodes_and_servers_of_the_version_before_are_refused_in_plain_words(smal
         return Reply(without) if order["kind"] == "hello" and order["id"] == "2" else reply
 
     link, said = NetworkInProcess(tmp_path, small, tree(small), old), []
-    clients = RemoteClients(link, link.config, "t", 0, said.append)
+    clients = RemoteClients(link, link.config, "t", Secret.fresh(), said.append)
     base = Reply(link.workers[1].answer(link.places[1], link._text, HELLO, b"")[0]).content["base"]
     clients.roster.base = base
     clients.roster.greet()

@@ -17,6 +17,7 @@ from small_run import CLIENTS
 from torch.testing import assert_close
 
 from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.rng import Secret
 from llm_fed.experiment import run as experiment
 from llm_fed.network import clients, server
 from llm_fed.network.link import Reply
@@ -221,7 +222,7 @@ def test_nodes_with_another_base_and_clients_at_two_nodes_are_refused(small, tmp
         if "waiting" in text:
             raise TimeoutError
 
-    again = clients.RemoteClients(link, link.config, known["token"], 0, say)
+    again = clients.RemoteClients(link, link.config, known["token"], Secret.fresh(), say)
     base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), HELLO, b"")[0]["base"]
     with pytest.raises(TimeoutError):
         again.gather(base, known["clients"], known["nodes"])

@@ -9,6 +9,7 @@ import yaml
 from network import HELLO, NETWORK, NetworkInProcess, federate, lines, only, tree
 from small_run import CLIENTS
 
+from llm_fed.basics.rng import Secret
 from llm_fed.methods.fedit import FedIT
 from llm_fed.network import server
 from llm_fed.network.clients import RemoteClients
@@ -103,7 +104,7 @@ def test_clients_cannot_know_who_is_sampled_under_central_privacy(small, tmp_pat
     config = from_dict(tree(small, participation=0.5, privacy={"clip": 1.0, "noise": 1.0}))
     monkeypatch.setattr(RemoteClients, "_idle", lambda self: list(self.names))
     samples = []
-    for secret in (1, 2):
+    for secret in (Secret.fresh(), Secret.fresh()):
         clients = RemoteClients(NetworkInProcess(tmp_path, small, tree(small)), config, "t", secret)
         clients.names = tuple(f"c{i}" for i in range(40))
         samples.append(clients._cohort(1))
@@ -116,7 +117,7 @@ def test_clients_cannot_know_who_is_sampled_under_central_privacy(small, tmp_pat
 def test_a_run_goes_on_with_the_clients_that_it_began_with(small, tmp_path, clients, told):
     link, said = NetworkInProcess(tmp_path, small, tree(small, network={**NETWORK, "clients": clients})), []
     base = link.workers[1].answer(link.places[1], yaml.safe_dump(as_dict(link.config)), HELLO, b"")[0]
-    remote = RemoteClients(link, link.config, "t", 1, said.append)
+    remote = RemoteClients(link, link.config, "t", Secret.fresh(), said.append)
     remote.gather(base["base"], list(CLIENTS))
     assert list(remote.names) == list(CLIENTS)
     notice = (

@@ -26,6 +26,7 @@ from small_run import CLIENTS
 
 from llm_fed import methods
 from llm_fed.basics.errors import ClientError, RunError, UserError
+from llm_fed.basics.rng import Secret
 from llm_fed.bench.build import prepare
 from llm_fed.commands import compare
 from llm_fed.engine import fit
@@ -345,7 +346,8 @@ def test_what_travels_comes_back(monkeypatch):
     state = State.of({"a": torch.randn(2, 3), "b": torch.randn(4)}, {"n": torch.tensor(3), "empty": torch.zeros(0)})
     optimizer, batches = Optimizer(0.1, correction=state, lr_of={"a": 0.2}), [[examples[1], examples[0]], [encoded(2)]]
     job = Fit.on("c0", LORA, state, batches, optimizer, mix=(0.25, 0.75), loss=Distillation([state]),
-                 private=PerExample(1.0, 0.5, 4, 7), moments={"step": torch.tensor(3.0), "m": state.row})  # fmt: skip
+                 private=PerExample(1.0, 0.5, 4, Secret.fresh()),
+                 moments={"step": torch.tensor(3.0), "m": state.row})  # fmt: skip
     back = Codec(examples).unpack(Codec(examples).pack(job))
     assert back.batch(0) == [examples[1], examples[0]] and back.batch(0)[0] is examples[1]
     assert back.batch(1) == [encoded(2)] and (back.site, back.structure, back.mix) == ("c0", LORA, (0.25, 0.75))

@@ -21,6 +21,7 @@ from stock_training import cohort
 from torch import Tensor
 from torch.nn.attention import varlen
 
+from llm_fed.basics.rng import Secret
 from llm_fed.engine import capture, end_to_end, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
@@ -183,7 +184,7 @@ def cases() -> dict[str, Callable[[], tuple[int, int]]]:
         "correction": lambda: step(
             [replace(job, optimizer=replace(job.optimizer, correction=job.start)) for job in plain]
         ),
-        "private": lambda: step([replace(job, private=PerExample(0.5, 0.3, 4.0, 0)) for job in plain]),
+        "private": lambda: step([replace(job, private=PerExample(0.5, 0.3, 4.0, Secret.fresh())) for job in plain]),
         "router": lambda: step(jobs(ROUTED)),
         "mix": lambda: step([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
         "teachers": lambda: step([pupil]),

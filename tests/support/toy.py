@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from llm_fed.basics.errors import ClientError
+from llm_fed.basics.rng import Secret
 from llm_fed.engine.drive import drive
 from llm_fed.federation.schedule import Ask, Synchronous
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Work
 from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
+from llm_fed.runs import secrecy
 from llm_fed.settings.config import LocalConfig
 from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
@@ -44,6 +47,16 @@ def clients(number: int, seed: int = 0, sizes: list[int] | None = None) -> dict[
     sizes = sizes or list(range(1, number + 1))
     local = LocalConfig(steps=2, batch_size=1)
     return {f"c{i}": Client(f"c{i}", STRUCTURE, local, seed, draw, Data([i] * sizes[i])) for i in range(number)}  # type: ignore[arg-type, list-item]
+
+
+def secret(number: int = 0) -> Secret:
+    return Secret(f"{number:064x}")
+
+
+def plant(folder: Path, number: int = 0) -> None:
+    """Let the run that will begin there draw from a known secret."""
+    folder.mkdir()
+    (folder / secrecy.FILE).write_text(secret(number).key)
 
 
 def server(seed: int = 0) -> Site:
