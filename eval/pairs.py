@@ -86,7 +86,9 @@ class MethodPair:
         """The probability of a claim after so many draws, where the true difference is the observed one."""
         error = math.sqrt(self.floor + self.draw / draws)
         df = round(degrees(self.floor, self.draw, draws, self.clients), 1)
-        return _power((self.difference or 0) / error, between(self.methods, df, self.level), df) if error else 0.0
+        return (
+            _power((self.difference or 0) / error, float(between(self.methods, df, self.level)), df) if error else 0.0
+        )
 
     def __str__(self) -> str:
         if self.difference is None:

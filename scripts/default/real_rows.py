@@ -47,10 +47,10 @@ def rows_of(task: str, split: str, rng: random.Random) -> list[Row]:
     file = Path(os.environ["LLM_FED_DATA"]) / "flan" / folder / f"{split}.jsonl.gz"
     lines = gzip.decompress(file.read_bytes()).decode().splitlines()
     given = [row for row in map(json.loads, lines) if row.get("template") == template]
-    return [
-        {"question": re.match(prompt, row["instruction"], re.MULTILINE)[1].strip(), "answer": row["output"]}
-        for row in rng.sample(given, len(given))
+    found = [
+        (re.match(prompt, row["instruction"], re.MULTILINE), row["output"]) for row in rng.sample(given, len(given))
     ]
+    return [{"question": match[1].strip(), "answer": answer} for match, answer in found if match]
 
 
 def dealt(task: str, rows: int, rng: random.Random) -> list[dict[str, list[Row]]]:
@@ -71,7 +71,7 @@ def tasks(rows: int, rng: random.Random) -> dict[str, dict[str, list[Row]]]:
 def labels(rows: int, rng: random.Random) -> dict[str, dict[str, list[Row]]]:
     """Client n is in group n mod 3."""
     train, test = rows_of("trec", "train", rng), rows_of("trec", "test", rng)
-    clients = {}
+    clients: dict[str, dict[str, list[Row]]] = {}
     for number in range(12):
         words = dict(zip(CLASSES, WORDS[number % 3], strict=True))
         own = {"train": train[number * rows :][:rows], "test": rng.sample(test, TESTED)}

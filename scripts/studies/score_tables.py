@@ -116,7 +116,7 @@ def _over_splits(make: Tables, effects: tuple[float, ...], shares: float = 0.2, 
     return Shape(make, Design("splits", shared, these), effects)
 
 
-_SPLIT = {"clients": 5, "rows": 40, "tested": 8}
+_FIVE, _THREE = (partial(resplit, clients=clients, rows=40, tested=8) for clients in (5, 3))
 SHAPES = {
     "normal": Shape(additive(normal)),
     "skewed": Shape(additive(skewed)),
@@ -128,10 +128,10 @@ SHAPES = {
         f"one method collapses by {size} sd": Shape(partial(collapse, points=2 * size))  # a run's sd is about 2 points
         for size in (5, 10, 20)
     },
-    "re-split rows, 5 clients": _over_splits(partial(resplit, **_SPLIT), (0.0, 8.5)),
-    "re-split rows, these 5 clients": _over_splits(partial(resplit, **_SPLIT), (0.0, 8.5), these=True),
-    "re-split rows, 3 clients": _over_splits(partial(resplit, **_SPLIT | {"clients": 3}), (0.0, 8.5)),
-    "re-split rows, 4 methods": _over_splits(partial(resplit, **_SPLIT), (0.0, 0.0, 0.0, 8.5)),
+    "re-split rows, 5 clients": _over_splits(_FIVE, (0.0, 8.5)),
+    "re-split rows, these 5 clients": _over_splits(_FIVE, (0.0, 8.5), these=True),
+    "re-split rows, 3 clients": _over_splits(_THREE, (0.0, 8.5)),
+    "re-split rows, 4 methods": _over_splits(_FIVE, (0.0, 0.0, 0.0, 8.5)),
     "given rows, 5 clients": Shape(partial(given_rows, clients=5, tested=8), Design("fixed"), (0.0, 8.5)),
     **{
         f"draw effects, {clients} clients": _over_splits(partial(same_clients, clients=clients), (0.0, 2.0))
