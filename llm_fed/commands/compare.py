@@ -35,7 +35,7 @@ from llm_fed.experiment.ending import check_scored
 from llm_fed.experiment.job import Job, spent_together
 from llm_fed.experiment.side_by_side import SideBySide
 from llm_fed.runs.folder import holds_results
-from llm_fed.runs.forecast import duration
+from llm_fed.runs.pace import duration
 from llm_fed.runs.reading import scores_by_round
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime import launch

@@ -56,11 +56,13 @@ def _space() -> str:
 
 
 def _dtypes() -> str:
-    """How long a frozen linear layer takes in bfloat16, forward and backward, as a multiple of float32."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base, _ = settle_dtype(BaseConfig(dtype="auto"), device)
+    cuda = device == "cuda"
+    computes = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else speed.computes_in_bfloat16()
     return (
-        f"bfloat16 takes {speed.ratio(device):.2g} times as long as float32; base.dtype=auto chooses {base.dtype} here"
+        f"bfloat16 is {'computed by this device' if computes else 'emulated on this device, so slow'}; base.dtype=auto "
+        f"chooses {base.dtype} here"
     )
 
 

@@ -6,7 +6,6 @@ Shape letters: N rows of a batch, T tokens with padding, V vocabulary, R options
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
@@ -183,21 +182,6 @@ def stream(
     choose = sampling.chooser(base.model.device) if sampling else None
     for _, token in _tokens(base, bank, [(0, prompt)], [room], stop_tokens(base), mix, {}, choose):
         yield token
-
-
-@torch.inference_mode()
-def seconds_of_tokens(
-    base: Base, bank: AdapterBank, requests: Sequence[PromptRequest], tokens: int
-) -> tuple[float, float]:
-    """How long a batch takes to its first token, and for each further one of at most `tokens`; no answer ends early."""
-    rooms = [_room(base, prompt, tokens) for _, prompt in requests]
-    began = last = time.perf_counter()
-    first, steps = 0.0, 0
-    for n, _ in _tokens(base, bank, requests, rooms, set(), None, {}):
-        if n == 0:
-            last = time.perf_counter()
-            first, steps = first or last - began, steps + 1
-    return first, (last - began - first) / max(1, steps - 1)
 
 
 def _tokens(

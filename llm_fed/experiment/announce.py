@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from llm_fed.basics import signs
 from llm_fed.bench.costs import after_a_step
 from llm_fed.engine import capture, padding_free
 from llm_fed.engine.drive import drive
@@ -22,8 +23,9 @@ from llm_fed.engine.footprint import Activations, activations, moments, training
 from llm_fed.engine.fused import parts
 from llm_fed.engine.memory import free_memory, memory_limit
 from llm_fed.experiment import cross
-from llm_fed.experiment.baselines import looked_up
+from llm_fed.experiment.baselines import Baselines, looked_up
 from llm_fed.experiment.costs import Costs, CountSummary
+from llm_fed.experiment.samples import Samples
 from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import broadcast
 from llm_fed.kinds import Kind
@@ -32,6 +34,7 @@ from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
 from llm_fed.models.trained import Structure
+from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.launch import processes
 from llm_fed.scoring.notes import notes_on_length
 from llm_fed.state import State
@@ -148,7 +151,7 @@ class RunPlan:
         else:
             here = f"{folder} would be a new run"
         whole = replace(self, reached=0, complete=False)
-        rows = {"run": here, **whole.rows(), **self.cost_rows()} | ({"time": self.time} if self.time else {})
+        rows = {"run": here, **whole.rows(), **self.cost_rows()}
         return [f"{label:<11}{text}" for label, text in rows.items()]
 
     def cost_rows(self) -> dict[str, str]:
@@ -315,6 +318,36 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         disk_free=shutil.disk_usage(next(p for p in [folder, *folder.absolute().parents] if p.is_dir())).free,
     )  # fmt: skip
     return replace(plan, costs=costs, parents=tuple(parents))
+
+
+def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
+    """What a run will do, for the estimate of its time.
+
+    Args:
+        baselines: what need not be scored, as other runs of this command have done so.
+    """
+    config, sites, limit = built.config, built.scored.values(), built.config.eval.limit
+    steps = {id: local_steps(site) for id, site in built.clients.items() if site.train}
+
+    def answers(split: str) -> int:
+        counts = [len(site.data.queries.get(split, ())) for site in sites]
+        return sum(min(count, limit or count) for count in counts)
+
+    during, test = answers(config.eval.during), answers("test")
+    baselines, base = baselines or Baselines(), 0
+    if built.scores_base and not baselines.knows(built):
+        base = test + (during if config.eval.base is True else 0)
+    elif not baselines.answers(built):
+        base = Samples(built).asked
+    return Ahead(
+        config.rounds,
+        lambda round: sum(steps.get(ask.client, 0) for ask in built.schedule.asks(round) if ask.delay is not None),
+        lambda round: round == config.rounds or bool(config.eval.every and round % config.eval.every == 0),
+        {"evaluate": during, "test": test, signs.CROSS: cross.planned(built).answers if sites else 0},
+        base,
+        finishes=type(built.method).finish is not Method.finish,
+        elsewhere=not sites,
+    )
 
 
 def local_steps(site: Site) -> int:

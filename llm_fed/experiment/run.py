@@ -19,7 +19,7 @@ from llm_fed.bench import taking_part
 from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.parents import config_of
-from llm_fed.experiment import announce, splits, timing, unused, watching
+from llm_fed.experiment import announce, splits, unused, watching
 from llm_fed.experiment.ending import Ending, check_begun, check_scored, in_words
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round
@@ -166,8 +166,6 @@ def dry_run(
             for parent in built.method.parents
         ]  # fmt: skip
         plan = announce.run_plan(built, reached=reached, complete=complete)
-        if not complete and plan.asked:
-            plan = replace(plan, time=timing.with_forecast(built, timing.ahead(built), reached).in_words(reached))
         with signs.part("measuring the memory of a training step"):
             return announce.with_costs(plan, built, folder, first)
 

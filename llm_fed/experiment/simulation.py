@@ -13,7 +13,7 @@ from llm_fed.basics import launchers, signs, turns
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import start, taking_part
 from llm_fed.bench.build import Experiment
-from llm_fed.experiment import announce, merging, timing
+from llm_fed.experiment import announce, merging
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.finish import finish_and_deliver
 from llm_fed.experiment.mode import Train
@@ -22,6 +22,7 @@ from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring
 from llm_fed.federation.progress import Progress
+from llm_fed.models import speed
 from llm_fed.runs.folder import Run
 from llm_fed.runs.pace import Ahead
 from llm_fed.runs.tracking import Reporter
@@ -82,7 +83,7 @@ class Simulation:
         if (origin := start.folder_of(experiment.config)) and run.continues:
             start.check(run, _sites(experiment), origin)
         reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
-        for line in launchers.notes():
+        for line in filter(None, [*launchers.notes(), speed.crowded()]):
             reporter.note_once(line)
         return experiment
 
@@ -101,11 +102,7 @@ class Simulation:
         return merging.merge_runs(experiment, run, first, reporter, self.baselines, self.parents)
 
     def plan(self, experiment: Experiment, run: Run, reporter: Reporter) -> Ahead:
-        plan = timing.ahead(experiment, self.baselines)
-        if reporter.heard:
-            plan = timing.with_forecast(experiment, plan, run.reached)
-            reporter.expect(plan.in_words(run.reached))
-        return plan
+        return announce.ahead(experiment, self.baselines)
 
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
         clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)

@@ -17,7 +17,7 @@ from llm_fed.basics.rng import Secret
 from llm_fed.bench import bases, taking_part
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.sites import structures
-from llm_fed.experiment import announce, merging, run, splits, timing
+from llm_fed.experiment import announce, merging, run, splits
 from llm_fed.experiment.baselines import line_of
 from llm_fed.experiment.ending import Ending
 from llm_fed.experiment.finish import facts_of, spent_in, write_summary
@@ -178,7 +178,7 @@ class Deployment:
         return self._end(experiment, run, progress, sent, given, rounds)
 
     def plan(self, experiment: Experiment, run: Run, reporter: Reporter) -> Ahead:
-        return timing.ahead(experiment)
+        return announce.ahead(experiment)
 
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
         clients = self._clients

@@ -20,7 +20,6 @@ from llm_fed.basics import signs
 from llm_fed.basics.errors import printable
 from llm_fed.basics.terminal import Terminal
 from llm_fed.runs.callbacks import Callbacks
-from llm_fed.runs.forecast import duration
 from llm_fed.runs.notebook import Panel, display_of_notebook
 from llm_fed.runs.pace import Ahead, Pace
 from llm_fed.runs.records import time_of_day
@@ -61,7 +60,7 @@ class Reporter:
         self._status: Status | None = None
         self._progress: Progress | None = None
         self._bar: TaskID | None = None
-        self._rounds = self._reached = 0  # of the run; of them done before this session
+        self._rounds = 0  # of the run
         self._spent = self._missing = ""
         self._said: set[str] = set()
         self._trackers: Trackers | None = None
@@ -94,11 +93,6 @@ class Reporter:
                 self.note(f"{label:<11}{text}")
         self._announced = dict(rows)
 
-    def expect(self, time: str) -> None:
-        """How long a run will take, in words, as a further line of its plan; nothing where that is not known."""
-        if time:
-            self.note(f"{'time':<11}{time}")
-
     def note_once(self, text: str) -> None:
         """One line, unless it was said before: several runs of one command may share their data."""
         if text not in self._said:
@@ -108,14 +102,14 @@ class Reporter:
     def resumed(self, round: int) -> None:
         """The run goes on with `round`."""
         self.note(f"continuing at round {round}")
-        self.pace.number = self._reached = round - 1
+        self.pace.number = round - 1
         if self._trackers is not None:
             self._trackers.resumed(round - 1)
 
     def ended_early(self, round: int, why: str) -> None:
         """The run has ended before its last round; no more are expected."""
         self.note(f"ended after round {round} of {self._rounds}: {why}", lasting=True)
-        self.pace.ahead = replace(self.pace.ahead, rounds=round, forecast=None)
+        self.pace.ahead = replace(self.pace.ahead, rounds=round)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -247,10 +241,9 @@ class Reporter:
     def tracking(self, config: Config, folder: Path, ahead: Ahead | None = None) -> Iterator[None]:
         """Show a bar over the rounds (terminals only), and start the trackers that the configuration names."""
         self._rounds = config.rounds
-        self.pace, began = Pace(ahead or Ahead(config.rounds), self._clock), self._clock()
+        self.pace = Pace(ahead or Ahead(config.rounds), self._clock)
         self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
         self.callbacks.stopped_by = ""
-        self._reached = 0
         try:
             with tracked(config, folder) as self._trackers:
                 if self.console.is_terminal and not self.console.quiet:
@@ -259,16 +252,9 @@ class Reporter:
                         yield
                 else:
                     yield
-            self._took(self._clock() - began)
         finally:
             self._progress = self._bar = self._trackers = None
             self._stamped, self.pace = False, Pace(clock=self._clock)
-
-    def _took(self, seconds: float) -> None:
-        """How good the forecast was, where there was one."""
-        if forecast := self.pace.ahead.forecast:
-            expected = forecast.whole(*self.pace.ahead.amounts(self._reached))
-            self.note(f"took {duration(seconds)} (expected: {expected})")
 
     def show(self, bar: Progress) -> None:
         """Bring the bar to where the run is now."""

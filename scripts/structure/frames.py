@@ -2,8 +2,7 @@
 
     python scripts/structure/frames.py
 
-The run has two clients, one round and a tiny base. Frames of other packages are left out, and so is the step that is
-timed for the forecast, as a run without anybody who listens has none.
+The run has two clients, one round and a tiny base. Frames of other packages are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import yaml
 
 import llm_fed
 from llm_fed.cli import main as command
-from llm_fed.runs.tracking import Reporter
 
 PACKAGE = Path(llm_fed.__file__).parent
 ROOTS = (PACKAGE, PACKAGE.parent / "tasks", PACKAGE.parent / "eval")
@@ -50,7 +48,6 @@ def frames(folder: Path) -> list[traceback.FrameSummary]:
 
     with (
         mock.patch.object(torch.optim.AdamW, "step", first),
-        mock.patch.object(Reporter, "heard", False),
         suppress(SystemExit),
     ):
         command(["run", str(folder / "config.yaml"), "--out", str(folder / "run")])

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from llm_fed import tasks
 from llm_fed.basics import files
 from llm_fed.bench import build
-from llm_fed.experiment import announce, run, timing
+from llm_fed.experiment import announce, run
 from llm_fed.kinds import encoding
 from llm_fed.method.requests import Query
 from llm_fed.models.base import Base
@@ -76,7 +76,7 @@ def test_the_start_holds_no_row(small, tmp_path, monkeypatch):
     monkeypatch.setattr(PreTrainedTokenizerBase, "__call__", counted)
     clients, before = 700, held()
     built = build.prepare(config_of(tmp_path, small.base, clients), quiet())
-    timing.ahead(built)
+    announce.ahead(built)
     announce.run_plan(built)
     assert len(built.clients) == clients and held() < before + 10
     assert 2 <= calls["texts"] <= 2 * (2 * clients // encoding.BATCH + 1) and calls["text"] < 50

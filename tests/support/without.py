@@ -1,5 +1,5 @@
 """What takes most of the time of a small run, or depends on the machine, and few tests look at: pictures, safety from a
-power cut, what is timed before a run begins, and a base that was loaded before."""
+power cut, what is measured before a run begins, and a base that was loaded before."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llm_fed.commands import compare
 from llm_fed.engine.footprint import Activations
 from llm_fed.eval import plots
 from llm_fed.eval.report import pictures as drawn
-from llm_fed.experiment import announce, timing
+from llm_fed.experiment import announce
 from llm_fed.models import speed
 from llm_fed.settings import plugins
 
@@ -106,13 +106,12 @@ def packages(patch: pytest.MonkeyPatch) -> None:
 
 
 def measures(patch: pytest.MonkeyPatch) -> None:
-    """No run times its steps before it begins, or compares dtypes: how many steps a process takes is known. What the
-    control groups of this process leave is read once rather than ten times in a run, and what a step would hold is not
-    found out by taking it on pretended tensors."""
+    """Nothing that a run says depends on this machine's CPU or its load. What the control groups leave is read once
+    rather than ten times in a run, and what a step would hold is not found out by taking it on pretended tensors."""
     patch.setattr(announce, "activations", lambda *asked, **how: Activations(2**20, 2**18, 2**10))
     patch.setattr(cgroups, "group_limits", _once_for_this_machine(cgroups.group_limits))
-    patch.setattr(timing, "with_forecast", lambda experiment, plan, reached=0: plan)
     patch.setattr(speed, "hint", lambda: "")
+    patch.setattr(speed, "crowded", lambda: "")
 
 
 def _once_for_this_machine(read: Callable[[Path], T]) -> Callable[[Path], T]:
