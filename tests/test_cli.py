@@ -30,7 +30,7 @@ FLAGS = {
     "join": ["run_dir", "--data", "--out", "settings", "--examples", "--steps", "--allow", "--json"],
     "eval": [
         "run_dir", "settings", "--split", "--base", "--adapter", "--task", "--data", "--metric", "--template",
-        "--dtype", "--limit", "--cross", "--harness", "--allow", "--json",
+        "--dtype", "--limit", "--cross", "--allow", "--json",
     ],
     "compare": [
         "config", "settings", "--methods", "--seeds", "--draws", "--runs", "--out", "--jobs", "--dry-run", "--allow",

@@ -18,7 +18,6 @@ from llm_fed.cli.printing import (
     Json,
     beside_baselines,
     out,
-    print_columns,
     print_cross,
     print_scores,
     print_warnings,
@@ -61,13 +60,6 @@ def evaluate(
     cross: Annotated[
         bool, typer.Option("--cross", help="Score each client's adapter on every client's examples, for the report.")
     ] = False,
-    harness: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TASKS",
-            help="Score the base and each client's model on tasks of lm-evaluation-harness, by name or YAML file.",
-        ),
-    ] = None,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
@@ -81,13 +73,6 @@ def evaluate(
         raise UserError("give either a run folder or --base (with or without --adapter); see llm-fed eval --help")
     if cross and run_dir is None:
         raise UserError("--cross compares the adapters of a run's clients, so it needs a run folder and not --base")
-    if harness is not None:
-        excluded = {"--base": base, "--cross": cross, "--metric": metric, "--split validation": split != "test"}
-        if other := next((option for option, value in excluded.items() if value), "settings" if words else None):
-            raise UserError(f"--harness scores a run's models on tasks that bring their own data; leave out {other}")
-        assert run_dir is not None  # as --base is not given
-        _on_harness(run_dir, harness, limit, as_json)
-        return
     configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
     # What follows takes seconds, so mistakes are named first.
     from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter, evaluate_beside
@@ -130,18 +115,6 @@ def evaluate(
         print(json.dumps(summary.as_json()))
     else:
         print_scores({summary.metric: summary.as_json()})
-
-
-def _on_harness(run_dir: Path, tasks: str, limit: int | None, as_json: bool) -> None:
-    from llm_fed.commands import harness  # takes seconds
-    from llm_fed.experiment.run import quiet
-
-    quiet()
-    found = harness.scores(run_dir, tasks, limit)
-    if as_json:
-        print(json.dumps(found))
-    else:
-        print_columns("model", list(found), harness.columns(found))
 
 
 @app.command(rich_help_panel="Use a finished run")

@@ -52,8 +52,7 @@ def export(
         folders = runs.export(source, out_dir, client or [], gguf)
     for folder in folders:
         out.print(str(folder))
-    for line in serving.lines({folder.name: serving.servable(folder) for folder in folders}):
-        print(printable(line), file=sys.stderr)
+    print(printable(serving.line(folders)), file=sys.stderr)
 
 
 @app.command(rich_help_panel="Share and deploy")

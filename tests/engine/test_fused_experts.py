@@ -222,7 +222,7 @@ def test_what_serves_and_what_does_not(tmp_path):
     base, state = tiny_base.around(model), states(model, EXPERTS, torch.float32)[0]
     peft_folders.write(tmp_path / "a", state, EXPERTS, base, "card")
     assert json.loads((tmp_path / "a" / "adapter_config.json").read_text())["target_parameters"] == list(BOTH)
-    assert "target_parameters" in str(serving.servable(tmp_path / "a"))
+    assert "target_parameters" in serving.line([tmp_path / "a"])
     with pytest.raises(UserError, match="give --merged --gguf"):
         gguf_files.adapter(tmp_path / "a", base)
 
