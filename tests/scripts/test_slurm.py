@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -65,17 +64,3 @@ def test_a_failure_is_the_jobs(sbatch, tmp_path):
     (tmp_path / "bin/llm-fed").write_text("#!/bin/bash\nexit 2\n")
     with pytest.raises(AssertionError):
         sbatch("mine.yaml")
-
-
-@pytest.mark.slow
-def test_a_sharded_base_in_a_toy():
-    """docs/decisions_structure.md tells of it: the plain way ends, the others have the losses of the clients alone."""
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/studies/sharded_base.py"],
-        capture_output=True, text=True, timeout=600, env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if ": process " in line]
-    assert len(lines) == 6, done.stderr
-    assert "OTHER LOSSES" not in done.stdout and all("holds 131072 of 262144 numbers" in line for line in lines)
-    assert "3 of 5 steps" in lines[1] and ", then: " in lines[1]
-    assert ["5 of 5 steps" in line for line in lines[3::2]] == [True, True]
