@@ -21,7 +21,7 @@ from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.basics.rng import Secret
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
-from llm_fed.experiment.environment import FORMERLY, WAYS, environment, use_recorded
+from llm_fed.experiment.environment import WAYS, environment, use_recorded
 from llm_fed.kinds import Kind
 from llm_fed.runs import digests, secrecy
 from llm_fed.runs.folder import Run
@@ -88,11 +88,9 @@ def _chain(folder: Path, report: Audit) -> digests.Chain:
         report.find(round, "", "chain", flaw)
     kept.files(folder, chain, report)
     if not chain.lines:
-        report.unchecked.append(f"digests: an earlier version made the run, without {digests.FILE}")
+        report.unchecked.append(f"digests: the run has no {digests.FILE}")
         return chain
     report.checked.append(f"the chain of {len(chain.lines)} lines in {digests.FILE}, and metrics.jsonl")
-    if chain.lines[0]["kind"] == "begin" and (before := chain.lines[0]["round"]):
-        report.unchecked.append(f"rounds 1 to {before}, which an earlier version trained without recording digests")
     return chain
 
 
@@ -174,7 +172,7 @@ def _why_not(folder: Path, config: Config, of_method: str) -> str:
 def _unchanged_since(replay: Replay, rows: splits.KnownRows, report: Audit) -> int | None:
     """The round after which the run was trained on the data as they are now; None where they have changed since."""
     record = replay.experiment.record
-    if record is None or rows.own is None:  # of an earlier version, which did not remember its rows
+    if record is None or rows.own is None:  # the rows lie elsewhere
         return 0
     if changed := record.since(rows.own):
         words = Change(0, changed).words()
@@ -195,7 +193,7 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
     """Compute as the run did, as far as this machine can: (its configuration on a device that is here, what
     environment.json says, what is different here in words)."""
     try:
-        before = {**FORMERLY, **read_object(folder / "environment.json")}
+        before = read_object(folder / "environment.json")
         threads, per_pass = before["threads"], before["clients_per_pass"]
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UserError(
@@ -205,7 +203,7 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
     if config.device == "cuda" and not torch.cuda.is_available():
         config = replace(config, device="auto")
     off: dict[str, Any] = {
-        setting: "off" for setting, key in WAYS.items() if not before[key]
+        setting: "off" for setting, key in WAYS.items() if not before.get(key)
     }  # also where a GPU might do otherwise
     config = replace(config, engine=replace(config.engine, **off))
     torch.set_num_threads(threads)

@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics import checksum, documents, signs
+from llm_fed.basics import checksum, signs
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
 from llm_fed.bench.build import Experiment
 from llm_fed.runs.folder import CROSS, SPLITS
-from llm_fed.runs.reading import HERE, saved_summary
-from llm_fed.settings.configfile import as_dict
+from llm_fed.runs.reading import HERE, config_text, saved_summary
 from llm_fed.state import State
 from llm_fed.tasks.record import Record
 
@@ -75,7 +74,7 @@ def write(
     lines = [{"kind": "merge", "client": id, "rounds": rounds, **recipe} for id, recipe in recipes.items()]
     objects = {"summary.json": done} | ({SPLITS: known.as_json()} if known else {})
     files = {name: json.dumps(checksum.added(value), ensure_ascii=False) for name, value in objects.items()}
-    files["config.yaml"] = checksum.commented(documents.dump(as_dict(config)))
+    files["config.yaml"] = config_text(config)
     files["metrics.jsonl"] = "".join(
         json.dumps(line, ensure_ascii=False) + "\n" for line in [*lines, *([scores] if summary else [])]
     )

@@ -22,8 +22,6 @@ from llm_fed.settings.config import EngineConfig
 
 LIBRARIES = ("llm_fed", "transformers", "peft")
 WAYS = {"capture": "captured", "padding_free": "padding_free", "fused": "fused"}  # by setting what is recorded of it
-# What was not recorded of earlier runs.
-FORMERLY = {"processes": 1, "captured": False, "padding_free": False, "fused": ""}
 
 
 def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
@@ -52,9 +50,9 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
         run.remember("environment.json", now)
         return
     use_recorded(experiment, recorded)
-    before = now | FORMERLY | recorded
+    before = recorded
     experiment.runtime.clients_per_pass = now["clients_per_pass"] = before["clients_per_pass"]
-    changed = [f"{key} {before[key]} -> {now[key]}" for key in now if key != "base" and before[key] != now[key]]
+    changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if key != "base" and before.get(key) != now[key]]
     if changed:
         reporter.note(
             f"this run began in another environment ({'; '.join(changed)}), so results may differ in the last bits"

@@ -27,7 +27,7 @@ class KnownRows:
     """The rows that a run knows.
 
     Attributes:
-        own: from its own folder; None: it begins, or an earlier version made it.
+        own: from its own folder; None: it begins.
         all: with those of the runs that it starts from.
         folder: its own; None: it begins.
     """
@@ -117,10 +117,8 @@ def notes(built: Experiment, known: KnownRows, *, trains: bool = True) -> list[s
         trains: whether the run goes on, and is not only scored.
     """
     record, config = built.record, built.config
-    if record is None or known.folder is None:
+    if record is None or known.folder is None or known.own is None:
         return []
-    if known.own is None:
-        return _of_older(built, known.folder)
     if not (changed := record.since(known.own)):
         return []
     sentences = [
@@ -139,22 +137,6 @@ def notes(built: Experiment, known: KnownRows, *, trains: bool = True) -> list[s
             f"the {config.eval.during} examples are others now, so the search for the best round starts again"
         )
     return sentences
-
-
-def _of_older(built: Experiment, folder: Path) -> list[str]:
-    """The same of a run that an earlier version made, which did not remember its rows but how many each client has."""
-    before = start.examples_of(folder)
-    sizes = {id: site.num_examples for id, site in built.clients.items() if id in before}
-    changed = [id for id, size in sizes.items() if size != before[id]]
-    if not changed:
-        return []
-    first, more = changed[0], len(changed) - 1
-    return [
-        f"the data have changed: {first} has {sizes[first]} training examples and had {before[first]}"
-        + (f", and {more} more {'client has' if more == 1 else 'clients have'} others" if more else "")
-        + ". An earlier version made this run and did not remember its rows, so some that are tested may have been "
-        "trained on"
-    ]
 
 
 def remember(run: Run, record: Record | None, known: KnownRows) -> None:

@@ -104,7 +104,7 @@ def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Server
         return Progress(method.init(server))
     run.rewind(saved.state)
     now = extend.search(run.config) | {extend.ROWS: run.scored_rows}
-    before = now | saved.state.get("search", {})  # earlier versions said less
+    before = saved.state["search"]
     changed = {key: [before[key], now[key]] for key in now if before[key] != now[key]}
     if rescored := {key: values for key, values in changed.items() if key in (*extend.SCORED_BY, extend.ROWS)}:
         progress = _restored(run, saved, clients, server)
@@ -217,16 +217,13 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Server | None = N
     if server is not None:
         server.memory = saved.memory("server")
     held, flying = saved.state, []
-    for key, client, asked, arrival, examples, expected, *more in held["in_flight"]:
-        content = saved.rows.get(key)
-        if not isinstance(content, StoredRow):  # older versions had no checksum of the manifest
+    for key, client, asked, arrival, examples, expected, given in held["in_flight"]:
+        if not isinstance(content := saved.rows.get(key), StoredRow):
             raise RunError(
                 f"the checkpoint of round {saved.round} has no answer {key}: it is damaged. Start again with --fresh."
             )
-        given = Given(**more[0]) if more else Given()  # earlier versions kept none
-        flying.append(InFlight(client, asked, arrival, examples, content, expected, given))
-    # Earlier versions kept no loss.
-    best = Best(held["best_round"], held["best_score"], held.get("best_loss", math.inf))
+        flying.append(InFlight(client, asked, arrival, examples, content, expected, Given(**given)))
+    best = Best(held["best_round"], held["best_score"], held["best_loss"])
     asked = {name for name in clients if f"memory/{name}" in saved.rows}  # the others that were asked kept nothing
     return Progress(held["state"], saved.round, flying, best, held.get("elsewhere"), asked)
 

@@ -47,11 +47,9 @@ class Saved:
     def memory(self, owner: str) -> Memory:
         """What the owner of these rows remembered; nothing where there are none."""
         held = self.rows.get(owner, {})
-        if not isinstance(held, StoredRow):
-            return Memory(self.store, held)
-        memory = Memory(self.store)  # checkpoints of older versions hold a client's whole memory as one row
-        memory.update(held.message())
-        return memory
+        if isinstance(held, StoredRow):
+            raise WireError(f"the checkpoint of round {self.round} has one row in the place of those of {owner}")
+        return Memory(self.store, held)
 
 
 def rounds_in(folder: Path) -> list[int]:

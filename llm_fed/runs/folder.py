@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics import cgroups, checksum, documents, launchers
+from llm_fed.basics import cgroups, checksum, launchers
 from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_file, remove, write_file
 from llm_fed.basics.rng import Secret
@@ -24,7 +24,7 @@ from llm_fed.runs import digests, extend, inputs, secrecy
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.holder import Holder
 from llm_fed.runs.lock import NAME, HeldError, Lock
-from llm_fed.runs.reading import REOPENED, saved_config
+from llm_fed.runs.reading import REOPENED, config_text, saved_config
 from llm_fed.runs.records import check_beginning, read_object, read_records, time_of_day
 from llm_fed.settings import datapath, paths, plugins
 from llm_fed.settings.config import Config
@@ -187,13 +187,10 @@ class Run:
             self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
         except OSError as error:
             raise _unwritable(self.folder / "checkpoints", error) from error
-        if self.before is not None:
-            self._keep_search(self.before)
         self.digests = digests.Digests(self.folder, self._append)
-        text = documents.dump(as_dict(self.config))
         if secret is not None:
             self._write(secrecy.FILE, f"{secret.key}\n".encode(), private=True)
-        self._write("config.yaml", checksum.commented(text).encode())
+        self._write("config.yaml", config_text(self.config).encode())
         self.forget_left()
         if self._timing_file.exists():  # a power failure may have left half a line
             try:
@@ -204,13 +201,6 @@ class Run:
     def _delete(self, names: Iterable[str]) -> None:
         for path in (self.folder / name for name in names):
             remove(path)
-
-    def _keep_search(self, before: Config) -> None:
-        """Write into a checkpoint of an older version how the best round was sought until now, which config.yaml alone
-        has said."""
-        saved = self.checkpoints.latest()
-        if saved is not None and "search" not in saved.state:
-            self.checkpoints.save(saved.round, {**saved.state, "search": extend.search(before)}, saved.rows)
 
     def _compare(self, saved: dict[str, Any]) -> None:
         if holds_results(self.folder):
@@ -361,7 +351,7 @@ class Run:
         """
         saved = saved or {"metrics": 0}
         mark = saved["metrics"]
-        if check_beginning(self.metrics_file, mark, saved.get("metrics_sha256")) > mark:
+        if check_beginning(self.metrics_file, mark, saved.get("metrics_sha256", "")) > mark:
             cut_file(self.metrics_file, mark)
         self.digests.rewind(saved.get("digests", 0))
 

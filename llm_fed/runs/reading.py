@@ -18,11 +18,15 @@ from llm_fed.settings import paths, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, from_dict
 
-# What a key means that a saved configuration lacks, where that is not its default: the default has changed since.
-_FORMERLY = {"base.dtype": "bfloat16", "eval.base": False, "task.held_out": "position"}
+FORMAT = 1  # of a run folder, in its config.yaml; what reads another one says so and reads nothing else
 
 REOPENED = "reopened.json"  # a finished run goes on: its results are those of its earlier end
 HERE = "."  # where the adapters of a merge's output lie, beside its summary
+
+
+def config_text(config: Config) -> str:
+    """The content of a run folder's config.yaml."""
+    return checksum.commented(documents.dump({"format": FORMAT, **as_dict(config)}))
 
 
 def read_config(folder: Path) -> Config:
@@ -40,24 +44,26 @@ def read_config(folder: Path) -> Config:
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
-    """The configuration that a run folder holds, as nested values with absolute paths; a section or key that did not
-    exist when the run was begun has the meaning that it had then, which mostly is its default. What it names is not
-    looked up; who does that begins with `read_config`.
+    """The configuration that a run folder holds, as nested values with absolute paths. What it names is not looked up;
+    who does that begins with `read_config`.
 
     Raises:
-        UserError: its file is damaged, or its privacy is void (`secrecy.check`).
+        UserError: its file is damaged, its privacy is void (`secrecy.check`), or the folder has another format.
     """
     path = folder / "config.yaml"
     try:
         tree = dict(documents.load(checksum.uncommented(read_file(path).decode())))
-        for key, value in _FORMERLY.items():
-            section, _, name = key.rpartition(".")
-            tree[section] = {name: value} | tree.get(section, {})
-        saved = as_dict(paths.absolute(from_dict(tree)))
+        held, privacy = tree.pop("format", None), dict(tree.get("privacy") or {})
+        saved = as_dict(paths.absolute(from_dict(tree))) if held == FORMAT else {"privacy": {"clip": None, **privacy}}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path} is damaged: {reason}; llm-fed run --fresh starts again") from error
     secrecy.check(folder, saved)
+    if held != FORMAT:
+        raise UserError(
+            f"{folder} is a run folder of format {'0 (llm_fed 0.4 or older)' if held is None else held}, and this "
+            f"version reads format {FORMAT}; use the version that made it, or train it again"
+        )
     return saved
 
 

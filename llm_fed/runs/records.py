@@ -72,11 +72,11 @@ def digest(path: Path, size: int | None = None) -> str:
     return hashlib.sha256(read_file(path, 0, size)).hexdigest()
 
 
-def check_beginning(path: Path, mark: int, expected: str | None) -> int:
+def check_beginning(path: Path, mark: int, expected: str) -> int:
     """The length of a metrics.jsonl, of which a checkpoint saw the first `mark` bytes.
 
     Args:
-        expected: what `digest` said of them; None: a checkpoint of an older version, which does not know.
+        expected: what `digest` said of them.
 
     Raises:
         RunError: the file is shorter now, or holds something else there.
@@ -89,7 +89,7 @@ def check_beginning(path: Path, mark: int, expected: str | None) -> int:
             f"{path} has {length} bytes, but {mark} when the checkpoint was written: it was truncated. Start again "
             "with --fresh."
         )
-    if expected is not None and digest(path, mark) != expected:
+    if mark and digest(path, mark) != expected:
         raise RunError(
             f"{path} is damaged: its first {mark} bytes are not what they were at the checkpoint. "
             "Put the file back as it was, or start again with --fresh."

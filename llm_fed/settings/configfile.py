@@ -98,7 +98,7 @@ def read(path: str | Path) -> dict[str, Any]:
     tree = {} if given is None else documents.mapping_of(given)
     if tree is None:
         raise UserError(f"{path} holds a {type(documents.plain(given)).__name__}, not a mapping of settings")
-    return tree
+    return {key: value for key, value in tree.items() if key != "format"}  # which the config.yaml of a run folder has
 
 
 def laid_under(tree: Mapping[str, Any], proposed: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,11 @@ import json
 import random
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import audit_runs
 import every
-import older
 import pytest
 import yaml
 from rich.console import Console
@@ -211,22 +209,6 @@ def test_rounds_are_packed_again_as_the_run_says(runs, tmp_path, monkeypatch):
     monkeypatch.setattr(fit, "mask_keys", lambda *given, **more: keyed.append(0) or keys(*given, **more))
     audit(folder, sample=1, reporter=Reporter(Console(quiet=True)))
     assert asked == {(2, 7, None)} and keyed  # on no grid
-
-
-def test_a_run_of_an_older_version(runs, tmp_path):
-    """Finished, what it has kept is compared with what follows from it; continued, its chain begins there."""
-    config, clean = runs["fedit"]
-    folder = shutil.copytree(clean, tmp_path / "run")
-    older.without_digests(folder)
-    found = audit_runs.audited(folder, config)
-    assert not found.findings and found.drift == {"run 0-2": 0.0, "run 2-3": 0.0}
-    assert any("an earlier version made the run" in line for line in found.unchecked)
-
-    longer = replace(config, rounds=config.rounds + 2)
-    audit_runs.train("fedit", longer, folder)
-    found = audit_runs.audited(folder, longer)
-    assert not found.findings and "rounds 4, 5, trained again" in found.checked
-    assert any("rounds 1 to 3, which an earlier version trained" in line for line in found.unchecked)
 
 
 def test_the_command(llm_fed, finished, tmp_path):

@@ -9,7 +9,6 @@ from typing import Any
 
 import growing_runs
 import numpy as np
-import older
 import pytest
 import yaml
 from growing import key
@@ -305,42 +304,6 @@ def test_a_table_says_that_the_data_changed_between_its_runs(tree, data, tmp_pat
     compare(path, out=tmp_path / "out")
     said = "With seed 0, fedit-seed0 and local-seed0 were tested on other examples, as the data changed in between"
     assert said in (tmp_path / "out/table.md").read_text()
-
-
-def test_runs_of_before_go_on_by_position(tree, data, tmp_path, llm_fed):
-    """A folder as an earlier version left it: no key in its configuration, and no record of its rows."""
-    folder, scored = tmp_path / "run", {"eval": {"max_new_tokens": 2, "base": True}}
-    run.train(from_dict(tree(task={"held_out": "position"}, **scored)), folder)
-    whole = trained(folder)
-    older.without_rows(folder)
-    before = (folder / "metrics.jsonl").read_text()
-    said = llm_fed("eval", folder)
-    assert said.code == 0 and "have changed" not in said.err
-    assert not audit(folder, every=True).findings
-    run.train(from_dict(tree(rounds=3, **scored)), folder)
-    assert (folder / "metrics.jsonl").read_text().startswith(before.partition('{"kind": "score", "round": 0')[0])
-    assert "held_out: position" in (folder / "config.yaml").read_text()
-    assert trained(folder).as_json() == whole.as_json()  # from now on it remembers
-    with pytest.raises(UserError, match="task.held_out: 'position' -> 'hash'"):
-        run.train(from_dict(tree(rounds=3, task={"held_out": "hash"}, **scored)), folder)
-    fresh = run.train(from_dict(tree()), tmp_path / "new")
-    assert fresh["round"] and "held_out: hash" in (tmp_path / "new/config.yaml").read_text()
-    (folder / SPLITS).unlink()
-    grow(data)
-    said = llm_fed("eval", folder)
-    assert "the data have changed: ada has 43 training examples and had 14, and 1 more client has others" in said.err
-    assert "An earlier version made this run and did not remember its rows" in said.err
-
-
-def test_a_table_of_before_goes_on_by_position(tree, data, tmp_path):
-    path = tmp_path / "c.yaml"
-    rows = {"fedit": ["method=fedit"], "local": ["method=local"]}
-    path.write_text(yaml.safe_dump({**tree(rounds=1), "compare": {"seeds": [0], "rows": rows}}, sort_keys=False))
-    compare(path, ["task.held_out=position"], chosen=["fedit"], out=tmp_path / "out")
-    older.without_rows(tmp_path / "out/fedit-seed0")
-    compare(path, out=tmp_path / "out")
-    assert "held_out: position" in (tmp_path / "out/local-seed0/config.yaml").read_text()
-    assert not (tmp_path / "out/fedit-seed0-2").exists()
 
 
 def test_a_damaged_record_is_named(tree, data, tmp_path):

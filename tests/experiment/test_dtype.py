@@ -142,14 +142,6 @@ def test_a_run_without_results_begins_anew_in_what_suits_the_machine(small, tmp_
     assert saved_config(tmp_path / "run")["base"]["dtype"] == "float32"
 
 
-def test_a_saved_configuration_without_a_dtype_was_made_when_bfloat16_was_the_default(tmp_path):
-    (tmp_path / "config.yaml").write_text("base: {name: some/base}\nrounds: 3\n")
-    assert saved_config(tmp_path)["base"]["dtype"] == "bfloat16"
-    (tmp_path / "config.yaml").write_text("rounds: 3\n")
-    assert saved_config(tmp_path)["base"]["dtype"] == "bfloat16"
-    assert from_dict({}).base.dtype == "auto"
-
-
 def plan(small, folder: Path, rows: dict[str, list[str]], words: list[str]) -> ComparisonPlan:
     folder.mkdir(exist_ok=True)
     settings = small.tree(rounds=1, base=AUTO) | {"compare": {"rows": rows}}

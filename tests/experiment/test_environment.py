@@ -54,17 +54,6 @@ def test_what_is_recorded_and_what_has_changed(small, tmp_path):
     assert checksum.checked(json.loads(file.read_text())) == found | {"hardware": "an abacus", "continued": [found]}
 
 
-def test_a_run_of_an_earlier_version_goes_on(small, tmp_path):
-    """It recorded neither the hardware nor the versions, which is no change."""
-    go(small, tmp_path / "run", 1)
-    file = tmp_path / "run/environment.json"
-    found = json.loads(file.read_text())
-    for key in ("hardware", "llm_fed", "transformers", "peft", "python", "checksum"):
-        del found[key]
-    file.write_text(json.dumps(found))
-    assert "another environment" not in go(small, tmp_path / "run", 2)
-
-
 def test_the_time_of_day_is_where_equal_runs_may_differ(small, tmp_path):
     go(small, tmp_path / "run", 1)
     (line,) = timed_rounds(tmp_path / "run")

@@ -14,7 +14,6 @@ from llm_fed.bench import build
 from llm_fed.experiment import run as experiment
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring, federate
-from llm_fed.federation.progress import Best, restore, resume, save
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs import tracking
 from llm_fed.runs.folder import Run
@@ -79,44 +78,6 @@ def go(tmp_path, rounds: int, settings: dict[str, Any], scored: Callable[[int], 
 
 
 NAN, INF = math.nan, math.inf
-
-
-@pytest.mark.parametrize(
-    "scores, losses, best",
-    [
-        ([40.0] * 12, [3 - round / 10 for round in range(12)], 12),  # the loss falls, the score stands still
-        ([40.0] * 4, [1.0, 0.5, 0.5, 0.7], 3),  # equal losses, too: the later round
-        ([40.0, 41.0, 40.0], [1.0, 9.0, 0.1], 2),  # the score decides first
-        ([40.0] * 3, [1.0, NAN, INF], 1),  # a loss that is none is the worst
-        ([40.0] * 3, [NAN, None, INF], 3),
-        ([40.0] * 3, [None, 2.0, None], 2),
-    ],
-)
-def test_of_equal_scores_the_loss_decides_and_then_the_later_round(tmp_path, scores, losses, best):
-    _, lines, checkpoints, progress = go(
-        tmp_path, len(scores), {"every": 1}, lambda round: summary_of(scores[round - 1], losses[round - 1])
-    )
-    assert progress.best.round == best and checkpoints == sorted({best, len(scores)})
-    finite = [loss if loss is not None and math.isfinite(loss) else None for loss in losses]
-    assert [line["loss"] for line in lines] == finite
-    assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()
-
-
-def test_a_checkpoint_of_an_earlier_version_has_no_loss_and_continues(tmp_path):
-    """Its best loss counts as infinite, so that an equal score with any loss is better."""
-    config = toy.config(rounds=2, eval={"every": 1})
-    clients, server = toy.clients(1), toy.server()
-    server.clients, server.cohort = tuple(clients), 1
-    with Run(tmp_path / "run", config) as run:
-        run.begin()
-        progress = resume(run, FedIT(), clients, server)
-        progress.round, progress.best = 1, Best(1, 40.0, 0.5)
-        save(run, progress, clients, server)
-        saved = run.checkpoints.load(1)
-        assert restore(saved, clients, server).best.loss == 0.5
-        del saved.state["best_loss"]
-        again = restore(saved, clients, server)
-    assert (again.best.round, again.best.score, again.best.loss) == (1, 40.0, math.inf)
 
 
 def test_one_model_is_tested_at_the_server(tmp_path):

@@ -6,14 +6,11 @@ import json
 import os
 import shutil
 
-import every
-import older
 import pytest
 import toy_rounds
 
 from llm_fed.basics.errors import RunError
 from llm_fed.runs import digests
-from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.folder import Run
 from llm_fed.scoring.scores import summarize
 
@@ -74,39 +71,6 @@ def whole(tmp_path_factory):
     chain = digests.read(folder, finished=False)
     assert [line["kind"] for line in chain.lines] == ["begin", "round", "round", "round"] and not chain.flaws
     return folder
-
-
-@pytest.mark.parametrize("power", every.quick(["stays", "fails"], ["fails"]))
-def test_a_run_that_dies_at_any_write_ends_with_the_same_files(tmp_path, monkeypatch, power):
-    """Where the power fails, too, all is lost that was not made safe: what came after the newest checkpoint."""
-    go(tmp_path / "whole", rounds=2)
-    for at in range(1, 500):
-        folder = tmp_path / str(at)
-        if not dies(folder, at, monkeypatch):
-            break
-        if power == "fails" and (folder / "checkpoints").exists():
-            newest = Checkpoints(folder / "checkpoints").latest()
-            for name, mark in zip(FILES, ("digests", "metrics"), strict=True):
-                if (folder / name).exists():
-                    os.truncate(folder / name, newest.state[mark] if newest else 0)
-        go(folder, rounds=2)
-        for name in FILES:
-            assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (at, name)
-    assert at > 50  # so many times it died
-
-
-def test_a_run_of_an_older_version_begins_a_chain_where_this_one_takes_over(whole, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        go(tmp_path / "run", stop_after=2)
-    older.without_digests(tmp_path / "run")
-    go(tmp_path / "run")
-    chain = digests.read(tmp_path / "run", finished=False)
-    assert [(line["kind"], line["round"]) for line in chain.lines] == [("begin", 2), ("round", 3)]
-    expected = digests.read(whole, finished=False)
-    assert not chain.flaws and chain.states == {round: expected.states[round] for round in (2, 3)}
-    path = tmp_path / "run/metrics.jsonl"  # the first line speaks for all that was there
-    path.write_text(path.read_text().replace('"lr"', '"LR"', 1))
-    assert [round for round, _ in digests.read(tmp_path / "run", finished=False).flaws] == [2]
 
 
 def test_files_that_somebody_changed(tmp_path):

@@ -331,25 +331,6 @@ def _scores(patch: Any, means: dict[int, float]) -> None:
     patch.setattr(build, "evaluate", evaluate)
 
 
-def test_a_checkpoint_of_an_older_version_says_how_its_best_round_was_found(small, tmp_path, monkeypatch):
-    """It has no settings of the search, and config.yaml no longer the old ones when the extended run is stopped."""
-    with monkeypatch.context() as patch:
-        _scores(patch, {1: 99.0, 2: 20.0})
-        train(small, tmp_path / "run", 2, eval={"every": 1})
-    checkpoints = Checkpoints(tmp_path / "run/checkpoints")
-    for round in checkpoints.rounds():
-        saved = checkpoints.load(round)
-        del saved.state["search"]
-        checkpoints.save(round, saved.state, saved.rows)
-    with monkeypatch.context() as patch:
-        _stop_at(patch, "llm_fed.runs.folder:cut_file", "metrics.jsonl")
-        with pytest.raises(KeyboardInterrupt):
-            train(small, tmp_path / "run", 3, eval={"every": 1, "limit": 1})
-    _scores(monkeypatch, {2: 5.0, 3: 8.0})
-    train(small, tmp_path / "run", 3, eval={"every": 1, "limit": 1})
-    assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 3
-
-
 def test_another_selection_of_a_finished_run_is_made_without_training(small, tmp_path, monkeypatch):
     _scores(monkeypatch, {1: 99.0, 2: 20.0, 3: 30.0})
     train(small, tmp_path / "best", 3, eval={"every": 1, "base": "auto"})

@@ -154,19 +154,6 @@ def test_a_start_under_another_path(small, tmp_path):
     assert saved_config(tmp_path / "second")["adapter"]["start"] == str(tmp_path / "elsewhere")
 
 
-def test_a_run_of_an_earlier_version_keeps_its_paths(begun, tmp_path):
-    """It did not write down what its files held."""
-    scene = moving.copy_all(begun, tmp_path / "copy")
-    with Run(scene.run, from_dict(scene.small.tree())) as run:
-        run.begin()
-    (scene.run / inputs.FILE).unlink()
-    moved = moving.rename_data(scene, tmp_path / "other")
-    with pytest.raises(UserError, match="another configuration .task.path: "), Run(
-        moved.run, from_dict(moved.small.tree())
-    ):  # fmt: skip
-        pass
-
-
 def test_a_damaged_record_is_named(begun, tmp_path):
     scene = moving.copy_all(begun, tmp_path / "copy")
     path = scene.run / inputs.FILE

@@ -168,14 +168,6 @@ def test_a_saved_memory_is_read_when_it_is_needed(tmp_path):
     assert again.load(1).memory("memory/nobody") == {}
 
 
-def test_a_checkpoint_of_an_older_version_holds_a_memory_as_one_row(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
-    whole = checkpoints.store.row(pack({"own": value(3), "recipe": {"n": 1}}))
-    checkpoints.save(1, {}, {"memory/c0": whole})
-    memory = Checkpoints(tmp_path).load(1).memory("memory/c0")
-    assert list(memory) == ["own", "recipe"] and memory["own"].equal(value(3)) and memory["recipe"] == {"n": 1}
-
-
 def test_a_damaged_row_makes_its_checkpoint_a_damaged_one(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     memory = filled(checkpoints.store, 2)

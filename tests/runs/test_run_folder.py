@@ -45,7 +45,7 @@ def test_a_changed_configuration_is_found_where_it_decides_how_results_are_read(
     path.write_text(path.read_text().replace("seed: 0", "seed: 1", 1))
     with pytest.raises(UserError, match="does not match the checksum in its last line"):
         saved_config(tmp_path)
-    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")  # as older versions wrote it
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
     assert saved_config(tmp_path)["seed"] == 1
 
 
@@ -67,5 +67,18 @@ def test_what_is_remembered_is_read_as_it_was_written(tmp_path):
         path.write_text(path.read_text().replace('"scores": 1', '"scores": 2'))
         with pytest.raises(RunError, match="facts.json is damaged: it does not match its checksum"):
             run.recall("facts.json")
-        path.write_text('{"scores": 2}')  # of an older version
+        path.write_text('{"scores": 2}')
         assert run.recall("facts.json") == {"scores": 2}
+
+
+@pytest.mark.parametrize(("line", "held"), [("", "0 (llm_fed 0.4 or older)"), ("format: 2\n", "2")])
+def test_a_folder_of_another_format_is_refused_with_both_numbers(small, llm_fed, tmp_path, line, held):
+    config = small.config(tmp_path / "c.yaml", rounds=1, eval={"every": 0, "max_new_tokens": 1})
+    assert llm_fed("run", config, "--out", tmp_path / "run").code == 0
+    path = tmp_path / "run/config.yaml"
+    kept = [each for each in path.read_text().splitlines(True) if not each.startswith(("format: 1\n", "# sha256"))]
+    path.write_text(line + "".join(kept))
+    for command in (["eval", tmp_path / "run"], ["run", config, "--out", tmp_path / "run"]):
+        llm_fed(*command).assert_refused(f"a run folder of format {held}, and this version reads format 1")
+    assert llm_fed("run", path, "--out", tmp_path / "again").code == 0  # as a configuration it is as good
+    assert llm_fed("run", config, "--out", tmp_path / "run", "--fresh").code == 0
