@@ -24,6 +24,7 @@ from llm_fed.bench.costs import Parameters, count_parameters
 from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.own import OwnRows
 from llm_fed.commands.section import NO_OBJECTS, in_row, read_section
+from llm_fed.engine.footprint import weights
 from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import Draw, write_comparison
@@ -160,10 +161,13 @@ def _prepare(
         reporter.note(note)
     bases, prices = Bases(reuse=True), list[Costs]()
     processes = max(1, min(jobs, sum(not job.outcome for job in plan.jobs())))
-    table = _empty_table(plan, bases, prices if costs or processes > 1 else None)
+    table = _empty_table(plan, bases, prices if costs else None)
     device = bases.of(plan.file).device
     spread = not any(job.config.base.device_map for job in plan.jobs())  # which gives one process all GPUs
-    demands = sharing.demands(processes, prices, device, spread) if prices else []
+    demands = []
+    if costs or processes > 1:
+        step = max((price.step or 0 for price in prices), default=0)
+        demands = sharing.demands(processes, weights([bases.of(plan.file).model]), step, device, spread)
     for warning in (demand.check(jobs) for demand in demands if processes > 1):
         if warning:
             reporter.note(warning)

@@ -1,18 +1,15 @@
-"""What training and answers take of the device's memory, estimated before it is taken: weights, optimizer state,
-activations, caches.
+"""What training and answers take of the device's memory: weights, and the peak of work that is done or pretended.
 
-Activations come from a step on tensors without values (torch's `FakeTensorMode`), so a base of any size is measured
-without computing, and without the memory that it would take. Where a family's passes depend on values, one example is
-computed.
+Prompts are read on tensors without values (torch's `FakeTensorMode`), which takes no memory. Where a family's passes
+depend on values, one example is computed.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -22,41 +19,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
-from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.dropout import mask_keys
-from llm_fed.engine.end_to_end import attention, flattened
-from llm_fed.engine.laid import on_device
 from llm_fed.engine.masks import known_masks
-from llm_fed.engine.memory import activation_checkpointing, budget_and_overhead
-from llm_fed.engine.packing import Grid
-from llm_fed.engine.tokens import groups_of
-from llm_fed.engine.trainable import Trainable
-from llm_fed.method.client import Client
 from llm_fed.method.optimizer import MOMENTS
 from llm_fed.models.base import Base
-from llm_fed.models.rotary import context
 from llm_fed.models.trained import Structure
 from llm_fed.settings.config import LocalConfig
-
-INPUTS = 60  # bytes of a captured pass for each token, at most: its number and place, and as a target
-
-
-@dataclass(frozen=True)
-class Activations:
-    """Bytes that training holds for a backward pass, without the model's weights and the adapters themselves.
-
-    Attributes:
-        largest, smallest: at the most, in the largest micro-batch, and in one of a single example: what remains where
-            micro-batches are made smaller because memory does not suffice.
-        token: what each further token adds; None of whole models, whose batches are not divided.
-        graphs: what captured passes keep beside that between replays: the memory of their graphs, which all shapes
-            share, and the inputs of the largest. Reasoned, and not compared with a GPU.
-    """
-
-    largest: int
-    smallest: int
-    token: int | None = None
-    graphs: int = 0
 
 
 def weights(modules: Iterable[nn.Module]) -> int:
@@ -94,45 +61,16 @@ def training_copies(structure: Structure, local: LocalConfig, per_pass: int) -> 
     return at_once * (2 + moments(local) + sums) + 2 * per_pass
 
 
-def activations(
-    base: Trainable,
-    site: Client,
-    local: LocalConfig,
-    per_pass: int,
-    *,
-    end_to_end: bool = False,
-    captured: bool = False,
-    keyed_masks: bool = False,
-) -> Activations:
-    """What a micro-batch holds at the most.
-
-    Args:
-        site: with the longest examples.
-        per_pass: clients in a fused pass.
-        end_to_end: whether examples lie end to end, without padding.
-        captured: whether graphs are kept of passes.
-        keyed_masks: whether dropout masks are computed from keys.
-    """
-    its, size = base.examples(site.structure), min(local.batch_size, len(site.train))
-    longest = max(site.train, key=its.length)
-    if not site.structure.fused:  # its batches are not divided
-        whole = _whole_model(base, site.structure, [longest] * size)
-        return Activations(whole, whole)
-    length, (budget, _) = its.length(longest), budget_and_overhead(base.device)
-    rows = max(1, min(budget // length, per_pass * size))
-    measured = partial(_adapters, base, site, clients=per_pass if end_to_end else None, keyed_masks=keyed_masks)
-    try:
-        largest, smallest = (measured([longest] * count) for count in (rows, 1))
-    except RuntimeError:
-        smallest = measured([longest], values=True)
-        largest = rows * smallest
-    token = (largest - smallest) // max(1, (rows - 1) * length) or smallest // length
-    graphs = 0
-    if captured and its.fixed and not site.private:
-        grid = Grid(context(base.model.config))
-        wide = grid.end_to_end(rows * length) if end_to_end else grid.rows(rows) * grid.tokens(length)
-        graphs = largest + token * (wide - rows * length) + INPUTS * wide
-    return Activations(largest, smallest, token, graphs)
+def peak_of(work: Callable[[], None], device: torch.device) -> int:
+    """Bytes that tensors take at the most while work is done, beyond what was there before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    with _Alive(None, nn.Module()) as alive:
+        work()
+    return alive.peak
 
 
 @dataclass(frozen=True)
@@ -172,80 +110,6 @@ def _reading(base: Base, length: int, values: bool = False) -> ReadingMemory:
 
 def _tensors(layer: Any) -> list[Tensor]:
     return [part for part in vars(layer).values() if isinstance(part, Tensor)]
-
-
-def cache(base: Base) -> int:
-    """Bytes that each further token of an answer keeps."""
-    try:
-        return _cache(base)
-    except RuntimeError:
-        return _cache(base, values=True)
-
-
-def _cache(base: Base, values: bool = False) -> int:
-    held = []
-    with _tensors_of(values) as fake, torch.no_grad(), base.computing(), _Alive(fake, base.model):
-        for length in (16, 32):
-            ids = torch.ones(1, length, dtype=torch.int64, device=base.device)
-            layers = base.model(input_ids=ids, use_cache=True).past_key_values.layers
-            held.append(sum(part.nbytes for layer in layers for part in _tensors(layer)))
-    return (held[1] - held[0]) // 16
-
-
-def _adapters(
-    base: Trainable,
-    site: Client,
-    examples: Sequence[Any],
-    *,
-    clients: int | None,
-    keyed_masks: bool,
-    values: bool = False,
-) -> int:
-    """The most that a forward and backward pass of these examples holds, but for model and adapters, in bytes.
-
-    Args:
-        clients: whose examples lie end to end; None: they lie in rows.
-        values: whether it is computed.
-    """
-    structure: Any = site.structure
-    its, model, count = base.examples(structure), base.model, len(examples)
-    sizes = [size for example in examples for size in its.sizes(example)]
-    groups = None if clients is None else groups_of(sorted(n % clients for n in range(count)), sizes)[1]
-    batch: Any = its.collate(examples) if groups is None else flattened(examples)
-    groups = groups and on_device(groups, base.device)
-    rows, given = (len(sizes), len(sizes)) if groups is None else (len(groups.ends), sum(sizes))
-    seeds, flat = [0] * len(sizes), groups is not None
-    keys = mask_keys(seeds, sizes, end_to_end=flat) if keyed_masks else None  # which are looked through, so of values
-    with _tensors_of(values) as fake, attention(model) if groups else nullcontext():
-        bank, batch = AdapterBank(model, structure, 1), on_device(batch, base.device)
-        with _Alive(fake, model) as alive:
-            if keys is not None and bank.drops:
-                masks: Any = on_device(keys, base.device)
-            else:
-                masks = bank.draw_masks(seeds, sizes, end_to_end=flat)
-            mix = torch.ones(given, len(structure.experts)) if structure.gate == "mix" else None
-            each = bank.rows.new_zeros(count, bank.layout.size) if site.private else None
-            index = torch.zeros(rows, dtype=torch.int64, device=base.device)
-            into = its.by_row(torch.arange(count, device=base.device))
-            attached = bank.attached(index, masks, mix, each=each, into=into, below={}, groups=groups)
-            with attached, activation_checkpointing(model):
-                with base.computing():
-                    loss = its.losses(model, batch, all_rows=bank.adapts_head).sum()
-                loss.backward()
-    return alive.peak
-
-
-def _whole_model(base: Trainable, structure: Structure, examples: Sequence[Any]) -> int:
-    """The same of a model that is trained whole."""
-    its, flat = base.examples(structure), base.flat(structure)
-    batch = its.collate(examples)
-    flat.module.train()
-    with FakeTensorMode(allow_non_fake_inputs=True) as fake, _Alive(fake, flat.module) as alive:
-        with base.computing():
-            logits = its.answer(flat.module, batch).logits
-        loss = nn.functional.cross_entropy(logits.float(), batch.labels.to(logits.device))
-        torch.autograd.grad(loss, list(flat.parameters.values()), allow_unused=True)
-    return alive.peak
 
 
 def _plain(leaf: Any) -> Any:

@@ -19,9 +19,9 @@ from llm_fed.basics import signs
 from llm_fed.bench.costs import after_a_step
 from llm_fed.engine import capture, padding_free
 from llm_fed.engine.drive import drive
-from llm_fed.engine.footprint import Activations, activations, moments, training_copies, weights
+from llm_fed.engine.footprint import moments, peak_of, weights
 from llm_fed.engine.fused import parts
-from llm_fed.engine.memory import free_memory, memory_limit
+from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit
 from llm_fed.experiment import cross
 from llm_fed.experiment.baselines import Baselines, looked_up
 from llm_fed.experiment.costs import Costs, CountSummary
@@ -36,6 +36,7 @@ from llm_fed.method.site import Site
 from llm_fed.models.trained import Structure
 from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.launch import processes
+from llm_fed.runtime.local import LocalRuntime
 from llm_fed.scoring.notes import notes_on_length
 from llm_fed.state import State
 from llm_fed.state.trees import leaves
@@ -287,18 +288,9 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
     at_once = min(built.runtime.clients_per_pass, server.cohort)
     layouts = {site.structure: base.layout(site.structure) for site in trainers}
     largest = max(trainers, key=lambda site: layouts[site.structure].size, default=None)
-    training, remembered, held = 0, 0, Activations(0, 0)
+    remembered = 0
     if largest:
         remembered = 4 * moments(config.local) * layouts[largest.structure].size if config.local.keep_optimizer else 0
-        copies = training_copies(largest.structure, config.local, at_once)
-        training = copies * layouts[largest.structure].size * 4  # float32
-        flat = built.engine.padding_free is not None
-        graphs = built.engine.captures is not None and base.device.type == "cuda"
-        longest = max(trainers, key=partial(_size, base))
-        held = activations(
-            base, longest, config.local, at_once, end_to_end=flat, captured=graphs,
-            keyed_masks=built.engine.keyed_masks,
-        )  # fmt: skip
     prices = [parent.costs for parent in parents if parent.costs]
     models = [base.model, *map(base.model_of, layouts)]
     costs = Costs(
@@ -307,17 +299,49 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
         down_first=moved_down[0], up_first=moved_up[0],
         down_run=sum(moved_down) + sum(price.down_run for price in prices),
         up_run=sum(moved_up) + sum(price.up_run for price in prices),
-        base=weights(models), training=training, client=training // at_once,
-        activations=held.largest, smallest=held.smallest, token=held.token,
-        graphs=held.graphs * min(capture.STAGES, len(layouts)), cache=base.cache(),
-        memory_free=free_memory(base.device), memory_limit=memory_limit(base.device), smaller=_smaller(built, at_once),
+        base=weights(models), step=None, memory_free=free_memory(base.device), memory_limit=memory_limit(base.device),
+        smaller=_smaller(built, at_once),
         state=len(pack(state)), kept=remembered + (
             _kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)
             if sites and state is not None else 0
         ),
         disk_free=shutil.disk_usage(next(p for p in [folder, *folder.absolute().parents] if p.is_dir())).free,
     )  # fmt: skip
+    training = sorted((site for site in trainers if site.id in down), key=partial(_size, base), reverse=True)
+    if training and base.device.type == "cpu":
+        replace(costs, step=_expected_peak(built, state, training[:at_once])).check()
+    if training:
+        costs = replace(costs, step=_peak(built, state, training[:at_once]))
+        costs.check()
     return replace(plan, costs=costs, parents=tuple(parents))
+
+
+def _expected_peak(built: Experiment, state: Message, sites: Sequence[Client]) -> int:
+    """Bytes that a step of these clients will take, by steps of the first one on one example and on two."""
+    one, two = (_peak(built, state, sites[:1], size) for size in (1, 2))
+    rows, together = min(sites[0].local.batch_size, sites[0].num_examples), 1
+    if sites[0].structure.fused:  # whole models are trained one after another, and their batches are not divided
+        together, (budget, _) = len(sites), budget_and_overhead(built.base.device)
+        rows = max(1, min(budget // _size(built.base, sites[0])[0], together * rows))
+    return one * together + (two - one) * (rows - 1)
+
+
+def _peak(built: Experiment, state: Message, sites: Sequence[Client], size: int | None = None) -> int:
+    """Bytes that one step of these clients takes at the most; what they learn and remember is forgotten.
+
+    Args:
+        size: examples in its batch (default: as configured).
+    """
+    method = built.method
+    messages = broadcast(method, state, [site.id for site in sites], built.config.transport.down)
+
+    def step() -> None:
+        work = {site.id: method.client_update(copied(site, 1, size), unpack(messages[site.id])) for site in sites}
+        for outcome in LocalRuntime(copy(built.engine), len(work)).run(work).values():
+            if isinstance(outcome, Exception):
+                raise outcome
+
+    return peak_of(step, built.base.device)
 
 
 def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
@@ -375,10 +399,12 @@ def steps_of(built: Experiment, step: Literal["client_update", "finish"]) -> int
     return counted
 
 
-def copied(site: Client, steps: int) -> Client:
-    """A client before round 1, which takes so many steps, and whose use leaves no trace."""
+def copied(site: Client, steps: int, size: int | None = None) -> Client:
+    """A client before round 1, which takes so many steps, of so many examples where they are given, and whose use
+    leaves no trace."""
     twin = copy(site)
-    twin.memory, twin.local = {}, replace(site.local, steps=steps, epochs=None)
+    twin.memory = {}
+    twin.local = replace(site.local, steps=steps, epochs=None, batch_size=size or site.local.batch_size)
     twin.begin(1, site.local.lr)
     return twin
 

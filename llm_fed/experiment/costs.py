@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from llm_fed.basics.errors import UserError
+
 
 @dataclass(frozen=True)
 class CountSummary:
@@ -34,13 +36,8 @@ class Costs:
         down_first, up_first: over all clients in round 1.
         down_run, up_run: over the whole run, if each client moves in every round what it moves in the first.
         base: the weights of the base and of clients' own models.
-        training: adapters or models with gradients and optimizer state, of the clients that train at once.
-        client: of it what belongs to one of them.
-        activations: what one backward pass holds at the most; 0 where no client's data are here.
-        smallest: the same where a micro-batch is a single example.
-        token: what a further token adds to it; None of whole models.
-        graphs: what captured passes keep beside it, where there is room.
-        cache: what a token of an answer that is being written keeps; None: not predicted.
+        step: what a training step of the clients that train at once takes beside it, at the most, as measured; None
+            where no client trains here.
         memory_free: on the device, with the base loaded.
         memory_limit: what allows no more, where the machine has more: a container's or a job's limit.
         smaller: settings that would make less of it necessary.
@@ -58,19 +55,13 @@ class Costs:
     down_run: int
     up_run: int
     base: int
-    training: int
-    client: int
-    activations: int
-    smallest: int
-    token: int | None
-    cache: int | None
+    step: int | None
     memory_free: int
     smaller: tuple[str, ...]
     state: int
     kept: int
     disk_free: int
     memory_limit: str = ""
-    graphs: int = 0
 
     def rows(self, several: bool = False) -> dict[str, str]:
         """Lines for people, by their label.
@@ -79,8 +70,8 @@ class Costs:
             several: whether messages are those of more than one run.
         """
         rows = {"messages": self._messages(several), "memory": self._memory()}
-        if self.training:
-            rows["fits"] = self._fits()
+        if self.step is not None:
+            rows["fits"] = f"yes, about {in_words(self.memory_free - self.step)} would be left"
         within = f"; limited by {self.memory_limit}" if self.memory_limit else ""
         memory = f"{in_words(self.memory_free)} of memory (with the base loaded{within})"
         free = f"{memory}, {in_words(self.disk_free)} of disk"
@@ -101,32 +92,25 @@ class Costs:
         return f"{each}{in_words(self.down_run)} down and {about}{in_words(self.up_run)} up in the whole run"
 
     def _memory(self) -> str:
-        total = self.base + self.training + self.activations + self.graphs
-        each = f" ({in_words(self.client)} per client)" if self.client else ""
-        token = "" if self.token is None else f" ({in_words(self.token)} per token of a micro-batch)"
-        graphs = f", captured passes about {in_words(self.graphs)} more, reasoned and not measured" * bool(self.graphs)
-        answers = "" if self.cache is None else f" except for {in_words(self.cache)} per generated token"
+        if self.step is None:
+            return f"{in_words(self.base)} for the base"
         return (
-            f"about {in_words(total)} to train: base {in_words(self.base)}, trained parameters with gradients and "
-            f"optimizer state {in_words(self.training)}{each}, activations about "
-            f"{in_words(self.activations)}{token}{graphs}; scoring is not included{answers}"
+            f"about {in_words(self.base + self.step)} to train: base {in_words(self.base)}, and a training step "
+            f"{in_words(self.step)} (measured); scoring is not included"
         )
 
-    def _fits(self) -> str:
-        """Whether training fits beside the base, which is loaded already."""
-        left = self.memory_free - self.training - self.activations
-        least = self.memory_free - self.training - self.smallest
-        change = f"; these settings need less: {', '.join(self.smaller)}" if self.smaller else ""
-        if self.graphs > left >= 0:
-            return (
-                f"yes, but {in_words(self.graphs - left)} too little for all captured passes, so some run as they are "
-                "written, or in smaller micro-batches"
+    def check(self) -> None:
+        """Refuse what does not fit: a CPU has no error for want of memory, it kills.
+
+        Raises:
+            UserError: what is too large, and settings that need less.
+        """
+        if self.step is not None and self.step > self.memory_free:
+            change = f"; these settings need less: {', '.join(self.smaller)}" if self.smaller else ""
+            raise UserError(
+                f"a training step takes about {in_words(self.step)} of memory beside the base, and "
+                f"{in_words(self.memory_free)} are free{change}"
             )
-        if left >= 0:
-            return f"yes, about {in_words(left - self.graphs)} would be left"
-        if least >= 0:
-            return f"only with smaller micro-batches, which a run tries by itself: {in_words(-left)} too little{change}"
-        return f"no, {in_words(-least)} too little even with one example at a time{change}"
 
     def _disk(self) -> str:
         kept = f", and up to {in_words(self.kept)} for each client that was sampled" if self.kept else ""

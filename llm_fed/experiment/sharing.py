@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psutil
@@ -11,7 +10,7 @@ import torch
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.errors import UserError
-from llm_fed.experiment.costs import Costs, in_words
+from llm_fed.experiment.costs import in_words
 
 _GPU_SHARE = "LLM_FED_GPU_MEMORY"  # bytes that a process may take of its GPU, see `keep_to_share`
 _DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -65,16 +64,14 @@ class Demand:
         return f"--jobs {jobs} may not fit, and a process that takes too much is killed: {self.in_words}. {advice}"
 
 
-def demands(processes: int, costs: Iterable[Costs], device: torch.device, spread: bool) -> list[Demand]:
+def demands(processes: int, base: int, training: int, device: torch.device, spread: bool) -> list[Demand]:
     """What so many processes will take, each as much as this one, which has loaded a base and gives it back.
 
     Args:
-        costs: of the runs.
+        base: bytes of its weights.
+        training: bytes that a step takes beside it, as far as that was measured.
         spread: whether the processes are divided among the GPUs.
     """
-    prices = [*costs]
-    base = max((each.base for each in prices), default=0)
-    training = max((each.training + each.activations + each.graphs for each in prices), default=0)
     here, on_cpu = psutil.Process().memory_full_info().uss, device.type == "cpu"
     free = cgroups.free_for_all() + (base if on_cpu else 0)
     found = [Demand(processes, here, training if on_cpu else 0, free)]

@@ -206,10 +206,6 @@ class Kind(Trainable):
         """Shows its predictions to people; None where there is nothing to be read."""
         return None
 
-    def cache(self) -> int | None:
-        """Bytes that one token of an answer keeps, where that is known."""
-        return None
-
     def _cannot(self, remedy: str) -> NoReturn:
         raise UserError(f"this is {'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}; {remedy}")
 

@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, lookup
-from llm_fed.engine import footprint, generation, inference
+from llm_fed.engine import generation, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import answers
 from llm_fed.engine.bank import AdapterBank
@@ -182,9 +182,6 @@ class Language(Kind):
 
     def shown(self, config: Config) -> Shown:
         return Shown(self, self.prompt_of(config))
-
-    def cache(self) -> int | None:
-        return footprint.cache(self)
 
     def bank(self, structure: Any, state: State) -> AdapterBank:
         """Around the model, with one adapter."""

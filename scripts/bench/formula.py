@@ -2,7 +2,7 @@
 weights (on torch's device `meta`) will do.
 
 It holds for decoders of the LLaMA and Qwen kind under plain adapters, computed by torch's fused attention, which keeps
-no square of the length. Of other models nothing is predicted; `footprint.activations` measures those instead.
+no square of the length. Of other models nothing is predicted; `llm-fed run --dry-run` measures a step of theirs.
 
 Letters: n target tokens of a micro-batch.
 """

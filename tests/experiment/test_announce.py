@@ -20,8 +20,8 @@ from llm_fed.tasks.common import TaskData
 
 
 @pytest.fixture
-def with_activations(monkeypatch):
-    monkeypatch.setattr(announce, "activations", without.ACTIVATIONS)
+def measured(monkeypatch):
+    monkeypatch.setattr(announce, "_peak", without.PEAK)
 
 
 def planned(tree, folder: Path, **how):
@@ -67,7 +67,7 @@ def test_the_plan_of_a_run_on_text(small, llm_fed, tmp_path, without_reports):
     assert said.err.index("method ") < before_rounds < said.err.index("round 1/2: loss")
 
 
-def test_the_plan_of_whole_image_models_that_differ(tmp_path, with_activations):
+def test_the_plan_of_whole_image_models_that_differ(tmp_path, measured):
     unlike = {"name": "cnn", "clients": ["cnn", "resnet-9"]}
     tree = tiny_images.tree(tiny_images.npz(tmp_path / "own.npz"), method={"name": "fml"}, base=unlike)
     plan = planned(tree, tmp_path / "run")
@@ -77,7 +77,7 @@ def test_the_plan_of_whole_image_models_that_differ(tmp_path, with_activations):
     assert rows["base"] == "cnn (shared), 47,428 parameters, float32, on cpu in 1 process"
     # 36 pictures for three clients, a fifth of them held out: 9 or 10 each, hence 2 batches of 8.
     assert rows["each round"] == "1 epoch, 2 steps of 8 examples, learning rate 0.003, decaying to 0.001 in the last"
-    assert plan.costs.activations > 0 and plan.costs.base > 4 * 47_428
+    assert plan.costs.step > 4 * 47_428 and plan.costs.base > 4 * 47_428
 
 
 def test_a_kept_optimizer_takes_disk(small, tmp_path):
@@ -195,36 +195,28 @@ def test_the_plan_as_json(small, tmp_path):
     assert (found["dtype"], found["device"], found["parameters"]["most"]) == ("float32", "cpu", 336)
 
 
-def test_activations_are_those_that_a_step_keeps(small, tmp_path, with_activations):
-    """The estimate is of tensors without values; here it is compared with what autograd saves in a real step
-    of three clients with two examples of nine tokens each, 54 tokens."""
-    import torch
+def test_the_memory_of_a_step_is_measured_and_changes_nothing(small, tmp_path, measured):
+    """Three clients of 336 parameters hold at least a row, a gradient and two moments; a larger batch takes more."""
+    tree = small.tree(rounds=1, method={"name": "scaffold"}, local={"steps": 5, "optimizer": "sgd", "batch_size": 1})
+    built = build.prepare(from_dict(tree), Reporter(Console(quiet=True)))
+    before = {id: dict(vars(site)) for id, site in built.clients.items()}
+    least = announce.with_costs(announce.run_plan(built), built, tmp_path).costs.step
+    assert {id: dict(vars(site)) for id, site in built.clients.items()} == before
+    assert built.runtime.take_work().tokens == 0
+    more = planned({**tree, "local": {**tree["local"], "batch_size": 4}}, tmp_path / "run").costs.step
+    assert 3 * 4 * 336 * 4 < least < more
 
-    from llm_fed.engine import fit
 
-    kept: dict[int, int] = {}
-    real = fit.FusedFit.step
-
-    def measured(self, step, active, losses):
-        ignored = {t.untyped_storage().data_ptr() for t in [*self.model.model.parameters(), self.bank.rows]}
-        tensors = []
-
-        def pack(tensor):
-            if tensor.untyped_storage().data_ptr() not in ignored:
-                tensors.append(tensor)
-                kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            real(self, step, active, losses)
-
-    tree = small.tree(rounds=1, local={"steps": 1}, eval={"every": 0})
-    expected = planned(tree, tmp_path / "run").costs.activations
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit.FusedFit, "step", measured)
-        patch.setattr(finish, "write_report", lambda folder: None)
-        run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
-    assert sum(kept.values()) / 2 < expected < 2 * sum(kept.values())
+@pytest.mark.parametrize("free", [0, 20_000])
+def test_a_step_that_does_not_fit_is_refused(small, llm_fed, tmp_path, measured, monkeypatch, free):
+    """Before it is taken, as its process would be killed."""
+    taken = []
+    real = announce._peak
+    monkeypatch.setattr(announce, "_peak", lambda *given: (taken.append(given[3:]), real(*given))[1])
+    monkeypatch.setattr(announce, "free_memory", lambda device: free)
+    said = llm_fed("run", small.config(tmp_path / "c.yaml"), "--dry-run", "--out", tmp_path / "run")
+    said.assert_refused("a training step takes about")
+    assert taken == [(1,), (2,)] and not (tmp_path / "run").exists()
 
 
 def test_a_server_over_a_network_says_what_it_knows(small):

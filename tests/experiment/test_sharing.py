@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -108,10 +107,10 @@ def test_gpus_are_given_out_in_turn_and_their_memory_is_divided(cards, monkeypat
     assert sharing.shares(3, GPU, False)[0]["LLM_FED_GPU_MEMORY"] == str(2 * 10**9 - 2**29)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-ab")
     assert [each["CUDA_VISIBLE_DEVICES"] for each in sharing.shares(2, GPU, True)] == ["5", "GPU-ab"]
-    _, card = sharing.demands(4, [], GPU, True)
+    _, card = sharing.demands(4, 0, 0, GPU, True)
     assert (card.processes, card.start, card.free, card.of) == (2, 2**29, 7 * 10**9, " of cuda:0")
-    prices = [SimpleNamespace(base=5, training=10, activations=3, graphs=graphs) for graphs in (0, 4)]
-    assert [card.training for _, card in (sharing.demands(1, prices[:n], GPU, True) for n in (1, 2))] == [13, 17]
+    _, alone = sharing.demands(1, 5, 13, GPU, True)
+    assert (alone.start, alone.training) == (5 + 2**29, 13)
 
 
 def test_a_process_keeps_to_its_share_of_a_gpu(cards, monkeypatch):

@@ -25,7 +25,6 @@ from transformers import (
 
 from llm_fed.basics import cgroups, files
 from llm_fed.commands import compare
-from llm_fed.engine.footprint import Activations
 from llm_fed.eval import plots
 from llm_fed.eval.report import pictures as drawn
 from llm_fed.experiment import announce
@@ -34,7 +33,7 @@ from llm_fed.settings import plugins
 
 T = TypeVar("T")
 
-ACTIVATIONS = announce.activations
+PEAK = announce._peak
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -107,8 +106,8 @@ def packages(patch: pytest.MonkeyPatch) -> None:
 
 def measures(patch: pytest.MonkeyPatch) -> None:
     """Nothing that a run says depends on this machine's CPU or its load. What the control groups leave is read once
-    rather than ten times in a run, and what a step would hold is not found out by taking it on pretended tensors."""
-    patch.setattr(announce, "activations", lambda *asked, **how: Activations(2**20, 2**18, 2**10))
+    rather than ten times in a run, and what a step takes is not found out by taking it."""
+    patch.setattr(announce, "_peak", lambda *asked: 2**20)
     patch.setattr(cgroups, "group_limits", _once_for_this_machine(cgroups.group_limits))
     patch.setattr(speed, "hint", lambda: "")
     patch.setattr(speed, "crowded", lambda: "")
