@@ -13,8 +13,8 @@ import time
 import pytest
 
 from llm_fed.eval.report import write_report
-from llm_fed.experiment import live
-from llm_fed.experiment.live import LiveReport
+from llm_fed.experiment import run
+from llm_fed.experiment.run import LiveReport
 
 
 def test_a_run_writes_it_seldom(finished, tmp_path, monkeypatch):
@@ -26,7 +26,7 @@ def test_a_run_writes_it_seldom(finished, tmp_path, monkeypatch):
         now[0] += 3.0  # it takes so long
         assert goes_on
 
-    monkeypatch.setattr(live, "write_report", write)
+    monkeypatch.setattr(run, "write_report", write)
     report = LiveReport(tmp_path, said.append, clock=lambda: now[0])
     for second in range(1, 400):
         now[0] = max(now[0], float(second))
@@ -36,7 +36,7 @@ def test_a_run_writes_it_seldom(finished, tmp_path, monkeypatch):
     def fail(folder, *, goes_on):
         raise ValueError("no disk")
 
-    monkeypatch.setattr(live, "write_report", fail)
+    monkeypatch.setattr(run, "write_report", fail)
     for second in (1000.0, 2000.0):
         now[0] = second
         report.round_ended()
