@@ -69,7 +69,7 @@ step hostile_answers support hostile_answers
 for kind in configurations folders data; do
   step "fuzz_$kind" support fuzz "$kind" --cases 10000 --out "$work/fuzzed"
 done
-step federations support federations --cases 5000 --out "$work/misread"
+step federations support any_form --cases 5000 --out "$work/misread"
 # With LLM_FED_WILD set to a folder whose bases/ holds real tokenizers, also with these.
 step talks support talks --cases 20000 ${LLM_FED_WILD:+--bases "$LLM_FED_WILD/bases"}
 step rows_alone support rows_alone

@@ -36,6 +36,7 @@ FLAGS = {
         "config", "settings", "--methods", "--seeds", "--draws", "--runs", "--out", "--jobs", "--dry-run", "--allow",
         "--json",
     ],
+    "verdict": ["scores", "--drawn", "--test-share", "--these-clients", "--out", "--json"],
     "merge": [
         "method", "--fed", "--local", "--out", "settings", "--task", "--data", "--client", "--base", "--template",
         "--dtype", "--space", "--fisher", "--fisher-data", "--samples", "--damping", "--per-factor", "--grid",
@@ -52,7 +53,10 @@ FLAGS = {
         "--system", "--allow",
     ],
     "export": ["run_dir", "out_dir", "--client", "--merged", "--gguf", "--allow"],
-    "push": ["run_dir", "namespace", "--client", "--private", "--license", "--prefix", "--one-repository", "--allow"],
+    "push": [
+        "run_dir", "namespace", "--client", "--private", "--license", "--prefix", "--one-repository", "--dry-run",
+        "--allow",
+    ],
     "flower": ["config", "settings", "--out"],
     "methods": ["--json"],
     "runs": ["--json"],

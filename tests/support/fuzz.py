@@ -36,7 +36,7 @@ import numpy as np
 import pandas
 import torch
 import yaml
-from federations import EXCEL, compressed
+from any_form import EXCEL, compressed
 from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import save_file

@@ -1,4 +1,4 @@
-"""Known federations in random forms (`tests/support/federations.py`): what is read is what was written, and `init`
+"""Known federations in random forms (`tests/support/any_form.py`): what is read is what was written, and `init`
 makes a configuration of each that reads the same."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import random
 import shutil
 from pathlib import Path
 
-import federations
+import any_form as federations
 import pytest
 import yaml
 

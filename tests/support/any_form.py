@@ -1,6 +1,6 @@
 """Federations that are known, written as files of a random form, and read again.
 
-    PYTHONPATH=tests/support python tests/support/federations.py --cases 5000 [--seed 0] [--out FOLDER]
+    PYTHONPATH=tests/support python tests/support/any_form.py --cases 5000 [--seed 0] [--out FOLDER]
 
 A form is a layout, a format, an encoding, a separator, line ends, a compression, names of columns, the letters of
 suffixes, the normal form of names, shards, and files and columns that mean nothing. What is read must be what was
