@@ -136,9 +136,10 @@ class Guard:
 
 
 def _largest_rank(adapter: AdapterConfig | None) -> int:
-    if adapter is None or isinstance(adapter.rank, int):
-        return adapter.rank if adapter else 0
-    return max(adapter.rank.values() if isinstance(adapter.rank, dict) else adapter.rank, default=0)
+    rank = adapter.rank if adapter else 0
+    if isinstance(rank, int):
+        return rank
+    return max(rank.values() if isinstance(rank, dict) else rank, default=0)
 
 
 def read(path: str | None) -> Policy:
