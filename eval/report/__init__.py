@@ -12,13 +12,14 @@ def write_report(run_dir: str | Path, *, goes_on: bool = False) -> Path:
     return run.write_report(run_dir, goes_on=goes_on)
 
 
-def write_anew(run_dir: Path) -> Path:
-    """Write the report of a run anew, as far as it has come, and of a finished one its digest; the same as above."""
+def write_anew(run_dir: Path, *beside: str) -> Path:
+    """Write the report of a run anew, as far as it has come, and of a finished one its digest and those of the files
+    `beside` it that are new, too; the same as above."""
     from llm_fed.runs.digests import of_file
     from llm_fed.runs.folder import take_down
     from llm_fed.runs.reading import is_finished
 
     path = write_report(run_dir, goes_on=not is_finished(run_dir))
     if is_finished(run_dir):
-        take_down(run_dir, {path.name: of_file(path)})
+        take_down(run_dir, {name: of_file(run_dir / name) for name in (path.name, *beside)})
     return path

@@ -25,13 +25,14 @@ _DECISIVE = ("rounds", "adapter", "local")
 def read_config(path: Path) -> tuple[Line, str]:
     """What the head of the report says, and the resolved configuration, where paths are cut to their last names.
     UserError where it is not there, or not the configuration of a run."""
+    recorded = read_object(path.parent / "environment.json").get("base")
     try:
         text = read_file(path).decode()
         own: Any = documents.load(text)
         config = public(own)
         names = {section: str(config[section]["name"]) for section in ("method", "task")}
         names["data"] = data_in_words(config["task"])
-        base = base_of(own["base"], read_object(path.parent / "environment.json").get("base"))
+        base = base_of(own["base"], recorded)
         names |= {"base": base.in_words, "base_name": base.name}
         during = config.get("eval", {}).get("during", EvalConfig.during)
         clip = (config.get("privacy") or {}).get("clip")
@@ -40,7 +41,7 @@ def read_config(path: Path) -> tuple[Line, str]:
     except OSError as error:
         problem = f"config.yaml cannot be read ({error.strerror})"
         raise UserError(f"{path.parent} is not the folder of a run: {problem}.") from error
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError) as error:
         raise UserError(f"{path} is not the configuration that `llm-fed run` saved with the run.") from error
 
 

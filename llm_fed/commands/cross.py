@@ -10,7 +10,7 @@ from typing import Any
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
 from llm_fed.commands.evaluate import reopen, scoring_config
-from llm_fed.eval.report import write_report
+from llm_fed.eval.report import write_anew
 from llm_fed.eval.warning import Scores, warnings_of
 from llm_fed.experiment import cross
 from llm_fed.experiment.baselines import read_examples
@@ -78,7 +78,7 @@ def cross_scores(
         write_file(folder / CROSS, json.dumps(table, ensure_ascii=False).encode())
     except OSError as error:
         raise RunError(f"cannot write {folder / CROSS}: {error.strerror or error}") from error
-    write_report(folder)
+    write_anew(folder, CROSS)
     return table
 
 

@@ -72,8 +72,7 @@ class Baselines:
             found["base"] = line
             examples["base"] = self._examples.get(shared_by(experiment.config, experiment.metric), {})
         if rules := best_rules(experiment):
-            known = looked_up(experiment)
-            found["rule"] = _logged(run, _line_of_rules(experiment, rules) | ({"look-up": known} if known else {}))
+            found["rule"] = _logged(run, _line_of_rules(experiment, rules))
             examples["rule"] = {id: rule.examples for id, rule in rules.items()}
         return found, examples
 
@@ -125,7 +124,9 @@ def best_rules(experiment: Experiment, split: str = "test") -> dict[str, BestRul
 
 
 def _line_of_rules(experiment: Experiment, rules: Mapping[str, BestRule], split: str = "test") -> dict[str, Any]:
-    return line_of(experiment.metric, {id: (rule.name, rule.score) for id, rule in rules.items()}, split) or {}
+    line = line_of(experiment.metric, {id: (rule.name, rule.score) for id, rule in rules.items()}, split) or {}
+    known = looked_up(experiment) if line and split == "test" else ""
+    return {**line, "look-up": known} if known else line
 
 
 def read_examples(folder: Path) -> dict[str, Examples]:

@@ -12,7 +12,7 @@ the order in which ties are broken:
     last paragraph of the prompt    often the text that an instruction is about, such as alpaca's `input`
     most frequent class             where there are labels, the only rule
     one class for all               in its place, where the metric scores it higher
-    mean of the numbers             where numbers are predicted; a correlation gives it 0
+    mean of the numbers             where numbers are predicted; its correlation is not defined
     longer or shorter answer        of pairs of answers, the only rules
 
 Where an answer has to name exactly one option (`Metric.one_option`) only the first three apply. Everything is

@@ -41,6 +41,7 @@ from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench.build import prepare
 from llm_fed.eval.pairs import compare_methods
 from llm_fed.eval.scripting import plain_errors
+from llm_fed.eval.variance import Design
 from llm_fed.federation.clients import LocalClients, messages_for
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.runs.folder import Run
@@ -132,17 +133,17 @@ def run(method: str, attack: str, rule: str, share: float, draw: int, rounds: in
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """A row for each method, share and attack, and a column for each rule; a rule that is shown to be better or worse
     than the mean has a + or - beside its score, and below the table its interval."""
-    cells: dict[tuple[Any, ...], dict[str, dict[tuple[int, int], float]]] = {}
+    cells: dict[tuple[Any, ...], dict[str, dict[tuple[int, int], dict[str, float]]]] = {}
     for line in lines:
         key = (line["share"], line["method"], line["attack"])
-        cells.setdefault(key, {}).setdefault(line["rule"], {})[line["draw"], 0] = fmean(line["scores"].values())
+        cells.setdefault(key, {}).setdefault(line["rule"], {})[line["draw"], 0] = line["scores"]
     order = {name: place for place, name in enumerate((*METHODS, *ATTACKS))}
     rules = [rule for rule in RULES if any(rule in by_rule for by_rule in cells.values())]
     text = [f"| lie | method | attack | draws | {' | '.join(rules)} |", "|" + "---|" * (4 + len(rules))]
     shown = []
     for (share, method, attack), by_rule in sorted(cells.items(), key=lambda cell: [order.get(k, k) for k in cell[0]]):
         marks = dict.fromkeys(rules, "")
-        for pair in compare_methods(by_rule).pairs:
+        for pair in compare_methods(by_rule, Design("federations")).pairs:
             if pair.claim == "greater" and "mean" in (pair.first, pair.second):
                 better = pair.second == "mean"
                 marks[pair.first if better else pair.second] = " +" if better else " -"
@@ -153,11 +154,12 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join([*text, "", *(shown or ["No difference from the mean is shown."])])
 
 
-def _cell(scores: Mapping[Any, float], mark: str) -> str:
+def _cell(scores: Mapping[Any, Mapping[str, float]], mark: str) -> str:
     if not scores:
         return ""
-    spread = f" ± {stdev(scores.values()):.1f}" if len(scores) > 1 else ""
-    return f"{fmean(scores.values()):.1f}{spread}{mark}"
+    means = [fmean(clients.values()) for clients in scores.values()]
+    spread = f" ± {stdev(means):.1f}" if len(means) > 1 else ""
+    return f"{fmean(means):.1f}{spread}{mark}"
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from llm_fed.commands import compare
 from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.eval import plots
 from llm_fed.experiment import finish, run
-from llm_fed.runs.reading import scores_by_round
+from llm_fed.runs.reading import config_text, scores_by_round
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import ABILITY
 from llm_fed.settings import configfile
@@ -247,8 +247,8 @@ def test_a_row_takes_over_what_was_refused_before_its_first_round(small, tmp_pat
     config = write(small, tmp_path / "c.yaml", {"b": ["method=local"], "a": ["method=fedit"]}, seeds=[0])
     (out / "a-seed0").mkdir(parents=True)
     (out / "a-seed0/checkpoints").mkdir()
-    saved = configfile.as_dict(configfile.load(config, ["method=local", "seed=0"]))
-    (out / "a-seed0/config.yaml").write_text(yaml.safe_dump(saved))
+    saved = config_text(configfile.load(config, ["method=local", "seed=0"]))
+    (out / "a-seed0/config.yaml").write_text(saved)
     assert llm_fed("compare", config, "--out", out).code == 0
     assert sorted(trained) == ["a-seed0", "b-seed0"]
     for name, method in (("a-seed0", "fedit"), ("b-seed0", "local")):
@@ -322,8 +322,9 @@ def test_scores_by_round_are_those_of_training(small, tmp_path, monkeypatch):
         return plots.plot_bands(path, curves, **labels)
 
     monkeypatch.setattr("llm_fed.commands.compare.plot_bands", spy)
-    settings = {"fedit": ("fedit", 1), "plus": ("fedavg+", 1), "rarely": ("fedit", 2)}
-    rows = {label: [f"method={method}", f"eval.every={every}"] for label, (method, every) in settings.items()}
+    settings = {"fedit": ("fedit", 1, 2), "plus": ("fedavg+", 1, 4), "rarely": ("fedit", 2, 2)}
+    rows = {label: [f"method={method}", f"eval.every={every}", f"rounds={rounds}"]
+            for label, (method, every, rounds) in settings.items()}  # fmt: skip
     config, out = write(small, tmp_path / "c.yaml", rows), tmp_path / "out"
     compare.compare(config, ["eval.during=test", "local.steps=1", "eval.max_new_tokens=2"], out=out)
     assert "rarely" not in drawn and drawn["path"].read_bytes().startswith(b"\x89PNG")
@@ -386,7 +387,7 @@ def test_draws_are_seeds_and_go_on(small, tmp_path, llm_fed, trained):
     assert [(cell["federation"], cell["training"]) for cell in cells] == [(2, 2)] * 2
     assert all(0 < share < 1 for cell in cells for share in cell["shares"].values()) and cells[0]["shares"]
     assert (out / "verdict.png").exists() == (pair["low"] is not None)
-    assert table["drawn"] == "splits"  # a client per file: the seeds divide its rows
+    assert table["drawn"] == "fixed"  # a client's test rows are a file of their own: no seed divides them
     llm_fed("compare", config, "--draws", 2, "--seeds", "0,1", "--out", out).assert_refused(
         "--draws 2", "one of the two"
     )
@@ -399,7 +400,7 @@ def test_one_federation_is_no_draw_of_it(small, tmp_path, llm_fed):
     config = write(small, tmp_path / "c.yaml", {"a": ["method=local"], "b": ["method=fedit"]}, seeds=[0, 1, 2])
     assert llm_fed("compare", config, "seeds.federation=5", "rounds=1", "--out", tmp_path / "out").code == 0
     assert json.loads((tmp_path / "out/table.json").read_text())["verdict"]["unit"] == "training"
-    assert "holds for this federation alone" in (tmp_path / "out/table.md").read_text()
+    assert "hold for this federation alone" in (tmp_path / "out/table.md").read_text()
 
 
 def test_what_models_forget_is_measured_on_a_fixed_text(small, tmp_path):

@@ -75,4 +75,4 @@ def test_local_is_compared_with_methods_that_share_at_equal_work():
     """All take the file's own rounds and steps, whichever a command line says."""
     found = init.BUDGET.work([72] * 5, alone=True)
     rows = init.settings_of("local", found, known_base.SLOW, {})["rows"]
-    assert rows == {"local": [], "fedlora": ["method=fedlora"], "fedalt": ["method=fedalt"]}
+    assert rows == {"local": [], **{name: [f"method={name}"] for name in ("fedit", "fedlora", "fedalt")}}

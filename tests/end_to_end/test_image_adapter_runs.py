@@ -19,7 +19,7 @@ from image_runs import Killer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification
 
-from llm_fed import load_client
+from llm_fed import load_client, methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.commands import compare
@@ -91,15 +91,17 @@ def files(tmp_path_factory) -> Path:
 
 def configured(files: Path, name: str, **changes: Any) -> dict[str, Any]:
     server = {"examples": 6} if name in ("feddle", "feddf") else {}
+    method = {"name": name.split()[0], **METHODS[name]}
+    rounds = 2 if methods.build(method).together(2) == 2 else 4  # then the clients train half of them together
     return tiny_images.tree(
         files / "own.npz",
         base={"name": str(files / "vit")},
         adapter={"rank": 2, "alpha": 4, "dropout": 0.1, "target_modules": ["q_proj", "v_proj"]},
-        method={"name": name.split()[0], **METHODS[name]},
+        method=method,
         local={"epochs": 2, "lr": 0.03, "lr_end": 0.03},
         task={"server": server},
         eval={"every": 0, **({"cross": "auto", "base": True} if name == "local" else {})},
-        **{"rounds": 2, **changes},
+        **{"rounds": rounds, **changes},
     )
 
 

@@ -78,7 +78,7 @@ def test_numbers_are_predicted(place, tmp_path):
     settings = tree(place.base, place.numbers, rounds=8, task={"name": "regression", "path": str(place.numbers)})
     found = experiment.train(from_dict(settings), tmp_path / "run")
     assert found["scores"]["metric"] == "pearson" and found["scores"]["mean"] > 50
-    assert found["rule"]["mean"] == 0 and set(found["rule"]["rules"].values()) == {"mean of the numbers"}
+    assert "rule" not in found  # the mean of the numbers is a constant, of which no correlation is defined
     client = llm_fed.load_client(tmp_path / "run/adapters/ada", str(place.base))
     low, high = client.classify(["w1 w2 w3", "w21 w22 w23"]).tolist()
     assert low < high

@@ -62,7 +62,7 @@ def pass_all(name: str, folder: Path, checks: Iterable[str], *, golden: bool) ->
             CHECKS[says](whole, places[says], slack)
             return
         with whole.undone():
-            assert whole.curve() == pytest.approx(GOLDEN[name], abs=1e-5)
+            assert whole.curve() == pytest.approx(GOLDEN[name], abs=1.5e-5)  # one in the last digit
 
     its_own = [says for says in CHECKS if says in checks and (whole.setup.fused or not CHECKS[says].fused_only)]
     every.passes([*its_own, *(["the golden curve"] if golden else [])], check)
