@@ -48,14 +48,15 @@ from llm_fed.settings.config import Config, LocalConfig, PrivacyConfig
 from llm_fed.state import State
 
 CANARIES, ROUNDS, RATE, SEED = 2000, 20, 0.02, 0  # one round where nothing is sampled
-GUESSED = 0.01  # of the canaries: those of which the attacker is surest that they are there
 WRONG = 0.05  # how often a bound may be above the true epsilon, over all attackers
-CLIP, LOUD = 1.0, 100.0
+CLIP, LOUD, DELTA = 1.0, 100.0, 1e-6  # the bound loses about 2 * canaries * delta
 SETTINGS = {
-    "client, at the server": PrivacyConfig(clip=CLIP, noise=0.8, where="server"),
-    "client, at the client": PrivacyConfig(clip=CLIP, noise=4.0, where="client"),
-    "example": PrivacyConfig(clip=CLIP, noise=0.8, unit="example"),
+    "client, at the server": PrivacyConfig(clip=CLIP, noise=0.8, where="server", delta=DELTA),
+    "client, at the client": PrivacyConfig(clip=CLIP, noise=4.0, where="client", delta=DELTA),
+    "example": PrivacyConfig(clip=CLIP, noise=0.8, unit="example", delta=DELTA),
 }
+# The share of the canaries that is guessed: those of which the attacker is surest that they are there.
+GUESSED = {"client, at the server": 0.01, "client, at the client": 0.01, "example": 0.005}
 FAULTS = ("none", "half the noise", "twice the clip", "no Poisson sampling", "the public seed")
 ATTACKERS = ("settings", "who takes part", "noise")
 
@@ -152,9 +153,9 @@ def scores(kind: str, seen: Tensor, settings: PrivacyConfig) -> dict[str, Tensor
     return dict(zip(ATTACKERS, (log_odds(seen, scale, rate), known, silent), strict=True))
 
 
-def right(score: Tensor, there: Tensor) -> tuple[int, int]:
-    """(guesses, right ones)."""
-    guesses = round(GUESSED * len(score))
+def right(score: Tensor, there: Tensor, share: float) -> tuple[int, int]:
+    """(guesses, right ones) of the share with the largest scores."""
+    guesses = round(share * len(score))
     return guesses, int(there[score.argsort()[-guesses:]].sum())
 
 
@@ -213,7 +214,7 @@ def draw(kind: str, fault: str, number: int) -> dict[str, Any]:
     there = torch.rand(CANARIES, generator=torch.Generator().manual_seed(number)) < 0.5
     with planted(fault):
         seen, claimed = MADE[kind](settings, there, public() if fault == "the public seed" else Secret.fresh())
-    hits = {name: right(score, there) for name, score in scores(kind, seen, settings).items()}
+    hits = {name: right(score, there, GUESSED[kind]) for name, score in scores(kind, seen, settings).items()}
     return {"kind": kind, "fault": fault, "draw": number, "claimed": claimed, "hits": hits}
 
 
