@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from llm_fed.eval.variance import LEAST, Design, Estimate, degrees
+from llm_fed.eval.variance import LEAST, Design, MeanDifference, degrees
 
 LEVEL = 0.95  # of all intervals of a comparison together
 POWER = 0.8  # with which further draws shall resolve a difference
@@ -56,7 +56,7 @@ class MethodPair:
     difference: float | None = None  # mean over these draws and their clients, in points; None where none is common
     low: float | None = None  # ends of the interval; None where it cannot be known
     high: float | None = None
-    draw: float = 0.0  # as in `Estimate`
+    draw: float = 0.0  # as in `MeanDifference`
     floor: float = 0.0
     df: float = 0.0
     clients: int = 0
@@ -214,7 +214,11 @@ def _judged(couples: Sequence[Couple], design: Design, collapsed: Mapping[str, s
 
 
 def _pair(
-    pair: MethodPair, differences: np.ndarray, estimate: Estimate | None, number: int, collapsed: Mapping[str, str]
+    pair: MethodPair,
+    differences: np.ndarray,
+    estimate: MeanDifference | None,
+    number: int,
+    collapsed: Mapping[str, str],
 ) -> MethodPair:
     """One pair with its differences (n, K), of which `estimate` has what is known in its place `number`."""
     draws = len(differences)

@@ -25,7 +25,7 @@ Drawn = Literal["federations", "splits", "fixed", "trainings"]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanDifference:
     """Mean differences (...,), in points, and what their intervals are made of."""
 
     value: np.ndarray
@@ -35,24 +35,26 @@ class Estimate:
     clients: int = 0  # that are a sample, too; 0: they are not
 
 
-def over_draws(differences: np.ndarray) -> Estimate:
+def over_draws(differences: np.ndarray) -> MeanDifference:
     """Of (..., n, K) with the draws as the sample; the clients of a draw are averaged first."""
     means = differences.mean(axis=-1)
     variance = means.var(axis=-1, ddof=1)
-    return Estimate(means.mean(axis=-1), variance, np.zeros_like(variance), np.full_like(variance, means.shape[-1] - 1))
+    return MeanDifference(
+        means.mean(axis=-1), variance, np.zeros_like(variance), np.full_like(variance, means.shape[-1] - 1)
+    )
 
 
-def resplit(differences: np.ndarray, ratios: np.ndarray) -> Estimate:
+def resplit(differences: np.ndarray, ratios: np.ndarray) -> MeanDifference:
     """Of (..., n, K), about these clients; `ratios` (K,) are each one's tested rows over the others, q / (N - q). They
     count by how much their client varies over the draws, so equal ones are Nadeau and Bengio's."""
     plain = over_draws(differences)
     weights = differences.var(axis=-2, ddof=1)
     total = weights.sum(axis=-1)
     ratio = (weights * ratios).sum(axis=-1) / np.where(total > 0, total, 1)
-    return Estimate(plain.value, plain.draw, plain.draw * ratio, plain.df)
+    return MeanDifference(plain.value, plain.draw, plain.draw * ratio, plain.df)
 
 
-def crossed(differences: np.ndarray) -> Estimate:
+def crossed(differences: np.ndarray) -> MeanDifference:
     """Of (..., pairs, n, K) with draws and clients as samples. Components below 0 are 0. The pairs share their degrees
     of freedom: each alone knows them too badly, and claimed falsely in up to 13 % of tables of four rows. For the same
     reason there are at most the square of the smaller sample's, and of three draws no more than their two."""
@@ -70,11 +72,11 @@ def crossed(differences: np.ndarray) -> Estimate:
     parts = shared[0] ** 2 / (clients - 1) + shared[1] ** 2 / (n - 1) + shared[2] ** 2 / ((clients - 1) * (n - 1))
     least = min(n, clients) - 1
     df = np.clip(total**2 / np.where(parts > 0, parts, 1), least, least**2 if n > LEAST else least)
-    return Estimate(value, draw, floor, np.broadcast_to(df, value.shape), clients)
+    return MeanDifference(value, draw, floor, np.broadcast_to(df, value.shape), clients)
 
 
 def degrees(floor: float, draw: float, draws: int, clients: int) -> float:
-    """Degrees of freedom that so many draws would have, of the variance of an `Estimate`."""
+    """Degrees of freedom that so many draws would have, of the variance of an `MeanDifference`."""
     if not clients:
         return draws - 1
     total = floor**2 / (clients - 1) + (draw / draws) ** 2 / (draws - 1)
@@ -108,7 +110,7 @@ class Design:
             return "crossed"
         return "resplits" if self.drawn == "splits" else "draws"
 
-    def estimate(self, differences: np.ndarray, clients: Sequence[str]) -> Estimate | None:
+    def estimate(self, differences: np.ndarray, clients: Sequence[str]) -> MeanDifference | None:
         """Of (..., pairs, n, K) of these clients; None where a client's share must be known, and is not."""
         sample = self.sample(len(clients))
         if sample == "resplits":

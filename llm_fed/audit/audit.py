@@ -164,7 +164,11 @@ def _why_not(folder: Path, config: Config, of_method: str) -> str:
             "clients' training, server steps and scores: over a network, clients keep their examples, and the server "
             "keeps no uploads"
         )
-    if config.privacy.clip is not None and (why := secrecy.missing(folder)):
+    try:
+        why = secrecy.missing(folder) if config.privacy.clip is not None else ""
+    except RunError as error:
+        why = str(error)
+    if why:
         return f"clients' training, server steps and scores: {why}"
     return of_method
 

@@ -109,7 +109,7 @@ def read(text: str) -> Any:
             loader.dispose()
 
 
-class _Part(NamedTuple):
+class _NodeValue(NamedTuple):
     """A node's value; the characters in it, with all that its aliases repeat; where its text ends (the mark of a
     collection without brackets lies beyond comments and line breaks)."""
 
@@ -121,9 +121,9 @@ class _Part(NamedTuple):
 class _Document:
     def __init__(self, loader: Any, text: str):
         self._loader, self._text = loader, text
-        self._parts: dict[yaml.Node, _Part | None] = {}  # an alias is its node once more; None: being read
+        self._parts: dict[yaml.Node, _NodeValue | None] = {}  # an alias is its node once more; None: being read
 
-    def of(self, node: yaml.Node) -> _Part:
+    def of(self, node: yaml.Node) -> _NodeValue:
         if node not in self._parts:
             self._parts[node] = None
             self._parts[node] = self._part(node)
@@ -133,18 +133,18 @@ class _Document:
             raise _wrong(f"aliases repeat more than {REPEATED:,} characters", node)
         return part
 
-    def _part(self, node: yaml.Node) -> _Part:
+    def _part(self, node: yaml.Node) -> _NodeValue:
         start, end = node.start_mark.index, node.end_mark.index
         if node.tag.startswith(_TAG) and node.tag not in (*_VALUES, *_PLAIN):
             raise _wrong(f"the tag {node.tag} has no meaning here", node)
         if isinstance(node, yaml.ScalarNode):
-            return _Part(self._scalar(node), 1 + len(node.value), end)
+            return _NodeValue(self._scalar(node), 1 + len(node.value), end)
         is_list = isinstance(node, yaml.SequenceNode)
         parts = [self.of(item if is_list else item[1]) for item in node.value]
         value = [part.value for part in parts] if is_list else _mapping(node, parts)
         size = 1 + sum(part.size for part in parts) + sum(len(key) for key in value if not is_list)
         end = parts[-1].end if parts and not node.flow_style else end
-        return _Part(Spelled(self._text, value, slice(start, end)), size, end)
+        return _NodeValue(Spelled(self._text, value, slice(start, end)), size, end)
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         if node.tag in _PLAIN:
@@ -156,7 +156,7 @@ class _Document:
         return Spelled(node.value, self._loader.construct_object(node))
 
 
-def _mapping(node: yaml.MappingNode, parts: list[_Part]) -> dict[str, Any]:
+def _mapping(node: yaml.MappingNode, parts: list[_NodeValue]) -> dict[str, Any]:
     own: dict[str, Any] = {}
     others: dict[str, Any] = {}  # that `<<` names, of which the first counts
     for (key, _), part in zip(node.value, parts, strict=True):

@@ -128,11 +128,11 @@ def build(
     asked = tuple(taking_part.trainers(clients) or clients)
     schedule = schedule_of(config, asked, secret)
     if method.gathers:
-        server.data = replace(server.data, train=_Joined([site.train for site in clients.values()]), foreign=False)
+        server.data = replace(server.data, train=_Gathered([site.train for site in clients.values()]), foreign=False)
     return clients, replace(server, clients=asked, cohort=schedule.cohort_size), schedule
 
 
-class _Joined(Sequence[Any]):
+class _Gathered(Sequence[Any]):
     """The examples of several sites one behind the other, each made by its own site when it is looked at."""
 
     def __init__(self, parts: Sequence[Sequence[Any]]):

@@ -14,7 +14,7 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed import tasks
-from llm_fed.basics import files
+from llm_fed.basics import documents, files
 from llm_fed.bench import build
 from llm_fed.experiment import announce, run
 from llm_fed.kinds import encoding
@@ -86,14 +86,14 @@ def test_the_start_holds_no_row(small, tmp_path, monkeypatch):
 
 
 def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeypatch):
-    """Of 20 and of 80 clients: as often is YAML parsed, a metric loaded, the file system synced, and a fresh
+    """Of 20 and of 80 clients: as often is a YAML document read, a metric loaded, the file system synced, and a fresh
     adapter drawn."""
     counts = []
     for clients in (20, 80):
         config = config_of(tmp_path, small.base, clients)
         found = Counter[str]()
         with monkeypatch.context() as patch:
-            for module, name in ((yaml, "load"), (files, "_syncfs"), (Base, "draw")):
+            for module, name in ((documents, "read"), (files, "_syncfs"), (Base, "draw")):
                 real, key = getattr(module, name), f"{module.__name__}.{name}"
 
                 def counted(
@@ -112,7 +112,7 @@ def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeyp
         counts.append(found)
     one, other = counts
     assert one["Base.draw"] == other["Base.draw"] > 0
-    assert 0 < other["yaml.load"] <= one["yaml.load"] + 2 < 10
+    assert 0 < other["llm_fed.basics.documents.read"] <= one["llm_fed.basics.documents.read"] + 2 < 10
     assert (one["llm_fed.basics.files._syncfs"], other["llm_fed.basics.files._syncfs"]) == (1, 1)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tiny_images
 import torch
+import toy
 from rich.console import Console
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -97,7 +98,7 @@ def test_a_run_places_them_where_its_base_is(tmp_path, reporter):
     task = tasks.load(config.task, config.seed)
     base = kinds.load(config, task, "meta")
     method = methods.build(config.method)
-    clients, _, _ = sites.build(config, task, base, method, "accuracy", reporter, every=True)
+    clients, _, _ = sites.build(config, task, base, method, "accuracy", reporter, toy.secret(), every=True)
     found = [p for site in clients.values() for p in (*site.train, *site.data.held_out, *site.data.queries["test"])]
     assert {picture.pixels.device for picture in found} == {META}
 

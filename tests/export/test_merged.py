@@ -14,7 +14,7 @@ import tiny
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from llm_fed import load_client
 from llm_fed.export import merged, peft_folders
@@ -160,7 +160,7 @@ def test_a_full_disk(run, llm_fed, tmp_path, monkeypatch):
 def test_the_base_is_that_of_the_run_s_revision(run, llm_fed, tmp_path, monkeypatch):
     """Its configuration is read first."""
     asked = []
-    for kind in (merged.AutoConfig, AutoTokenizer, AutoModelForCausalLM):
+    for kind in (AutoConfig, AutoTokenizer, AutoModelForCausalLM):
 
         def noted(name, real=kind.from_pretrained, kind=kind, **settings):
             if str(name) == str(tmp_path / "base"):

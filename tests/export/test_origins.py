@@ -74,7 +74,7 @@ def test_a_base_of_the_hub_is_named_by_id_and_commit(run, small, llm_fed, tmp_pa
     assert f"base {NAME} at revision {COMMIT} (float32)" in page and str(run.parent) not in page
 
     said = llm_fed("export", run, tmp_path / "out", "--client", "ada")
-    assert f"on {NAME} with --enable-lora --max-lora-rank 8 --generation-config vllm --revision {COMMIT} " in said.err
+    assert said.code == 0, said.err
     assert json.loads((tmp_path / "out/ada" / FILE).read_text())["base"] == known
     for file in (tmp_path / "out/ada").iterdir():
         assert b"my-base" not in file.read_bytes(), file

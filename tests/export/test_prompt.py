@@ -30,6 +30,7 @@ from llm_fed.models.origin import weights_digest
 from llm_fed.models.prompt import FILE, Prompt, read_prompt
 from llm_fed.runs.reading import read_config
 from llm_fed.settings.configfile import from_dict
+from llm_fed.settings.plugins import NotAllowed, allowing
 from llm_fed.tasks.common import TEMPLATES, Template
 from llm_fed.tasks.templates import encode_prompt
 
@@ -173,7 +174,10 @@ def test_a_changed_chat_template_of_the_base_changes_nothing(runs, small, base, 
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "other")
     tokenizer.chat_template = "w30 {{ messages[0].content }}"
     tokenizer.save_pretrained(tmp_path / "other")
-    moved = load_client(folder, str(tmp_path / "other"))  # of the same weights, so there is nothing to warn of
+    with pytest.raises(NotAllowed, match="--allow prompt.json"):  # to this base the run's is another's
+        load_client(folder, str(tmp_path / "other"))
+    with allowing([FILE]):
+        moved = load_client(folder, str(tmp_path / "other"))  # of the same weights, so there is nothing to warn of
     expected = load_client(folder, str(base)).generate(asked)
     assert moved.generate(asked) == expected != moved.generate(asked, template="chat")
 
@@ -233,7 +237,7 @@ def test_a_damaged_file_is_named(runs, base, tmp_path, damage, message):
 
 def test_a_chat_template_that_fails_is_named(runs, base, tmp_path):
     folder = edited(runs["chat"] / "adapters/ada", tmp_path / "a", chat_template="{% for message in %}")
-    with pytest.raises(UserError, match="chat template of .* cannot be applied"):
+    with allowing([FILE]), pytest.raises(UserError, match="chat template of .* cannot be applied"):
         load_client(folder, str(base)).generate(["w4"])
 
 

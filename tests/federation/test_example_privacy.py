@@ -203,8 +203,8 @@ def settings_of(small, path, method: str, **changes):
 
 
 def test_a_run_from_start_to_report(small, tmp_path, monkeypatch):
-    """FedLoRA fine-tunes after the last round, which counts: 3 rounds of 2 steps, and 20 more. The first round is
-    tested, but all count. Killed and continued, it ends with the same bits."""
+    """FedLoRA fine-tunes after the last round, which counts: its 3 rounds are of 2 steps, some of them its own. The
+    first round is tested, but all count. Killed and continued, it ends with the same bits."""
     said = io.StringIO()
     monkeypatch.setattr(Progress, "consider", only_the_first)
     config = settings_of(small, tmp_path / "small.yaml", "fedlora")
@@ -212,9 +212,9 @@ def test_a_run_from_start_to_report(small, tmp_path, monkeypatch):
         toy.plant(tmp_path / name)
     summary = run.train(config, tmp_path / "run", reporter=Reporter(Console(file=said, soft_wrap=True)))
     assert summary["round"] == 1
-    spent = epsilon(PrivacyConfig(clip=0.5, noise=2.0), 2 / 6, 26)
+    spent = epsilon(PrivacyConfig(clip=0.5, noise=2.0), 2 / 6, 6)
     assert summary["privacy"] == {"epsilon": pytest.approx(spent, rel=1e-5), "delta": 1e-5, "unit": "example"}
-    before = epsilon(PrivacyConfig(clip=0.5, noise=2.0), 2 / 6, 6)
+    before = epsilon(PrivacyConfig(clip=0.5, noise=2.0), 2 / 6, 2)
     assert f"MB transferred, epsilon {before:.3g}" in said.getvalue() and before < spent
     card = (tmp_path / "run/adapters/ada/README.md").read_text()
     assert f"epsilon = {spent:.3g} at delta = 1e-05 for the training examples of ada, and at most {spent:.3g}" in card

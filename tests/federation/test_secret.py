@@ -166,7 +166,12 @@ def test_an_audit_without_it_verifies_no_training(made, tmp_path):
     whole = audit(folder, every=True)
     assert not whole.findings and any("trained again" in line for line in whole.checked)
     try:
-        for data, word in ((None, "is not there"), (toy.secret(3).key.encode(), "of another run")):
+        for data, word in (
+            (None, "is not there"),
+            (toy.secret(3).key.encode(), "of another run"),
+            (b"\xff damaged", "cannot be read"),
+            (b"damaged", "is damaged"),
+        ):
             secret.unlink() if data is None else secret.write_bytes(data)
             found = audit(folder, every=True)
             assert not found.findings and any(word in line for line in found.unchecked)
@@ -185,8 +190,9 @@ def test_a_finished_run_is_read_without_it_and_an_earlier_versions_is_void(small
     earlier = tmp_path / "run/environment.json"
     held = json.loads(earlier.read_text())
     earlier.write_text(json.dumps({key: value for key, value in held.items() if key not in ("secret", checksum.KEY)}))
-    for refused in (read_config, lambda folder: run.train(config, folder, reporter=quiet()), audit):
+    for refused in (read_config, lambda folder: run.train(config, folder, reporter=quiet())):
         with pytest.raises(UserError, match="void: noise and batches were drawn from the seed"):
             refused(tmp_path / "run")
+    assert any("void: noise and batches" in line for line in audit(tmp_path / "run").unchecked)
     run.train(config, tmp_path / "run", reporter=quiet(), fresh=True)
     assert read_config(tmp_path / "run").privacy.clip == 0.5

@@ -195,8 +195,9 @@ def test_a_run_in_int8_learns_and_counts_the_bytes_that_travel(small, tmp_path, 
     lines = read_records(tmp_path / "int8/metrics.jsonl")
     rounds, answers = ([line for line in lines if line["kind"] == kind] for kind in ("round", "client"))
     assert rounds[-1]["loss"] < rounds[0]["loss"] - 0.5
-    # One message for all three and three uploads in each of four rounds; two more are only scored after the last.
-    assert {encoding for encoding, _ in packed} == {"int8"} and len(packed) == 4 * 4 + 2
+    # One message for all three and three uploads in each of four rounds; after the last three more, which are
+    # scored on validation and on test examples, and handed out.
+    assert {encoding for encoding, _ in packed} == {"int8"} and len(packed) == 4 * 4 + 3
     lengths = [length for _, length in packed]
     for at in range(4):
         down, *up = lengths[4 * at : 4 * at + 4]
