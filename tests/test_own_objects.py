@@ -264,8 +264,10 @@ def test_a_raising_callback_ends_the_run_where_it_can_go_on(small, tmp_path, llm
     assert (whole.scores[-1][1], [type(each).__name__ for each in whole.results]) == ("test", ["Result"])
     assert adapters(tmp_path / "run") == adapters(tmp_path / "whole")
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
-    for words in (("eval", result.folder), ("audit", result.folder), ("chat", result.folder)):
-        llm_fed(*words).assert_refused("object::", "that a Python program gave as an object")
+    for command in ("eval", "chat"):
+        llm_fed(command, result.folder).assert_refused("object::", "that a Python program gave as an object")
+    audited = llm_fed("audit", result.folder)  # of files alone
+    assert audited.code == 3 and "that a Python program gave as an object" in audited.out
 
 
 def test_a_callback_stops_the_run(small, tmp_path):

@@ -118,7 +118,7 @@ def flower(
     section.check(loaded, data=False)
     from llm_fed.network import flower_app, limits  # with torch, so mistakes are named first
 
-    limits.check(loaded)
+    limits.check(flower_app.natural(loaded))
     name = flower_app.name_of(config.stem, str(loaded.method["name"]))
     folder = out_dir or Path("apps") / name
     note = flower_app.write(folder, loaded, name, config)

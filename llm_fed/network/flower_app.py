@@ -7,13 +7,14 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from llm_fed import methods, tasks
 from llm_fed.basics import documents
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.files import write_folder
-from llm_fed.settings.config import Config
+from llm_fed.settings.config import Config, PartitionConfig
 from llm_fed.settings.configfile import as_dict
 from llm_fed.settings.plugins import short
 
@@ -116,6 +117,11 @@ def _hyphenated(text: str) -> str:
     return re.sub("-+", "-", "".join(signs)).strip("-")
 
 
+def natural(config: Config) -> Config:
+    """A configuration without `task.partition`: over a network each machine names the data of its own clients."""
+    return replace(config, task=replace(config.task, partition=PartitionConfig()))
+
+
 def write(folder: Path, config: Config, name: str, source: Path | None = None) -> str:
     """Write the app: pyproject.toml, a package of two modules and the configuration, and an example of a policy.
 
@@ -137,7 +143,7 @@ def write(folder: Path, config: Config, name: str, source: Path | None = None) -
         raise UserError(f"{RULE}, as the name of an app's folder, so it would refuse {own!r}; give --out {better}")
     method, task, origin = config.method["name"], config.task.name, _origin(source)
     _check_origin(folder, origin)
-    text = origin + documents.dump(as_dict(config))
+    text = origin + documents.dump(as_dict(natural(config)))
     mark = hashlib.sha256(text.encode()).hexdigest()
     base = json.dumps(config.base.name)
     files = {
@@ -156,6 +162,11 @@ def write(folder: Path, config: Config, name: str, source: Path | None = None) -
         notes.append(
             f"The name {name} is also that of {', '.join(others)}, so at the server both would have the run folder "
             f"""runs/{name}; give one of them another: flwr run ... --run-config 'out="FOLDER"'"""
+        )
+    if config.task.partition.kind != "natural":
+        notes.append(
+            "(task.partition is left out: it divides one data set in a simulation; over a network each machine names "
+            "its own data and clients, with their test split)"
         )
     if config.delay.sigma or config.delay.drop_out:
         notes.append("(delay.* is virtual time of a simulation; over a network answers are late by themselves)")

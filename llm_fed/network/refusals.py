@@ -47,4 +47,5 @@ def _code(error: Exception) -> str:
         return error.code
     if isinstance(error, NotAllowed):
         return "code"
-    return "disk" if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"
+    own = error.__cause__ if isinstance(error, RunError) else error  # a checkpoint's says so in words of its own
+    return "disk" if isinstance(own, OSError) and own.errno in (errno.ENOSPC, errno.EDQUOT) else "failed"

@@ -67,14 +67,15 @@ def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
             f"{key}={name!r} is unknown{did_you_mean(name, known)}; known: {', '.join(known)}, and your own as "
             "package.module:Name"
         )
-    check_allowed(key, path, group)
+    check_allowed(key, name, group)
     return _load(f"{key}={name!r}" if path == name else f"{key}={name!r} ({path})", path)
 
 
 def check_allowed(key: str, name: str, group: str) -> None:
     """NotAllowed where this process may not look up what is named so, see `only`."""
     allowed = _allowed.get()
-    if allowed is not None and name not in {*allowed, *(_path_of(each, group) for each in allowed)}:
+    own = _path_of(name, group) or name
+    if allowed is not None and own not in {*allowed, *(_path_of(each, group) for each in allowed)}:
         raise NotAllowed(
             f"{key}={name!r} is not built into llm_fed, and to name it runs its code, which this machine's operator "
             f"has not allowed (allowed: {', '.join(allowed) or 'nothing'}); on a node of Flower, install it and add "

@@ -180,7 +180,7 @@ OTHERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("case", every.quick(OTHERS, ["rank", "alpha", "scaffold", "experts"]))
 def test_what_it_cannot_carry_is_told_to_the_server(small, tmp_path, capfd, case):
-    """The order's answer says it, and the other clients go on; of a clean twin nothing is said."""
+    """The node's log says it, the server learns that its log says more, and the other clients go on."""
     changes, lora, message = OTHERS[case]
     settings = tree(small, **{**AGREE, "rounds": 1, "eval": {"every": 0, "base": False}, **changes})
     network = NetworkInProcess(tmp_path, small, settings)
@@ -188,8 +188,10 @@ def test_what_it_cannot_carry_is_told_to_the_server(small, tmp_path, capfd, case
     network.workers[2] = llm_fed.network.patch(trainer)
     network_config = replace(network.config, network=replace(network.config.network, wait=0.1))
     server.train(network_config, tmp_path / "run", network)
-    told = capfd.readouterr().err + (tmp_path / "run/metrics.jsonl").read_text()
-    assert re.search(message, re.sub(r"\s+", " ", told))  # a line of the terminal may break anywhere
+    log, err = (re.sub(r"\s+", " ", text) for text in capfd.readouterr())  # a line of the terminal may break anywhere
+    told = err + (tmp_path / "run/metrics.jsonl").read_text()
+    assert re.search(message, log) and not re.search(message, told)
+    assert "the node could not do it (failed); its log says more" in told
 
 
 def test_it_answers_in_the_place_of_the_worker(small, tmp_path, monkeypatch):

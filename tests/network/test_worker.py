@@ -128,7 +128,7 @@ def test_a_folder_that_others_may_enter_takes_no_socket(home):
 
 
 def test_a_full_disk_at_a_client_is_its_own_trouble(small, tmp_path, monkeypatch):
-    """The order fails with a reason, nothing half-written stays, and the next one continues from what was there."""
+    """The server learns its code, nothing half-written stays, and the next order continues from what was there."""
     from network import NetworkInProcess
 
     from llm_fed.network import clients, server
@@ -148,7 +148,7 @@ def test_a_full_disk_at_a_client_is_its_own_trouble(small, tmp_path, monkeypatch
     server.train(link.config, tmp_path / "run", link)
     events = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "event"]
     assert [(line["round"], line["client"]) for line in events] == [(2, "bob")]
-    assert "No space left on device" in events[0]["reason"]
+    assert "the node's disk is full (disk)" in events[0]["reason"]
     assert not list((tmp_path / "home-bob").rglob("*.partial"))
     afters = [order["after"] for order in link.orders if order["kind"] == "train" and order["client"] == "bob"]
     assert afters == [0, 1, 1]
