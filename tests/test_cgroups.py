@@ -17,6 +17,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from llm_fed.basics import cgroups
+from llm_fed.basics.errors import UserError
 from llm_fed.commands import doctor
 from llm_fed.engine import gradients
 from llm_fed.engine.memory import free_memory
@@ -130,10 +131,8 @@ def test_a_limit_counts_wherever_memory_is_planned(small, tmp_path, monkeypatch)
     assert choose_clients_per_pass("auto", 9, state, cpu) == 1  # 5000 / 4 / (5 * 4 * 50)
     assert gradients._most_rows(torch.zeros(3, 2, 10)) == 3  # 5000 / 4 / (10 * 4 * 10)
     assert "within memory.max of the control group /job_7, which is 2.0 GiB" in doctor._space()
-    plan = run.dry_run(from_dict(small.tree()), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
-    rows = plan.cost_rows()
-    assert rows["free"].startswith("5.0 kB of memory (with the base loaded; limited by memory.max of the control group")
-    assert rows["fits"].startswith("no, ")
+    with pytest.raises(UserError, match="and 5.0 kB are free"):
+        run.dry_run(from_dict(small.tree()), tmp_path / "run", reporter=Reporter(Console(quiet=True)))
     with Run(tmp_path / "other", from_dict(small.tree())) as opened:
         opened.begin()
         assert opened.checkpoints.store.limit == 2500  # the rest is on the disk

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 
 from llm_fed.basics.errors import UserError
 from llm_fed.commands.finished import compare_runs
-from llm_fed.settings.configfile import as_dict, from_dict
+from llm_fed.runs.reading import config_text
+from llm_fed.settings.configfile import from_dict
 
 SCORES = {0: 50.0, 1: 47.0, 2: 55.0, 3: 52.0}  # of fedit, by seed
 
@@ -23,7 +23,7 @@ def write(folder: Path, seed: int, method: dict, score: float, **changes) -> Pat
     clients = {"ada": score + 5, "bob": score - 5}
     run = folder / f"{method['name']}-{len(list(folder.glob('*')))}"
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text(yaml.safe_dump(as_dict(config)))
+    (run / "config.yaml").write_text(config_text(config))
     scores = {"metric": "rouge1", "clients": clients, "mean": score, "worst_half": score - 5}
     examples = dict.fromkeys(clients, {"train": 16, "test": 4})
     done = {"method": method["name"], "round": 3, "scores": scores, "examples": examples}

@@ -22,7 +22,7 @@ from llm_fed.kinds.language import load_base
 from llm_fed.method.site import Site
 from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.reading import read_config
+from llm_fed.runs.reading import FORMAT, read_config
 from llm_fed.settings import configfile
 from llm_fed.state import State, combine
 
@@ -192,7 +192,7 @@ def test_runs_without_a_pool_are_refused(finished, local, small, tmp_path):
         folder = tmp_path / name
         folder.mkdir()
         tree = configfile.as_dict(read_config(source))
-        (folder / "config.yaml").write_text(yaml.safe_dump(tree | changes))
+        (folder / "config.yaml").write_text(yaml.safe_dump({"format": FORMAT} | tree | changes))
         (folder / "summary.json").write_bytes((source / "summary.json").read_bytes())
         return folder
 

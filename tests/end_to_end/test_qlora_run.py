@@ -138,7 +138,7 @@ def test_an_adapter_is_used_on_the_base_as_it_was_quantised_in_training(train, w
     said = llm_fed("merge", "mean", "--fed", run, "--local", whole, "--out", tmp_path / "mixed", "--client", "ada")
     assert "--fed was trained on the base in nf4, and --local on it in full precision; here it is in full" in said.err
     said = llm_fed("export", run, tmp_path / "out", "--client", "bob")
-    assert "--dtype float32 --quantization bitsandbytes; see" in said.err and "--quantize bitsandbytes-nf4" in said.err
+    assert "vLLM and LoRAX can serve bob" in said.err
     assert "in nf4" not in llm_fed("eval", "--base", wide.base, "--adapter", whole / "adapters/bob", *data).err
 
 

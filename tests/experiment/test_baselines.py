@@ -16,7 +16,6 @@ from llm_fed.commands import compare
 from llm_fed.commands.api import open_run
 from llm_fed.experiment import finish, simulation
 from llm_fed.experiment import run as experiment
-from llm_fed.runs.reading import saved_config
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
@@ -124,24 +123,6 @@ def test_the_report_has_both(small, tmp_path):
     for part in ("<dt>the base alone</dt>", "<dt>the best rule</dt><dd>100.0</dd>", '<th scope="col">rule</th>',
                  "most frequent answer (ada, bob, cyd)", "The mean is below that of the rule"):  # fmt: skip
         assert part in page
-
-
-def test_a_run_of_before_has_dashes(small, llm_fed, tmp_path, monkeypatch):
-    """Its configuration lacks the key, or says false, and its summary has neither score."""
-    path = small.config(tmp_path / "c.yaml", rounds=1, eval={"base": False})
-    with monkeypatch.context() as patch:
-        patch.setattr("llm_fed.experiment.baselines.best_rules", lambda experiment: {})
-        assert llm_fed("run", path, "--out", tmp_path / "run").code == 0
-    saved = tmp_path / "run/config.yaml"
-    old = yaml.safe_load(saved.read_text())
-    assert old["eval"].pop("base") is False
-    saved.write_text(yaml.safe_dump(old))
-    assert saved_config(tmp_path / "run")["eval"]["base"] is False
-    again = llm_fed("run", small.config(tmp_path / "now.yaml", rounds=1), "--out", tmp_path / "run")
-    assert again.code == 0 and "is complete" in again.err
-    row = next(line for line in again.out.splitlines() if "mean" in line)
-    assert [cell.strip() for cell in row.split("│")[2:4]] == ["-", "-"] and "rule:" not in again.out
-    assert open_run(tmp_path / "run").rule == {}
 
 
 def test_an_unfinished_run_of_before_continues(small, tmp_path, monkeypatch, scored_bases):

@@ -138,39 +138,12 @@ def test_directions_are_derivatives_by_the_coefficients(run, analysis):
     torch.testing.assert_close(slope.float(), numeric.float(), rtol=0.02, atol=2e-3)
 
 
-def test_span_of_a_search(config, analysis, capsys):
-    """Losses where a round's search began, stood and ended; a longer one ends lower on the data that it searched on."""
-    words = ["task.server.name=null", "task.server.path=null", "task.server.examples=8"]
-    run = config.parent / "own"
-    experiment.train(configfile.load(config, words), run)
-    analysis("span", run, "--epochs", 60)
-    rows = {(int(row["round"]), row["at"]): row for row in table(run / "analysis" / "span.csv")}
-    assert {at for _, at in rows} == {"zero", "fallback", "found", "longer"}
-    last = max(round for round, _ in rows)
-    server = {at: float(rows[last, at]["server"]) for at in ("zero", "fallback", "found", "longer")}
-    assert server["longer"] == min(server.values()) and "longer" in capsys.readouterr().out
-    built = build.prepare(configfile.load(run / "config.yaml"), Reporter())
-    model = restore(Checkpoints(run / "checkpoints").load(last), built.clients, built.server).state["model"]
-    pictures = built.server.data.queries["test"]
-    (outcome,) = built.runtime.run({"server": built.server.losses_of([model], pictures)}).values()
-    assert float(rows[last, "found"]["test"]) == pytest.approx(outcome[0], abs=1e-4)
-
-
-def test_span_wants_data_of_the_own_domain(run, analysis, capsys):
+def test_directions_want_a_run_that_searched(config, analysis, capsys):
+    run = config.parent / "no search"
+    experiment.train(configfile.load(config, ["method=fedavg", "rounds=1", "checkpoint.keep_rounds=[1]"]), run)
     with pytest.raises(SystemExit, match="2"):
-        analysis("span", run)
-    assert "needs examples of the clients' own domain" in capsys.readouterr().err
-
-
-def test_span_and_directions_want_a_run_that_searched(config, analysis, capsys):
-    own = ["task.server.name=null", "task.server.path=null", "task.server.examples=8"]
-    nobody_answered = ["delay.drop_out=0.999", "method=feddle"]
-    for name, words in (("span", [*own, *nobody_answered]), ("directions", ["method=fedavg"])):
-        run = config.parent / f"no search for {name}"
-        experiment.train(configfile.load(config, [*words, "rounds=1", "checkpoint.keep_rounds=[1]"]), run)
-        with pytest.raises(SystemExit, match="2"):
-            analysis(name, run)
-        assert "had not searched by round 1; give a run of Feddle" in capsys.readouterr().err
+        analysis("directions", run)
+    assert "had not searched by round 1; give a run of Feddle" in capsys.readouterr().err
 
 
 def test_updates_against_the_mean_of_all_clients(config, analysis, tmp_path):
