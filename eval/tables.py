@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
 SUMMARIES = ("average", "worst_half")
+CONTROL = "pooled"  # all rows in one place: it shows what sharing could reach, and is no method of federation
 BASELINES = ("base", "rule")
 TENTH = 0.1  # by which the work of rows may differ before it is said
 _ONLY_IF_ANY = (
@@ -233,8 +234,10 @@ class Table:
 
     @property
     def by_validation(self) -> dict[str, float]:
-        """The rows with their mean validation scores, the best first; empty unless each has one for every seed."""
-        found = {row.label: [result.validation for result in row.results.values()] for row in self.rows}
+        """The rows with their mean validation scores, the best first, without the control, which no federation can
+        have; empty unless each has one for every seed."""
+        rows = [row for row in self.rows if row.method != CONTROL]
+        found = {row.label: [result.validation for result in row.results.values()] for row in rows}
         if any(None in scores or len(scores) < len(self.seeds) for scores in found.values()):
             return {}
         means = {label: fmean(score for score in scores if score is not None) for label, scores in found.items()}

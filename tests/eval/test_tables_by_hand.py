@@ -147,6 +147,15 @@ def with_baselines(draws: int, **rows: float) -> Table:
     return Table("rouge1", range(draws), 1_000, found)
 
 
+def test_validation_chooses_among_methods_and_not_the_control():
+    scores = {"pooled": 90.0, "local": 70.0, "fedit": 80.0}
+    rows = [
+        ComparisonRow(name, [], name, COSTS, {0: replace(result(1, 2), validation=score)})
+        for name, score in scores.items()
+    ]
+    assert list(Table("rouge1", [0], 1, rows).by_validation.items()) == [("fedit", 80.0), ("local", 70.0)]
+
+
 def test_base_and_rule_come_first_and_are_no_methods():
     table = with_baselines(3, good=60, bad=40)
     labels = [line.split(" | ")[0].strip("| ") for line in table.as_markdown().splitlines()[2:6]]
