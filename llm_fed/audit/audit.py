@@ -21,7 +21,7 @@ from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.basics.rng import Secret
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
-from llm_fed.experiment.environment import WAYS, environment, use_recorded
+from llm_fed.experiment.environment import WAYS, environment
 from llm_fed.kinds import Kind
 from llm_fed.runs import digests, secrecy
 from llm_fed.runs.folder import Run
@@ -237,7 +237,6 @@ def _replay(
     """
     experiment = prepare(config, reporter, base=base, known=known, secret=secret)
     experiment.runtime.clients_per_pass = recorded["clients_per_pass"]
-    use_recorded(experiment, recorded)
     with TemporaryDirectory() as scratch, Run(Path(scratch) / "replay", config) as run:
         run.begin()
         if secret:

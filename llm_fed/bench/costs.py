@@ -107,9 +107,6 @@ def after_a_step(method: Method, server: Server, state: Message, messages: Mappi
 class _Idle:
     """An engine whose answers have the right shape for what a server asks, without the work."""
 
-    packing: tuple[int, int] | None = None
-    keyed_masks = False
-
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         return [_IDLE[type(request)](request) for request in requests]
 

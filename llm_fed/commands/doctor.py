@@ -29,7 +29,6 @@ def examine() -> list[dict[str, Any]]:
         "speed of bfloat16": _dtypes,
         "fused training (two clients, one step, shipped base)": lambda: _train(None),
         "4-bit base (bitsandbytes nf4)": lambda: _train("nf4"),
-        "packing of micro-batches": _packing,
         "metrics without network": _metrics,
     }
     findings = []
@@ -87,27 +86,6 @@ def _train(quantization: Literal["nf4"] | None) -> str:
         if isinstance(result, Exception):
             raise result
     return f"loss {results[0].losses[0]:.3f}"  # type: ignore[union-attr]
-
-
-def _packing() -> str:
-    """What a run would measure before it trains, here on the shipped base."""
-    from llm_fed.engine.adapted import AdaptedModel
-    from llm_fed.engine.calibration import calibrate
-    from llm_fed.engine.memory import budget_and_overhead
-    from llm_fed.kinds.language import load_base
-    from llm_fed.models.lora import Lora
-
-    if not torch.cuda.is_available():
-        budget, overhead = budget_and_overhead(torch.device("cpu"))
-        return (
-            f"at most {budget:,} tokens per micro-batch, which has the overhead of {overhead} tokens (fixed numbers on "
-            "a CPU)"
-        )
-    base = load_base(BaseConfig(name=str(TINY_BASE), dtype="auto"), "cuda")
-    structure = Lora(8, 16, 0.0, ("q_proj", "v_proj"))
-    calibration = calibrate(AdaptedModel(base.model, structure, autocast=base.autocast))
-    said = calibration.in_words() if calibration else "nothing is measured"
-    return f"where passes are not captured, on the shipped base {said}"
 
 
 def _metrics() -> str:

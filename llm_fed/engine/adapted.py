@@ -33,12 +33,10 @@ class AdaptedModel:
     structure: Lora
     examples: Examples = TEXT
     autocast: torch.dtype | None = None  # compute in this dtype; the adapters keep theirs
-    budget: int | None = None  # most tokens of a micro-batch; None: as of `packing`
-    packing: tuple[int, int] | None = None  # budget and overhead as measured (`calibration`); None: by device
+    budget: int | None = None  # most tokens of a micro-batch; None: by device
     captures: Captures | None = None  # of training passes; None: they run as they are written
     padding_free: PaddingFree | None = None  # whether training lays texts end to end; None: in rows with padding
     fuses: bool = False  # whether training passes compute elementwise work `fused`
-    keyed_masks: bool = False  # whether dropout masks are computed from keys (`dropout`), and not drawn
 
     @property
     def device(self) -> torch.device:
@@ -48,12 +46,12 @@ class AdaptedModel:
     @property
     def overhead(self) -> int:
         """What one more micro-batch costs in tokens."""
-        return (self.packing or budget_and_overhead(self.device))[1]
+        return budget_and_overhead(self.device)[1]
 
     @property
     def most_tokens(self) -> int:
         """Of a micro-batch."""
-        return self.budget or (self.packing or budget_and_overhead(self.device))[0]
+        return self.budget or budget_and_overhead(self.device)[0]
 
     def bank(self, num_rows: int, dtype: torch.dtype = torch.float32, train: str = r".*") -> AdapterBank:
         """So many adapters around the base, all zero, see `AdapterBank`."""

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
-from llm_fed.engine.dropout import Dropped, MaskKeys, numbers, words_of
 from llm_fed.engine.routed import RoutedExperts, in_place_of
 from llm_fed.engine.tokens import ALIGNED, AdapterTokens, TokenGroups, TokenRows
 from llm_fed.models.frozen import device_of, freeze
@@ -171,7 +169,7 @@ class AdapterBank:
     def attached(
         self,
         index: Tensor,
-        masks: Tensor | MaskKeys | None = None,
+        masks: Tensor | None = None,
         mix: Tensor | None = None,
         listen: Callable[[Tensor], None] | None = None,
         each: Tensor | None = None,
@@ -189,7 +187,7 @@ class AdapterBank:
 
         Args:
             index: (N,), int64; on the CPU unless `below` is given.
-            masks: (N, T, D) from `draw_masks`: the inputs x that are kept; or keys that say so. None: no dropout.
+            masks: (N, T, D) from `draw_masks`: the inputs x that are kept; None: no dropout.
             mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
             each: (M, P): what takes the gradients of rows of the batch by themselves, in the place of `grads`.
             into: (N,), which row of `each` takes that of each row of the batch (default: each its own).
@@ -231,7 +229,6 @@ class AdapterBank:
             tokens: AdapterTokens = groups or TokenRows(len(index))
             if mix is not None:
                 mix = mix.to(self.rows)[None] if groups else mix.to(self.rows)[:, None]
-            drops = self._drops(masks)
             for name, module in self.targets.items():
                 if name in below:
                     handles.append(module.register_forward_hook(below[name]))
@@ -244,8 +241,8 @@ class AdapterBank:
                     router=chosen.get(router(name)),
                     mix=mix,
                     scaling=self.structure.scaling,
-                    kept=self._kept / 2**16 if drops else 1,
-                    drop=drops.get(name),
+                    kept=1 if masks is None else self._kept / 2**16,
+                    mask=None if masks is None else masks[..., self._inputs[name]],
                     listen=listen,
                     lengths=self._lengths(name, module, chosen) if self.structure.dora else None,
                 )
@@ -261,17 +258,6 @@ class AdapterBank:
             for handle in handles:
                 handle.remove()
             self._attached = False
-
-    def _drops(self, masks: Tensor | MaskKeys | None) -> dict[str, Callable[[Tensor], Tensor]]:
-        """By layer what leaves some of its inputs (N, T, in) out; empty without masks."""
-        if masks is None:
-            return {}
-        if isinstance(masks, Tensor):
-            return {name: partial(_masked, mask=masks[..., place]) for name, place in self._inputs.items()}
-        words = [words_of(place.stop - place.start) for place in self._inputs.values()]
-        steps = numbers(0, sum(words), self.rows.device).split(words)
-        dropped = partial(_dropped, keys=masks.of, below=self._kept - 2**15)
-        return {name: partial(dropped, steps=its) for name, its in zip(self._inputs, steps, strict=True)}
 
     def _may_be_taken_at_once(self, rows: Tensor, groups: TokenGroups | None) -> bool:
         """Whether one launch can take all entries of the rows that are wanted: each then lies where products of 16 bits
@@ -363,7 +349,7 @@ class _Adapted:
     mix: Tensor | None  # (N, 1, E), or (1, S, E) of tokens
     scaling: float
     kept: float  # the share of the inputs that masks keep
-    drop: Callable[[Tensor], Tensor] | None  # leaves some of the inputs (N, T, in) out
+    mask: Tensor | None  # (N, T, in) the inputs that are kept
     listen: Callable[[Tensor], None] | None  # to what a router says
     lengths: Tensor | None = None  # (N, 1, out) by which DoRA multiplies the layer's outputs
 
@@ -380,11 +366,11 @@ class _Adapted:
                 f"weight makes {wanted[1]} of {wanted[0]}; leave it out of adapter.target_modules"
             )
         weights, scaling = self._weights(x), self.scaling
-        if masked := self.drop is not None and not shared:
-            assert self.drop is not None
-            x, scaling = self.drop(x), scaling / self.kept
+        mask = None if shared else self.mask
+        if mask is not None:
+            x, scaling = x * mask[:, : x.shape[1]].to(device), scaling / self.kept  # a layer may see fewer tokens
         if self.lengths is not None:
-            y = self._with_lengths(module, x, y, scaling, masked, autocast)
+            y = self._with_lengths(module, x, y, scaling, mask is not None, autocast)
             return y.view(len(y), *output.shape[1:]).to(output.dtype)
         hidden = self.tokens.product(x, self.a.to(device))  # (N, T, E r)
         if weights is not None:
@@ -433,16 +419,6 @@ class _Whole:
         w = self.weight.mT
         y = torch.bmm(x, w) if self.bias is None else torch.baddbmm(self.bias[:, None], x, w)
         return y.view(output.shape).to(output.dtype)
-
-
-def _masked(x: Tensor, mask: Tensor) -> Tensor:
-    return x * mask[:, : x.shape[1]].to(x.device)  # a layer may see fewer tokens than others
-
-
-def _dropped(x: Tensor, keys: Tensor, steps: Tensor, below: int) -> Tensor:
-    dropped = Dropped.apply(x, keys[:, : x.shape[1]].to(x.device), steps.to(x.device), below)
-    assert isinstance(dropped, Tensor)
-    return dropped
 
 
 def _joined(parts: list[Tensor], dim: int) -> Tensor:

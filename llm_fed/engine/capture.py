@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from llm_fed.engine import end_to_end
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.dropout import MaskKeys
 from llm_fed.engine.laid import Laid, Static
 from llm_fed.engine.masks import not_captured
 from llm_fed.engine.memory import out_of_memory
@@ -62,8 +61,7 @@ class Captures:
             self.say(f"training passes are not captured: {why}")
             return None
         dtype = jobs[0].start.row.dtype
-        ways = model.fuses, model.keyed_masks
-        key = id(model.model), model.structure, model.autocast, type(model.examples), dtype, trained, ways
+        key = id(model.model), model.structure, model.autocast, type(model.examples), dtype, trained, model.fuses
         stage = self._stages.pop(key, None)
         if stage is None or len(stage.losses) < len(jobs):
             stage = Stage(self, model, len(jobs), dtype, trained)
@@ -182,13 +180,13 @@ class Stage:
 
         Args:
             laid: on the host.
-            seeds, sizes: of the rows' dropout masks, where it has no keys of them.
+            seeds, sizes: of the rows' dropout masks.
         """
         flat = laid.groups is not None
         wide = _flat_widened(laid, self.grid, self.longest) if flat else _widened(laid, self.grid)
         slot = self._slot(wide)
         slot.static.fill(wide)
-        if self.bank.drops and wide.masks is None:
+        if self.bank.drops:
             self.bank.draw_masks(seeds, sizes, out=slot.static.laid.masks, end_to_end=flat)
         slot.uses += 1
         if slot.replay is None and slot.uses > USES and not (slot.never or self._barred):
@@ -214,7 +212,7 @@ class Stage:
         slot = self._slots.pop(key, None)
         if slot is None:
             static = Static(wide, self.losses.device)
-            if self.bank.drops and wide.masks is None:
+            if self.bank.drops:
                 static.laid = replace(static.laid, masks=self._masks_of(rows, tokens))
             slot = Slot(static)
         self._slots[key] = slot  # the last one used is the last to go
@@ -312,11 +310,8 @@ def _widened(laid: Laid, grid: Grid) -> Laid:
     batch = widened(laid.batch, grid)
     rows, tokens = batch.input_ids.shape
     wide = _with_targets(laid, len(batch.labels))
-    masks = _widened_keys(laid, rows, tokens)
     mix = None if laid.mix is None else repeated(laid.mix, rows)
-    return replace(
-        wide, batch=batch, index=repeated(laid.index, rows), into=repeated(laid.into, rows), mix=mix, masks=masks
-    )
+    return replace(wide, batch=batch, index=repeated(laid.index, rows), into=repeated(laid.into, rows), mix=mix)
 
 
 def _flat_widened(laid: Laid, grid: Grid, longest: int) -> Laid:
@@ -328,12 +323,7 @@ def _flat_widened(laid: Laid, grid: Grid, longest: int) -> Laid:
     ends[-1] = tokens
     groups = replace(groups, ends=ends, of=repeated(groups.of, tokens), known=None)
     mix = None if laid.mix is None else repeated(laid.mix, tokens)
-    masks = _widened_keys(laid, 1, tokens)
-    return replace(_with_targets(laid, len(batch.labels)), batch=batch, groups=groups, mix=mix, masks=masks)
-
-
-def _widened_keys(laid: Laid, rows: int, tokens: int) -> MaskKeys | None:
-    return laid.masks.widened(rows, tokens) if isinstance(laid.masks, MaskKeys) else None
+    return replace(_with_targets(laid, len(batch.labels)), batch=batch, groups=groups, mix=mix)
 
 
 def _with_targets(laid: Laid, targets: int) -> Laid:

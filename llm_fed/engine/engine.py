@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import ClientError, UserError
-from llm_fed.engine import capture, classifying, fit, gradients, inference, padding_free
+from llm_fed.engine import classifying, fit, gradients, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import Answering, answers
 from llm_fed.engine.bank import AdapterBank
@@ -52,13 +52,10 @@ class Engine(Answering):
     Attributes:
         budget: most tokens of a micro-batch, found at the first training; it decides the packing, hence the bits.
         work: of all training since it was last taken.
-        packing: budget and overhead of micro-batches as they were measured; None: by device.
         captures: of training passes; None: they run as they are written.
         padding_free: whether training lays texts end to end; None: in rows with padding.
         untried: why a GPU computes passes of this base as they are written, unless it is asked otherwise.
         as_written: the same, where that is why it does so; empty where nothing else would be expected.
-        keyed_masks: whether dropout masks are computed from keys, in the place of being drawn; runs keep what they
-            began with, on whatever device.
         fuses: what computes elementwise work `fused`, in words; empty: nothing does.
     """
 
@@ -67,10 +64,9 @@ class Engine(Answering):
         self.work = Work()
         self.evaluation = evaluation or EvalConfig()
         self.budget: int | None = None
-        self.packing: tuple[int, int] | None = None
         self.captures: Captures | None = None
         self.padding_free: PaddingFree | None = None
-        self.fuses, self.keyed_masks = "", False
+        self.fuses = ""
         self.untried = self.as_written = ""
         self._whole: dict[Structure, WholeModel] = {}
 
@@ -92,7 +88,6 @@ class Engine(Answering):
             self.captures.begin(forced=config.capture == "on")
         self.padding_free = PaddingFree(forced=config.padding_free == "on") if chosen.padding_free else None
         self.fuses = chosen.fused
-        self.keyed_masks = config.capture == "on" and self.base.device.type == "cuda"  # no GPU has tried them yet
         if config.padding_free == "on":
             for structure, private in dict.fromkeys((site.structure, site.private is not None) for site in sites):
                 PaddingFree().check(self.adapted(structure), private=private)
@@ -131,20 +126,9 @@ class Engine(Answering):
         """The base under adapters of this structure."""
         base = self.base
         return AdaptedModel(
-            base.model, structure, base.examples(structure), base.autocast, self.budget, self.packing, self.captures,
-            self.padding_free, bool(self.fuses), self.keyed_masks,
+            base.model, structure, base.examples(structure), base.autocast, self.budget, self.captures,
+            self.padding_free, bool(self.fuses),
         )  # fmt: skip
-
-    def lays_out(self, structure: Any, *, private: bool) -> bool:
-        """Whether training passes are captured or without padding, as far as that is known before a method asks for
-        some.
-
-        Args:
-            private: whether gradients of single examples are asked for.
-        """
-        model = self.adapted(structure)
-        captured = self.captures is not None and not capture.never(model, private=private)
-        return captured or (self.padding_free is not None and not padding_free.never(model, private=private))
 
     def whole(self, structure: Structure) -> WholeModel:
         """The model, or models side by side, that clients of this structure train whole."""

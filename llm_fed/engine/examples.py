@@ -25,7 +25,6 @@ from llm_fed.method.losses import divergence, token_losses
 from llm_fed.models.joined import Answer, full
 from llm_fed.models.rotary import regimes, row_positions
 from llm_fed.state import State
-from llm_fed.tasks.common import Encoded
 
 
 class Batch(Protocol):
@@ -136,11 +135,6 @@ class Examples(ABC):
             "another base or method"
         )
 
-    def probe(self, length: int, targets: int) -> Any:
-        """An example of so many tokens and targets, with which time and memory are measured; None where all examples
-        are alike."""
-        return None
-
 
 class Text(Examples):
     """Token sequences (`packing.TokenSequence`) of a causal language model; each target token is one target."""
@@ -153,9 +147,6 @@ class Text(Examples):
 
     def length(self, example: TokenSequence) -> int:
         return len(example.input_ids)
-
-    def probe(self, length: int, targets: int) -> Encoded:
-        return Encoded([1] * length, [place >= length - targets for place in range(length)])
 
     def logits(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:
         """(targets, vocabulary) in float32, as transformers computes its loss."""

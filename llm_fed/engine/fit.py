@@ -21,7 +21,6 @@ from llm_fed.basics.rng import derive
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Stage, refusal
-from llm_fed.engine.dropout import mask_keys
 from llm_fed.engine.end_to_end import flattened
 from llm_fed.engine.examples import Batch, Examples
 from llm_fed.engine.inference import log_likelihoods
@@ -243,10 +242,8 @@ class FusedFit:
         laid = on_device(self._on_host(step, rows, weights, drifts), self.device)
         wanted = self._taught(laid.batch, [self.jobs[k].batches[step][n] for k, n, _ in rows])
         below = self.bank.beneath([k for k, _, _ in rows for _ in range(self.examples.each)])
-        if laid.masks is None:
-            masks = self.bank.draw_masks(*self._dropout(step, rows), end_to_end=not self.in_rows)
-            laid = replace(laid, masks=masks)
-        return replace(laid, wanted=wanted, below=below)
+        masks = self.bank.draw_masks(*self._dropout(step, rows), end_to_end=not self.in_rows)
+        return replace(laid, wanted=wanted, below=below, masks=masks)
 
     def _end_to_end(self, step: int, rows: Sequence[Any], weights: Tensor) -> Laid:
         """A micro-batch without padding, on the host. Its examples are in the order of clients."""
@@ -266,12 +263,8 @@ class FusedFit:
 
     def _on_host(self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float]) -> Laid:
         if self.in_rows:
-            laid = self._side_by_side(step, rows, weights, drifts)
-        else:
-            laid = self._end_to_end(step, rows, weights)
-        if self.model.keyed_masks and self.bank.drops:
-            laid = replace(laid, masks=mask_keys(*self._dropout(step, rows), end_to_end=not self.in_rows))
-        return laid
+            return self._side_by_side(step, rows, weights, drifts)
+        return self._end_to_end(step, rows, weights)
 
     def _side_by_side(self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float]) -> Laid:
         of, owners = self.examples, [k for k, _, _ in rows]

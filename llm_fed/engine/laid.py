@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from llm_fed.engine.deltas import DeltaHook
-from llm_fed.engine.dropout import MaskKeys
 from llm_fed.engine.tokens import TokenGroups
 
 Item = TypeVar("Item")
@@ -36,7 +35,7 @@ class Laid:
     owners: Sequence[int]  # the row of the bank of each example, for the host
     mix: Tensor | None = None  # (N, E)
     columns: Tensor | None = None  # (examples, numbers): what a loss of one's own is given, see `own_losses`
-    masks: Tensor | MaskKeys | None = None  # of dropout
+    masks: Tensor | None = None  # of dropout
     wanted: Tensor | None = None  # (targets, C) the teachers' logits
     below: Mapping[str, DeltaHook] = field(default_factory=dict)  # what lies beneath the adapters, by layer
     groups: TokenGroups | None = None

@@ -19,7 +19,7 @@ from llm_fed.method.losses import divergence, token_losses
 from llm_fed.method.objectives import Likelihoods, preference_losses
 from llm_fed.models.joined import full
 from llm_fed.settings.objective import ObjectiveConfig
-from llm_fed.tasks.common import AnswerPair, Encoded, Judged
+from llm_fed.tasks.common import Encoded
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,6 @@ class Pairs(Examples):
         uniform = torch.stack([torch.rand((), generator=own, dtype=torch.float64) for own in generators])
         return replace(batch, swapped=(uniform >= likely).to(logits.device))
 
-    def probe(self, length: int, targets: int) -> Any:
-        half = TEXT.probe(length // 2, targets // 2)
-        return AnswerPair(half, half)
-
     def _likelihoods(self, tokens: Tensor, batch: PreferenceBatch) -> Likelihoods:
         """Of the log-likelihoods (n,) of target tokens."""
         rows, number = batch.texts.rows.to(tokens.device), len(batch.rows) * self.each
@@ -142,10 +138,6 @@ class JudgedAnswers(Pairs):
 
     def texts(self, example: Any) -> Sequence[Encoded]:
         return (example.text,)
-
-    def probe(self, length: int, targets: int) -> Any:
-        text = TEXT.probe(length, targets)
-        return Judged(text, True, text)
 
 
 def examples_of(objective: ObjectiveConfig) -> Examples:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 import torch
 
 from llm_fed.bench.build import Experiment
-from llm_fed.engine.calibration import Calibration, calibrate
-from llm_fed.engine.footprint import training_copies
 from llm_fed.engine.ways import ways
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
@@ -27,7 +24,6 @@ WAYS = {"capture": "captured", "padding_free": "padding_free", "fused": "fused"}
 def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
     """Record it in environment.json; a continued run takes over what it can, and says what has changed.
 
-    A run that begins on a GPU also measures how to pack micro-batches there, before anything is trained.
     The environment with which it is continued is recorded as well, as an item of `continued`. Beside each lies which
     base it is, as far as that can be known; a run that moves finds its base elsewhere, so this is not compared here.
     """
@@ -39,17 +35,10 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     now["base"] = experiment.base.source.as_json()
     recorded = run.recall("environment.json")
     if recorded is None:
-        if engine.keyed_masks:
-            now["keyed_masks"] = True
         if config.privacy.clip is not None:
             now["secret"] = run.secret.mark
-        if measured := packing(experiment):
-            now["packing"] = measured.as_json()
-            use_recorded(experiment, now)
-            reporter.note(f"packing of micro-batches, measured here: {measured.in_words()}")
         run.remember("environment.json", now)
         return
-    use_recorded(experiment, recorded)
     before = recorded
     experiment.runtime.clients_per_pass = now["clients_per_pass"] = before["clients_per_pass"]
     changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if key != "base" and before.get(key) != now[key]]
@@ -59,32 +48,6 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
         )
         if now not in (others := recorded.get("continued", [])):
             run.remember("environment.json", recorded | {"continued": [*others, now]})
-
-
-def packing(experiment: Experiment) -> Calibration | None:
-    """What is measured of the adapters that are trained here; None where nothing is: on a CPU, of image models, where
-    nobody trains, and where passes may be captured or without padding."""
-    sites, engine = list(experiment.clients.values()), experiment.engine
-    if not sites:
-        return None
-    largest = max((site.structure for site in sites), key=lambda structure: experiment.base.layout(structure).size)
-    # What is measured are padded passes as they are written. A captured one has not their overhead, and without
-    # padding a further one saves nothing.
-    if not largest.fused or engine.lays_out(largest, private=sites[0].private is not None):
-        return None
-    at_once = min(experiment.runtime.clients_per_pass, experiment.server.cohort)
-    local = experiment.config.local
-    reserved = 4 * training_copies(largest, local, at_once) * experiment.base.layout(largest).size  # float32
-    return calibrate(engine.adapted(largest), reserved, at_once * local.batch_size)
-
-
-def use_recorded(experiment: Experiment, recorded: Mapping[str, Any]) -> None:
-    """Pack micro-batches as environment.json says, where it says nothing by the device's constants; and drop the same
-    inputs as before, which any device can compute."""
-    engine = experiment.runtime.engine
-    engine.keyed_masks = recorded.get("keyed_masks", False)
-    if packing := recorded.get("packing"):
-        engine.packing = packing["budget"], packing["overhead"]
 
 
 def environment(

@@ -20,7 +20,6 @@ from llm_fed.basics.files import write_file, write_folders
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.parents import config_of, states_of_run
 from llm_fed.experiment import splits
-from llm_fed.experiment.environment import use_recorded
 from llm_fed.experiment.finish import contents, spent_of
 from llm_fed.experiment.merging import merge
 from llm_fed.export import models
@@ -292,7 +291,6 @@ def _compute_alike(experiment: Experiment, folder: Path) -> None:
     except (OSError, ValueError, RecursionError):
         return  # damaged, or of an earlier version: nothing but last bits depends on it
     experiment.runtime.clients_per_pass = recorded.get("clients_per_pass", experiment.runtime.clients_per_pass)
-    use_recorded(experiment, recorded)
 
 
 def _ended(folder: Path) -> Ended | None:

@@ -105,9 +105,6 @@ class Sentences(Examples):
         weight, bias = (tensor.to(answer.features) for tensor in self.head.tensors().values())
         return full(nn.functional.linear(answer.features, weight, bias))
 
-    def probe(self, length: int, targets: int) -> Sentence:
-        return Sentence([self.base.tokenizer.pad_token_id] * length, [0] * length if self.base.has_types else [], 0)
-
 
 @dataclass(frozen=True)
 class Numbers(Sentences):

@@ -278,15 +278,7 @@ class Work:
 
 
 class Executor(Protocol):
-    """Executes what sites await: see `engine.engine.Engine`.
-
-    Attributes:
-        packing: budget and overhead of micro-batches as they were measured; None: by device.
-        keyed_masks: whether dropout masks are computed from keys, and not drawn.
-    """
-
-    packing: tuple[int, int] | None
-    keyed_masks: bool
+    """Executes what sites await: see `engine.engine.Engine`."""
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.

@@ -114,7 +114,6 @@ class Guard:
 
     def __init__(self, engine: Executor, policy: Policy):
         self._engine, self._policy = engine, policy
-        self.packing, self.keyed_masks = engine.packing, engine.keyed_masks
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         for request in requests:

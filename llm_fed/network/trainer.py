@@ -193,7 +193,6 @@ class _TrainerEngine:
 
     def __init__(self, engine: Executor, adapter: TrainedAdapter):
         self._engine, self._adapter = engine, adapter
-        self.packing, self.keyed_masks = engine.packing, engine.keyed_masks
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         if isinstance(requests[0], Fit):

@@ -269,9 +269,7 @@ _DIGESTS: Mapping[str, Shape] = {
 _ENVIRONMENT = _keys(
     {
         "processes": _positive,
-        "packing": _keys(budget=finite, overhead=finite),
         "captured": _flag,
-        "keyed_masks": _flag,
         "secret": _text,
         "padding_free": _flag,
         "fused": _text,

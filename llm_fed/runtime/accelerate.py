@@ -80,24 +80,6 @@ class DistributedEngine:
                 )
         self._ranks.opened = self
 
-    @property
-    def packing(self) -> tuple[int, int] | None:
-        """What rank 0 has measured, which all ranks take."""
-        return self._shared.engine.packing
-
-    @packing.setter
-    def packing(self, measured: tuple[int, int] | None) -> None:
-        self._shared.engine.packing = measured
-
-    @property
-    def keyed_masks(self) -> bool:
-        """As the run began, which all ranks take."""
-        return self._shared.engine.keyed_masks
-
-    @keyed_masks.setter
-    def keyed_masks(self, began: bool) -> None:
-        self._shared.engine.keyed_masks = began
-
     def execute(self, requests: Sequence[Request[Any]]) -> list[Any]:
         """One result, or one exception, for each of these requests of one type and structure."""
         shares = split([cost(request) for request in requests], self._ranks.size)
@@ -105,13 +87,11 @@ class DistributedEngine:
             self._open()  # a run that this one needs was trained in between
         for rank, share in enumerate(shares):
             if rank and share:
-                self._ranks.send(
-                    rank, self._codec.pack(["execute", [requests[i] for i in share], self.packing, self.keyed_masks])
-                )
+                self._ranks.send(rank, self._codec.pack(["execute", [requests[i] for i in share]]))
         try:
             with signs.standing_for(len(requests) / max(1, len(shares[0]))):
                 own = [requests[i] for i in shares[0]]
-                done = [(shares[0], *perform(self._shared.engine, own, self.packing, self.keyed_masks))]
+                done = [(shares[0], *perform(self._shared.engine, own))]
         except Exception:
             with suppress(UserError, RunError):  # hear the others, who then wait for the next order
                 self._ranks.replies(self._codec)
@@ -172,12 +152,9 @@ def serve_orders(build: Build) -> None:
     distributed.destroy_process_group()
 
 
-def perform(
-    engine: Executor | None, requests: Sequence[Request[Any]], packing: tuple[int, int] | None, keyed_masks: bool
-) -> tuple[Sequence[Any], Work]:
+def perform(engine: Executor | None, requests: Sequence[Request[Any]]) -> tuple[Sequence[Any], Work]:
     """The results, and the training work that they took."""
     if not requests:
         return [], Work()
     assert engine is not None
-    engine.packing, engine.keyed_masks = packing, keyed_masks
     return list(engine.execute(requests)), engine.take_work()

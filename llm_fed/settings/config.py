@@ -352,8 +352,8 @@ class EngineConfig:
     """How passes are computed; see docs/performance_gpu.md."""
 
     # capture the training passes of adapters, and the steps of answers, as CUDA graphs, which are replayed: `auto` on a
-    # GPU, with families that one has run so; `on` there also computes dropout masks in the place of drawing them.
-    # Without a GPU `on` runs passes on the same static memory, which gains nothing
+    # GPU, with families that one has run so. Without a GPU `on` runs passes on the same static memory, which gains
+    # nothing
     capture: Literal["auto", "on", "off"] = "auto"
     # train adapters on texts that lie end to end, without padding: `auto` on a GPU likewise, in bfloat16, where the
     # base and the task allow it; `on` is refused where they do not, and reads prompts of answers so, too

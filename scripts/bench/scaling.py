@@ -72,22 +72,6 @@ class Timed:
         self._engine = engine
         self.seconds = dict.fromkeys(PARTS, 0.0)
 
-    @property
-    def packing(self) -> tuple[int, int] | None:
-        return self._engine.packing
-
-    @packing.setter
-    def packing(self, measured: tuple[int, int] | None) -> None:
-        self._engine.packing = measured
-
-    @property
-    def keyed_masks(self) -> bool:
-        return self._engine.keyed_masks
-
-    @keyed_masks.setter
-    def keyed_masks(self, began: bool) -> None:
-        self._engine.keyed_masks = began
-
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         start = time.process_time()
         results = self._engine.execute(requests)

@@ -18,8 +18,6 @@ from steps import (
     DENSE,
     DROPS,
     FLOOR,
-    KEYED,
-    MEASURED,
     PEFT,
     PLAIN,
     ROWS,
@@ -31,7 +29,6 @@ from steps import (
 from llm_fed.basics.rng import generator
 from llm_fed.engine import capture
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.calibration import calibrate
 from llm_fed.engine.capture import Captures
 from llm_fed.engine.fit import fit
 from llm_fed.engine.padding_free import PaddingFree
@@ -163,14 +160,10 @@ def figure_of(bench: Bench, seconds: float, tokens: float, work: Work) -> dict[s
 def model_of(bench: Bench, variant: str) -> AdaptedModel:
     """As `auto` computes on a GPU, but for what the variant leaves out."""
     model = bench.adapted(bench.structure)
-    if MEASURED in variant:
-        return replace(model, packing=packing_of(bench))
     if WRITTEN in variant:
         return model
     free = None if ROWS in variant else PaddingFree(forced=False)
-    return replace(
-        model, captures=Captures(), padding_free=free, fuses=PLAIN not in variant, keyed_masks=KEYED in variant
-    )  # fmt: skip
+    return replace(model, captures=Captures(), padding_free=free, fuses=PLAIN not in variant)
 
 
 def dense(job: Fit, steps: int, tokens: int) -> list[Fit]:
@@ -194,12 +187,6 @@ def trained(model: AdaptedModel, jobs: Sequence[Fit]) -> Work:
         if isinstance(result, Exception):
             raise result
     return work
-
-
-def packing_of(bench: Bench) -> tuple[int, int] | None:
-    """What a run would measure first; None where it keeps the constants."""
-    found = calibrate(bench.adapted(bench.structure))
-    return None if found is None else (found.budget, found.overhead)
 
 
 def products(setting: Setting) -> dict[str, Any]:

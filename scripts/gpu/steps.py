@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 LARGE, SMALL = "llama-3.2-3b", "smollm2-135m"
 CLIENTS = (8, 32, 100)
-MEASURED = "packing as calibrated"  # as written, with micro-batches as a run measured them
 PEFT, FLOOR = "stock PEFT, one client after another", "one adapter for all"
 ANSWERING = (
     "ours", "ours, prompts without padding", "ours, as written", "ours, in batches",
@@ -21,7 +20,7 @@ PLAIN = "not fused"  # engine.fused=off
 ALONE = "one client after another"  # ours, captured and fused
 DENSE = "one adapter on dense rows"  # as many tokens, captured and fused: the limit
 WIDE = "all-linear r=16"
-DROPS, KEYED = "dropout", "dropout by keys"  # of 0.05; in the second engine.capture=on, and masks are not drawn
+DROPS = "dropout"  # of 0.05
 AS_MANY = "as many tokens as 100"
 AGAIN = "all replayed"  # the same batches again, until all of them are captured
 COLD = "20 steps, cold"  # of an engine that has captured nothing
@@ -36,7 +35,7 @@ WINDOWED = tuple(f"{family}, window" for family in ("qwen3", "mistral", "gemma3_
 METHODS = ("local", "fedit", "fedmerge")
 COMPARED, DRAWS = ("local", "fedit", "fedmerge", "potara", "feddpa"), 10
 
-REPLAYED = tuple(f"{how}, {AGAIN}" for how in (PLAIN, ROWS, ALONE, AS_MANY, DROPS, KEYED))
+REPLAYED = tuple(f"{how}, {AGAIN}" for how in (PLAIN, ROWS, ALONE, AS_MANY, DROPS))
 TRAINING = (
     "products",
     *(
@@ -48,9 +47,9 @@ TRAINING = (
             *(f"8 clients, {how}" for how in (WRITTEN, DENSE, PEFT, FLOOR, *REPLAYED)),
         )
     ),
-    *(f"llama-3.1-8b, 8 clients, {how}, {AGAIN}" for how in (WIDE, f"{WIDE}, {DROPS}", f"{WIDE}, {KEYED}")),
+    *(f"llama-3.1-8b, 8 clients, {how}, {AGAIN}" for how in (WIDE, f"{WIDE}, {DROPS}")),
     f"{LARGE}, 1 client, {WRITTEN}", f"{LARGE}, 32 clients, {WRITTEN}", f"{LARGE}, 100 clients, {WRITTEN}",
-    f"{LARGE}, 8 clients, {MEASURED}", f"{LARGE}, 32 clients, {MEASURED}", f"{LARGE}, 32 clients, {AGAIN}",
+    f"{LARGE}, 32 clients, {AGAIN}",
     f"{SMALL}, 8 clients, 20 steps, {AGAIN}",
 )  # fmt: skip
 

@@ -18,7 +18,6 @@ from rich.console import Console
 from llm_fed.audit.audit import audit
 from llm_fed.audit.replay import Replay
 from llm_fed.basics import checksum
-from llm_fed.engine import fit
 from llm_fed.runs import digests
 from llm_fed.runs.folder import take_down
 from llm_fed.runs.tracking import Reporter
@@ -194,21 +193,6 @@ def test_a_run_that_was_continued_elsewhere_is_not_expected_to_be_equal_to_the_l
     found = audit_runs.audited(folder, config)
     assert not found.findings and any("was continued in another environment" in line for line in found.unchecked)
     assert list(found.drift) == ["run 0-2", "run 2-3"]
-
-
-def test_rounds_are_packed_again_as_the_run_says(runs, tmp_path, monkeypatch):
-    """Here with so few tokens at once that every example is a micro-batch of its own, and with dropout by keys."""
-    config, clean = runs["fedit"]
-    folder, asked, real = shutil.copytree(clean, tmp_path / "run"), set(), fit.plan
-    path = folder / "environment.json"
-    said = checksum.checked(json.loads(path.read_text()))
-    other = {"packing": {"budget": 2, "overhead": 7}, "keyed_masks": True}
-    path.write_text(json.dumps(checksum.added({**said, **other})))
-    keyed, keys = list[int](), fit.mask_keys
-    monkeypatch.setattr(fit, "plan", lambda lengths, *how: asked.add(how) or real(lengths, *how))
-    monkeypatch.setattr(fit, "mask_keys", lambda *given, **more: keyed.append(0) or keys(*given, **more))
-    audit(folder, sample=1, reporter=Reporter(Console(quiet=True)))
-    assert asked == {(2, 7, None)} and keyed  # on no grid
 
 
 def test_the_command(llm_fed, finished, tmp_path):

@@ -20,7 +20,6 @@ NAN = float("nan")
         ("metrics.jsonl", {"kind": "search anew", "round": 2, "changed": ["eval.metric"]}),
         ("metrics.jsonl", {"kind": "score", "round": 2, "split": "test", "unscored": ["ada"]}),
         ("metrics.jsonl", {"kind": "of a later version", "anything": [1]}),
-        ("environment.json", {"packing": {"budget": 4096, "overhead": 100, "seconds": [0.1, 0.2], "bytes": [1, 2]}}),
         ("summary.json", {"round": 1, "rounds": 2, "method": "x", "scores": {}, "needs": {"fedit": None}}),
     ],
 )  # fmt: skip

@@ -29,7 +29,6 @@ from llm_fed.basics.errors import ClientError, RunError, UserError
 from llm_fed.basics.rng import Secret
 from llm_fed.bench.build import prepare
 from llm_fed.commands import compare
-from llm_fed.engine import fit
 from llm_fed.experiment import finish, run, simulation, splits
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import (
@@ -211,18 +210,6 @@ def test_two_experiments_take_turns(small, spread):
             assert counted == tokens > 0
 
 
-def test_what_rank_0_has_measured_packs_at_every_rank(small, spread, monkeypatch):
-    spread(None)
-    config, packed = from_dict(small.tree()), []
-    real = fit.plan
-    monkeypatch.setattr(fit, "plan", lambda lengths, *how: packed.append(how) or real(lengths, *how))
-    prepared = prepare(config, Reporter(Console(quiet=True)))
-    engine = DistributedEngine(Ranks(Loopback(3)), config, prepared.shared())
-    engine.packing = 40, 7
-    trained(prepared.clients, LocalRuntime(engine, 3))
-    assert len(packed) >= 3 and set(packed) == {(40, 7, None)}
-
-
 def trained(clients: dict[str, Site], runtime: LocalRuntime) -> tuple[torch.Tensor, int]:
     """The clients' adapters (K, P) after a round, and the tokens that this took."""
     for site in clients.values():
@@ -236,7 +223,7 @@ class Failing:
 
     def __init__(self, engine: Any, client: str, error: Exception | None = None):
         self._engine, self._client, self._error = engine, client, error
-        self.take_work, self.packing, self.keyed_masks = engine.take_work, None, False
+        self.take_work = engine.take_work
 
     def execute(self, requests: Sequence[Request]) -> list[Any]:
         found = list(self._engine.execute(requests))

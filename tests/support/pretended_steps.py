@@ -74,9 +74,9 @@ def step(jobs: Sequence[Fit], kind: str = "llama", number: int = 0) -> tuple[int
         return device.counted()
 
 
-def captured(jobs: Sequence[Fit], keyed: bool = False) -> tuple[int, int]:
+def captured(jobs: Sequence[Fit]) -> tuple[int, int]:
     """The second step over static memory. Its passes are what a graph would hold."""
-    model = AdaptedModel(tiny.build("llama"), jobs[0].structure, captures=capture.Captures(), keyed_masks=keyed)
+    model = AdaptedModel(tiny.build("llama"), jobs[0].structure, captures=capture.Captures())
     return replayed(model, jobs)
 
 
@@ -195,7 +195,6 @@ def cases() -> dict[str, Callable[[], tuple[int, int]]]:
         "captured, dropout": lambda: captured(jobs(replace(LORA, dropout=0.1))),
         "captured, router": lambda: captured(jobs(ROUTED)),
         "captured, mix": lambda: captured([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
-        "captured, dropout by keys": lambda: captured(jobs(replace(LORA, dropout=0.1)), keyed=True),
         "as by default": lambda: as_by_default(jobs(replace(LORA, rank=8), dtype=torch.bfloat16)),
         "answers of equal prompts": lambda: answers([[5, 6], [7, 8], [9, 3]], 2),
         "answers of unequal prompts": lambda: answers([[5, 6, 7], [8, 9], [3]], 2),

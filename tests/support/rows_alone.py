@@ -60,6 +60,14 @@ class Found:
         return "refused" if self.refused else "differs" if self.wrong else "equal"
 
 
+class SideBySide(AdaptedModel):
+    """All rows that the budget allows share a micro-batch, however unequal they are."""
+
+    @property
+    def overhead(self) -> int:
+        return 10_000
+
+
 class Trial:
     def __init__(self, family: str, changes: dict[str, Any], dtype: torch.dtype):
         self.model, self.dtype = every_family.build(family, dtype, **changes), dtype
@@ -111,7 +119,7 @@ class Trial:
 
     def model_with(self, budget: int) -> AdaptedModel:
         """With all rows in one micro-batch, or each in one of its own."""
-        return AdaptedModel(self.model, self.structure, budget=budget, packing=(budget, 10_000))
+        return SideBySide(self.model, self.structure, budget=budget)
 
     def logits(self, row: int, ids: list[int]) -> Tensor:
         """(T, V) of a text alone by the stock model, which is given the tokens and nothing else."""
