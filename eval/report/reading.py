@@ -76,7 +76,7 @@ def read_object(path: Path) -> Line:
 
 def usage(run_dir: Path) -> tuple[str, str] | None:
     """The first client that has an exported model, and a few lines of Python that use it, from that model's card."""
-    for card in sorted(run_dir.glob("adapters/[!.]*/README.md")):
+    for card in filter(Path.is_file, sorted(run_dir.glob("adapters/[!.]*/README.md"))):
         text = card.read_text(encoding="utf-8", errors="replace")
         _, opening, rest = text.partition("```python\n")
         if opening:
@@ -113,7 +113,7 @@ def local_beside(run_dir: Path, *, alike: bool = True) -> Path | None:
     for file in files:
         folder = file.parent
         try:
-            config = documents.load(file.read_text(encoding="utf-8"))
+            config = documents.load(read_file(file).decode())
             evaluation = {**config["eval"], "base": None, "cross": None}
             seeds = config.get("seeds")  # earlier versions had none
             tested = [seeds, *(evaluation.get(key) for key in _TESTED), *(config[key] for key in _SAME_DATA)]

@@ -144,7 +144,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 def sync_folder(folder: Path) -> None:
     """Bring the names in a folder safely to the disk, or the content of a file."""
-    handle = os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY | os.O_NONBLOCK)
     try:
         os.fsync(handle)
     finally:

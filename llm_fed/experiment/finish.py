@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_fed.basics import checksum, signs
 from llm_fed.basics.errors import RunError
-from llm_fed.basics.files import remove, write_folders
+from llm_fed.basics.files import read_file, remove, write_folders
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
 from llm_fed.eval.warning import sentences
@@ -137,7 +137,7 @@ def deliver(
     for path in (run.folder / "adapters").glob("*"):
         if path.name not in written and path.is_dir():  # of an earlier end of this run
             remove(path)
-    config_text = checksum.uncommented((run.folder / "config.yaml").read_text(encoding="utf-8"))
+    config_text = checksum.uncommented(read_file(run.folder / "config.yaml").decode())
     spent = spent_in(run)
     scores = summary.clients if summary else {}
     with signs.part("writing the personal models"):

@@ -16,7 +16,7 @@ from rich.console import Console
 from llm_fed import methods
 from llm_fed.basics import checksum, signs
 from llm_fed.basics.errors import ClientError, RunError, UserError, require
-from llm_fed.basics.files import write_file, write_folders
+from llm_fed.basics.files import read_file, write_file, write_folders
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.parents import config_of, states_of_run
 from llm_fed.experiment import splits
@@ -312,7 +312,7 @@ def _write(found: RoundModels, folder: Path, view: Path, clients: Collection[str
         chosen = [id for id in chosen if id in models.seen(records, found.round)] or chosen
     elif not (clients or everybody) and not isinstance(config.export.clients, str):
         chosen = models.chosen(config.export.clients, chosen, ())
-    text = (folder / "config.yaml").read_text(encoding="utf-8")
+    text = read_file(folder / "config.yaml").decode()
     sites = (experiment.scored[id] for id in chosen)
     files = contents(experiment, sites, found.states, {}, checksum.uncommented(text), spent_of(records))
     write_folders(((view / "adapters" / id, own) for id, own in files), "a personal model")

@@ -132,6 +132,8 @@ def train(
         check_scored(experiment)
         if begins:
             experiment.base.check_names(config.adapter)
+        if secret is not None:
+            splits.check_noise(run, experiment, rows)
         if run.before is not None:
             for line in extend.notes(run.before, config, folder, experiment.method):
                 reporter.note(line)

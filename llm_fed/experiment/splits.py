@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llm_fed import methods
-from llm_fed.basics.errors import RunError
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.bench import start
+from llm_fed.runs.extend import lr
 from llm_fed.runs.folder import BAD_ROWS, SPLITS, Run, holds_results
 from llm_fed.runs.records import read_object
 from llm_fed.settings.config import Config
@@ -137,6 +138,25 @@ def notes(built: Experiment, known: KnownRows, *, trains: bool = True) -> list[s
             f"the {config.eval.during} examples are others now, so the search for the best round starts again"
         )
     return sentences
+
+
+def check_noise(run: Run, built: Experiment, known: KnownRows) -> None:
+    """Refuse to go on with what would be hidden by noise that was drawn already: the difference of two such answers has
+    none.
+
+    Raises:
+        UserError: the rows, or the learning rate of a round that may have been trained, are others now.
+    """
+    changed = built.record.since(known.own) if built.record and known.own else {}
+    why = f"the data have changed ({Change(0, changed).words(_FILES)})" if changed else ""
+    before, next_round = run.before, run.reached + 1
+    if before and next_round <= before.rounds and lr(before, next_round) != lr(run.config, next_round):
+        why = f"rounds={run.config.rounds} changes the learning rate of round {next_round}, as local.lr_end is another"
+    if why:
+        raise UserError(
+            f"{run.folder} cannot go on: {why}, but a run with privacy draws the same noise again, and subtracting two "
+            "answers with the same noise shows what it hides. Put back what has changed, or start again with --fresh"
+        )
 
 
 def remember(run: Run, record: Record | None, known: KnownRows) -> None:

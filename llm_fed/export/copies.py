@@ -9,6 +9,7 @@ from pathlib import Path
 from llm_fed.basics import checksum
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.files import read_file
 from llm_fed.export.peft_settings import CONFIG, public_config
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import FILE, ORIGIN
@@ -42,7 +43,7 @@ def public_content(path: Path) -> bytes | None:
     if path.name != FILE:
         return None
     try:
-        values = checksum.checked(load_json(path.read_text(encoding="utf-8")))
+        values = checksum.checked(load_json(read_file(path)))
         if ORIGIN in values:
             values[ORIGIN] = Origin.from_json(values[ORIGIN]).public().as_json()
         return json.dumps(checksum.added(values), indent=2, ensure_ascii=False).encode()

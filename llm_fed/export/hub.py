@@ -22,6 +22,7 @@ from huggingface_hub.utils import logging, validate_repo_id
 
 from llm_fed.basics import documents
 from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.files import read_file
 from llm_fed.export import peft_folders
 from llm_fed.export.card import repository_card
 from llm_fed.export.copies import handed_out, public_content
@@ -186,7 +187,7 @@ def _plain(folder: Path) -> bool:
 
 def _card(folder: Path) -> ModelCard:
     try:
-        text = (folder / peft_folders.CARD).read_text(encoding="utf-8")
+        text = read_file(folder / peft_folders.CARD).decode()
         if matter := REGEX_YAML_BLOCK.search(text):
             documents.read(matter[2])
         return ModelCard(text)

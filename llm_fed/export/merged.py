@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.files import put_folder, remove, sync_files, sync_folder
+from llm_fed.basics.files import put_folder, read_file, remove, sync_files, sync_folder
 from llm_fed.export import gguf_files, gguf_tokens, model_files, older, peft_folders, peft_settings, proof
 from llm_fed.export.card import merged_card
 from llm_fed.export.copies import handed_out, public_content
@@ -123,7 +123,7 @@ class ExportPlan:
         else:
             model_files.write_weights(folder, base, prompt)
             model_files.write(folder, base, self.base, prompt)
-        card = (adapter / peft_folders.CARD).read_text(encoding="utf-8", errors="replace")
+        card = read_file(adapter / peft_folders.CARD).decode(errors="replace")
         (folder / peft_folders.CARD).write_text(merged_card(card, self._described(base)), encoding="utf-8")
         (folder / FILE).write_bytes(public_content(adapter / FILE) or b"")
         with signs.part(f"checking the model of {client}"):

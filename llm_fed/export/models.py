@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line, require
-from llm_fed.basics.files import write_folder
+from llm_fed.basics.files import read_file, write_folder
 from llm_fed.basics.names import same_name
 from llm_fed.export import peft_folders
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
@@ -101,7 +101,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         UserError: it is absent or damaged.
     """
     try:
-        values = load_json(path.read_text(encoding="utf-8"))
+        values = load_json(read_file(path))
         if not isinstance(values, dict):
             raise ValueError("it is not a JSON object")
         return values

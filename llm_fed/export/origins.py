@@ -10,6 +10,7 @@ from typing import Any
 
 from llm_fed.basics.documents import load, load_json
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.files import read_file
 from llm_fed.export.peft_settings import CONFIG, setting, trained_whole
 from llm_fed.models import labels
 from llm_fed.models.images import ARCHITECTURES
@@ -43,7 +44,7 @@ def _in_prompt(folder: Path) -> Origin | None:
     if read_prompt(folder) is None:  # it names what is damaged
         return None
     try:
-        values = load_json(path.read_text(encoding="utf-8"))
+        values = load_json(read_file(path))
         return Origin.from_json(values[ORIGIN]) if ORIGIN in values else None
     except ValueError as error:
         raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
@@ -102,7 +103,7 @@ def check_text(folder: Path, base: BaseConfig) -> None:
 def _in_card(folder: Path) -> dict[str, Any]:
     """What the card of an export of 0.3.0 or before says of the base, in the configuration of its run."""
     try:
-        text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+        text = read_file(folder / "README.md").decode(errors="replace")
         _, _, settings = text.partition("## Configuration of the run")[2].partition("```yaml\n")
         base = load(settings.partition("\n```")[0])["base"]
         return {key: base[key] for key in ("quantization", "dtype", "revision") if isinstance(base.get(key), str)}

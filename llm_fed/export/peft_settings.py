@@ -16,6 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.files import read_file
 from llm_fed.models.base import Base
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, matching, names_of, targets
@@ -153,7 +154,7 @@ def read(folder: Path) -> AdapterSettings:
     if not path.is_file():
         raise UserError(f"{folder} is not an adapter folder: it has no {CONFIG}")
     try:
-        values = load_json(path.read_text(encoding="utf-8"))
+        values = load_json(read_file(path))
         kind = values["peft_type"]
         flaw = _flaw(folder, values)
         known = {**_defaults(), **values}
@@ -227,7 +228,7 @@ def setting(folder: Path, key: str) -> Any:
         UserError: the file is missing or damaged.
     """
     try:
-        return load_json((folder / CONFIG).read_text(encoding="utf-8")).get(key)
+        return load_json(read_file(folder / CONFIG)).get(key)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{folder / CONFIG} is damaged: {error}") from error
 
@@ -239,7 +240,7 @@ def public_config(path: Path) -> bytes:
         UserError: the file is damaged.
     """
     try:
-        settings = load_json(path.read_text(encoding="utf-8"))
+        settings = load_json(read_file(path))
         name = settings.get("base_model_name_or_path")
         if isinstance(name, str) and is_local(name) and (place := hub_place(name)):  # of an export up to 0.3.0
             settings["revision"] = place[1]

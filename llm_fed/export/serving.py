@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.files import read_file
 from llm_fed.export.peft_folders import GATE, WEIGHTS
 from llm_fed.export.peft_settings import CONFIG
 
@@ -46,8 +47,9 @@ def _looked_at(folder: Path) -> tuple[str, int]:
     if not (folder / CONFIG).is_file():
         return "a whole image model", 0
     try:
-        settings: dict[str, Any] = load_json((folder / CONFIG).read_text(encoding="utf-8"))
+        settings: dict[str, Any] = load_json(read_file(folder / CONFIG))
         rank = int(settings["r"])
+        read_file(folder / WEIGHTS, 0, 0)  # safetensors would wait for a pipe
         with safe_open(folder / WEIGHTS, "pt"):
             pass
     except (OSError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError, SafetensorError) as error:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from llm_fed.basics import checksum
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.files import read_file
 
 _SETTINGS = "settings"
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -44,10 +45,11 @@ def load(path: Path, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         UserError: it is absent or damaged; `advice` says what to do.
     """
     try:
+        read_file(path, 0, 0)  # safetensors would wait for a pipe
         with safe_open(path, "pt") as file:
             metadata = dict(file.metadata() or {})
             expected = metadata.pop(checksum.KEY, None)
-            if expected is not None and _digest(path.read_bytes(), metadata) != expected:
+            if expected is not None and _digest(read_file(path), metadata) != expected:
                 raise checksum.ChecksumError("it does not match its checksum")
             return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, TypeError, RecursionError) as error:

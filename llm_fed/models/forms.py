@@ -9,6 +9,7 @@ from typing import Any
 
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError
+from llm_fed.basics.files import read_file
 
 ADAPTER = "adapter_config.json"
 _CONVERTED = (  # on it PEFT could not load an adapter either, as that names its base
@@ -58,6 +59,9 @@ def check_folder(name: str, folder: Path, weights: bool = True) -> None:
         UserError: what it holds, and what to give.
     """
     files = {path.name for path in folder.iterdir()}
+    for path in map(folder.joinpath, sorted(files)):
+        if path.exists() and not (path.is_file() or path.is_dir()):  # transformers would wait for a pipe
+            raise _refused(name, f"has no file in the place of {path.name}", "put the file there, or delete it")
     if ADAPTER in files:
         raise _adapter(name, _read(folder / ADAPTER))
     if "config.json" not in files:
@@ -149,7 +153,7 @@ def _adapter(name: str, config: dict[str, Any]) -> UserError:
 def _read(path: Path) -> dict[str, Any]:
     """A JSON object; empty where the file is damaged, which transformers says best."""
     try:
-        content = load_json(path.read_text(encoding="utf-8"))
+        content = load_json(read_file(path))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from llm_fed.basics import checksum
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.files import read_file
 
 FILE = "labels.json"
 
@@ -27,7 +28,7 @@ def read_labels(folder: Path) -> tuple[str, ...] | None:
     if not path.is_file():
         return None
     try:
-        labels = checksum.checked(load_json(path.read_text(encoding="utf-8")))["labels"]
+        labels = checksum.checked(load_json(read_file(path)))["labels"]
         if not (isinstance(labels, list) and labels and all(isinstance(label, str) for label in labels)):
             raise ValueError("labels are a list of texts")
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:

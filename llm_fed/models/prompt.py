@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from llm_fed.basics import checksum
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError
+from llm_fed.basics.files import read_file
 from llm_fed.models.base import Base
 from llm_fed.models.loading import end_tokens
 from llm_fed.models.origin import Origin
@@ -83,7 +84,7 @@ def read_prompt(folder: Path) -> Prompt | None:
     if not path.exists():
         return None
     try:
-        values = load_json(path.read_text(encoding="utf-8"))
+        values = load_json(read_file(path))
         stop, most = values["stop_token_ids"], values["max_new_tokens"]
         if "chat_template" in values:
             template = Template(values["template"], values["chat_template"], values["date_string"])

@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from llm_fed.basics.errors import RunError
-from llm_fed.basics.files import append_file, cut_file, make_folder, remove, sync_folder, write_file
+from llm_fed.basics.files import append_file, cut_file, make_folder, read_file, remove, sync_folder, write_file
 
 KEPT = 64  # answers of a client that are kept; an older order would be answered anew, and counted again
 Releases = Mapping[tuple[float, float], int]  # by noise multiplier and rate of sampling, how often
@@ -34,7 +34,7 @@ class Ledger:
     def __init__(self, home: Path, client: str):
         self._folder = home / "ledger" / client
         self._path = self._folder / "released.jsonl"
-        data = self._path.read_bytes() if self._path.exists() else b""
+        data = read_file(self._path) if self._path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             cut_file(self._path, len(whole))  # a crash in the middle of a line: its answer has not left

@@ -23,7 +23,7 @@ import numpy as np
 from rich.console import Console
 
 from llm_fed.basics import documents
-from llm_fed.basics.errors import ClientError, lookup
+from llm_fed.basics.errors import ClientError, lookup, panics
 from llm_fed.basics.figures import rounded
 from llm_fed.basics.files import write_folders
 from llm_fed.basics.rng import Secret
@@ -97,7 +97,7 @@ class Node:
         try:
             place = replace(place, rules=policy.read(place.policy))
             signal.alarm(math.ceil(3600 * place.rules.hours))  # ends this process; the next message starts another
-            with plugins.only(place.allow):
+            with plugins.only(place.allow), panics("this node's base"):
                 return self._carry_out(place, config, message, content)
         except Exception as error:  # of any kind: the server is told, and the next message finds this machine at work
             return told(error), b""

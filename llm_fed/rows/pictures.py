@@ -211,7 +211,7 @@ def _decoder(data: Dataset, column: str, where: str) -> Decode:
     def decode(indices: np.ndarray, size: int | None) -> torch.Tensor:
         try:
             return decoded((row[column] for row in data.select(indices.tolist())), len(indices), size, where)  # type: ignore[call-overload]
-        except (OSError, PIL.DecompressionBombError) as error:
+        except (OSError, ValueError, SyntaxError, PIL.DecompressionBombError) as error:  # as PIL raises of damaged ones
             raise UserError(f"{where}: a picture cannot be read: {str(error)[:200]}") from error
 
     return decode

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from typing import Any
 
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.files import cut_file, read_file
+from llm_fed.basics.files import cut_file, read_file, sync_folder
 from llm_fed.runs import secrecy, shapes
 from llm_fed.runs.rows import Memory
 from llm_fed.state.wire import Message, pack
@@ -102,9 +101,8 @@ class Digests:
         """Bring the file safely to the disk; its length in bytes."""
         if not self._path.exists():
             return 0
-        with open(self._path, "rb") as file:
-            os.fsync(file.fileno())
-            return file.seek(0, os.SEEK_END)
+        sync_folder(self._path)
+        return self._path.stat().st_size
 
     def rewind(self, mark: int) -> None:
         """Cut the file back to what it held at a checkpoint; 0 where that is of a version that kept none.

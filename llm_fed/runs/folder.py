@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
 import shutil
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 
 from llm_fed.basics import cgroups, checksum, launchers
 from llm_fed.basics.errors import RunError, UserError, printable
-from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_file, remove, write_file
+from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_file, remove, sync_folder, write_file
 from llm_fed.basics.rng import Secret
 from llm_fed.runs import digests, extend, inputs, secrecy
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
@@ -334,9 +333,8 @@ class Run:
         if not self.metrics_file.exists():
             return 0
         try:
-            with open(self.metrics_file, "rb") as file:
-                os.fsync(file.fileno())
-                return file.seek(0, os.SEEK_END)
+            sync_folder(self.metrics_file)
+            return self.metrics_file.stat().st_size
         except OSError as error:
             raise _unwritable(self.metrics_file, error) from error
 
@@ -409,8 +407,11 @@ class Run:
 def take_down(folder: Path, changed: Mapping[str, str]) -> None:
     """Replace in delivered.json the digests of files that were written anew after the end of a run."""
     path = folder / digests.DELIVERED
-    if path.exists():  # an earlier version had none
-        write_file(path, _as_file({"files": {**read_object(path)["files"], **changed}}))
+    try:
+        known = read_object(path)["files"]
+    except (OSError, ValueError, RecursionError):  # an earlier version had none; of a damaged one an audit tells
+        return
+    write_file(path, _as_file({"files": {**known, **changed}}))
 
 
 def _as_file(value: Mapping[str, Any]) -> bytes:

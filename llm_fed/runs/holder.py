@@ -14,6 +14,7 @@ import psutil
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.documents import load_json
+from llm_fed.basics.files import read_file
 
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
@@ -53,7 +54,7 @@ class Holder:
             FileNotFoundError: there is no such file.
         """
         try:
-            values = load_json(path.read_bytes())
+            values = load_json(read_file(path))
             holder = cls(**{field.name: values[field.name] for field in fields(cls)})
             types = (str, str, int, int, str, dict)
             return holder if all(map(isinstance, asdict(holder).values(), types)) else None

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from llm_fed.basics import mounts
 from llm_fed.basics.errors import RunError
-from llm_fed.basics.files import open_unlinked
+from llm_fed.basics.files import open_unlinked, read_file
 from llm_fed.runs.holder import Holder
 
 NAME = ".lock"
@@ -240,8 +240,8 @@ def _number(path: Path) -> int:
 def _state(path: Path) -> tuple[int, bytes] | None:
     """What changes when a record is renewed or replaced; None where it is gone. It is opened, as NFS then asks anew."""
     try:
-        with open(path, "rb") as file:
-            return os.fstat(file.fileno()).st_mtime_ns, file.read()
+        content = read_file(path)
+        return path.stat().st_mtime_ns, content
     except FileNotFoundError:
         return None
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 from llm_fed.basics.errors import RunError
-from llm_fed.basics.files import make_folder, sync_files, write_file
+from llm_fed.basics.files import make_folder, read_file, sync_files, write_file
 from llm_fed.state.outline import Skeleton
 from llm_fed.state.wire import Message, WireError, pack, unpack
 
@@ -79,7 +79,7 @@ class RowStore:
             self._unsynced.add(self.folder / name)
 
     def _read(self, name: str) -> bytes:
-        data = (self.folder / name).read_bytes()
+        data = read_file(self.folder / name)
         if _name_of(data) != name:
             raise WireError(f"row {name} does not have the content that its name says")
         return data

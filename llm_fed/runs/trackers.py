@@ -19,7 +19,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, install, require
-from llm_fed.basics.files import write_file
+from llm_fed.basics.files import read_file, write_file
 from llm_fed.runs.records import read_records
 from llm_fed.settings.config import Config, TrackConfig
 from llm_fed.settings.configfile import as_dict, flat
@@ -192,7 +192,7 @@ def tracked(config: Config, run: Path) -> Iterator[Trackers]:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        values = load_json(path.read_text())
+        values = load_json(read_file(path))
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

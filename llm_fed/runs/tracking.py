@@ -62,6 +62,7 @@ class Reporter:
         self._bar: TaskID | None = None
         self._rounds = 0  # of the run
         self._spent = self._missing = ""
+        self._without_loss = "no client trained"
         self._said: set[str] = set()
         self._trackers: Trackers | None = None
         self._announced: dict[str, str] = {}
@@ -217,7 +218,7 @@ class Reporter:
             )
 
     def _round(self, record: Mapping[str, Any]) -> None:
-        loss = f"loss {record['loss']:.4f}" if "loss" in record else "no client trained"
+        loss = f"loss {record['loss']:.4f}" if "loss" in record else self._without_loss
         counted = ("failed", "refused", "dropped_out")
         missing = "".join(f", {record[key]} {key.replace('_', ' ')}" for key in counted if record.get(key))
         if self._progress is None:
@@ -243,6 +244,7 @@ class Reporter:
         self._rounds = config.rounds
         self.pace = Pace(ahead or Ahead(config.rounds), self._clock)
         self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
+        self._without_loss = "no client trained" if config.privacy.clip is None else "no loss is told"
         self.callbacks.stopped_by = ""
         try:
             with tracked(config, folder) as self._trackers:

@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from llm_fed.audit.replay import Replay
 from llm_fed.basics import checksum
 from llm_fed.runs import digests
 from llm_fed.runs.folder import take_down
+from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
+
+ROWS = "ada/train.jsonl"  # of the data of all runs
 
 
 @pytest.fixture(scope="module")
@@ -255,6 +259,22 @@ def _with_another_alpha(folder: Path) -> None:
     path.write_text(json.dumps(said | {"lora_alpha": 10 * said["lora_alpha"]}))
 
 
+def _with_another_row(folder: Path) -> None:
+    with (Path(read_config(folder).task.path or "") / ROWS).open("a") as file:
+        file.write('{"instruction": "w1 w2", "output": "w4 w5"}\n')
+
+
+def _with_a_line_more(name: str) -> Callable[[Path], Any]:
+    """A text that somebody else has written into, at its end or before the end of its JSON object."""
+
+    def forge(folder: Path) -> None:
+        path = folder / name
+        data = path.read_bytes().rstrip()
+        path.write_bytes(data[:-1] + b" }" if data.endswith(b"}") else data + b" ")
+
+    return forge
+
+
 def _signed_anew(folder: Path) -> None:
     """Whoever changes a file can change its digest: then it does not follow from the rounds."""
     _with_another_alpha(folder)
@@ -272,13 +292,24 @@ def _signed_anew(folder: Path) -> None:
         (_with_another_alpha, 1, "adapter_config.json is not what the run wrote"),
         (_signed_anew, 1, "the exported model does not follow"),
         (lambda folder: (folder / digests.DELIVERED).unlink(), 3, "their digests are in delivered.json"),
+        (_with_another_row, 3, f"the data have changed since the run ({ROWS}: 1 row is new)"),
+        *(
+            (_with_a_line_more(name), 1, f"{name} is not what the run wrote")
+            for name in (
+                "adapters/ada/prompt.json", "adapters/ada/README.md", "test_scores.jsonl", "samples.jsonl",
+                "report.html", "summary.json",
+            )
+        ),
     ],
-)
+)  # fmt: skip
 def test_a_forged_folder_is_told(runs, tmp_path, forge, code, said):
     config, clean = runs["fedit"]
     folder = shutil.copytree(clean, tmp_path / "run")
+    rows = Path(config.task.path or "") / ROWS
+    kept = rows.read_bytes()
     forge(folder)
     found = audit_runs.audited(folder, config)
+    rows.write_bytes(kept)
     text = "\n".join([*found.checked, *found.unchecked, *(item.what for item in found.findings)])
     assert found.code == code and said in text, found
 

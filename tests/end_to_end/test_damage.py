@@ -97,15 +97,42 @@ def test_damage_anywhere(damaged):
         assert damaged.check(*case) == "", case
 
 
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(damaged, llm_fed, tmp_path):
+# (file, command, exit codes): a reader that opens the file waits for a writer that never comes.
+PIPES = [
+    ("metrics.jsonl", ["compare", "--runs", "RUN", "RUN"], {2}),
+    ("config.yaml", ["compare", "--runs", "RUN", "RUN"], {2}),
+    ("metrics.jsonl", ["audit", "RUN"], {1, 2}),
+    ("config.yaml", ["audit", "RUN"], {1, 2}),
+    ("digests.jsonl", ["audit", "RUN"], {1, 2}),
+    ("secret", ["audit", "RUN"], {3}),
+    ("environment.json", ["audit", "RUN"], {1, 2, 3}),
+    ("summary.json", ["audit", "RUN"], {1, 2, 3}),
+    ("delivered.json", ["audit", "RUN"], {1, 2, 3}),
+    ("delivered.json", ["eval", "RUN", "--cross"], {0}),
+    ("checkpoints/*/manifest.json", ["audit", "RUN"], {1, 3}),
+    ("checkpoints/*/state.safetensors", ["audit", "RUN"], {1, 3}),
+    ("checkpoints/*/state.safetensors", ["eval", "RUN@1"], {1, 2}),
+    ("adapters/ada/README.md", ["audit", "RUN"], {1, 3}),
+    ("adapters/ada/README.md", ["report", "RUN"], {0}),
+    ("adapters/ada/README.md", ["push", "RUN", "ann", "--dry-run"], {2}),
+    ("adapters/ada/prompt.json", ["eval", "RUN"], {2}),
+    ("adapters/ada/adapter_config.json", ["eval", "RUN"], {2}),
+    ("adapters/ada/adapter_config.json", ["export", "RUN", "OUT"], {0}),
+    ("adapters/ada/adapter_model.safetensors", ["eval", "RUN"], {2}),
+    (".lock.3", ["run", "RUN/config.yaml", "--out", "RUN"], {0}),
+]
+
+
+@pytest.mark.parametrize(("file", "words", "codes"), PIPES, ids=lambda value: str(value)[:40])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(damaged, llm_fed, tmp_path, file, words, codes):
     import os
 
     run = shutil.copytree(damaged.folder / "origins" / "fedmerge", tmp_path / "run")
-    for file in ("metrics.jsonl", "digests.jsonl", "config.yaml"):
-        (run / file).unlink()
-        os.mkfifo(run / file)
-        llm_fed("compare", "--runs", run, run).assert_refused()
-        assert llm_fed("audit", run).code in (1, 2)
+    for path in list(run.glob(file)) or [run / file]:
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    said = llm_fed(*(word.replace("RUN", str(run)).replace("OUT", str(tmp_path / "out")) for word in words))
+    assert said.code in codes and "Traceback" not in said.err, said
 
 
 def test_names_of_adapter_folders_do_not_reach_the_terminal_as_they_are(damaged, llm_fed, tmp_path, monkeypatch):

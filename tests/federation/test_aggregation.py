@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import every
@@ -12,7 +13,7 @@ from toy_rounds import go
 
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
-from llm_fed.federation.aggregation import averages, check, check_cohort
+from llm_fed.federation.aggregation import averages, check, check_cohort, trust
 from llm_fed.method import Method, Upload
 from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
@@ -157,6 +158,21 @@ def test_what_does_not_go_together_is_refused(settings, message):
     with pytest.raises(UserError, match=message):
         check(config, methods.build(config.method))
     check(from_dict(settings), methods.build(config.method))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"method": {"name": "fedit"}}, "One client .* server.aggregation=mean believes every one; multi-krum"),
+        ({"method": {"name": "flora"}}, "One client .* flora has no rule of server.aggregation against it"),
+        ({"method": {"name": "fedit"}, "privacy": {"clip": 1.0}}, "One client .* by more than privacy.clip at a time"),
+        ({"method": {"name": "fedit"}, "server": {"aggregation": "median"}}, r"Up to the share 0.2 .*=median\)"),
+        ({"method": {"name": "local"}}, "^$"),
+    ],
+)
+def test_what_one_client_could_do_is_said(settings, said):
+    config = from_dict(settings)
+    assert re.search(said, trust(config, methods.build(config.method)))
 
 
 def test_a_cohort_that_is_never_enough_is_refused_at_the_start():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import math
+import shutil
 import stat
 from pathlib import Path
 
@@ -11,17 +14,21 @@ import pytest
 import torch
 import toy
 from equal_runs import StopsAfter
+from hub_server import connected
+from network import NetworkInProcess
 from rich.console import Console
 from scipy import stats
+from small_run import CLIENTS
 from toy_rounds import TARGETS, go
 
 from llm_fed.audit.audit import audit
-from llm_fed.basics import checksum
+from llm_fed.basics import checksum, documents
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import Secret
 from llm_fed.experiment import run
 from llm_fed.federation.schedule import Poisson
-from llm_fed.runs import secrecy
+from llm_fed.network import server
+from llm_fed.runs import secrecy, trackers
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
@@ -118,6 +125,90 @@ def test_one_file_that_only_its_owner_may_read_holds_it(made):
     assert json.loads((folder / "environment.json").read_text())["secret"] == Secret(key).mark
 
 
+def forms(key: str) -> list[bytes]:
+    """How 256 bits may be written: raw, hexadecimal, in base 64 and 32, as a number and as bytes; also backwards."""
+    found = []
+    for raw in (bytes.fromhex(key), bytes.fromhex(key)[::-1]):
+        found += [raw, raw.hex().encode(), raw.hex().upper().encode(), str(int.from_bytes(raw)).encode()]
+        for skip in range(3):  # within a longer text, of which the ends depend on what stands around
+            code = base64.b64encode(bytes(skip) + raw)[4:-4]
+            found += [code, code.translate(bytes.maketrans(b"+/", b"-_"))]
+        found += [base64.b32encode(raw).rstrip(b"="), str([*raw]).strip("[]").encode()]
+    return found
+
+
+class Overheard(NetworkInProcess):
+    """Its messages, in both directions."""
+
+    def __init__(self, *given, **more):
+        super().__init__(*given, **more)
+        self.heard: list[bytes] = []
+
+    def _carry_out(self, node, message, content):
+        id = super()._carry_out(node, message, content)
+        reply = self._replies[id]
+        self.heard += [json.dumps(message).encode(), content, json.dumps(reply.content).encode(), reply.answer]
+        return id
+
+
+class Told:
+    """A tracker, which gets what W&B and MLflow get."""
+
+    name, told = "aim", list[bytes]()
+
+    def __init__(self, log_with, project_dir):
+        self.trackers, self.tracker = [self], self
+
+    def log(self, values, *_, **more):
+        self.told.append(repr(values).encode())
+
+    def init_trackers(self, project, init_kwargs):
+        self.log(init_kwargs)
+
+    store_init_configuration = log
+
+    def finish(self):
+        pass
+
+    @classmethod
+    def keep(cls, _, folder):
+        cls.told += [path.read_bytes() for path in [*trackers._files(folder), *files_of(folder / "adapters")]]
+
+
+def files_of(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and path.name != secrecy.FILE]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_that_leaves_a_private_run_holds_a_secret(small, tmp_path, monkeypatch, llm_fed, kind):
+    """Of no secret that is drawn, nor of one that is derived for a purpose: messages of a network and what its server
+    and nodes keep, a run's other files, its tracker, an export, a push, and all that is printed."""
+    keys, real = set[str](), Secret.__init__
+    monkeypatch.setattr(Secret, "__init__", lambda self, key: (keys.add(key), real(self, key))[1])
+    monkeypatch.setattr("llm_fed.runs.trackers.Accelerator", Told)
+    monkeypatch.setattr("llm_fed.runs.trackers._KEEPERS", {"aim": Told.keep})
+    monkeypatch.setattr("llm_fed.bench.build.check_trackers", lambda track: None)
+    small_run = small.tree(rounds=2, method={"name": "fedit"}, **KINDS[kind])
+    link = Overheard(tmp_path, small, small_run | {"network": {"clients": sorted(CLIENTS)}})
+    said = io.StringIO()
+    server.train(link.config, tmp_path / "there", link, reporter=Reporter(Console(file=said)))
+    of_network = len(keys)
+    (tmp_path / "small.yaml").write_text(documents.dump(small_run | {"track": {"with": ["aim"]}}))
+    with connected(monkeypatch, tmp_path) as hub:
+        words = [
+            ["run", tmp_path / "small.yaml", "--out", tmp_path / "run"], ["push", tmp_path / "run", "ann"],
+            ["export", tmp_path / "run", tmp_path / "copies"], ["eval", tmp_path / "run"], ["audit", tmp_path / "run"],
+        ]  # fmt: skip
+        outcomes = [llm_fed(*each) for each in words]
+        pushed = [data for repository in hub.repositories.values() for data in repository.files.values()]
+    assert [outcome.code for outcome in outcomes] == [0] * 5, outcomes
+    printed = [said.getvalue(), *(outcome.out + outcome.err for outcome in outcomes)]
+    kept = [path.read_bytes() for path in files_of(tmp_path)]
+    everything = b"\n".join([*link.heard, *Told.told, *pushed, *kept, *(text.encode() for text in printed)])
+    assert len(link.heard) > 40 and len(Told.told) > 10 and len(pushed) > 5 and 2 < of_network < len(keys)
+    assert not [form for key in keys for form in forms(key) if form in everything]
+
+
 def test_continued_with_the_file_it_is_uninterrupted_and_without_it_refused(made, tmp_path):
     config, folder = made
     (tmp_path / "cut").mkdir()
@@ -133,6 +224,22 @@ def test_continued_with_the_file_it_is_uninterrupted_and_without_it_refused(made
     secret.write_text(kept)
     run.train(config, tmp_path / "cut", reporter=quiet())
     assert held(tmp_path / "cut") == held(folder)
+
+
+def test_noise_that_was_drawn_meets_nothing_else(small, tmp_path):
+    """Neither other rows nor another learning rate; with a new secret both may change."""
+    data = shutil.copytree(small.data, tmp_path / "data")
+    made = {"task": {"path": str(data)}, "participation": 1.0, "checkpoint": {"every": 2}}
+    config, longer = (settings_of(small, tmp_path / f"{n}.yaml", rounds=n, **made) for n in (4, 6))
+    with pytest.raises(KeyboardInterrupt):
+        run.train(config, tmp_path / "run", reporter=StopsAfter(3))
+    with pytest.raises(UserError, match=r"rounds=6 changes the learning rate of round 3.* shows what it hides"):
+        run.train(longer, tmp_path / "run", reporter=quiet())
+    rows = data / "ada/train.jsonl"
+    rows.write_text(rows.read_text().replace("w20 w21", "w30 w31"))
+    with pytest.raises(UserError, match=r"the data have changed \(ada.train.jsonl: 1 row .* shows what it hides"):
+        run.train(config, tmp_path / "run", reporter=quiet())
+    assert run.train(config, tmp_path / "run", reporter=quiet(), fresh=True)["round"] == 4
 
 
 def test_a_run_that_starts_again_draws_another_secret(small, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_a_base_does_not_choose_whose_attention_runs(folder, key, below):
     change(folder / "config.json", **({"text_config": named} if below else named))
     with pytest.raises(UserError, match=f"{key}='somebody/attention', which may be anybody's code"):
         load_base(BaseConfig(name=str(folder), dtype="float32"), "cpu")
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors", "generation_config.json"])
+@pytest.mark.parametrize("without_end", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
+def test_what_has_no_end_is_not_read(folder, file, without_end):
+    (folder / file).unlink(missing_ok=True)
+    without_end(folder / file)
+    for load in (lambda config: load_base(config, "cpu"), read_tokenizer):
+        with pytest.raises(UserError, match=f"has no file in the place of {file}"):
+            load(BaseConfig(name=str(folder), dtype="float32"))
 
 
 def test_a_tokenizer_that_panics_is_an_error(folder):

@@ -215,9 +215,14 @@ def test_bad_folders_are_refused(tmp_path):
     with pytest.raises(UserError, match="pictures found: none .*; all must lie in CLASS/"):
         load("images", tmp_path)
     image_file(tmp_path / "train/x/1.png", 0)
-    (tmp_path / "train/x/2.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match="a picture cannot be read: cannot identify image file"):
-        load("images", tmp_path)
+    good = (tmp_path / "train/x/1.png").read_bytes()
+    for data, said in (
+        (b"no picture", "cannot identify image file"),
+        (good[:11] + b"\x04" + good[12:], "Truncated IHDR chunk"),  # a ValueError
+    ):
+        (tmp_path / "train/x/2.png").write_bytes(data)
+        with pytest.raises(UserError, match=f"a picture cannot be read: {said}"):
+            load("images", tmp_path)
     (tmp_path / "train/x/2.png").unlink()
     Image.fromarray(np.zeros((5, 4), np.uint16)).save(tmp_path / "train/x/2.png")
     with pytest.raises(UserError, match="more than 8 bits a channel"):
