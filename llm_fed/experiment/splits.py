@@ -147,8 +147,10 @@ def check_noise(run: Run, built: Experiment, known: KnownRows) -> None:
     Raises:
         UserError: the rows, or the learning rate of a round that may have been trained, are others now.
     """
-    changed = built.record.since(known.own) if built.record and known.own else {}
-    why = f"the data have changed ({Change(0, changed).words(_FILES)})" if changed else ""
+    why = ""
+    if built.record and known.folder:
+        changed = built.record.since(known.own) if known.own else {SPLITS: "it is gone"}
+        why = f"the data have changed ({Change(0, changed).words(_FILES)})" if changed else ""
     before, next_round = run.before, run.reached + 1
     if before and next_round <= before.rounds and lr(before, next_round) != lr(run.config, next_round):
         why = f"rounds={run.config.rounds} changes the learning rate of round {next_round}, as local.lr_end is another"

@@ -239,6 +239,9 @@ def test_noise_that_was_drawn_meets_nothing_else(small, tmp_path):
     rows.write_text(rows.read_text().replace("w20 w21", "w30 w31"))
     with pytest.raises(UserError, match=r"the data have changed \(ada.train.jsonl: 1 row .* shows what it hides"):
         run.train(config, tmp_path / "run", reporter=quiet())
+    (tmp_path / "run/splits.json").unlink()
+    with pytest.raises(UserError, match=r"the data have changed \(splits.json: it is gone\), but"):
+        run.train(config, tmp_path / "run", reporter=quiet())
     assert run.train(config, tmp_path / "run", reporter=quiet(), fresh=True)["round"] == 4
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from network import NetworkInProcess, lines, tree, work
+from rich.console import Console
 from small_run import CLIENTS, Small
 
 from llm_fed.bench import build
@@ -121,7 +123,9 @@ def test_examples_are_hidden_over_a_network_as_in_one_process(small, tmp_path):
     settings = tree(small, rounds=2, **OF_EXAMPLES)
     here = experiment.train(from_dict(settings), tmp_path / "here/run")
     link = NetworkInProcess(tmp_path, small, settings)
-    there = server.train(link.config, tmp_path / "run", link)
+    said = io.StringIO()
+    there = server.train(link.config, tmp_path / "run", link, reporter=Reporter(Console(file=said, soft_wrap=True)))
+    assert "round 2/2: no loss is told, " in said.getvalue() and "no client trained" not in said.getvalue()
     spent = there["privacy"]
     assert spent == here["privacy"] and spent["epsilon"] == pytest.approx(composed({(1.0, 1 / 3): 4}, 1e-5), rel=1e-5)
     assert {line["epsilon"] for line in lines(tmp_path, "client")} == {

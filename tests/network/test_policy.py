@@ -138,6 +138,18 @@ def test_without_data_and_names_from_its_operator_a_node_serves_nothing(small, t
     assert only["clients"] == {"bob": 6} and "ada" not in json.dumps(only)
 
 
+def test_a_panic_of_a_tokenizer_ends_its_order_alone(small, tmp_path, node, monkeypatch):
+    class PanicException(BaseException):
+        """As pyo3 raises it."""
+
+    def panics(*_):
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr(node, "_work", panics)
+    reply, answer = node.answer(place_of(small, tmp_path), text_of(small), work(TRAIN), b"")
+    assert code(reply) == "failed" and "bounds" not in json.dumps(reply) and answer == b""
+
+
 MARK = "Zq7Geheim"
 
 
