@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from llm_fed.basics.errors import UserError
 from llm_fed.cli.printing import TEMPLATE, Allow, Json, out, print_scores
 from llm_fed.cli.program import app
+
+if TYPE_CHECKING:
+    from llm_fed.commands.evaluate import EvaluationData
 
 
 @app.command(rich_help_panel="Merge")
 def merge(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FOLDER... | METHOD [KEY=VALUE...]",
+            help="PEFT folders to merge by --method; or the method that merges --fed with --local (potara, fisher, "
+            "grid, ties, ...; `llm-fed methods` lists them), and its settings, e.g. method.samples=30.",
+        ),
+    ],
+    out_dir: Annotated[Path, typer.Option("--out", help="The folder for the merged adapter, or for one per client.")],
     method: Annotated[
-        str, typer.Argument(help="A merging method: potara, ties, slerp, ... (`llm-fed methods` lists them).")
-    ],
-    fed: Annotated[str, typer.Option(help="The federated adapter: a run, RUN@ROUND, RUN@best, or a PEFT folder.")],
-    local: Annotated[str, typer.Option(help="The local adapter: a run, RUN@ROUND, RUN@best, or a PEFT folder.")],
-    out_dir: Annotated[
-        Path, typer.Option("--out", help="The folder for the merged adapters, a PEFT folder per client.")
-    ],
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(help="key=value settings of the method or the task, e.g. method.density=0.3 for ties."),
+        str | None, typer.Option(help="Of folders: linear, svd, ties, dare, karcher, or for two of them slerp.")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="Of folders: a weight for each, such as 0.5,0.3,0.2 (default: all the same).")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(min=1, help="For svd, ties and dare: the rank of the merge.")] = None,
+    density: Annotated[float | None, typer.Option(max=1, help="For ties: the share of entries kept (0.2).")] = None,
+    drop: Annotated[float | None, typer.Option(min=0, help="For dare: the share of entries dropped (0.5).")] = None,
+    fed: Annotated[
+        str | None, typer.Option(help="The federated adapter: a run, RUN@ROUND, RUN@best, or a PEFT folder.")
+    ] = None,
+    local: Annotated[
+        str | None, typer.Option(help="The local adapter: a run, RUN@ROUND, RUN@best, or a PEFT folder.")
     ] = None,
     task: Annotated[
         str | None, typer.Option(help="For PEFT folders: the task whose examples are used; needs --client.")
@@ -32,7 +48,7 @@ def merge(
     data: Annotated[
         Path | None, typer.Option(help="For PEFT folders: a file of examples, or the local data of --task.")
     ] = None,
-    client: Annotated[str | None, typer.Option(help="Merge only this client's adapters.")] = None,
+    client: Annotated[str | None, typer.Option(help="With --fed: merge only this client's adapters.")] = None,
     base: Annotated[str | None, typer.Option(help="The base model (default: the one that the adapters name).")] = None,
     template: Annotated[
         str | None, typer.Option(help=f"As for eval, {TEMPLATE} (default: the one saved with the adapters).")
@@ -41,53 +57,67 @@ def merge(
         str | None,
         typer.Option(help="For PEFT folders: the base's float32, bfloat16, float16 or auto (default: as in training)."),
     ] = None,
-    space: Annotated[
-        str | None, typer.Option(help="What is mixed: factors (A and B) or delta (the product B A; rank 2r).")
-    ] = None,
-    fisher: Annotated[
-        str | None, typer.Option(help="Labels for the Fisher information: empirical (data) or sampled (model).")
-    ] = None,
-    fisher_data: Annotated[
-        str | None,
-        typer.Option(help="Examples for the Fisher information: train, or held-out (validation; of a file, a tenth)."),
-    ] = None,
-    samples: Annotated[
-        int | None, typer.Option(help="How many examples the mixing weights are computed from (default: 30).")
-    ] = None,
-    damping: Annotated[
-        float | None, typer.Option(help="Damping of the Fisher information, relative to its mean (default: 1e-3).")
-    ] = None,
-    per_factor: Annotated[
-        bool, typer.Option("--per-factor", help="Use one mixing weight for A and another for B.")
-    ] = False,
-    grid: Annotated[
-        bool, typer.Option("--grid", help="Also score the mixing weights 0, 0.1, ..., 1, for comparison.")
-    ] = False,
-    weight: Annotated[
-        float | None, typer.Option(help="For mean: the weight of the federated adapter (default: 0.5).")
-    ] = None,
     allow: Allow = None,
     as_json: Json = False,
 ) -> None:
-    """Merge a federated and a local adapter: POTARA, Fisher merging, task arithmetic, TIES, DARE, SLERP, mean, grid."""
+    """Merge any number of PEFT folders into one; or a federated and a local adapter at each client, by examples too:
+    POTARA, Fisher merging, task arithmetic, TIES, DARE, SLERP, mean, grid."""
+    from llm_fed.commands.evaluate import EvaluationData
+
+    source = EvaluationData(task, data, template, dtype)
+    options = {"rank": rank, "density": density, "drop": drop}
+    given = {name: value for name, value in options.items() if value is not None}
+    if fed is None or local is None:
+        if fed or local or client or task:
+            raise UserError("--fed and --local name the two parents, at whose --client; give both")
+        _several([Path(word) for word in words], method or "linear", out_dir, weights, given, base, source, as_json)
+    elif method or weights or given:
+        raise UserError(
+            "--method, --weights, --rank, --density and --drop are of folders alone; leave out --fed, --local"
+        )
+    else:
+        _parents(words[0], words[1:], fed, local, base, out_dir, source, client, as_json)
+
+
+def _several(
+    folders: list[Path], method: str, out_dir: Path, weights: str | None, given: dict[str, Any], base: str | None,
+    source: EvaluationData, as_json: bool,
+) -> None:  # fmt: skip
+    from llm_fed.commands.merge_folders import merge_folders
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    try:
+        shares = [float(each) for each in weights.split(",")] if weights else None
+    except ValueError as error:
+        raise UserError(f"--weights is {weights!r}; it must be numbers with commas, such as 0.5,0.3,0.2") from error
+    merged = merge_folders(
+        folders, method, out_dir, weights=shares, settings=given, base=base, data=source if source.path else None
+    )
+    if as_json:
+        print(json.dumps({"folder": str(merged.folder), **merged.recipe, "scores": merged.scores}))
+        return
+    for folder, score in merged.scores.items():
+        out.print(f"{score:8.2f}  {folder}")
+    lost = f"; {merged.recipe['lost']:.1%} of it is cut off by the rank" if "lost" in merged.recipe else ""
+    out.print(f"wrote the merge of {len(folders)} adapters by {method} to {out_dir}{lost}")
+
+
+def _parents(
+    method: str, settings: list[str], fed: str, local: str, base: str | None, out_dir: Path, source: EvaluationData,
+    client: str | None, as_json: bool,
+) -> None:  # fmt: skip
     from llm_fed.settings import configfile
 
-    configfile.keys_of(settings or [], "the method")  # what follows takes seconds, so mistakes are named first
+    configfile.keys_of(settings, "the method")  # what follows takes seconds, so mistakes are named first
     from llm_fed.commands import merge as posthoc
     from llm_fed.commands import merge_output
     from llm_fed.eval.merges import for_terminal
     from llm_fed.experiment.run import quiet
 
     quiet()
-    asked = {
-        "space": space, "fisher": fisher, "fisher_data": fisher_data, "samples": samples, "damping": damping,
-        "weight": weight, "per_factor": per_factor or None, "grid": grid or None,
-    }  # fmt: skip
-    merged = posthoc.merge_adapters(
-        posthoc.settings(method, {key: value for key, value in asked.items() if value is not None}),
-        posthoc.Parents(fed, local, base), out_dir, data=posthoc.EvaluationData(task, data, template, dtype),
-        client=client, words=settings or [],
-    )  # fmt: skip
+    parents = posthoc.Parents(fed, local, base)
+    merged = posthoc.merge_adapters({"name": method}, parents, out_dir, data=source, client=client, words=settings)
     scores = merge_output.scores_in(out_dir)
     if as_json:
         clients = {item.client: {"folder": str(item.folder), **item.recipe} for item in merged}

@@ -22,7 +22,7 @@ from llm_fed.experiment.merging import merge
 from llm_fed.experiment.rounds import best_round, models_at
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
-from llm_fed.export.origins import as_trained, check_text, read_origin
+from llm_fed.export.origins import as_trained, check_text, common_base, read_origin
 from llm_fed.export.peft_settings import CONFIG
 from llm_fed.kinds import Kind
 from llm_fed.models.lora import Lora, adapted
@@ -140,19 +140,6 @@ class Merged:
     recipe: dict[str, Any]
 
 
-def settings(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The merger of `llm-fed merge NAME` with its options.
-
-    Raises:
-        UserError: an unknown name, or an option of another merger.
-    """
-    known = methods.fields_of(methods.merger(name))
-    for option in options:
-        if option not in known:
-            raise UserError(f"--{option.replace('_', '-')} is not an option of {name}; leave it out")
-    return {"name": methods.ALIASES.get(name, name), **options}
-
-
 def merge_adapters(
     settings: Mapping[str, Any],
     parents: Parents,
@@ -167,7 +154,7 @@ def merge_adapters(
     also the folder of a finished run, with their test scores.
 
     Args:
-        settings: of a merger, with its name.
+        settings: of a merger, with its name (`methods.merger`).
         data: for two PEFT folders, from whose examples the weights come; a run brings its clients' examples.
         client: only this one.
         words: `key=value` words laid over the configuration, of the run or of this merge, see `evaluate.lay_over`.
@@ -177,11 +164,14 @@ def merge_adapters(
     """
     reporter = reporter or Reporter()
     merge_output.check_place(out)
+    kind = methods.merger(settings["name"])
     sources = {
         option: MergeParent.parse(option, text)
         for option, text in zip(OPTIONS, (parents.fed, parents.local), strict=True)
     }
-    name = _base_name(sources, parents.base)
+    name = parents.base or common_base({option: source.origin for option, source in sources.items()})
+    if not name:
+        raise UserError("neither adapter names its base; give --base NAME")
     runs = [source.config for source in reversed(sources.values()) if source.config]
     data = data or EvaluationData()
     words = [*([f"task.template={data.template}"] if data.template else []), *words]
@@ -200,7 +190,7 @@ def merge_adapters(
     if not runs and not data.task:
         for source in sources.values():
             check_text(source.folder, config.base)
-    if not runs and not methods.merger(config.method["name"]).merger.data_free and not (data.task or data.path):
+    if not runs and not kind.merger.data_free and not (data.task or data.path):
         raise UserError("the mixing weight is computed from examples; give --data FILE, or --task NAME with --client")
     of_task = runs or data.task
     if of_task:
@@ -285,46 +275,18 @@ def _said(sources: Mapping[str, MergeParent], base: Kind, keys: Collection[str],
         if silent:
             used = next((prompt.template.name for prompt in said.values()), TaskConfig.template)
             reporter.note(f"{silent} does not name its prompt template, so {used} is used; --template chooses another")
-    first = next(iter(said), None)
-    for key in ("max_new_tokens", "stop"):
-        values = {option: getattr(prompt, key) for option, prompt in said.items()}
-        if len(set(values.values())) > 1 and f"eval.{key}" not in keys:
-            reporter.note(
-                f"--fed and --local differ in {key}: {values['--fed']} and {values['--local']}; that of {first} is used"
-            )
-    return said[first] if first else None
-
-
-def _base_name(sources: Mapping[str, MergeParent], given: str | None) -> str:
-    if given:
-        return given
-    origins = [source.origin for source in sources.values() if source.origin]
-    if not origins:
-        raise UserError("neither adapter names its base; give --base NAME")
-    if not origins[0].same_weights(origins[-1]):
-        fed, local = (origin.name for origin in origins)
-        raise UserError(
-            f"--fed is an adapter of {fed!r} and --local one of {local!r}: only adapters of one base can be merged; if "
-            "both are the same model, give --base"
-        )
-    return origins[0].place
+    return next(iter(said.values()), None)
 
 
 def _loaded_as(
     sources: Mapping[str, MergeParent], base: BaseConfig, keys: Collection[str], reporter: Reporter
 ) -> BaseConfig:
-    """The base as the adapters were trained on it, but for what was set explicitly; of two that differ as the run was,
-    or else as the federated one was."""
-    origins = {option: source.origin for option, source in sources.items() if source.origin}
-    if not any(source.config for source in sources.values()):
-        base = as_trained(base, next(iter(origins.values()), None), keys, reporter.note)
-    how = {option: origin.quantization or "full precision" for option, origin in origins.items() if origin.dtype}
-    if len(set(how.values())) > 1 and "base.quantization" not in keys:
-        reporter.note(
-            f"--fed was trained on the base in {how['--fed']}, and --local on it in {how['--local']}; here it is in "
-            f"{base.quantization or 'full precision'}, and base.quantization=... chooses"
-        )
-    return base
+    """The base as the run's adapters were trained on it, or of two folders as the first one says, but for what was set
+    explicitly."""
+    if any(source.config for source in sources.values()):
+        return base
+    origins = [source.origin for source in sources.values() if source.origin]
+    return as_trained(base, next(iter(origins), None), keys, reporter.note)
 
 
 def _common_structure(sources: Mapping[str, MergeParent], base: Kind) -> Lora:
@@ -341,24 +303,16 @@ def _common_structure(sources: Mapping[str, MergeParent], base: Kind) -> Lora:
     for option, other in (OPTIONS, OPTIONS[::-1]):
         if alone := [layer for layer in layers[option] if layer not in layers[other]]:
             raise UserError(
-                f"--fed and --local have different layers ({_named(fed)} and {_named(local)}): {alone[0]} is one of "
-                f"{option} alone, and only adapters of equal structure can be merged"
+                f"--fed and --local have different layers: {alone[0]} is one of {option} alone; llm-fed merge FOLDER "
+                "FOLDER --method linear (or ties, ...) merges them without examples"
             )
     if not (fed.rank == local.rank and math.isclose(fed.scaling, local.scaling)):
         what = "rank" if fed.rank != local.rank else "scaling"
         raise UserError(
-            f"--fed and --local have different {what} ({getattr(fed, what)} and {getattr(local, what)}): only adapters "
-            "of equal structure can be merged"
+            f"--fed and --local have different {what} ({getattr(fed, what)} and {getattr(local, what)}); llm-fed merge "
+            "FOLDER FOLDER --method linear (or ties, ...) merges them without examples"
         )
     return fed
-
-
-def _named(structure: Lora) -> str:
-    """The target modules as they were given, or how many there are."""
-    chosen = structure.target_modules
-    if isinstance(chosen, str):
-        return chosen
-    return ", ".join(sorted(chosen)) if len(chosen) < 10 else f"{len(chosen)} modules"
 
 
 def _config(settings: Mapping[str, Any], base: str, data: EvaluationData) -> Config:

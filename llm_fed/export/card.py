@@ -117,6 +117,18 @@ def _public_settings(config: str) -> tuple[Mapping[str, Any], str]:
     return settings, documents.dump(settings).strip()
 
 
+def merge_card(base: str, recipe: Mapping[str, Any]) -> str:
+    """The card of an adapter that was made of others.
+
+    Args:
+        base: where it lies; "" where that is not known.
+    """
+    data = ModelCardData(
+        base_model=base if base and not is_local(base) else None, library_name="peft", tags=["llm_fed", "lora", "merge"]
+    )
+    return f"---\n{_front_matter(data)}\n---\n\n# Adapter merged by llm_fed\n{_recipe(recipe)}"
+
+
 def repository_card(repository: str, card: ModelCard, folder: str, terms: Mapping[str, Any]) -> str:
     """The card of a repository with a folder for each client.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,26 @@ def read_origin(folder: Path) -> Origin | None:
     how = {"quantization": said.quantization, "dtype": said.dtype} if said else _in_card(folder)
     config = BaseConfig(name=name, revision=revision if isinstance(revision, str) else how.get("revision"))
     return replace(Origin.of(config), quantization=how.get("quantization"), dtype=how.get("dtype"))
+
+
+def common_base(origins: Mapping[str, Origin | None]) -> str:
+    """Where the base lies that all these adapters are of; "" where none says it.
+
+    Args:
+        origins: by what a message calls an adapter.
+
+    Raises:
+        UserError: they are of different bases.
+    """
+    known = {name: origin for name, origin in origins.items() if origin}
+    for name, origin in known.items():
+        first = next(iter(known))
+        if not origin.same_weights(known[first]):
+            raise UserError(
+                f"{first} is an adapter of {known[first].name!r} and {name} one of {origin.name!r}: only adapters of "
+                "one base can be merged; if both are the same model, give --base"
+            )
+    return next(iter(known.values())).place if known else ""
 
 
 def _in_prompt(folder: Path) -> Origin | None:

@@ -29,7 +29,7 @@ WEIGHTS, CARD = "adapter_model.safetensors", "README.md"
 WHAT = "an adapter"  # what such a folder holds, for messages
 # Of several experts: routers, mixing rule, and modules trained whole; its metadata names the experts in order.
 GATE = "gate.safetensors"
-_PREFIX = "base_model.model."  # of PEFT's names
+PREFIX = "base_model.model."  # of PEFT's names
 
 
 class AdapterWarning(UserWarning):
@@ -106,12 +106,12 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
         expected = layout(base.model, structure or stored)
     except UserError as error:
         raise UserError(f"the adapter {folder} does not fit the base: {error}{other_base}") from error
-    tensors = fused_experts.apart(_read_tensors(folder, stored), base.model, stored, _PREFIX)
+    tensors = fused_experts.apart(read_tensors(folder, _decisive(stored)), base.model, stored, PREFIX)
     if difference := _difference(expected, tensors, base.model):
         raise UserError(f"the adapter {folder} does not fit the base: {difference}{other_base}")
     if other_base:
         warnings.warn(f"the adapter {folder} fits{other_base}", AdapterWarning, stacklevel=2)
-    state = State.of({entry: tensors[_peft_name(entry)] for entry in expected.names})
+    state = State.of({entry: tensors[peft_name(entry)] for entry in expected.names})
     if not state.is_finite():
         raise UserError(f"the adapter {folder} holds NaN or infinite numbers; export it again")
     return state, stored
@@ -153,7 +153,7 @@ def _files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
     if not structure.plain:
         return _expert_files(state, structure, base)
     entries = fused_experts.together(state.tensors(), base.model, structure)
-    tensors = {_peft_name(name): tensor for name, tensor in entries.items()}
+    tensors = {peft_name(name): tensor for name, tensor in entries.items()}
     return {CONFIG: peft_settings.written(structure, base), WEIGHTS: pack(tensors, {}, _decisive(structure))}
 
 
@@ -230,8 +230,8 @@ def _alone(structure: Lora) -> Lora:
     return replace(structure, experts=("",), gate="sum", whole=())
 
 
-def _peft_name(entry: str) -> str:
-    return f"{_PREFIX}{entry}.weight" if entry.endswith((".lora_A", ".lora_B")) else f"{_PREFIX}{entry}"
+def peft_name(entry: str) -> str:
+    return f"{PREFIX}{entry}.weight" if entry.endswith((".lora_A", ".lora_B")) else f"{PREFIX}{entry}"
 
 
 def _other_base(folder: Path, base: Base) -> str:
@@ -257,25 +257,25 @@ def _other_scaling(said: AdapterSettings, stored: Lora, structure: Lora) -> User
     )
 
 
-def _read_tensors(folder: Path, structure: Lora) -> dict[str, Tensor]:
+def read_tensors(folder: Path, decisive: Mapping[str, Any]) -> dict[str, Tensor]:
     """All tensors of an adapter, in one dtype of at least float32."""
     path = folder / WEIGHTS
     if not path.is_file():
         raise UserError(f"{folder} has no {WEIGHTS}; only safetensors is read (convert .bin files with PEFT)")
     tensors, metadata = load(path, "fetch or export the adapter again")
-    check_settings(metadata, _decisive(structure), folder / CONFIG)
+    check_settings(metadata, decisive, folder / CONFIG)
     return in_one_dtype(tensors, path)
 
 
 def _difference(expected: Layout, tensors: Mapping[str, Tensor], model: nn.Module) -> str:
     """What of the file is not as expected, or nothing. PEFT puts the base's own weights beside an adapter of its head;
     these may be there."""
-    wanted = {_peft_name(name): shape for name, shape in expected.shape_of.items()}
+    wanted = {peft_name(name): shape for name, shape in expected.shape_of.items()}
     for name in [*wanted, *tensors]:
         ours, theirs = wanted.get(name), tuple(tensors[name].shape) if name in tensors else None
         if ours == theirs:
             continue
-        entry = name.removeprefix(_PREFIX).replace(".base_layer.", ".")
+        entry = name.removeprefix(PREFIX).replace(".base_layer.", ".")
         own = None if ours else dict(model.named_parameters(remove_duplicate=False)).get(entry)
         if own is None:
             return f"{name} is {theirs or 'absent'} in the file and {ours or 'absent'} in the base"

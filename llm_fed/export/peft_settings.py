@@ -48,6 +48,7 @@ _WRITTEN = (
     "lora_dropout", "target_modules", "fan_in_fan_out", "modules_to_save", "bias", "use_rslora", "use_dora",
     "init_lora_weights", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
 )  # fmt: skip
+_OF_BASE = ("task_type", "base_model_name_or_path", "revision", "fan_in_fan_out", "modules_to_save")
 _TEXTS: WeakKeyDictionary[nn.Module, dict[tuple[Lora, Origin, str], bytes]] = WeakKeyDictionary()  # see `written`
 _DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
@@ -118,6 +119,18 @@ class AdapterSettings:
         except (*_DAMAGED, UserError) as error:
             raise _not_lora(self.folder, error) from error
         return made
+
+    @property
+    def decisive(self) -> dict[str, Any]:
+        """What of it decides what the adapter computes and is not seen in the shapes of its tensors."""
+        dora = {"use_dora": True} if self.dora else {}
+        return {"lora_alpha": float(self.alpha), "modules_to_save": list(self.whole)} | dora
+
+    def scalings(self, names: list[str]) -> dict[str, tuple[int, float]]:
+        """By the name of a layer its rank, and what its product B A is multiplied by."""
+        ranks, alphas = _own(self.ranks, names, "rank_pattern"), _own(self.alphas, names, "alpha_pattern")
+        found = {name: (ranks.get(name, self.rank), alphas.get(name, self.alpha)) for name in names}
+        return {name: (r, alpha / (math.sqrt(r) if self.rslora else r)) for name, (r, alpha) in found.items()}
 
     def _kept(self, names: list[str], chosen: str | tuple[str, ...]) -> list[str]:
         """Those of the matched modules that PEFT adapts."""
@@ -219,6 +232,23 @@ def written(structure: Lora, base: Base) -> bytes:
         text = json.dumps({key: settings[key] for key in keys}, indent=2, sort_keys=True, default=sorted)
         known[structure, origin, base.head] = text.encode()
     return known[structure, origin, base.head]
+
+
+def merged(parents: Sequence[AdapterSettings], rank: int, layers: Sequence[str]) -> bytes:
+    """What adapter_config.json says of an adapter made of several, on these layers and with a scaling of 1; the modules
+    are named as the parents name them where all do so alike."""
+    first = parents[0]
+    chosen = [(each.target_modules, each.exclude, each.layers, each.layer_lists) for each in parents]
+    alike = first.target_modules is not None and all(each == chosen[0] for each in chosen)
+    given = load_json((first.folder / CONFIG).read_text(encoding="utf-8"))
+    settings = {**_defaults(), **(given if alike else {key: given.get(key) for key in _OF_BASE if key in given})}
+    settings |= {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
+    settings |= {
+        "lora_dropout": 0.0,
+        "inference_mode": True,
+        "target_modules": given["target_modules"] if alike else [*layers],
+    }
+    return json.dumps({key: settings[key] for key in _WRITTEN}, indent=2, sort_keys=True, default=sorted).encode()
 
 
 def setting(folder: Path, key: str) -> Any:

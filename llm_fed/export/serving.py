@@ -28,7 +28,7 @@ def line(folders: Sequence[Path]) -> str:
     ranks: dict[str, int] = {}
     refused: dict[str, list[str]] = {}
     for folder in folders:
-        why, rank = _looked_at(folder)
+        why, rank = looked_at(folder)
         if why:
             refused.setdefault(why, []).append(folder.name)
         else:
@@ -40,7 +40,7 @@ def line(folders: Sequence[Path]) -> str:
     return f"vLLM and LoRAX {'; '.join(said)}; see docs/serving.md"
 
 
-def _looked_at(folder: Path) -> tuple[str, int]:
+def looked_at(folder: Path) -> tuple[str, int]:
     """Why a folder cannot be served, or an empty text, and its rank."""
     if (folder / GATE).is_file():
         return "several adapters and a gate, but a server applies one adapter per request", 0

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from llm_fed.merge.mean import mean
-from llm_fed.merge.products import layers
+from llm_fed.merge.products import Pair, layers
 from llm_fed.state import State
 from llm_fed.state.entries import FACTORS, HEAD, factor_of
-
-Pair = tuple[Tensor, Tensor]  # B (out, R), A (R, in)
 
 
 def rank_of(state: State) -> int:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from llm_fed.merge.products import combined
 from llm_fed.state import State, combine
-from llm_fed.state.entries import FACTORS, HEAD, factor_of
+from llm_fed.state.entries import HEAD, factor_of
 
 # lambda_fed: 0 is the local model, 1 the federated one (POTARA, App. E).
 WEIGHTS = tuple(step / 10 for step in range(11))
@@ -30,7 +31,7 @@ def mix_factors(first: State, second: State, weight: float | Mapping[str, float]
     """`weight * first + (1 - weight) * second`, for A and for B (POTARA, App. B).
 
     Args:
-        weight: one for all entries, or one for each of FACTORS and, where there are such entries, HEAD.
+        weight: one for all entries, or one for each of A and B and, where there are such entries, HEAD.
     """
     of = {name: weight[factor_of(name)] if isinstance(weight, Mapping) else weight for name in first}
     return State.of({name: of[name] * first[name] + (1 - of[name]) * second[name] for name in first})
@@ -39,16 +40,11 @@ def mix_factors(first: State, second: State, weight: float | Mapping[str, float]
 def mix_products(first: State, second: State, weight: float) -> State:
     """The adapter of twice the rank whose product B A is `weight * B1 A1 + (1 - weight) * B2 A2` (POTARA, Eq. 3).
 
-    The A's are stacked, and the B's, each times its weight, stand side by side; with twice the alpha the scaling stays.
-    A head is the weighted mean of the two.
+    With twice the alpha the scaling stays. A head is the weighted mean of the two.
     """
-    shares = {FACTORS[0]: (1.0, 1.0), FACTORS[1]: (weight, 1 - weight), HEAD: (weight, 1 - weight)}
-    entries = {}
-    for name in first:
-        factor = factor_of(name)
-        one, other = (share * state[name] for share, state in zip(shares[factor], (first, second), strict=True))
-        entries[name] = one + other if factor == HEAD else torch.cat([one, other], dim=FACTORS.index(factor))
-    return State.of(entries)
+    merged = combined([first, second], lambda products: (weight, 1 - weight))
+    head = [name for name in first if factor_of(name) == HEAD]
+    return merged.updated(mix_factors(first.pick(head), second.pick(head), weight)) if head else merged
 
 
 def best(scores: Mapping[float, float]) -> float:

@@ -1,12 +1,12 @@
-"""Merging two adapters as differences of weights: what each adds to a layer is its product B A (out, in).
+"""Merging adapters as differences of weights: what each adds to a layer is its product B A (out, in).
 
-Both have one structure of rank r; a result has twice the rank with the same scaling, as `mix_products` has. A head is
-the mean of the two.
+All have one scaling; their ranks may differ, from layer to layer too. A result is exact at the sum of the ranks, or the
+nearest of a given one. A head is the mean of theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from torch import Tensor
 from llm_fed.state import State
 from llm_fed.state.entries import FACTORS, HEAD, factor_of
 
-Coefficients = Callable[[Tensor, Tensor], tuple[float, float]]
+Pair = tuple[Tensor, Tensor]  # B (out, R), A (R, in)
+Coefficients = Callable[[Tensor], Sequence[float]]
 Rule = Callable[[str, Tensor], Tensor]
 
 
@@ -26,49 +27,51 @@ def layers(state: State) -> Iterator[tuple[str, str, str]]:
             yield layer, name, f"{layer}.{FACTORS[1]}"
 
 
-def combined(first: State, second: State, coefficients: Coefficients) -> State:
-    """Per layer `c1 * B1 A1 + c2 * B2 A2`, exactly: the A's are stacked, and the B's, each times its coefficient, stand
-    side by side.
+def combined(states: Sequence[State], coefficients: Coefficients) -> State:
+    """Per layer `sum_k c_k B_k A_k` of K states, exactly: the A's are stacked, and the B's, each times its coefficient,
+    stand side by side.
 
     Args:
-        coefficients: of the two products (out, in) of a layer.
+        coefficients: of the inner products (K, K) of a layer's K products, in float64.
     """
-    entries = _heads(first, second)
-    for _, a, b in layers(first):
-        ones, others = (state[b].double() @ state[a].double() for state in (first, second))
-        c1, c2 = coefficients(ones, others)
-        entries[a] = torch.cat([first[a], second[a]])
-        entries[b] = torch.cat([c1 * first[b], c2 * second[b]], 1)
-    return State.of({name: entries[name] for name in first})
+    entries = _heads(states)
+    for _, a, b in layers(states[0]):
+        chosen = coefficients(inner([(state[b], state[a]) for state in states]))
+        entries[a] = torch.cat([state[a] for state in states])
+        entries[b] = torch.cat([c * state[b] for c, state in zip(chosen, states, strict=True)], 1)
+    return State.of({name: entries[name] for name in states[0]})
 
 
-def factored(first: State, second: State, rule: Rule) -> tuple[State, float]:
-    """Per layer the best approximation of twice the rank to what `rule` makes of the two products, and how much of all
-    layers together is lost by it: the norm of the difference, relative to that of the whole.
+def factored(states: Sequence[State], rule: Rule, rank: int | None = None) -> tuple[State, float]:
+    """Per layer the nearest product of a rank to what `rule` makes of the K products, and how much of all layers
+    together is lost by it: the norm of the difference, relative to that of the whole.
 
     Args:
-        rule: of a layer's name and its two products (2, out, in), what the merged adapter should add (out, in).
+        rule: of a layer's name and its products (K, out, in), what the merged adapter should add (out, in).
+        rank: of each layer (default: the sum of the parents' there).
     """
-    entries, lost, whole = _heads(first, second), 0.0, 0.0
-    for layer, a, b in layers(first):
-        wanted = rule(layer, torch.stack([state[b].double() @ state[a].double() for state in (first, second)]))
+    entries, lost, whole = _heads(states), 0.0, 0.0
+    for layer, a, b in layers(states[0]):
+        wanted = rule(layer, torch.stack([state[b].double() @ state[a].double() for state in states]))
         left, values, right = torch.linalg.svd(wanted, full_matrices=False)
-        rank = 2 * len(first[a])
-        lost += float(values[rank:].square().sum())
+        most = rank or sum(len(state[a]) for state in states)
+        lost += float(values[most:].square().sum())
         whole += float(values.square().sum())
-        kept = torch.zeros(rank, dtype=values.dtype, device=values.device)
-        kept[: len(values)] = values[:rank].sqrt()  # of a layer narrower than twice the rank the rest is zero
-        count = min(rank, len(values))
-        entries[a] = _like(first[a], torch.zeros(rank, wanted.shape[1]))
-        entries[b] = _like(first[b], torch.zeros(wanted.shape[0], rank))
-        entries[a][:count] = kept[:count, None] * right[:count]
-        entries[b][:, :count] = left[:, :count] * kept[:count]
-    return State.of({name: entries[name] for name in first}), (lost / whole) ** 0.5 if whole else 0.0
+        count = min(most, len(values))
+        root = values[:count].sqrt()
+        entries[a] = states[0].row.new_zeros(most, wanted.shape[1])  # of a narrower layer the rest is zero
+        entries[b] = states[0].row.new_zeros(wanted.shape[0], most)
+        entries[a][:count] = root[:, None] * right[:count]
+        entries[b][:, :count] = left[:, :count] * root
+    return State.of({name: entries[name] for name in states[0]}), (lost / whole) ** 0.5 if whole else 0.0
 
 
-def _heads(first: State, second: State) -> dict[str, Tensor]:
-    return {name: (first[name] + second[name]) / 2 for name in first if factor_of(name) == HEAD}
+def inner(pairs: Sequence[Pair]) -> Tensor:
+    """The inner products (K, K) of K products B A of one shape, in float64, without forming any of them."""
+    wide = [(b.double(), a.double()) for b, a in pairs]
+    return torch.stack([torch.stack([((b.T @ d) * (a @ c.T)).sum() for d, c in wide]) for b, a in wide])
 
 
-def _like(one: Tensor, values: Tensor) -> Tensor:
-    return values.to(one)
+def _heads(states: Sequence[State]) -> dict[str, Tensor]:
+    names = [name for name in states[0] if factor_of(name) == HEAD]
+    return {name: torch.stack([state[name] for state in states]).mean(0) for name in names}

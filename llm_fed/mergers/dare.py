@@ -3,7 +3,7 @@ Li; ICML 2024), for a federated and a local adapter."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -34,9 +34,14 @@ def dare(
     """
 
     def rule(layer: str, products: Tensor) -> Tensor:
-        draws = generator(client.seed, "drop", client.id, layer)
-        kept = torch.rand(products.shape, generator=draws).to(products.device) >= drop
-        return scaling * (kept * products).sum(0) / (1 - drop)
+        return scaling * dropped(products, drop, client.seed, client.id, layer)
 
-    merged, lost = factored(fed, local, rule)
+    merged, lost = factored([fed, local], rule)
     return merged, rounded({"drop": drop, "scaling": scaling, "lost": lost})
+
+
+def dropped(products: Tensor, drop: float, *seed: Any) -> Tensor:
+    """The sum (out, in) of what is left of K products (K, out, in) whose entries are dropped with this probability,
+    rescaled; `seed` decides which."""
+    kept = torch.rand(products.shape, generator=generator(seed[0], "drop", *seed[1:])).to(products.device) >= drop
+    return (kept * products).sum(0) / (1 - drop)

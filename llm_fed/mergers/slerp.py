@@ -3,7 +3,8 @@ federated and a local adapter."""
 
 from __future__ import annotations
 
-import torch
+import math
+
 from torch import Tensor
 
 from llm_fed.merge.products import combined
@@ -23,15 +24,16 @@ def slerp(
 ) -> Merged:
     """Spherical interpolation between the two adapters' layer updates, which keeps their length even where they point
     in different directions; exactly, as one adapter of twice the rank."""
-    return combined(fed, local, lambda one, other: arc(one, other, weight)), {"lambda_fed": weight}
+    return combined([fed, local], lambda products: arc(products, weight)), {"lambda_fed": weight}
 
 
-def arc(one: Tensor, other: Tensor, weight: float) -> tuple[float, float]:
-    """The coefficients of both; those of a straight line where an angle is none, or half a turn."""
-    lengths = torch.linalg.vector_norm(one) * torch.linalg.vector_norm(other)
-    cosine = float((one * other).sum() / lengths) if lengths > 0 else 1.0
-    angle = torch.tensor(max(-1.0, min(1.0, cosine)), dtype=torch.float64).acos()
-    sine = float(angle.sin())
+def arc(products: Tensor, weight: float) -> tuple[float, float]:
+    """The coefficients of both, of which `products` (2, 2) are the inner products; those of a straight line where an
+    angle is none, or half a turn."""
+    lengths = float(products.diagonal().clamp(min=0).prod().sqrt())
+    cosine = float(products[0, 1]) / lengths if lengths > 0 else 1.0
+    angle = math.acos(max(-1.0, min(1.0, cosine)))
+    sine = math.sin(angle)
     if sine < 1e-6:
         return weight, 1 - weight
-    return float((weight * angle).sin()) / sine, float(((1 - weight) * angle).sin()) / sine
+    return math.sin(weight * angle) / sine, math.sin((1 - weight) * angle) / sine

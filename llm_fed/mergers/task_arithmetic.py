@@ -19,4 +19,4 @@ def task_arithmetic(
     scaling: PositiveFloat = 0.5,  # lambda; 0.5 is the mean of the two. The paper chooses it on validation examples
 ) -> Merged:
     """The sum of the two adapters' layer updates s B A, times `scaling`; exactly, as one adapter of twice the rank."""
-    return combined(fed, local, lambda one, other: (scaling, scaling)), {"scaling": scaling}
+    return combined([fed, local], lambda products: (scaling, scaling)), {"scaling": scaling}

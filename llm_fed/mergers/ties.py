@@ -33,7 +33,7 @@ def ties(
     Deviation: the result has no low rank, so the nearest adapter of twice the rank is exported; `lost` in the recipe
     says how much is cut off (`test_what_a_product_loses`).
     """
-    merged, lost = factored(fed, local, lambda layer, products: scaling * elected(products, density))
+    merged, lost = factored([fed, local], lambda layer, products: scaling * elected(products, density))
     return merged, rounded({"density": density, "scaling": scaling, "lost": lost})
 
 

@@ -30,7 +30,8 @@ OUT = ROOT / "docs/images/gallery"
 COMMANDS = (
     "llm-fed compare llm_fed/assets/quickstart.yaml base.name=llm_fed/assets/tiny-base rounds=12 eval.every=3 "
     "eval.select=last eval.limit=16 --methods local,fedit,fedmerge --draws 3 --out runs/gallery",
-    "llm-fed merge potara --fed runs/gallery/fedit-seed0 --local runs/gallery/local-seed0 --grid --out runs/merged",
+    "llm-fed merge potara --fed runs/gallery/fedit-seed0 --local runs/gallery/local-seed0 method.grid=true "
+    "--out runs/merged",
     "llm-fed run llm_fed/assets/quickstart.yaml base.name=llm_fed/assets/tiny-base rounds=12 "
     "'method={name: feddle}' task.server.examples=32 --out runs/feddle",
     "python scripts/figures/clients.py runs/gallery/fedmerge-seed0 runs/gallery/local-seed0",

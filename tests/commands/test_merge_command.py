@@ -61,7 +61,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_two_runs_give_what_the_method_gives(runs, llm_fed, tmp_path):
     """Same parents, same examples, hence bit for bit the same adapters as the run of POTARA."""
-    said = llm_fed("merge", "potara", *parents(runs), "--out", tmp_path, "--grid", "--json")
+    said = llm_fed("merge", "potara", *parents(runs), "--out", tmp_path, "method.grid=true", "--json")
     assert said.code == 0, said.err
     clients = json.loads(said.out)["clients"]
     logged = {x["client"]: x for x in read_records(runs / "potara" / "metrics.jsonl") if x["kind"] == "merge"}
@@ -78,7 +78,7 @@ def test_two_runs_give_what_the_method_gives(runs, llm_fed, tmp_path):
 
 
 def test_tables_for_people(runs, llm_fed, tmp_path):
-    said = llm_fed("merge", "potara", *parents(runs), "--out", tmp_path, "--grid", "--client", "bob")
+    said = llm_fed("merge", "potara", *parents(runs), "--out", tmp_path, "method.grid=true", "--client", "bob")
     assert said.code == 0
     for text in ("weight of fed", "a (fed)", "c (cross)", "by damping", "1e-05", "validation score", "0.9", "bob"):
         assert text in said.out
@@ -98,7 +98,7 @@ def test_numbers_of_both_factors_stand_in_one_cell():
 
 @pytest.mark.parametrize("method", ["fisher", "mean", "grid"])
 def test_the_other_methods(runs, llm_fed, tmp_path, method):
-    words = ("--weight", 0.25) if method == "mean" else ()
+    words = ("method.weight=0.25",) if method == "mean" else ()
     said = llm_fed("merge", method, *parents(runs), "--out", tmp_path, *words, "--json")
     assert said.code == 0, said.err
     fed, local, found = (tensors(folder / "bob") for folder in (
@@ -122,12 +122,9 @@ def halves(client: Any, fed: State, local: State, *, skew: float = 0.0) -> Merge
 
 def test_every_merger_is_offered(monkeypatch):
     monkeypatch.setitem(methods.MERGERS, "halves", kind_of(halves))
-    assert merge.settings("halves", {"skew": 0.5}) == {"name": "halves", "skew": 0.5}
-    assert merge.settings("fisher", {"samples": 3}) == {"name": "fisher-merging", "samples": 3}
-    with pytest.raises(UserError, match="--samples is not an option of halves"):
-        merge.settings("halves", {"samples": 3})
+    assert methods.merger("halves").own == ("skew",)
     with pytest.raises(UserError, match="^merge='fedit' is unknown.*known: fisher, potara, .*, halves$"):
-        merge.settings("fedit", {})
+        methods.merger("fedit")
 
 
 def test_only_what_looks_at_no_example_is_data_free():
@@ -138,7 +135,9 @@ def test_only_what_looks_at_no_example_is_data_free():
 def test_a_run_at_a_round(runs, llm_fed, tmp_path):
     """With all the weight on it, the adapter of round 2 comes out; it is not the exported one."""
     fed = f"{runs / 'fedit'}@2"
-    said = llm_fed("merge", "mean", "--fed", fed, "--local", runs / "local", "--out", tmp_path, "--weight", 1, "--json")
+    said = llm_fed(
+        "merge", "mean", "--fed", fed, "--local", runs / "local", "--out", tmp_path, "method.weight=1", "--json"
+    )
     assert said.code == 0 and json.loads(said.out)["clients"]["ada"]["fed"] == fed
     state = Checkpoints(runs / "fedit" / "checkpoints").load(2).state["state"]
     found = tensors(tmp_path / "ada")
@@ -151,7 +150,7 @@ def test_a_run_at_a_round(runs, llm_fed, tmp_path):
 def test_two_peft_folders_and_a_file(runs, small, llm_fed, tmp_path):
     """The examples come from the file; the result loads in stock PEFT and computes the mixture."""
     words = (*folders(runs), *data(small), "--out", tmp_path, "--json")
-    said = llm_fed("merge", "potara", *words, "--samples", 4, "--space", "delta")
+    said = llm_fed("merge", "potara", *words, "method.samples=4", "method.space=delta")
     assert said.code == 0, said.err
     (found,) = json.loads(said.out)["clients"].values()
     weight = found["lambda_fed"]
@@ -168,7 +167,7 @@ def test_two_peft_folders_and_a_file(runs, small, llm_fed, tmp_path):
 
 
 def test_a_weight_by_hand_needs_no_examples(runs, llm_fed, tmp_path):
-    said = llm_fed("merge", "mean", *folders(runs), "--weight", 0.25, "--out", tmp_path)
+    said = llm_fed("merge", "mean", *folders(runs), "method.weight=0.25", "--out", tmp_path)
     assert said.code == 0, said.err
     own, fed, local = (tensors(folder) for folder in (
         tmp_path / "merged", runs / "fedit" / "adapters" / "ada", runs / "local" / "adapters" / "ada"))  # fmt: skip
@@ -209,7 +208,7 @@ def test_adapters_that_do_not_belong_together(runs, small, llm_fed, tmp_path):
     local = copy(runs, tmp_path, target_modules=["q_proj"])
     kept = {name: value for name, value in tensors(local).items() if "q_proj" in name}
     save_file(kept, local / "adapter_model.safetensors")
-    llm_fed(*fed, "--local", local).assert_refused("different layers (q_proj, v_proj and q_proj)")
+    llm_fed(*fed, "--local", local).assert_refused("different layers", "llm-fed merge FOLDER")
     assert not (tmp_path / "out").exists()
 
 
@@ -242,8 +241,10 @@ def test_distance_by_hand():
 def test_mistakes(runs, small, llm_fed, tmp_path):
     out = ("--out", tmp_path / "out")
     llm_fed("merge", "potarra", *parents(runs), *out).assert_refused("potarra", "closest is 'potara'")
-    llm_fed("merge", "mean", *parents(runs), *out, "--damping", 1).assert_refused("--damping is not an option of mean")
-    llm_fed("merge", "potara", *parents(runs), *out, "--samples", 0).assert_refused("method.samples is 0")
+    llm_fed("merge", "mean", *parents(runs), *out, "method.damping=1").assert_refused(
+        "method.damping is a setting of", "weight, space"
+    )
+    llm_fed("merge", "potara", *parents(runs), *out, "method.samples=0").assert_refused("method.samples is 0")
     llm_fed("merge", "potara", *parents(runs), *out, *data(small)).assert_refused("a run brings its own")
     llm_fed("merge", "potara", *folders(runs), *out).assert_refused("--data FILE")
     nowhere = ("--fed", tmp_path / "none", "--local", runs / "local")
@@ -261,9 +262,9 @@ def test_layers_are_compared_and_not_how_they_are_named(runs, small, llm_fed, tm
     """An adapter on the same layers, which names them by a regular expression or one by one, and a run."""
     local = copy(runs, tmp_path, target_modules=spelling)
     words = ("--fed", runs / "fedit" / "adapters" / "ada", "--local", local, *data(small))
-    assert llm_fed("merge", "mean", *words, "--out", tmp_path / "out", "--weight", 0.5).code == 0
+    assert llm_fed("merge", "mean", *words, "--out", tmp_path / "out", "method.weight=0.5").code == 0
     other = ("--fed", runs / "fedit/adapters/ada", "--local", runs / "local/adapters/ada", *data(small))
-    assert llm_fed("merge", "mean", *other, "--out", tmp_path / "same", "--weight", 0.5).code == 0
+    assert llm_fed("merge", "mean", *other, "--out", tmp_path / "same", "method.weight=0.5").code == 0
     found, expected = (tensors(next((tmp_path / name).glob("*/"))) for name in ("out", "same"))
     assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in found)
     said = llm_fed(

@@ -135,8 +135,6 @@ def test_an_adapter_is_used_on_the_base_as_it_was_quantised_in_training(train, w
     assert said.code == 0 and "quantised to nf4" in said.err
     assert json.loads((tmp_path / "merged/merged/prompt.json").read_text())["base"]["quantization"] == "nf4"
     whole = train("whole")
-    said = llm_fed("merge", "mean", "--fed", run, "--local", whole, "--out", tmp_path / "mixed", "--client", "ada")
-    assert "--fed was trained on the base in nf4, and --local on it in full precision; here it is in full" in said.err
     said = llm_fed("export", run, tmp_path / "out", "--client", "bob")
     assert "vLLM and LoRAX can serve bob" in said.err
     assert "in nf4" not in llm_fed("eval", "--base", wide.base, "--adapter", whole / "adapters/bob", *data).err

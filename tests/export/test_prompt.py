@@ -256,10 +256,7 @@ def test_merged_adapters_carry_what_their_parents_say(runs, base, llm_fed, tmp_p
     given = read_prompt(tmp_path / "given/merged")
     assert given and given.template.name == "plain" and given.max_new_tokens == 5
     longer = edited(chat, tmp_path / "longer", max_new_tokens=9)
-    said = llm_fed(*merge_words(chat, longer, tmp_path / "long"))
-    assert said.code == 0 and "differ in max_new_tokens: 5 and 9; that of --fed is used" in said.err
-    said = llm_fed(*merge_words(chat, longer, tmp_path / "set"), "eval.max_new_tokens=7")
-    assert said.code == 0 and "differ" not in said.err
+    assert llm_fed(*merge_words(chat, longer, tmp_path / "set"), "eval.max_new_tokens=7").code == 0
     assert json.loads((tmp_path / "set/merged" / FILE).read_text())["max_new_tokens"] == 7
     # The card's snippet works on a merged adapter, too.
     asked = ["w20 w21", "w22 w23"]

@@ -37,9 +37,14 @@ def products(state: State) -> dict[str, torch.Tensor]:
     return {layer: state[b] @ state[a] for layer, a, b in layers(state)}
 
 
+def gram(*updates: torch.Tensor) -> torch.Tensor:
+    flat = torch.stack(updates).flatten(1)
+    return flat @ flat.T
+
+
 def test_a_combination_is_exact():
     one, other = adapter(0, head=True), adapter(1, head=True)
-    found = combined(one, other, lambda first, second: (0.25, float(second.norm())))
+    found = combined([one, other], lambda products: (0.25, float(products[1, 1].sqrt())))
     for layer, product in products(found).items():
         second = products(other)[layer]
         torch.testing.assert_close(product, 0.25 * products(one)[layer] + second.norm() * second, rtol=0, atol=1e-12)
@@ -50,7 +55,7 @@ def test_a_combination_is_exact():
 def test_what_a_product_loses():
     """Nothing of what has at most twice the rank; of the rest the smallest singular values."""
     one, other = adapter(0), adapter(1)
-    found, lost = factored(one, other, lambda layer, both: both[0] - 3 * both[1])
+    found, lost = factored([one, other], lambda layer, both: both[0] - 3 * both[1])
     assert lost < 1e-12
     for layer, product in products(found).items():
         wanted = products(one)[layer] - 3 * products(other)[layer]
@@ -59,11 +64,11 @@ def test_what_a_product_loses():
         layer: torch.randn(shape, generator=torch.Generator().manual_seed(3)).double()
         for layer, shape in SHAPES.items()
     }
-    found, lost = factored(one, other, lambda layer, both: dense[layer])
+    found, lost = factored([one, other], lambda layer, both: dense[layer])
     away = math.hypot(*(float((dense[layer] - product).norm()) for layer, product in products(found).items()))
     whole = math.hypot(*(float(value.norm()) for value in dense.values()))
     assert lost == pytest.approx(away / whole) and 0.01 < lost < 0.5
-    assert factored(one, other, lambda layer, both: 0 * both[0])[1] == 0.0
+    assert factored([one, other], lambda layer, both: 0 * both[0])[1] == 0.0
 
 
 def test_ties_by_hand():
@@ -84,7 +89,7 @@ def test_ties_is_pefts(seed, density):
 def test_an_arc_keeps_the_length_and_turns_evenly(seed, weight):
     one, other = torch.randn(2, 4, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     one, other = one / one.norm(), other / other.norm()
-    first, second = arc(one, other, weight)
+    first, second = arc(gram(one, other), weight)
     mixed = first * one + second * other
     angle = math.acos(float((one * other).sum()))
     assert float(mixed.norm()) == pytest.approx(1)
@@ -94,7 +99,7 @@ def test_an_arc_keeps_the_length_and_turns_evenly(seed, weight):
 def test_an_arc_without_an_angle_is_a_line():
     one = torch.ones(3, 3)
     for other in (one, 2 * one, -one, 0 * one):
-        assert arc(one, other, 0.25) == (0.25, 0.75)
+        assert arc(gram(one, other), 0.25) == (0.25, 0.75)
 
 
 def test_dare_keeps_its_share_and_the_mean():

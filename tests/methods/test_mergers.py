@@ -179,7 +179,7 @@ def test_what_llm_fed_merge_takes(blends, tmp_path, llm_fed):
     outside.module(blends, "half", outside.HALF)
     llm_fed("merge", "half:Half", *words).assert_refused("is a method with rounds, which llm-fed run trains")
     llm_fed("merge", "fedit", *words).assert_refused("merge='fedit' is unknown; known: fisher, potara, ")
-    llm_fed("merge", NAME, *words, "--damping", 0.1).assert_refused("--damping is not an option of blends:blend")
+    llm_fed("merge", NAME, *words, "method.damping=1").assert_refused("neither a run folder nor a PEFT folder")
 
 
 def test_a_failing_merger_names_its_client(here, small, tmp_path, llm_fed):

@@ -1,0 +1,113 @@
+"""Merging any number of PEFT folders into one, by what each adds to a layer; the base is loaded only to score them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llm_fed.basics.errors import UserError, lookup
+from llm_fed.basics.figures import rounded
+from llm_fed.basics.files import write_folder
+from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter
+from llm_fed.export import factor_folders, peft_folders
+from llm_fed.export.card import merge_card
+from llm_fed.export.factor_folders import Factors
+from llm_fed.export.origins import common_base, read_origin
+from llm_fed.methods.several import RULES, weights_of
+from llm_fed.models import labels
+from llm_fed.models.prompt import FILE, read_prompt
+from llm_fed.runs.tracking import Reporter
+
+
+@dataclass(frozen=True)
+class MergedFolder:
+    """One adapter out of several.
+
+    Attributes:
+        recipe: the method, its settings and each parent's weight, as JSON values.
+        scores: on `--data`, of each parent and of the merge, 0-100; empty without data.
+    """
+
+    folder: Path
+    recipe: dict[str, Any]
+    scores: dict[str, float]
+
+
+def merge_folders(
+    folders: Sequence[Path],
+    method: str,
+    out: Path,
+    *,
+    weights: Sequence[float] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    base: str | None = None,
+    data: EvaluationData | None = None,
+    reporter: Reporter | None = None,
+) -> MergedFolder:
+    """Merge PEFT LoRA folders, whoever wrote them, into the PEFT folder `out`.
+
+    Ranks, alphas, rsLoRA, rank patterns and the layers themselves may differ: an adapter adds nothing to a layer that
+    it does not have.
+
+    Args:
+        weights: of each, by which its product is multiplied (default: see `several.weights_of`).
+        settings: of the method, by the names of its rule's keyword arguments.
+        base: its name, which is then not looked up in the folders; needed to score where they do not name it.
+        data: examples of which each parent and the merge are scored.
+
+    Raises:
+        UserError: they do not belong together, or the method has no such setting; or see `factor_folders.read`.
+    """
+    given, reporter = settings or {}, reporter or Reporter()
+    rule = lookup("--method", method, RULES)
+    for option in given:
+        if option not in inspect.signature(rule).parameters:
+            raise UserError(f"--{option} is not an option of {method}; leave it out")
+    if len(folders) < 2:
+        raise UserError("a merge takes at least two PEFT folders; name them one after another")
+    if out.resolve() in [folder.resolve() for folder in folders]:
+        raise UserError(f"{out} is one of the adapters that are merged; give another --out")
+    share = weights_of(method, weights, len(folders))
+    place = base or common_base({str(folder): read_origin(folder) for folder in folders})
+    parents = [factor_folders.read(folder) for folder in folders]
+    _check_heads(folders, parents)
+    merged, lost = rule(factor_folders.aligned(parents), share, **given)
+    recipe = {"method": method, **given, "weights": {str(each): w for each, w in zip(folders, share, strict=True)}}
+    recipe |= {"lost": rounded(lost)} if lost else {}
+    contents = factor_folders.contents(merged, factor_folders.mean_head(parents, share), parents)
+    files = {**contents, peft_folders.CARD: merge_card(place, recipe).encode(), **_beside(folders, reporter)}
+    write_folder(out, files, peft_folders.WHAT)
+    return MergedFolder(out, recipe, _scores([*folders, out], place, data, reporter) if data else {})
+
+
+def _check_heads(folders: Sequence[Path], parents: Sequence[Factors]) -> None:
+    """Refuse heads of different labels or shapes."""
+    heads = [{name: value.shape for name, value in parent.head.items()} for parent in parents]
+    named = list(zip(map(labels.read_labels, folders), heads, strict=True))
+    for folder, each in zip(folders, named, strict=True):
+        if each != named[0]:
+            raise UserError(
+                f"{folders[0]} and {folder} have heads of different labels or layers, of which there is no mean; merge "
+                "adapters of one task"
+            )
+
+
+def _beside(folders: Sequence[Path], reporter: Reporter) -> dict[str, bytes]:
+    """The first one's prompt.json and labels.json."""
+    prompts = {folder: prompt for folder in folders if (prompt := read_prompt(folder))}
+    first = next(iter(prompts), folders[0])
+    for folder, prompt in prompts.items():
+        if (prompt.template.text, prompt.template.date) != (prompts[first].template.text, prompts[first].template.date):
+            reporter.note(f"{first} and {folder} were trained with different prompt templates; that of {first} is kept")
+    files = [path for path in (first / FILE, first / labels.FILE) if path.is_file()]
+    return {path.name: path.read_bytes() for path in files}
+
+
+def _scores(folders: Sequence[Path], base: str, data: EvaluationData, reporter: Reporter) -> dict[str, float]:
+    if not base:
+        raise UserError("none of the adapters names its base, so they cannot be scored; give --base NAME")
+    said = {str(each): evaluate_adapter(base, each, data, reporter=reporter) for each in folders}
+    return {folder: rounded(summary.mean) for folder, summary in said.items()}
