@@ -1,5 +1,6 @@
 """llm_fed: federated LoRA fine-tuning with personal models by merging."""
 
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +17,8 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _HOMES and sys.platform == "win32":
+        raise ImportError("llm_fed runs on Linux and macOS; on Windows, install it in WSL (wsl --install)")
     if name in _HOMES:  # imports torch and transformers, which most commands of the command line need not
         return getattr(import_module(_HOMES[name]), name)
     if name == "network":  # for `llm_fed.network.patch` behind `import llm_fed` alone

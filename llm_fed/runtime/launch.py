@@ -161,13 +161,14 @@ def other_ranks() -> Ranks | None:
 
 
 def choose_device(asked: str) -> str:
-    """The device of this process: where `device` is auto, a GPU of its own if there is one, unless accelerate's
-    configuration says use_cpu.
+    """The device of this process: where `device` is auto, a GPU of its own if there is one (a Mac's is none),
+    unless accelerate's configuration says use_cpu.
 
     Raises:
         UserError: cuda is asked for and there is none.
     """
-    on_cpu = asked == "cpu" or (asked == "auto" and launchers.wants_cpu())
+    untried = launchers.wants_cpu() or torch.backends.mps.is_available()  # nobody has trained on mps
+    on_cpu = asked == "cpu" or (asked == "auto" and untried)
     with nullcontext() if connect() else launchers.alone():
         state = PartialState(cpu=on_cpu)
     if asked == "cuda" and state.device.type != "cuda":
