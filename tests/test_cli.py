@@ -38,9 +38,8 @@ FLAGS = {
     ],
     "verdict": ["scores", "--drawn", "--test-share", "--these-clients", "--out", "--json"],
     "merge": [
-        "method", "--fed", "--local", "--out", "settings", "--task", "--data", "--client", "--base", "--template",
-        "--dtype", "--space", "--fisher", "--fisher-data", "--samples", "--damping", "--per-factor", "--grid",
-        "--weight", "--allow", "--json",
+        "words", "--out", "--method", "--weights", "--rank", "--density", "--drop", "--fed", "--local", "--task",
+        "--data", "--client", "--base", "--template", "--dtype", "--allow", "--json",
     ],
     "init": [
         "data", "--out", "--base", "--prompt", "--input", "--answer", "--client", "--clients", "--method", "--yes",
@@ -58,6 +57,8 @@ FLAGS = {
         "--allow",
     ],
     "flower": ["config", "settings", "--out"],
+    "serve": ["runs", "--port", "--host", "--api-key", "--queue", "--allow"],
+    "publish": ["run_dir", "--vllm", "--out", "--api-key", "--allow"],
     "methods": ["--json"],
     "runs": ["--json"],
     "tasks": ["--json"],

@@ -1,7 +1,8 @@
-"""Commands that hand adapters and federations on: export, push and flower."""
+"""Commands that hand adapters and federations on: export, push, flower, serve and publish."""
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated
 import typer
 from rich import filesize
 
-from llm_fed.basics.errors import printable
+from llm_fed.basics.errors import UserError, printable
 from llm_fed.cli.printing import RUN, Allow, out
 from llm_fed.cli.program import app
 
@@ -123,3 +124,49 @@ def flower(
     folder = out_dir or Path("apps") / name
     note = flower_app.write(folder, loaded, name, config)
     out.print(f"wrote {folder}. Next: flwr run {shlex.quote(str(folder))} SUPERLINK --stream{note}")
+
+
+@app.command(rich_help_panel="Share and deploy")
+def serve(
+    runs: Annotated[list[str], typer.Argument(help=f"{RUN} Several may be served together.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen at; 0: any that is free.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="The address to listen at; another one than this machine's needs a key.")
+    ] = ("127.0.0.1"),
+    api_key: Annotated[
+        str, typer.Option(envvar="LLM_FED_API_KEY", help="The key that every request must bring (default: none).")
+    ] = "",
+    queue: Annotated[int, typer.Option(min=1, help="How many requests may wait for a row of the batch.")] = 64,
+    allow: Allow = None,
+) -> None:
+    """Serve the personal models of runs to the openai package and to chat front ends: each client is a model, and
+    whatever they are asked is answered in one batch."""
+    if importlib.util.find_spec("fastapi") is None or importlib.util.find_spec("uvicorn") is None:
+        raise UserError("llm-fed serve needs FastAPI and uvicorn: pip install 'llm-fed[serve]'")
+    from llm_fed.commands import serve as serving  # what follows takes seconds
+    from llm_fed.commands.serving import of_runs
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    with serving.listening(host, port, api_key) as found:
+        serving.run(of_runs(runs, queue), found, api_key)
+
+
+@app.command(rich_help_panel="Share and deploy")
+def publish(
+    run_dir: Annotated[str, typer.Argument(help=f"{RUN} Of a run that goes on: its newest round.")],
+    vllm: Annotated[str, typer.Option(help="The address of a vLLM server that sees this disk, e.g. http://host:8000.")],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="The folder for the copies that it loads (default: RUN/published).")
+    ] = None,
+    api_key: Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="The server's key (default: none).")] = "",
+    allow: Allow = None,
+) -> None:
+    """Load the adapters of a run's newest round into a running vLLM server as CLIENT@ROUND, and unload earlier rounds
+    once the new ones answer."""
+    from llm_fed.commands.publish import Publisher
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    for name in Publisher(run_dir, vllm, out_dir, api_key).publish():
+        out.print(name)

@@ -17,7 +17,7 @@ import pytest
 import tiny_images
 import yaml
 from equal_runs import assert_same
-from small_launch import Launch, Patience, Stall
+from small_launch import PATIENCE, Launch, Patience, Stall, free_port
 from small_process import Kill, llm_fed
 
 REPOSITORY = Path(__file__).parents[2]
@@ -72,6 +72,25 @@ def test_a_method_in_the_folder_in_which_a_launch_begins(here):
     launch = Launch(here, ["run", "config.yaml", "--out", "two"])
     assert launch.ended() == [0, 0], (launch.said(0), launch.said(1))
     assert_same(here / "one", here / "two", tolerance=0)
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_killed_run_again(alone, tmp_path):
+    """With --max-restarts: rank 0 dies in its first round, and the second attempt goes on from its checkpoint."""
+    whole, config = alone("fedmerge")
+    (tmp_path / "dies.py").write_text(
+        "import os, signal, sys\n"
+        "from llm_fed.cli import main\n"
+        "from llm_fed.runs.folder import Run\n"
+        "if os.environ['RANK'] == os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    Run.log_timing = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "main(sys.argv[1:])\n"
+    )
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", f"--master-port={free_port()}"]
+    words = [sys.executable, *torchrun, "dies.py", "run", str(config), "--out", "run"]
+    said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=4 * PATIENCE)
+    assert said.returncode == 0 and "continuing at round 2" in said.stdout + said.stderr, said.stderr[-2000:]
+    assert_same(whole, tmp_path / "run")
 
 
 def test_killed_and_continued_with_another_number_of_processes(alone, tmp_path):
