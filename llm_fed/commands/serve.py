@@ -410,7 +410,7 @@ def listening(host: str, port: int, key: str) -> socket.socket:
 def program(server: ModelServer, key: str) -> uvicorn.Server:
     """What speaks HTTP. Idle connections stay longer than clients keep them, so that none is closed as it is used."""
     app = Routes(server, key).app()
-    return uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75))
+    return uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_keep_alive=75, ws="none"))
 
 
 def run(server: ModelServer, found: socket.socket, key: str) -> None:
