@@ -86,7 +86,7 @@ def _method_page(described: dict[str, Any]) -> str:
         *more,
         f"It is also called {aliases}." if aliases else "",
         f"**Paper.** {kind.paper}. {paper}",
-        f"## When to use it\n\nUse it {when}.\n\n**Measured here:** {measured}.",
+        f"## When to use it\n\nUse it {when}.\n\n**Measured here:** {measured or 'not on real data'}.",
         "## Formulas\n\n" + "\n".join(f"- {each}" for each in formulas.split("; ")),
         "The page of [all formulas](../formulas.md) explains the symbols.",
         f"## Settings\n\n{_settings(described, kind)}",
