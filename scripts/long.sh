@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # What is too long for every change (`make long`): slow tests, answers, configurations and files that nobody honest gives,
 # federations in random forms of files, rows beside others in every family of models, kills, full disks, flipped bits,
-# damaged folders, links, the soak, the quickstart at three seeds, both server-side benchmarks, and all tests with the
+# damaged folders, links, the soak, the quickstart at three seeds, and all tests with the
 # lowest versions of dependencies. All steps run, also after one that fails; the last lines say how each ended.
-# With LLM_FED_BASE and LLM_FED_DATA set, also the benchmarks of cohorts, experts and mixing weights on real data.
+# With LLM_FED_BASE and LLM_FED_DATA set, also the benchmark of cohorts on real data.
 #
 #   bash scripts/long.sh               # all; hours on two cores
 #   bash scripts/long.sh flips links   # only these steps
@@ -84,14 +84,11 @@ for seed in 0 1 2; do
   step "quickstart_$seed" "$bin/llm-fed" quickstart --seed "$seed" --out "$work/quickstart-$seed"
 done
 step overhead "$bin/python" scripts/bench/overhead.py "$work"/quickstart-0/*/
-step server "$bin/python" scripts/bench/server.py
 if [ -n "${LLM_FED_BASE:-}" ] && [ -n "${LLM_FED_DATA:-}" ]; then
   flan=(--base "$LLM_FED_BASE" --data "$LLM_FED_DATA/flan/dataset1")
   step cohort "$bin/python" scripts/bench/cohort.py "${flan[@]}" --steps 4 --repeats 3
-  step experts "$bin/python" scripts/bench/experts.py "${flan[@]}" --steps 4 --repeats 2
-  step fisher "$bin/python" scripts/bench/fisher.py "${flan[@]}" --samples 8 --repeats 2
 else
-  echo "LLM_FED_BASE and LLM_FED_DATA are not set: the benchmarks on real data are skipped"
+  echo "LLM_FED_BASE and LLM_FED_DATA are not set: the benchmark on real data is skipped"
 fi
 step tutorial tutorial
 for cases in wild wild2; do step "$cases" reported "$cases"; done

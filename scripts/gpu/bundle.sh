@@ -7,8 +7,8 @@
 # --python: of that machine (default: the Python that makes the bundle; wheels differ). --cuda: the version of
 # bitsandbytes' kernels to keep, as torch names it: 130 of torch 2.11+cu130 (default: all are left out but the CPU's).
 # --newer: also transformers and what it requires, for a machine whose own is older than pyproject.toml asks for.
-# --code-only: no packages, for a machine that has llm_fed's. Then copy OUT there and run `bash OUT/run.sh`. A model for
-# the step real_base is not part of it: copy its folder to OUT/model. What is not committed is not in it either.
+# --code-only: no packages, for a machine that has llm_fed's. Then copy OUT there and run `bash OUT/run.sh`. A real base
+# is not part of it: copy its folder to OUT/model. What is not committed is not in it either.
 # Variable: MOST, the MiB that it may have (60).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -41,7 +41,7 @@ git archive HEAD | tar -x -C "$scratch/source"
 git rev-parse --short=12 HEAD > "$out/commit"
 mkdir -p "$out/code/scripts" "$out/package/llm_fed"
 cp -r "$scratch/source/pyproject.toml" "$scratch/source/tests" "$out/code/"
-cp -r "$scratch/source/scripts/gpu" "$scratch/source/scripts/bench" "$out/code/scripts/"
+cp -r "$scratch/source/scripts/gpu" "$scratch/source/scripts/bench" "$scratch/source/scripts/default" "$out/code/scripts/"
 # llm_fed as an installed package lies, without a build, for which an environment may be too old.
 cp -r "$scratch/source/llm_fed/." "$out/package/llm_fed/"
 for part in tasks eval scripts/runs scripts/launch; do
@@ -54,7 +54,7 @@ printf 'Metadata-Version: 2.1\nName: llm-fed\nVersion: %s\n' "$number" > "$out/p
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 
 if [ -n "$packages" ]; then
-  "$python" scripts/gpu/carried.py $newer > "$scratch/carried.txt"
+  "$python" scripts/gpu/packages.py carried $newer > "$scratch/carried.txt"
   of="${version:-$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')}"
   platforms="--platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform manylinux_2_24_x86_64
     --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform any"
@@ -76,7 +76,7 @@ if [ -n "$packages" ]; then
       *) echo "bundle.sh: no wheel for Python $of, and one of this Python is no use: $(basename "$wheel")" >&2; exit 1 ;;
     esac
   done
-  "$python" scripts/gpu/lighten.py "$out/wheels" ${cuda:+--cuda "$cuda"}
+  "$python" scripts/gpu/packages.py lighten "$out/wheels" ${cuda:+--cuda "$cuda"}
 fi
 
 cat > "$out/run.sh" << 'RUN'

@@ -1,7 +1,7 @@
 """results.jsonl: a line per figure, with the keys step, card, torch, commit and figure.
 
-A figure is an object: `case` says which row of the step's table it is, `tiny` whether its shapes were tiny, and the
-other keys are what was measured; or `error` says why nothing was.
+A figure is an object: `case` names its row in the step's table, `tiny` says whether its shapes were tiny, and the other
+keys are what was measured, or `error` says why nothing was, or `begun` that it was begun and not ended yet.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Line:
 
     @property
     def is_measured(self) -> bool:
-        """Whether it has figures; otherwise it has an error."""
-        return "error" not in self.figure
+        """Whether it has figures."""
+        return not self.figure.keys() & {"error", "begun"}
 
     def measures_like(self, other: Line) -> bool:
         """Whether both are of one case under equal conditions."""

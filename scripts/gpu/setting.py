@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cohort import SHAPES, Bench
+from cohort import Bench
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from llm_fed.kinds.language import Language, load_base
@@ -44,39 +44,24 @@ class Setting:
     model: Path | None
     commit: str = "unknown"
 
-    @property
-    def dtype(self) -> str:
-        return "float32" if self.tiny else "bfloat16"
-
     def clients(self, count: int) -> int:
         """So many, or two to four where shapes are tiny."""
-        return {1: 1, 8: 2, 32: 3, 100: 4}[count] if self.tiny else count
-
-    def shapes(self, base: str) -> str:
-        """A key of `cohort.SHAPES`."""
-        return "tiny" if self.tiny else base
-
-    def wait(self) -> None:
-        """Until the device has done what it was asked."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    def best(self, run: Callable[[], object], repeats: int = 2) -> float:
-        """The fewest seconds of some repeats, after a first one that counts for nothing."""
-        run()
-        return min(self.once(run) for _ in range(repeats))
+        return {8: 2, 32: 3, 100: 4}[count] if self.tiny else count
 
     def once(self, run: Callable[[], object]) -> float:
-        """The seconds that it takes."""
-        self.wait()
+        """The seconds until the device has done it."""
+        cuda = self.device.type == "cuda"
+        if cuda:
+            torch.cuda.synchronize()
         began = time.perf_counter()
         run()
-        self.wait()
+        if cuda:
+            torch.cuda.synchronize()
         return time.perf_counter() - began
 
     def with_peak(self, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A figure with the most memory that was allocated on the device, `peak_gib`, and with the most that torch took
-        of it, `reserved_gib`, which has what graphs keep; on a CPU without."""
+        """A figure with the most memory that was allocated on the device, and the most that torch took of it, which has
+        what graphs keep; on a CPU without."""
         if self.device.type != "cuda":
             return measure()
         self.free()  # what torch has kept of the case before
@@ -92,15 +77,6 @@ class Setting:
             torch.cuda.empty_cache()
 
 
-def setting_of(*, tiny: bool, scratch: Path, model: Path | None, commit: str = "unknown") -> Setting:
-    """The first GPU, or for tiny shapes the CPU."""
-    if tiny:
-        return Setting(torch.device("cpu"), "CPU", tiny, scratch, model, commit)
-    if not torch.cuda.is_available():
-        raise SystemExit("step.py: torch sees no GPU here; --tiny tries the steps on the CPU")
-    return Setting(torch.device("cuda"), torch.cuda.get_device_name(), tiny, scratch, model, commit)
-
-
 class Benches:
     """Cohorts on one base after another; a base is drawn when it is first asked for, and the one before it freed."""
 
@@ -110,31 +86,30 @@ class Benches:
         self._model: PreTrainedModel | None = None
 
     def of(
-        self, base: str, clients: int = 8, steps: int = 4, batch_size: int = 4, log_length: float = 4.4, rounds: int = 1
-    ) -> Bench:
-        """A cohort with examples for so many rounds of so many steps, of which `args.steps` begins with one's."""
-        if base != self._base:
-            self._base, self._model = base, None
+        self, base: str, clients: int = 8, steps: int = 4, batch_size: int = 4, log_length: float = 4.4,
+        rounds: int = 1, model: PreTrainedModel | None = None,
+    ) -> Bench:  # fmt: skip
+        """A cohort with examples for so many rounds of so many steps, on a model of these shapes if one is given."""
+        if base != self._base or model is not None:
+            self._base, self._model = base, model
             self.setting.free()
         tiny = self.setting.tiny
         steps = min(steps, 2) if tiny else steps
         args = argparse.Namespace(
-            base=None, data=None, shapes=self.setting.shapes(base), device=str(self.setting.device),
-            dtype=self.setting.dtype, dropout=0.0, clients=self.setting.clients(clients),
-            steps=[steps, *([steps * rounds] if rounds > 1 else [])], batch_size=2 if tiny else batch_size,
-            log_length=2.5 if tiny else log_length, lr=5e-4, budget=None,
+            base=None, data=None, shapes="tiny" if tiny else base, device=str(self.setting.device),
+            dtype="float32" if tiny and model is None else "bfloat16", dropout=0.0, lr=5e-4, budget=None,
+            clients=self.setting.clients(clients), steps=[steps, *([steps * rounds] if rounds > 1 else [])],
+            batch_size=2 if tiny else batch_size, log_length=2.5 if tiny else log_length,
         )  # fmt: skip
         bench = Bench(args, self._model)
         self._model = bench.model
+        if model is not None:
+            self._base = ""
         return bench
 
 
 def loaded(setting: Setting, family: str, sizes: Mapping[str, Any], **settings: Any) -> Language:
-    """A base of a family with random weights, written to disk and loaded as a run loads it.
-
-    Args:
-        settings: of `base`, such as dtype and quantization.
-    """
+    """A base of a family with random weights, written to disk and loaded as a run loads it, with settings of `base`."""
     setting.free()
     folder = setting.scratch / "base"
     shutil.rmtree(folder, ignore_errors=True)
@@ -147,14 +122,3 @@ def loaded(setting: Setting, family: str, sizes: Mapping[str, Any], **settings: 
     base = load_base(BaseConfig(name=str(folder), **settings), setting.device.type)
     shutil.rmtree(folder)
     return base
-
-
-def operations(shapes: str, tokens: int) -> float:
-    """Of a forward pass, and of a backward pass to the inputs: two each per frozen weight and token. The head counts
-    once, as the tokens that are in no loss need none; so this is a little more than what is done."""
-    size = SHAPES[shapes]
-    width, inner, layers = size["hidden_size"], size["intermediate_size"], size["num_hidden_layers"]
-    heads = size.get("num_attention_heads", 32)
-    values = width * size.get("num_key_value_heads", heads) // heads
-    layer = 2 * width * width + 2 * width * values + 3 * width * inner
-    return 4.0 * tokens * (layers * layer + 0.2 * size["vocab_size"] * width)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from cohort import Bench
 from peer_loops import entry_of_peft
 from peft import set_peft_model_state_dict
 from setting import Benches, Setting
-from steps import STEPS
+from steps import STOCK, WRITTEN
 from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
-from llm_fed.engine.batch_limits import BatchLimit, most_rows
+from llm_fed.engine.batch_limits import most_rows
 from llm_fed.engine.capture import Captures
-from llm_fed.kinds.language import Language
 from llm_fed.models.prompt import Prompt
 from llm_fed.tasks.common import Template
 from llm_fed.testing.tiny import VOCABULARY, language_base
@@ -29,32 +26,30 @@ ROWS_OF_STOCK = 32  # of a batch of `generate`
 Prompts = list[list[list[int]]]  # token ids by client
 
 
-def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
+def measures(setting: Setting) -> Callable[[str], dict[str, Any]]:
     benches = Benches(setting)
-    return {case: lambda case=case: measured(setting, benches, case) for case in STEPS["generation"].cases}  # type: ignore[misc]
+    return lambda case: measured(setting, benches, *case.split(", ", 1))
 
 
-def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
-    base, who = case.split(", ", 1)
-    bench = benches.of(base)
-    prompts, tokens = prompts_of(bench, 3 if setting.tiny else ANSWERS), 4 if setting.tiny else NEW_TOKENS
-    ways = {
-        "ours": captured, "ours, prompts without padding": partial(captured, end_to_end=True), "ours, as written": ours,
-        "ours, in batches": in_batches,
-    }  # fmt: skip
-    answer: Any = ways.get(who, stock)
-    answer(bench, [client[:1] for client in prompts], tokens)  # a warm-up
-    if answer is stock:
+def measured(setting: Setting, benches: Benches, base: str, who: str) -> dict[str, Any]:
+    bench, tokens = benches.of(base), 4 if setting.tiny else NEW_TOKENS
+    prompts = prompts_of(bench, 3 if setting.tiny else ANSWERS)
+    if who == STOCK:
         prompts = prompts[:1]  # of one client, as those of the others take as long
-    count, rows = sum(map(len, prompts)), ROWS_OF_STOCK
-    if answer is not stock:
-        longest = max(len(prompt) for client in prompts for prompt in client)
-        rows = min(count, BatchLimit(base_of(bench, tokens), rows_of(setting), tokens).rows(longest))
+
+    def answer(prompts: Prompts) -> None:
+        if who == STOCK:
+            stock(bench, prompts, tokens)
+        else:
+            ours(bench, prompts, tokens, None if who == WRITTEN else Captures())
+
+    answer([client[:1] for client in prompts])  # a warm-up
+    count = sum(map(len, prompts))
 
     def timed() -> dict[str, Any]:
-        seconds = setting.once(lambda: answer(bench, prompts, tokens))
+        seconds = setting.once(lambda: answer(prompts))
         speed = round(count * tokens / seconds)
-        return {"answers": count, "rows": rows, "seconds": round(seconds, 2), "tokens_per_second": speed}
+        return {"answers": count, "seconds": round(seconds, 2), "tokens_per_second": speed}
 
     return setting.with_peak(timed)
 
@@ -70,43 +65,21 @@ def prompts_of(bench: Bench, count: int) -> Prompts:
     return [[prompt() for _ in range(count)] for _ in range(bench.args.clients)]
 
 
-def base_of(bench: Bench, tokens: int) -> Language:
+@torch.inference_mode()
+def ours(bench: Bench, prompts: Prompts, tokens: int, captures: Captures | None) -> None:
+    """One batch holds rows of any clients."""
     base = language_base(bench.model, autocast=bench.autocast)
     base.prompt = Prompt(Template("plain", "{prompt}"), (), tokens)  # random weights would end an answer by chance
-    return base
-
-
-def rows_of(setting: Setting) -> int:
-    """As a run has them where `eval.batch_size` says nothing."""
-    return most_rows(None, setting.device)
-
-
-@torch.inference_mode()
-def ours(
-    bench: Bench, prompts: Prompts, tokens: int, captures: Captures | None = None, *, end_to_end: bool = False
-) -> None:
-    """One batch holds rows of any clients."""
     bank = bench.adapted(bench.structure).bank(len(prompts))
     for row, start in enumerate(bench.starts):
         bank.load(row, start)
     asked = [(row, prompt) for row, client in enumerate(prompts) for prompt in client]
     generation.generate(
-        base_of(bench, tokens), bank, asked, max_new_tokens=tokens,
-        batch_size=most_rows(None, bench.model.device), captures=captures, fuses=captures is not None,
-        end_to_end=end_to_end,
+        base, bank, asked, max_new_tokens=tokens, batch_size=most_rows(None, bench.model.device), captures=captures,
+        fuses=captures is not None,
     )  # fmt: skip
-
-
-def captured(bench: Bench, prompts: Prompts, tokens: int, *, end_to_end: bool = False) -> None:
-    captures = Captures()
-    ours(bench, prompts, tokens, captures, end_to_end=end_to_end)
-    if captures.said:
+    if captures and captures.said:
         raise RuntimeError("; ".join(captures.said))
-
-
-def in_batches(bench: Bench, prompts: Prompts, tokens: int) -> None:
-    with patch.object(generation, "allowed", lambda base: False):
-        ours(bench, prompts, tokens)
 
 
 @torch.inference_mode()
@@ -120,11 +93,9 @@ def stock(bench: Bench, prompts: Prompts, tokens: int) -> None:
         for at in range(0, len(ordered), ROWS_OF_STOCK):
             rows = [torch.tensor(prompt) for prompt in ordered[at : at + ROWS_OF_STOCK]]
             ids = pad_sequence(rows, batch_first=True, padding_side="left").to(bench.args.device)
+            options = {"do_sample": False, "pad_token_id": 0, "max_new_tokens": tokens}
             with bench.context():
-                out = peft.generate(
-                    input_ids=ids, attention_mask=ids.ne(0).long(), do_sample=False, pad_token_id=0,
-                    max_new_tokens=tokens,
-                )  # fmt: skip
+                out = peft.generate(input_ids=ids, attention_mask=ids.ne(0).long(), **options)
             if out.shape[1] != ids.shape[1] + tokens:
                 raise RuntimeError(f"generate made {out.shape[1] - ids.shape[1]} tokens instead of {tokens}")
     peft.unload()

@@ -1,30 +1,17 @@
-"""The training table: a cohort's local steps beside stock PEFT and beside one adapter, on bases with random weights."""
+"""A cohort's local steps beside stock PEFT and beside one adapter, on bases with random weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from cohort import Bench
-from setting import Benches, Setting, operations
-from steps import (
-    ALONE,
-    AS_MANY,
-    COLD,
-    DENSE,
-    DROPS,
-    FLOOR,
-    PEFT,
-    PLAIN,
-    ROWS,
-    TRAINING,
-    WIDE,
-    WRITTEN,
-)
+from cohort import SHAPES, Bench
+from setting import Benches, Setting, loaded
+from steps import ALONE, AS_MANY, DENSE, DROPS, PEFT, WIDE, WRITTEN
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine import capture
@@ -40,35 +27,30 @@ WARM_UP, WARM_SECONDS = 10, 20.0  # most rounds that are not counted, and after 
 ROUNDS = 5  # that are counted
 
 
-def measures(setting: Setting) -> Mapping[str, Callable[[], dict[str, Any]]]:
+def measures(setting: Setting) -> Callable[[str], dict[str, Any]]:
     benches = Benches(setting)
-    return {case: lambda case=case: measured(setting, benches, case) for case in TRAINING}  # type: ignore[misc]
+    return lambda case: measured(setting, benches, case)
 
 
 def measured(setting: Setting, benches: Benches, case: str) -> dict[str, Any]:
-    """The figure of one row: `BASE, N clients[, VARIANT]`, or `products`."""
-    if case == "products":
-        return products(setting)
+    """The figure of one row: `BASE, N clients[, VARIANT]`."""
     base, clients, variant = (*case.split(", ", 2), "")[:3]
-    steps = int(variant.split()[0]) if "steps" in variant else 4
-    batch = 4 * 100 // 8 if AS_MANY in variant else 4
-    wide = WIDE in variant
-    new = not variant or variant == "20 steps"  # examples in each round
+    quantised, wide = variant in ("nf4", "int8"), WIDE in variant
+    new = variant in ("", "20 steps", DROPS)  # examples in each round
+    model = None
+    if quantised:
+        shapes = SHAPES["tiny" if setting.tiny else base]
+        model = loaded(setting, "llama", shapes, dtype="bfloat16", quantization=variant).model
     bench = benches.of(
-        base, int(clients.split()[0]), steps, batch_size=batch, log_length=5.8 if wide else 4.4,
-        rounds=sum(rounds_of(setting)) if new else 1,
+        base, int(clients.split()[0]), 20 if "20 steps" in variant else 4,
+        batch_size=4 * 100 // 8 if AS_MANY in variant else 4, log_length=5.8 if wide else 4.4,
+        rounds=sum(rounds_of(setting)) if new else 1, model=model,
     )  # fmt: skip
-    if DROPS in variant:
-        bench.structure = replace(bench.structure, dropout=0.05)
-    if wide:
-        bench.structure = replace(bench.structure, rank=16, alpha=32, target_modules="all-linear")
-    if wide or DROPS in variant:
+    if wide or variant == DROPS:
+        wider = {"rank": 16, "alpha": 32, "target_modules": "all-linear"} if wide else {"dropout": 0.05}
+        bench.structure = replace(bench.structure, **wider)
         bench.starts = [draw(bench.model, bench.structure, generator(0, k)) for k in range(bench.args.clients)]
-    if new:
-        return setting.with_peak(lambda: as_a_run(setting, bench))
-    if variant == COLD:
-        return setting.with_peak(lambda: cold(setting, bench))
-    return setting.with_peak(lambda: timed(setting, bench, variant))
+    return setting.with_peak(lambda: as_a_run(setting, bench) if new else timed(setting, bench, variant))
 
 
 def rounds_of(setting: Setting) -> tuple[int, int]:
@@ -92,51 +74,30 @@ def as_a_run(setting: Setting, bench: Bench) -> dict[str, Any]:
     works: list[Work] = []
     rounds = range(before, before + counted)
     seconds = setting.once(lambda: works.extend(trained(model, jobs(number)) for number in rounds))
-    work, tokens = reduce(Work.plus, works), sum(tokens_of(jobs(number)) for number in rounds)
-    figure = figure_of(bench, seconds / counted, tokens / counted, work)
-    return {**figure, "rounds": counted, "warm_up": before}
-
-
-def cold(setting: Setting, bench: Bench) -> dict[str, Any]:
-    """What is called has been loaded, by a step of which nothing stays, and no shape has come yet."""
-    (steps,) = bench.args.steps
-    trained(model_of(bench, ""), bench.jobs(1))
-    jobs, model = bench.jobs(steps), model_of(bench, "")
-    works: list[Work] = []
-    seconds = setting.once(lambda: works.append(trained(model, jobs)))
-    return figure_of(bench, seconds, tokens_of(jobs), works[-1])
+    tokens = sum(tokens_of(jobs(number)) for number in rounds)
+    return {**figure_of(seconds / counted, tokens / counted, reduce(Work.plus, works)), "rounds": counted}
 
 
 def timed(setting: Setting, bench: Bench, variant: str) -> dict[str, Any]:
-    """The same batches again and again; where passes are captured, until all are."""
+    """The same batches again; where passes are captured, until all are."""
     (steps,) = bench.args.steps
-    jobs = bench.jobs(steps)
-    tokens, works = tokens_of(jobs), [Work()]
-    if variant == PEFT:
-        seconds = setting.best(lambda: bench.one_by_one(steps), repeats=1)
-    elif variant == FLOOR:
-        seconds = min(setting.best(lambda parts=parts: bench.floor(steps, parts)) for parts in (1, 2))  # type: ignore[misc]
-    else:
-        model, groups = model_of(bench, variant), [jobs]
-        if ALONE in variant:
-            groups = [[job] for job in jobs]
-        elif variant == DENSE:
-            groups = [dense(jobs[0], steps, tokens)]
+    jobs, works = bench.jobs(steps), [Work()]
+    model, groups = model_of(bench, variant), [jobs]
+    if ALONE in variant:
+        groups = [[job] for job in jobs]
+    elif variant == DENSE:
+        groups = [dense(jobs[0], steps, tokens_of(jobs))]
 
-        def run() -> None:
+    def run() -> None:
+        if variant == PEFT:
+            bench.one_by_one(steps)
+        else:
             works.append(reduce(Work.plus, (trained(model, group) for group in groups)))
 
-        if model.captures:
-            until_replayed(run)
-        seconds = setting.best(run, repeats=1 if len(jobs) > 32 else 2)
-    return figure_of(bench, seconds, tokens, works[-1])
-
-
-def until_replayed(run: Callable[[], object]) -> None:
-    """Twice, after which each shape is captured: at its second time, and not later as in a run."""
-    with patch.object(capture, "USES", 1):
+    with patch.object(capture, "USES", 1):  # each shape is captured at its second time, and not later as in a run
         for _ in range(2):
             run()
+    return figure_of(min(setting.once(run) for _ in "ab"), tokens_of(jobs), works[-1])
 
 
 def tokens_of(jobs: Sequence[Fit]) -> int:
@@ -144,13 +105,9 @@ def tokens_of(jobs: Sequence[Fit]) -> int:
     return sum(len(example.input_ids) for batch in batches for example in batch)
 
 
-def figure_of(bench: Bench, seconds: float, tokens: float, work: Work) -> dict[str, Any]:
+def figure_of(seconds: float, tokens: float, work: Work) -> dict[str, Any]:
     """Of one round; the micro-batches are those of all that were counted."""
-    figure = {
-        "seconds": round(seconds, 4),
-        "tokens_per_second": round(tokens / seconds),
-        "tflops": round(operations(bench.args.shapes, round(tokens)) / seconds / 1e12, 1),
-    }
+    figure: dict[str, Any] = {"seconds": round(seconds, 4), "tokens_per_second": round(tokens / seconds)}
     if work.tokens:
         padded = round(work.padded / work.tokens, 2)
         figure |= {"padded_per_useful": padded, "micro_batches": work.micro_batches, "replayed": work.replayed}
@@ -158,27 +115,24 @@ def figure_of(bench: Bench, seconds: float, tokens: float, work: Work) -> dict[s
 
 
 def model_of(bench: Bench, variant: str) -> AdaptedModel:
-    """As `auto` computes on a GPU, but for what the variant leaves out."""
+    """As `auto` computes on a GPU, or as written."""
     model = bench.adapted(bench.structure)
     if WRITTEN in variant:
         return model
-    free = None if ROWS in variant else PaddingFree(forced=False)
-    return replace(model, captures=Captures(), padding_free=free, fuses=PLAIN not in variant)
+    return replace(model, captures=Captures(), padding_free=PaddingFree(forced=False), fuses=True)
 
 
 def dense(job: Fit, steps: int, tokens: int) -> list[Fit]:
-    """One client whose steps have as many tokens as those of all, in rows of equal length without padding."""
+    """One client whose steps have as many tokens as those of all, in rows of equal length; a fifth is the response."""
     rows = max(1, round(tokens / steps / 512))
-    length = round(tokens / steps / rows)
-    draws = generator(0, "dense")
-    batches = [[of_length(draws, length) for _ in range(rows)] for _ in range(steps)]
+    length, draws = round(tokens / steps / rows), generator(0, "dense")
+
+    def example() -> Encoded:
+        ids = torch.randint(2, 1000, (length,), generator=draws).tolist()
+        return Encoded(ids, [at >= length - length // 5 for at in range(length)])
+
+    batches = [[example() for _ in range(rows)] for _ in range(steps)]
     return [Fit.on(job.site, job.structure, job.start, batches, job.optimizer)]
-
-
-def of_length(draws: torch.Generator, length: int) -> Encoded:
-    """A fifth of it is the response."""
-    ids = torch.randint(2, 1000, (length,), generator=draws).tolist()
-    return Encoded(ids, [place >= length - length // 5 for place in range(length)])
 
 
 def trained(model: AdaptedModel, jobs: Sequence[Fit]) -> Work:
@@ -187,11 +141,3 @@ def trained(model: AdaptedModel, jobs: Sequence[Fit]) -> Work:
         if isinstance(result, Exception):
             raise result
     return work
-
-
-def products(setting: Setting) -> dict[str, Any]:
-    """The rate of a product of two square matrices."""
-    size = 256 if setting.tiny else 8192
-    left, right = (torch.randn(size, size, device=setting.device, dtype=getattr(torch, setting.dtype)) for _ in "ab")
-    seconds = setting.best(lambda: left @ right, repeats=10)
-    return {"seconds": round(seconds, 6), "tflops": round(2 * size**3 / seconds / 1e12, 1)}

@@ -1,4 +1,4 @@
-"""The steps of a sitting on a GPU, in order of worth, and the rows and columns of each one's table.
+"""The steps of a sitting on a GPU, in order of worth: their cases, what their tables show, and the goals.
 
 Neither torch nor llm_fed is imported here: `table.py` runs anywhere.
 """
@@ -8,50 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LARGE, SMALL = "llama-3.2-3b", "smollm2-135m"
-CLIENTS = (8, 32, 100)
-PEFT, FLOOR = "stock PEFT, one client after another", "one adapter for all"
-ANSWERING = (
-    "ours", "ours, prompts without padding", "ours, as written", "ours, in batches",
-    "`generate`, one client after another",
-)  # fmt: skip
-WRITTEN = "as written"  # engine.{capture,padding_free,fused}=off
-ROWS = "in rows"  # engine.padding_free=off
-PLAIN = "not fused"  # engine.fused=off
-ALONE = "one client after another"  # ours, captured and fused
-DENSE = "one adapter on dense rows"  # as many tokens, captured and fused: the limit
-WIDE = "all-linear r=16"
-DROPS = "dropout"  # of 0.05
-AS_MANY = "as many tokens as 100"
 AGAIN = "all replayed"  # the same batches again, until all of them are captured
-COLD = "20 steps, cold"  # of an engine that has captured nothing
-WAYS = tuple(
-    ", ".join(filter(None, (flat, fused, captured))) or WRITTEN
-    for flat in ("", "no padding") for fused in ("", "fused") for captured in ("", "captured")
-)  # fmt: skip
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text")
-FORMS = ("bf16", "fp32", "nf4", "int8", "activation checkpointing", "all-linear r=16", "device_map=auto")
+ALONE = "one client after another"  # ours, captured and fused
+AS_MANY = "as many tokens as 100"
+DENSE = "one adapter on dense rows"  # as many tokens, captured and fused: the limit
+DROPS = "dropout"  # of 0.05
+PEFT = "stock PEFT, one client after another"
+STOCK = "`generate`, one client after another"
+WIDE = "all-linear r=16"
+WRITTEN = "as written"  # engine.{capture,padding_free,fused}=off
 EXPERTS = "bf16 and adapters on experts"
-WINDOWED = tuple(f"{family}, window" for family in ("qwen3", "mistral", "gemma3_text"))
-METHODS = ("local", "fedit", "fedmerge")
 COMPARED, DRAWS = ("local", "fedit", "fedmerge", "potara", "feddpa"), 10
-
-REPLAYED = tuple(f"{how}, {AGAIN}" for how in (PLAIN, ROWS, ALONE, AS_MANY, DROPS))
-TRAINING = (
-    "products",
-    *(
-        f"{base}, {row}"
-        for base in (LARGE, SMALL)
-        for row in (
-            "8 clients", f"8 clients, {COLD}", f"8 clients, {AGAIN}", "32 clients", "100 clients",
-            *(("8 clients, 20 steps", f"8 clients, 20 steps, {WRITTEN}") if base == SMALL else ()),
-            *(f"8 clients, {how}" for how in (WRITTEN, DENSE, PEFT, FLOOR, *REPLAYED)),
-        )
-    ),
-    *(f"llama-3.1-8b, 8 clients, {how}, {AGAIN}" for how in (WIDE, f"{WIDE}, {DROPS}")),
-    f"{LARGE}, 1 client, {WRITTEN}", f"{LARGE}, 32 clients, {WRITTEN}", f"{LARGE}, 100 clients, {WRITTEN}",
-    f"{LARGE}, 32 clients, {AGAIN}",
-    f"{SMALL}, 8 clients, 20 steps, {AGAIN}",
-)  # fmt: skip
+EVIDENCE = ("real_rows 32", "real_rows 8", "real_rows 72", "real_potara 72")  # run file and own rows of a client
 
 
 @dataclass(frozen=True)
@@ -62,98 +30,139 @@ class Step:
         cases: what is measured, in order; each gives one line of results.jsonl.
         columns: keys of a figure that the table shows, and their headings.
         about: what the table's figures are, above it.
+        script: the module `step_SCRIPT` that measures it.
     """
 
     cases: tuple[str, ...]
     columns: dict[str, str]
     about: str
+    script: str
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What was to be reached.
+
+    Attributes:
+        bound: the least that is wanted, or the most.
+        cases: whose figure it is; of two, the first one's over the second one's.
+        times: what the second one is multiplied by, where it measured a part.
+    """
+
+    what: str
+    bound: float
+    cases: tuple[str, ...]
+    key: str = "seconds"
+    least: bool = False
+    times: float = 1.0
 
 
 TRAINED = {
-    "seconds": "seconds",
-    "tokens_per_second": "useful tokens/s",
-    "tflops": "TFLOP/s",
-    "padded_per_useful": "padded / useful",
-    "micro_batches": "micro-batches",
-    "replayed": "replayed",
-    "warm_up": "rounds before",
-    "peak_gib": "peak GiB",
-    "reserved_gib": "reserved GiB",
-}
+    "seconds": "seconds", "tokens_per_second": "useful tokens/s", "padded_per_useful": "padded / useful",
+    "micro_batches": "micro-batches", "replayed": "replayed", "peak_gib": "peak GiB", "reserved_gib": "reserved GiB",
+}  # fmt: skip
 STEPS = {
     "equality": Step(
-        ("tests",),
-        {"passed": "passed", "skipped": "skipped", "seconds": "seconds"},
-        "Tests that hold fused training and answers against the same work client by client, on the GPU.",
-    ),
-    "rounding": Step(
-        (LARGE, SMALL),
-        {way: f"{way}, %" for way in WAYS},
-        "How far one step of gradient descent in bfloat16 is from the same step in float32, as a share of it. Eight "
-        "clients, batch 4, random weights.",
-    ),
-    "training": Step(
-        TRAINING,
-        TRAINED,
-        "Four local steps of batch 4, log-normal lengths around 80 tokens (320 on 8B), bfloat16, LoRA r = 8 on q and "
-        "v. `products` of large matrices are the ceiling of TFLOP/s: four operations per frozen weight and useful "
-        "token. Without a word: new examples each round, the mean of five after up to ten. `cold`: the first "
-        f"{COLD.split(',')[0]}. `{AGAIN}`: the same batches until all are captured, as in no run. `{DENSE}` is the "
-        "limit. `reserved` includes graphs.",
-    ),
-    "generation": Step(
-        tuple(f"{base}, {who}" for base in (SMALL, LARGE) for who in ANSWERING),
-        {
-            "answers": "answers", "rows": "rows at once", "seconds": "seconds", "tokens_per_second": "new tokens/s",
-            "peak_gib": "peak GiB",
-        },
-        "Answers of eight clients, each under its own adapter, of at most 64 tokens; random weights rarely end early. "
-        "`ours`: in slots, captured and fused; `as written`: in slots without; `in batches`: as other families.",
+        ("tests",), {"passed": "passed", "skipped": "skipped"},
+        "Tests that hold fused training and answers against the same work client by client, on the GPU.", "equality",
     ),
     "families": Step(
         (
-            *(f"llama, {form}" for form in FORMS), *(f"{family}, bf16" for family in FAMILIES[1:]), *WINDOWED,
-            f"mixtral, {EXPERTS}",
+            *(f"{family}, bf16" for family in ("llama", "mistral", "gemma2", "gemma3_text", "qwen2", "qwen3")),
+            *(f"llama, {form}" for form in ("nf4", "int8", "fp32", "activation checkpointing", WIDE, DROPS)),
+            *(f"{family}, window" for family in ("qwen3", "mistral", "gemma3_text")), f"mixtral, {EXPERTS}",
         ),
         {
             "seconds": "together, s", "alone_seconds": "one by one, s", "replayed": "replayed",
             "padding_free": "no padding", "apart": "apart", "of_rounding": "of rounding", "peak_gib": "peak GiB",
         },
-        "Four clients, three steps of gradient descent, as `auto` computes: together, and each client alone as "
-        "written. `apart` is their distance as a share of the way that training went, `of rounding` how far they are "
-        "from float32, over how far each alone is. Small random models; a `window` is 32 tokens.",
+        "Four clients, three steps of gradient descent, as `auto` computes: together, and each alone as written. "
+        "`apart` is their distance as a share of the way that training went, `of rounding` how far they are from "
+        "float32, over how far each alone is. Small random models; a `window` is 32 tokens.", "families",
     ),
-    "nf4": Step(
-        (f"{LARGE}, bf16", f"{LARGE}, nf4", f"{LARGE}, int8"),
-        {"seconds": "seconds", "tokens_per_second": "useful tokens/s", "base_gib": "base, GiB", "peak_gib": "peak GiB"},
-        "Four steps of eight clients on a base whose weights are quantised as they are loaded; each batch has been "
-        "captured.",
-    ),
-    "real_base": Step(
-        METHODS,
-        {"first_round": "start to first round, s", "round": "a round, s", "seconds": "the run, s", "score": "score, %"},
-        "`llm-fed run` as a user starts it, a process per method: the quickstart's twelve planted clients on the base "
-        "in `MODEL`, three rounds of ten steps, exact match on the test prompts.",
-    ),
-    "comparison": Step(
-        ("five methods",),
-        {"first_round": "start to first round, s", "draw": "one draw, s", "all": f"{DRAWS} draws, s"},
-        f"`llm-fed compare` of {', '.join(COMPARED)} on `MODEL`: eight clients with 300 examples and 100 tests each, "
-        "ten rounds of 20 steps of batch 4, answers of up to 64 tokens. One draw is run.",
-    ),
-    "profile": Step(
+    "training": Step(
         (
-            f"{LARGE}, 8 clients", f"{LARGE}, 32 clients", f"{SMALL}, 8 clients",
-            *(f"{LARGE}, {clients} clients, {WRITTEN}" for clients in CLIENTS[:2]),
+            f"{LARGE}, 32 clients", f"{SMALL}, 8 clients, 20 steps",
+            *(
+                f"{base}, 8 clients{how}"
+                for base in (LARGE, SMALL)
+                for how in ("", f", {PEFT}", f", {DENSE}", f", {ALONE}, {AGAIN}", f", {WRITTEN}")
+            ),
+            f"{LARGE}, 32 clients, {AGAIN}", f"{SMALL}, 8 clients, 20 steps, {AGAIN}", f"{LARGE}, 8 clients, {AGAIN}",
+            f"{SMALL}, 8 clients, {AGAIN}", f"{LARGE}, 8 clients, {DROPS}", f"{LARGE}, 8 clients, nf4",
+            f"{LARGE}, 8 clients, int8",
         ),
-        {
-            "seconds": "seconds",
-            "busy": "GPU busy, %",
-            "products": "matrix products, % of busy",
-            "gaps": "waits for the host, %",
-            "launches": "launches per micro-batch",
-            "most": "most time",
-        },
-        "Two repeated steps under torch.profiler, which slows the host, so `waits for the host` is an upper bound.",
+        TRAINED,
+        "Four local steps of batch 4, log-normal lengths around 80 tokens, bfloat16, LoRA r = 8 on q and v. Without a "
+        f"word: new examples each round, the mean of five after up to ten. `{AGAIN}`: the same batches until all are "
+        "captured, as in no run. `reserved` includes graphs.", "training",
+    ),
+    "generation": Step(
+        tuple(f"{base}, {who}" for base in (SMALL, LARGE) for who in ("ours", STOCK, WRITTEN)),
+        {"answers": "answers", "seconds": "seconds", "tokens_per_second": "new tokens/s", "peak_gib": "peak GiB"},
+        "Answers of eight clients, each under its own adapter, of at most 64 tokens; random weights rarely end early.",
+        "generation",
+    ),
+    "start": Step(
+        ("fedit", "five methods"),
+        {"first_round": "start to first round, s", "seconds": "the run or draw, s", "all": f"{DRAWS} draws, s"},
+        "`llm-fed run` and `llm-fed compare` as a user starts them, on the base in `MODEL`: the quickstart's twelve "
+        "clients, three rounds of ten steps.", "start",
+    ),
+    "evidence": Step(
+        EVIDENCE, {"seconds": "seconds", "scores": "mean of each row"},
+        "`docs/results/real_rows.md` on the base in `MODEL`, ten draws; `EVIDENCE` has the data of Flan.", "start",
+    ),
+    "large": Step(
+        (
+            f"{LARGE}, 100 clients", f"{LARGE}, 8 clients, {AS_MANY}, {AGAIN}", f"{LARGE}, 100 clients, {AGAIN}",
+            f"llama-3.1-8b, 8 clients, {WIDE}, {AGAIN}",
+        ),
+        TRAINED, "As training; 320 tokens on 8B.", "training",
     ),
 }  # fmt: skip
+
+
+def _speed(name: str, bound: float, case: str) -> Goal:
+    return Goal(f"{name}, useful tokens/s", bound, (case,), "tokens_per_second", least=True)
+
+
+GOALS = (
+    _speed("3B, 8 clients", 30_000, f"{LARGE}, 8 clients"),
+    Goal(
+        "3B, 8 clients, seconds over those of one adapter on as many tokens in dense rows", 1.3,
+        (f"{LARGE}, 8 clients", f"{LARGE}, 8 clients, {DENSE}"),
+    ),
+    *(_speed(f"3B, {n} clients", 38_000, f"{LARGE}, {n} clients") for n in (32, 100)),
+    Goal("135M, 8 clients, 20 steps, seconds", 0.3, (f"{SMALL}, 8 clients, 20 steps",)),
+    *(
+        Goal(
+            f"{name}, 8 clients, times as quick as stock PEFT, one after another", bound,
+            (f"{base}, 8 clients, {PEFT}", f"{base}, 8 clients"), least=True,
+        )
+        for name, base, bound in (("3B", LARGE, 9), ("135M", SMALL, 20))
+    ),
+    *(
+        Goal(
+            f"{name}, 8 clients, seconds over those of one after another, captured and fused", 0.85,
+            (f"{base}, 8 clients", f"{base}, 8 clients, {ALONE}"),
+        )
+        for name, base in (("3B", LARGE), ("135M", SMALL))
+    ),
+    Goal(
+        "3B, seconds of 100 clients over those of 8 with as many tokens", 1.1,
+        (f"{LARGE}, 100 clients", f"{LARGE}, 8 clients, {AS_MANY}"),
+    ),
+    Goal(
+        "3B, 8 clients, memory over that of one adapter on as many tokens, with graphs and pools", 1.1,
+        (f"{LARGE}, 8 clients", f"{LARGE}, 8 clients, {DENSE}"), "reserved_gib",
+    ),
+    _speed("8B, all-linear r = 16", 13_000, f"llama-3.1-8b, 8 clients, {WIDE}"),
+    Goal("135M, 1,040 answers, seconds", 2.5, (f"{SMALL}, ours",)),
+    Goal(
+        "135M, times as quick as `generate`, one client (130 answers) after another", 4,
+        (f"{SMALL}, {STOCK}", f"{SMALL}, ours"), least=True, times=1 / 8,
+    ),
+    Goal("135M, seconds from start to first round, a local base", 8, ("fedit",), "first_round"),
+    Goal("135M, five methods by ten draws, seconds: the start, and ten times one draw", 600, ("five methods",), "all"),
+)  # fmt: skip

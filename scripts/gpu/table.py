@@ -1,6 +1,6 @@
 """Turns lines of results.jsonl into the tables of docs/performance_gpu.md, in which nothing else writes figures.
 
-    python scripts/gpu/table.py OUT/results.jsonl            # prints the tables of this sitting
+    python scripts/gpu/table.py OUT/results.jsonl            # prints the goals, reached or not, and the tables
     python scripts/gpu/table.py OUT/results.jsonl --write    # keeps its lines in measured.jsonl, and writes the page
     python scripts/gpu/table.py --write                      # writes the page again from what is kept
 
@@ -15,9 +15,8 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-import goals
 from lines import Line, append, read
-from steps import STEPS, Step
+from steps import AGAIN, GOALS, STEPS, Goal, Step
 
 KEPT = Path(__file__).with_name("measured.jsonl")
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance_gpu.md"
@@ -34,23 +33,16 @@ def main() -> None:
     if lacking := [str(path) for path in args.results if not path.exists()]:
         parser.error(f"there is no file {', '.join(lacking)}")
     new = [line for path in args.results for line in read(path)]
-    if unknown := sorted({line.step for line in new} - set(STEPS)):
-        parser.error(f"steps that no table has: {', '.join(unknown)}")
     if not args.write:
-        print("\n\n".join(table(STEPS[step], [line for line in new if line.step == step]) for step in chosen(new)))
+        told = [step for step in STEPS if any(line.step == step for line in new)]
+        print("\n\n".join([goals(new), *(table(STEPS[step], [e for e in new if e.step == step]) for step in told)]))
         return
     kept = list(read(args.kept))
     for line in new:
         if line.is_measured and not line.figure.get("tiny") and line not in kept:
             append(args.kept, line)
             kept.append(line)
-    page = args.page.read_text(encoding="utf-8")
-    args.page.write_text(written(page, kept), encoding="utf-8")
-
-
-def chosen(lines: Sequence[Line]) -> list[str]:
-    """The steps of which there are lines."""
-    return [step for step in STEPS if any(line.step == step for line in lines)]
+    args.page.write_text(written(args.page.read_text(encoding="utf-8"), kept), encoding="utf-8")
 
 
 def written(page: str, lines: Sequence[Line]) -> str:
@@ -58,18 +50,43 @@ def written(page: str, lines: Sequence[Line]) -> str:
 
     def block(match: re.Match[str]) -> str:
         if match[2] == "goals":
-            return f"{match[1]}\n{goals.table(lines)}\n\n{match[3]}"
+            return f"{match[1]}\n{goals(lines)}\n\n{match[3]}"
         step = STEPS[match[2]]
         its = [line for line in lines if line.step == match[2]]
-        return f"{match[1]}\n{textwrap.fill(step.about, 120)}\n\n{table(step, its)}\n\n{match[3]}"
+        return f"{match[1]}\n{textwrap.fill(step.about, 118)}\n\n{table(step, its)}\n\n{match[3]}"
 
     return BLOCK.sub(block, page)
 
 
+def goals(lines: Sequence[Line]) -> str:
+    """A row per goal."""
+    rows = ["| what | goal | measured | |", "|---|---:|---:|---|"]
+    for goal in GOALS:
+        value, again = measured(goal, lines)
+        sign, said = "at least" if goal.least else "at most", "not run"
+        if value is not None:
+            said = "reached" if (value >= goal.bound if goal.least else value <= goal.bound) else "missed"
+        figure = "" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+        rows.append(f"| {goal.what} | {sign} {goal.bound:,} | {figure} | {said}{f', {AGAIN}' if again else ''} |")
+    return "\n".join(rows)
+
+
+def measured(goal: Goal, lines: Sequence[Line]) -> tuple[float | None, bool]:
+    """The figure, on the card where all of its cases were measured last, and whether all was replayed in one of them;
+    None where there is no such card. A case as a run has it counts before the same with all replayed."""
+    for card in reversed(dict.fromkeys(line.card for line in lines)):
+        its = {e.case: e.figure for e in lines if e.card == card and e.is_measured and goal.key in e.figure}
+        found = [next((each for each in (case, f"{case}, {AGAIN}") if each in its), "") for case in goal.cases]
+        if all(found):
+            values = [float(its[case][goal.key]) for case in found]
+            again = any(case.endswith(AGAIN) for case in found)
+            return (values[0] / (goal.times * values[1]) if len(values) > 1 else values[0]), again
+    return None, False
+
+
 def table(step: Step, lines: Sequence[Line]) -> str:
     """A row per case and card, and at the end one with all cases that were not measured."""
-    cards = any(line.is_measured for line in lines)
-    heads = ["case", *step.columns.values(), *(["card, torch, code"] if cards else [])]
+    heads = ["case", *step.columns.values(), "card, torch, code"]
     rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     left: list[str] = []
     for case in step.cases:
@@ -86,22 +103,14 @@ def table(step: Step, lines: Sequence[Line]) -> str:
 
 def conditions(line: Line) -> str:
     """Where a line was measured, and with what."""
-    tiny = ", tiny shapes" if line.figure.get("tiny") else ""
-    said = [f"{line.card}{tiny}", line.torch, line.commit]
-    if "transformers" in line.figure:
-        said.append(f"transformers {line.figure['transformers']}")
-    if liger := line.figure.get("liger"):
-        said.append("no Liger" if liger == "none" else f"Liger {liger}")
+    said = [line.card + ", tiny shapes" * bool(line.figure.get("tiny")), line.torch, line.commit]
+    said += [f"{name} {line.figure[name]}" for name in ("transformers", "liger") if name in line.figure]
     return ", ".join(said)
 
 
 def shown(value: object) -> str:
     """A figure as a cell; nothing where there is none."""
-    if value is None:
-        return ""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return str(value).replace("|", "/")
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value).replace("|", "/")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from gpu_scripts import GPU, ROOT, bare, bash, made, modules, stub
 
-STEPS = ("equality", "rounding", "training", "generation", "families", "nf4", "real_base", "comparison", "profile")
+STEPS = ("equality", "families", "training", "generation", "start", "evidence", "large")
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +53,8 @@ def test_a_bundle_that_is_too_large_is_refused(tmp_path):
 def test_a_relative_folder_is_where_one_is_and_not_where_tests_start(bundle, tmp_path):
     """`equality` starts pytest in the code's folder, with the same path of modules."""
     python = stub(tmp_path / "python", f'echo "$PYTHONPATH" >> {tmp_path}/paths')
-    done = bash(bundle / "run.sh", "--tiny", "nf4", cwd=tmp_path, OUT="results", PYTHON=python)
-    assert done.returncode == 0 and (tmp_path / "results/logs/nf4.log").exists()
+    done = bash(bundle / "run.sh", "--tiny", "large", cwd=tmp_path, OUT="results", PYTHON=python)
+    assert done.returncode == 0 and (tmp_path / "results/logs/large.log").exists()
     paths = (tmp_path / "paths").read_text().splitlines()[-1].split(":")
     assert str(tmp_path / "results/site") in paths and all(path.startswith("/") for path in paths if path)
 
@@ -63,7 +63,7 @@ def test_a_relative_folder_is_where_one_is_and_not_where_tests_start(bundle, tmp
 def test_a_package_of_sources_is_carried_if_any_python_can_use_it(tmp_path, built, code):
     body = f"""
     for last; do case "$before" in --dest | --wheel-dir) into=$last ;; esac; before=$last; done
-    case "$*" in *carried.py*) echo a==1 ;; *" download "*) : > $into/a-1.tar.gz ;; *) : > $into/{built} ;; esac
+    case "$*" in *packages.py\ car*) echo a==1 ;; *" download "*) : > $into/a-1.tar.gz ;; *) : > $into/{built} ;; esac
     """
     done = made(tmp_path / "out", "--python", "3.12", PYTHON=stub(tmp_path / "python", body))
     assert done.returncode == code and (code == 0) == ("no wheel for Python 3.12" not in done.stderr), done.stderr
@@ -72,7 +72,7 @@ def test_a_package_of_sources_is_carried_if_any_python_can_use_it(tmp_path, buil
 
 def test_what_is_carried(monkeypatch):
     """What conftest.py imports, and kernels that the extra `gpu` names; `--newer` brings transformers."""
-    carried = modules(monkeypatch, "carried")["carried"]
+    carried = modules(monkeypatch, "packages")["packages"]
     usual, newer = carried.carried(), carried.carried(newer=True)
     names = {re.split("[=<>]", each)[0] for each in usual}
     assert {"bitsandbytes", "hypothesis", "liger-kernel", "matplotlib", "omegaconf", "pytest"} <= names
@@ -83,15 +83,15 @@ def test_what_is_carried(monkeypatch):
 
 
 def test_wheels_are_lightened_but_for_what_is_needed(monkeypatch, tmp_path):
-    lighten = modules(monkeypatch, "lighten")["lighten"]
+    packages = modules(monkeypatch, "packages")["packages"]
     kept = {"a/libbitsandbytes_cpu.so", "a/libbitsandbytes_cuda130.so", "a/code.py", "fontTools/agl.py", "a/more.so"}
     left = {"a/libbitsandbytes_cuda128.so", "a/tests/data.bin", "a/code.c", "fontTools/misc/bezier.so"}
-    for name, lines in (("large", lighten.LARGE), ("small", 1)):
+    for name, lines in (("large", packages.LARGE), ("small", 1)):
         with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
             for file in kept | left:
                 wheel.writestr(file, b"x" * lines)
-    monkeypatch.setattr(sys, "argv", ["lighten.py", str(tmp_path), "--cuda", "130"])
-    lighten.main()
+    monkeypatch.setattr(sys, "argv", ["packages.py", "lighten", str(tmp_path), "--cuda", "130"])
+    packages.main()
     assert set(zipfile.ZipFile(tmp_path / "large.whl").namelist()) == kept
     assert set(zipfile.ZipFile(tmp_path / "small.whl").namelist()) == kept | left
 
@@ -117,7 +117,7 @@ def machine(index, tmp_path_factory) -> tuple[Path, Path]:
     done = made(folder / "out")
     assert done.returncode == 0, done.stderr
     with pytest.MonkeyPatch.context() as patch:
-        python = bare(folder / "bare", modules(patch, "carried")["carried"])
+        python = bare(folder / "bare", modules(patch, "packages")["packages"])
     assert subprocess.run([python, "-c", "import pytest"], capture_output=True).returncode
     return folder / "out", python
 
@@ -125,15 +125,15 @@ def machine(index, tmp_path_factory) -> tuple[Path, Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("step", STEPS)
 def test_a_step_of_a_bundle_runs_where_there_is_little_else_than_torch(machine, monkeypatch, tmp_path, step):
-    """All its cases, from another folder and with a relative folder for results; the model of real_base is the
-    package's own."""
+    """All its cases, from another folder and with a relative folder for results; the base of `start` is the package's
+    own, and the evidence is skipped."""
     (out, python), scripts = machine, modules(monkeypatch, "steps", "lines")
     assert tuple(scripts["steps"].STEPS) == STEPS
     done = bash(out / "run.sh", "--tiny", step, cwd=tmp_path, OUT="results", PYTHON=python, LIMIT=600)
     log = (tmp_path / f"results/logs/{step}.log").read_text()[-2000:]
-    assert done.returncode == 0 and f"{step}: done\n" in done.stdout, (done.stdout, done.stderr, log)
-    lines = list(scripts["lines"].read(tmp_path / "results/results.jsonl"))
-    assert [(line.step, line.case) for line in lines] == [(step, case) for case in scripts["steps"].STEPS[step].cases]
-    assert all(line.is_measured and line.commit == (out / "commit").read_text().strip() for line in lines)
-    again = bash(out / "run.sh", "--tiny", step, cwd=tmp_path, OUT="results", PYTHON=python)
-    assert f"{step}: done before" in again.stdout
+    said = "skipped, " if step == "evidence" else f"{step}: done\n"
+    assert done.returncode == 0 and said in done.stdout, (done.stdout, done.stderr, log)
+    lines = [line for line in scripts["lines"].read(tmp_path / "results/results.jsonl") if line.is_measured]
+    cases = () if step == "evidence" else scripts["steps"].STEPS[step].cases
+    assert [(line.step, line.case) for line in lines] == [(step, case) for case in cases]
+    assert all(line.commit == (out / "commit").read_text().strip() for line in lines)

@@ -6,8 +6,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +19,11 @@ from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
 from llm_fed import tasks
-from llm_fed.basics.errors import UserError
 from llm_fed.eval.plots import clusters
 from llm_fed.eval.report import write_report
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export.load import load_image_model
-from llm_fed.models.joined import Answer
 from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
 
@@ -238,128 +234,6 @@ def test_a_run_without_weights_is_refused(finished, tmp_path, refused):
 
 
 # Targets
-
-
-def rescored(run: Path, folder: Path, during: str, *means: float, final: float) -> Path:
-    """A copy of a run with other mean scores of its rounds and at its end."""
-    shutil.copytree(run, folder)
-    lines = [line for line in read_records(run / "metrics.jsonl") if line["kind"] != "score"]
-    known = {"kind": "score", "metric": "accuracy", "clients": {CLIENTS[0]: 50.0}, "worst_half": 50.0}
-    scores = [{**known, "round": n, "split": during, "mean": mean} for n, mean in enumerate(means, start=1)]
-    lines += [*scores, {**known, "round": 2, "split": "test", "mean": final}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    config["eval"]["during"] = during
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    return folder
-
-
-FORWARD = [16 * 32**2 * 27, 32 * 16**2 * 144, 32 * 8**2 * 288, 512 * 64, 64 * 4]  # the CNN's multiplications, by layer
-TRAINED = 2 * (3 * sum(FORWARD) - FORWARD[0])  # the gradients of weights and, but for the first layer, of inputs
-
-
-def test_costs_until_a_target(finished, tmp_path, analysis, figures, capsys):
-    """One epoch of each round is forward and backward of every training picture; prototypes are another pass."""
-    one = rescored(finished("standalone"), tmp_path / "one", "validation", 50.0, 40.0, final=0.0)
-    other = rescored(finished("fedproto"), tmp_path / "other", "validation", 30.0, 55.0, final=99.0)
-    analysis("target", "--target", 50, one, other)
-    lines = [line for line in read_records(other / "metrics.jsonl") if line["kind"] == "client"]
-    up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
-    images = sum(line["examples"] for line in lines) // 2
-    costs = [images * TRAINED, 2 * images * (TRAINED + 2 * sum(FORWARD))]
-    first, second = rows_of(one / "analysis" / "target.csv")
-    assert [first[key] for key in ("run", "reached", "round", "flops")] == ["standalone", "True", "1", str(costs[0])]
-    assert (second["round"], float(second["score"]), int(second["flops"])) == ("2", 55.0, costs[1])
-    assert (int(second["bytes_up"]), int(second["bytes_down"])) == (up, down) and up > 0
-    bars = [[bar.get_width() for bar in axes.patches] for axes in figures[0].axes]
-    assert (bars[0], bars[1][1], bars[2]) == ([1, 2], up + down, costs)
-    assert "55.00" in capsys.readouterr().out
-
-
-def test_both_models_of_a_client_count(finished, analysis):
-    """Twice the CNN, but the small one has no head, and the own one's also reads its own features alone, from which no
-    gradient comes. The gate's layers have gradients of weights and inputs: a learned normalisation is before them. The
-    run stays as it is."""
-    run = finished("fedmoe")
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    each = analysis("target").flops_of_a_round(run, [CLIENTS[0]])
-    assert before == {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    lines = [line for line in read_records(run / "metrics.jsonl") if line.get("client") == CLIENTS[0]]
-    gate, head = 3 * 2 * (3072 * 32 + 32 * 2), 2 * FORWARD[-1]
-    assert each == {CLIENTS[0]: lines[0]["examples"] * (2 * TRAINED - 3 * head + head + gate)}
-
-
-def test_a_final_score_is_none_of_a_round(finished, tmp_path, analysis, figures, capsys):
-    """Fine-tuning after the last round may reach what no round did."""
-    run = rescored(finished("standalone"), tmp_path / "run", "test", 30.0, 55.0, final=99.0)
-    analysis("target", "--target", 60, run)
-    (row,) = rows_of(run / "analysis" / "target.csv")
-    assert list(row.values()) == ["standalone", "False", "2", "55", "", "", ""]
-    assert "not reached: the best" in capsys.readouterr().out
-    assert [text.get_text() for text in figures[0].axes[2].texts] == ["not reached"]
-
-
-def test_runs_that_say_too_little_are_refused(finished, tmp_path, refused):
-    run = rescored(finished("standalone"), tmp_path / "run", "validation", final=99.0)
-    refused("has no scores of its rounds", "target", "--target", 1, run)
-    other = rescored(finished("standalone"), tmp_path / "other", "validation", 30.0, final=99.0)
-    shutil.rmtree(other / "checkpoints")
-    refused("has no checkpoint", "target", "--target", 1, other)
-    assert not (other / "checkpoints").exists()
-
-
-# Representations
-
-
-def test_features_are_what_the_head_reads(finished, analysis):
-    """Logits of the exported model are its head's of these features, mixed by the gate before."""
-    run = finished("fedmoe")
-    found, labels = analysis("finished").tested(run, limit=3)
-    features = torch.from_numpy(analysis("representations").features(found)).split(3)
-    for part, (id, pictures, model) in zip(features, exported(run), strict=True):
-        head = model.module.get_submodule(f"own.{model.module.heads['own']}")
-        torch.testing.assert_close(head(part), model(pixels(pictures[:3])), rtol=0, atol=1e-5)
-        assert torch.equal(pixels(found[id].pictures), pixels(pictures[:3]))
-    assert labels == ("0", "1", "2", "3")
-
-
-def test_models_of_other_widths_do_not_go_together(analysis):
-    features = [torch.zeros(2, width) for width in (3, 4)]
-    tested = analysis("finished").Scored
-    found = {str(own.shape[1]): tested((), Answer(own, own), None, ()) for own in features}
-    with pytest.raises(UserError, match=r"have \[3, 4\] features"):
-        analysis("representations").features(found)
-
-
-def test_representations_are_embedded(finished, analysis, figures):
-    pytest.importorskip("sklearn", reason="t-SNE needs scikit-learn: pip install -e '.[analysis]'")
-    run = finished("fedmoe")
-    analysis("representations", run, "--examples", 4)
-    rows = rows_of(run / "analysis" / "representations.csv")
-    shown = [(id, str(picture.label)) for id, pictures, _ in exported(run) for picture in pictures[:4]]
-    assert [(row["client"], row["class"]) for row in rows] == shown
-    drawn = np.concatenate([points.get_offsets() for points in figures[0].axes[0].collections])
-    places = [[float(row["x"]), float(row["y"])] for row in sorted(rows, key=lambda row: row["class"])]
-    np.testing.assert_allclose(drawn, places, rtol=1e-4)
-
-
-def test_far_groups_stay_apart(analysis):
-    """The nearest neighbour of every point is of its own group."""
-    pytest.importorskip("sklearn", reason="t-SNE needs scikit-learn: pip install -e '.[analysis]'")
-    rng = np.random.default_rng(0)
-    groups = np.repeat([0, 1, 2], 15)
-    points = rng.normal(size=(45, 20)).astype(np.float32) + 30 * groups[:, None]
-    places = analysis("representations").embed(points, seed=0)
-    distances = np.linalg.norm(places[:, None] - places[None], axis=-1) + np.diag(np.full(45, np.inf))
-    assert (groups[distances.argmin(1)] == groups).all()
-
-
-def test_without_scikit_learn_it_is_named(finished, refused, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    refused("pip install -e '.[analysis]'", "representations", finished("fedmoe"))
-
-
-# Statistics
 
 
 def statistics_of(model, batches) -> dict[str, torch.Tensor]:
