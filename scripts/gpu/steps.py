@@ -59,7 +59,7 @@ class Goal:
 
 TRAINED = {
     "seconds": "seconds", "tokens_per_second": "useful tokens/s", "padded_per_useful": "padded / useful",
-    "micro_batches": "micro-batches", "replayed": "replayed", "peak_gib": "peak GiB", "reserved_gib": "reserved GiB",
+    "peak_gib": "peak GiB", "reserved_gib": "reserved GiB",
 }  # fmt: skip
 STEPS = {
     "equality": Step(
