@@ -63,7 +63,7 @@ def test_a_relative_folder_is_where_one_is_and_not_where_tests_start(bundle, tmp
 def test_a_package_of_sources_is_carried_if_any_python_can_use_it(tmp_path, built, code):
     body = f"""
     for last; do case "$before" in --dest | --wheel-dir) into=$last ;; esac; before=$last; done
-    case "$*" in *packages.py\ car*) echo a==1 ;; *" download "*) : > $into/a-1.tar.gz ;; *) : > $into/{built} ;; esac
+    case "$*" in *packages.py\\ car*) echo a==1 ;; *" download "*) : > $into/a-1.tar.gz ;; *) : > $into/{built} ;; esac
     """
     done = made(tmp_path / "out", "--python", "3.12", PYTHON=stub(tmp_path / "python", body))
     assert done.returncode == code and (code == 0) == ("no wheel for Python 3.12" not in done.stderr), done.stderr
