@@ -71,8 +71,9 @@ def _only(piece: str, messages: list[str]) -> str:
 
 
 def _code(message: str) -> str:
-    """As code, without the message's own signs of code."""
-    return f"`{re.sub(f'{VALUE}+', VALUE, message.replace('`', ''))}`"
+    """The beginning of a message as code, without its own signs of code."""
+    plain = re.sub(f"{VALUE}+", VALUE, message.replace("`", ""))
+    return f"`{textwrap.shorten(plain, 100, placeholder=f' {VALUE}')}`"
 
 
 def _filled(text: str) -> str:

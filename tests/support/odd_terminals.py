@@ -1,20 +1,13 @@
-"""Commands of llm_fed where what they print meets an odd reader, and where the user has no home, or an odd one.
-
-    PYTHONPATH=tests/support python tests/support/odd_terminals.py terminals [--cases 400] [--seed 0]
-    PYTHONPATH=tests/support python tests/support/odd_terminals.py homes [--cases 40] [--seed 0]
+"""Commands of llm_fed where what they print meets an odd reader.
 
 A terminal has an encoding, a width and some of the variables that change what is printed; its reader takes everything,
 leaves before the first line, has a full disk, or is not there at all. Each case is a command in a process of its own.
 Whatever the terminal, the command ends as it would elsewhere: with its exit code, its files and whole JSON, every
 client's name can be read, and nothing is a traceback. A full disk behind standard output is exit code 1, in one line.
-
-Homes are what libraries look for below HOME, HF_HOME, XDG_CACHE_HOME and TMPDIR, as variables of a program that starts
-anew. As root also: a user that no list knows, and a tree in which only the run folder can be written.
 """
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import gc
 import io
@@ -26,11 +19,8 @@ import select
 import shlex
 import shutil
 import struct
-import subprocess
 import sys
-import tempfile
 import termios
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,8 +107,6 @@ class Commands:
         for name, words in (("run", []), ("local", ["method=local"])):
             done = in_terminal(Terminal(), ["run", str(self.config), *words, "--out", str(self.work / name)], self.work)
             assert done.code == 0, done.err.decode()
-        for path in self.work.rglob("*"):
-            path.chmod(0o755 if path.is_dir() else 0o644)  # for a user that no list knows
 
     def words(self, command: str) -> tuple[list[str], Path]:
         """The words, and the path for what is new."""
@@ -266,92 +254,3 @@ def terminals(draw: random.Random) -> tuple[Terminal, tuple[str, str]]:
     reader = draw.choice(READERS)
     encodings = ENCODINGS[:-1] if reader == "terminal" else ENCODINGS  # the last one needs two bytes for a line's end
     return Terminal(draw.choice(encodings), draw.choice(WIDTHS), draw.choice(VARIABLES), reader), draw.choice(COMMANDS)
-
-
-HOMES: tuple[dict[str, str | None], ...] = (
-    {}, {"HOME": None}, {"HOME": ""}, {"HOME": "/proc"}, {"HOME": "/absent/home"}, {"HOME": "{file}"},
-    {"HF_HOME": "/proc/hf"}, {"HF_HOME": "{file}"}, {"XDG_CACHE_HOME": "/proc/x", "XDG_CONFIG_HOME": "/proc/x"},
-    {"TMPDIR": "/proc"}, {"TMPDIR": "/absent"}, {"HOME": "/proc", "HF_HOME": "/proc", "TMPDIR": "/proc"},
-    {"MPLCONFIGDIR": "/proc/x"}, {"LC_ALL": "C"}, {"LC_ALL": "xx_YY"}, {"PYTHONUTF8": "0", "LC_ALL": "C.UTF-8"},
-)  # fmt: skip
-AS_ROOT = ("", "", "unknown user", "read-only", "no folder for temporary files")
-TREE = """
-mkdir -p {work}/tree && mount --bind / {work}/tree && mount -o remount,bind,ro {work}/tree
-mount --rbind /dev {work}/tree/dev && mount --rbind /proc {work}/tree/proc
-mount -t tmpfs -o ro,size=4k tmpfs {work}/tree/dev/shm && mount --bind {work}/out {work}/tree/media
-exec chroot {work}/tree sh -c 'cd {work} && exec "$@"' sh "$@"
-"""
-
-
-def at_home(home: dict[str, str | None], place: str, words: list[str], work: Path) -> Outcome:
-    """`python -m llm_fed.cli WORDS` as a program of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    for name, value in home.items():
-        environment.pop(name, None)
-        if value is not None:
-            environment[name] = value.format(file=work / "c.yaml")
-    command = [sys.executable, "-m", "llm_fed.cli", *words]
-    if place == "unknown user":
-        command = ["setpriv", "--reuid=54321", "--regid=54321", "--clear-groups", *command]
-    elif place:
-        if place == "read-only":
-            environment["TMPDIR"] = "/media"
-        else:
-            environment.pop("TMPDIR", None)
-        command = ["unshare", "-m", "sh", "-c", TREE.format(work=work), "sh", *command]
-    done = subprocess.run(command, env=environment, capture_output=True, check=False, cwd=work)
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
-def home_fault(draw: random.Random, commands: Commands) -> tuple[str, str]:
-    """A case in words, and what is wrong with it."""
-    home, root = draw.choice(HOMES), os.geteuid() == 0 and shutil.which("unshare") and shutil.which("setpriv")
-    place = draw.choice(AS_ROOT) if root else ""
-    out = commands.work / "out"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(mode=0o777)
-    out.chmod(0o777)
-    inside = Path("/media") if place in AS_ROOT[3:] else out
-    word = draw.choice(("run {config} --out {new}", "eval {run} --json", "run {config} --dry-run --json --out {new}"))
-    words, new = commands.words(word)
-    words = [str(inside / "new") if each == str(new) else each for each in words]
-    done = at_home(home, place, words, commands.work)
-    said = done.err.decode("utf-8", "replace")
-    refused = place == AS_ROOT[4]
-    case = f"{home or 'usual'}{', ' + place if place else ''}: {' '.join(words[:1])}"
-    if "Traceback" in said or done.code != (1 if refused else 0):
-        return case, f"exit code {done.code}: {said[-400:]}"
-    if refused and "TMPDIR" not in said.splitlines()[-1]:
-        return case, said[-400:]
-    return case, ""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("terminals", "homes"))
-    parser.add_argument("--cases", type=int)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    cases = given.cases or {"terminals": 400, "homes": 40}[given.kind]
-    wrong, started = 0, time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        work.chmod(0o755)
-        commands = Commands(work)
-        commands.train()
-        for number in range(cases):
-            draw = random.Random(f"{given.seed}-{number}")
-            if given.kind == "homes":
-                case, fault = home_fault(draw, commands)
-            else:
-                terminal, (command, listed) = terminals(draw)
-                case, fault = f"{terminal}: {command}", commands.wrong(terminal, command, listed)
-            if fault:
-                wrong += 1
-                print(f"{number}: {case}: {fault}", flush=True)
-    print(f"{given.kind}, seed {given.seed}: {cases} tried, {wrong} wrong, {time.monotonic() - started:.0f} s")
-    sys.exit(bool(wrong))
-
-
-if __name__ == "__main__":
-    main()
