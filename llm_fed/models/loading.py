@@ -60,8 +60,8 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, declared: int | Sequence[int]
     one of the settings of decoding that are not to change a score.
     """
     control = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    named = [declared] if isinstance(declared, int) else declared or []
-    return {*(id for id in named if id in control), tokenizer.eos_token_id}
+    named = declared if isinstance(declared, Sequence) else [declared]
+    return {*(id for id in named if isinstance(id, int) and id in control), tokenizer.eos_token_id}
 
 
 def read_tokenizer(config: BaseConfig) -> tuple[PreTrainedTokenizerBase, set[int], int]:

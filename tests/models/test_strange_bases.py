@@ -64,6 +64,13 @@ def test_a_base_does_not_choose_whose_attention_runs(folder, key, below):
         load_base(BaseConfig(name=str(folder), dtype="float32"), "cpu")
 
 
+@pytest.mark.parametrize("declared", [1e308, "x", [{}, 2.5], None])
+def test_what_declares_no_tokens_ends_no_answer(folder, declared):
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": declared}))
+    tokenizer, ends, _ = read_tokenizer(BaseConfig(name=str(folder), dtype="float32"))
+    assert ends == {tokenizer.eos_token_id}
+
+
 @pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "model.safetensors", "generation_config.json"])
 @pytest.mark.parametrize("without_end", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "device"])
 def test_what_has_no_end_is_not_read(folder, file, without_end):
