@@ -5,7 +5,8 @@
 Runs are simulated in one process: liars train like everybody, and what they send is changed on its way (or, for
 `poison`, what they train on). The file holds a line per run, in the order draw, share, method, attack, rule; the same
 command goes on after what is there. `--table` trains nothing and prints, of what the file holds, the mean test score of
-the clients that do not lie, and which rules are shown to differ from the mean (docs/verdict.md).
+the clients that do not lie, which rules are shown to differ from the mean (docs/verdict.md), and with its interval how
+every rule differs from it where nobody lies.
 
 none     nobody lies: what a rule costs
 flip     the update with its sign turned
@@ -144,9 +145,12 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
     for (share, method, attack), by_rule in sorted(cells.items(), key=lambda cell: [order.get(k, k) for k in cell[0]]):
         marks = dict.fromkeys(rules, "")
         for pair in compare_methods(by_rule, Design("federations")).pairs:
-            if pair.claim == "greater" and "mean" in (pair.first, pair.second):
+            if "mean" not in (pair.first, pair.second):
+                continue
+            if pair.claim == "greater":
                 better = pair.second == "mean"
                 marks[pair.first if better else pair.second] = " +" if better else " -"
+            if pair.claim == "greater" or attack == "none":
                 shown.append(f"- {share:.0%}, {method}, {attack}: {pair}")
         row = [_cell(by_rule.get(rule, {}), marks[rule]) for rule in rules]
         draws = sorted({len(values) for values in by_rule.values()})
