@@ -50,7 +50,7 @@ def place_of(small: Small, folder: Path, rules: str | None = None) -> NodeSettin
 
 def code(reply: dict[str, Any]) -> str:
     """Of the whole message, else of its first order; empty where that is carried out."""
-    return str(reply.get("code") or reply.get("replies", [reply])[0].get("code", ""))
+    return str(reply.get("code") or (reply.get("replies") or [reply])[0].get("code", ""))
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [  # policy, what the server changes, what it is told
