@@ -165,7 +165,7 @@ def _why_not(folder: Path, config: Config, of_method: str) -> str:
             "keeps no uploads"
         )
     try:
-        why = secrecy.missing(folder) if config.privacy.clip is not None else ""
+        why = secrecy.missing(folder) if config.privacy.draws else ""
     except RunError as error:
         why = str(error)
     if why:

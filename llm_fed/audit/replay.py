@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from llm_fed.basics.errors import RunError
 from llm_fed.bench.build import Experiment
-from llm_fed.federation.clients import encoded_upload, reported_examples, run_each
+from llm_fed.federation.clients import encoded_upload, reported_examples, run_each, summed_here
 from llm_fed.federation.collector import collector_of
 from llm_fed.federation.progress import InFlight, Progress, memories, restore
 from llm_fed.federation.uploads import arrivals
@@ -85,7 +85,8 @@ class Replay:
             e.clients[client].begin(round, lr)
         work = {client: method.client_update(e.clients[client], unpack(sent[client])) for client in delays}
         uploads, flying = {}, []
-        for client, answer in run_each(e.clients, work, e.runtime).items():
+        together = summed_here(e.clients, method, asks, self._scratch, round)
+        for client, answer in run_each(e.clients, work, e.runtime, together).items():
             if isinstance(answer, Exception):
                 continue
             content = encoded_upload(answer, config, self._scratch.secret, round, client)

@@ -35,7 +35,7 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     now["base"] = experiment.base.source.as_json()
     recorded = run.recall("environment.json")
     if recorded is None:
-        if config.privacy.clip is not None:
+        if config.privacy.draws:
             now["secret"] = run.secret.mark
         run.remember("environment.json", now)
         return

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from llm_fed import kinds, tasks
 from llm_fed.basics.errors import UserError, inert
+from llm_fed.federation.privacy import central
 from llm_fed.settings.config import ColumnsConfig, Config
 
 BY_LABEL = ("dirichlet", "pathological", "cluster")
@@ -82,6 +83,7 @@ RULES = (
         lambda config: config.privacy.clip is not None and config.privacy.unit == "client",
         "privacy.clip and privacy.unit=client",
     ),
+    Rule("privacy.bound", lambda config: config.privacy.secure and not central(config.privacy), "privacy.secure=true"),
     Rule("server.liars", lambda config: config.server.aggregation != "mean", "a server.aggregation other than mean"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llm_fed.basics.errors import UserError
+from llm_fed.federation import summing
 from llm_fed.federation.privacy import central
 from llm_fed.merge.robust import lacking
 from llm_fed.method import Method
@@ -22,6 +23,7 @@ def check(config: Config, method: Method) -> None:
     Raises:
         UserError: what does not go together.
     """
+    summing.check(config, method)
     rule, name = config.server.aggregation, config.method["name"]
     if rule == "mean":
         return
@@ -53,10 +55,11 @@ def trust(config: Config, method: Method) -> str:
 
 
 def check_cohort(config: Config, cohort: int) -> None:
-    """Refuse a rule for which even the largest cohort is too small.
+    """Refuse a rule, or a sum, for which even the largest cohort is too small.
 
     Raises:
         UserError: how many it needs.
     """
+    summing.check_cohort(config, cohort)
     if why := lacking(cohort, config.server):
         raise UserError(f"{why}, at most, in a round; have more clients, lower server.liars, or choose another rule")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, Protocol
 
@@ -13,10 +13,11 @@ from llm_fed.basics.rng import Secret
 from llm_fed.federation.privacy import by_example, protected, shown, spent, spent_by
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Ask, Schedule, most_asked
+from llm_fed.federation.summing import RoundGivenUp, together
 from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Runtime
-from llm_fed.runs.folder import Run, log_failure
+from llm_fed.runs.folder import Run, log_event, log_failure
 from llm_fed.runs.tracking import Watch
 from llm_fed.settings.config import Config
 from llm_fed.state.outline import skeleton
@@ -79,18 +80,19 @@ class LocalClients:
             run.digests.sent(messages)
         with watch("local"):
             answered = {ask.client: messages[ask.client] for ask in asks if ask.delay is not None}
-            answers = self._ask(method, answered, progress.round, lr)
+            answers = self._ask(method, asks, run, answered, progress.round, lr)
         with watch("collect"):
             return self._collect(method, asks, run, progress, messages, answers)
 
-    def _ask(self, method: Method, messages: Mapping[str, bytes], round: int, lr: float) -> dict[str, Any]:
+    def _ask(
+        self, method: Method, asks: Sequence[Ask], run: Run, messages: Mapping[str, bytes], round: int, lr: float
+    ) -> dict[str, Any]:
         """By client what it answers to its message, or the exception that ended its work."""
         for name in messages:
             self.sites[name].begin(round, lr)
         work = {name: method.client_update(self.sites[name], unpack(sent)) for name, sent in messages.items()}
-        before = _memories(self.sites, work)
-        answers = _put_back(self.sites, before, self._runtime.run(work))
-        failed = [answer for answer in answers.values() if isinstance(answer, Exception)]
+        answers = run_each(self.sites, work, self._runtime, summed_here(self.sites, method, asks, run, round))
+        failed = [a for a in answers.values() if isinstance(a, Exception) and not isinstance(a, RoundGivenUp)]
         if failed and len(failed) == len(answers):
             raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
         return answers
@@ -219,6 +221,8 @@ def encoded_upload(answer: Message, config: Config, secret: Secret, round: int, 
     Args:
         secret: of the noise. The server must not know it, so where clients are other parties, each has one of its own.
     """
+    if config.privacy.secure:  # `answer` is the mean of all, of protected ones
+        return pack(answer)
     return pack(protected(answer, config.privacy, secret, round, client), config.transport.up)
 
 
@@ -227,18 +231,38 @@ def reported_examples(site: Client, config: Config) -> int:
     return site.num_examples if config.privacy.clip is None else 1
 
 
-def run_each(sites: Mapping[str, Client], work: Mapping[str, Coroutine[Any, Any, Any]], runtime: Runtime) -> Any:
-    """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked."""
-    before = _memories(sites, work)
-    return _put_back(sites, before, runtime.run(work))
+def summed_here(
+    sites: Mapping[str, Client], method: Method, asks: Sequence[Ask], run: Run, round: int
+) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """What makes of the answers of a round what the server is given: with `privacy.secure` their mean in each place."""
+    if not run.config.privacy.secure:
+        return lambda answers: answers
+
+    def mean(answers: dict[str, Any]) -> dict[str, Any]:
+        examples = {name: reported_examples(sites[name], run.config) for name in answers}
+        asked = [ask.client for ask in asks]
+
+        def log(client: str, why: str) -> None:
+            log_event(run, round, client, "clipped", why)
+
+        return together(answers, examples, asked, run.config, method, run.secret, round, log)
+
+    return mean
 
 
-def _memories(sites: Mapping[str, Client], names: Iterable[str]) -> dict[str, Any]:
-    return {name: copy(sites[name].memory) for name in names}
+def run_each(
+    sites: Mapping[str, Client],
+    work: Mapping[str, Coroutine[Any, Any, Any]],
+    runtime: Runtime,
+    then: Callable[[dict[str, Any]], dict[str, Any]] = lambda answers: answers,
+) -> dict[str, Any]:
+    """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked.
 
-
-def _put_back(sites: Mapping[str, Client], before: Mapping[str, Any], answers: dict[str, Any]) -> dict[str, Any]:
-    """The answers; who failed has the memory of before."""
+    Args:
+        then: what is made of all answers together.
+    """
+    before = {name: copy(sites[name].memory) for name in work}
+    answers = then(runtime.run(work))
     for name, answer in answers.items():
         if isinstance(answer, UserError | RunError):
             raise answer

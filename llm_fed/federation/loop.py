@@ -10,7 +10,7 @@ from llm_fed.basics import signs, turns
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.figures import rounded
 from llm_fed.basics.rng import Secret
-from llm_fed.federation import stopping
+from llm_fed.federation import stopping, summing
 from llm_fed.federation.clients import Clients, Messages, messages_for
 from llm_fed.federation.collector import collector_of
 from llm_fed.federation.directions import compared
@@ -122,6 +122,9 @@ def federate(
     private = config.privacy.clip is not None
     if private and not by_example(config.privacy):
         check_upload(method.upload_like(method.broadcast(progress.state, server.clients[0])))
+    if config.privacy.secure:
+        like = method.upload_like(method.broadcast(progress.state, server.clients[0]))
+        summing.check_upload(like, str(config.method["name"]))
     collector = collector_of(config, server.clients, federation.secret or run.secret)
     if asked := server.clients or tuple(clients.sites):
         name = str(config.method["name"])
@@ -136,7 +139,7 @@ def federate(
         progress.asked.update(run.digests.asked)
         came = {item.client: item.content.digest for item in progress.in_flight[earlier:]}
         uploads = arrivals(run, method, progress, record)
-        if not private and uploads:
+        if not (private or config.privacy.secure) and uploads:
             record["updates"] = compared(method, progress.state, uploads)
         uploads = collector.collect(method, progress.state, uploads, round)
         with watch("server"):
@@ -168,7 +171,8 @@ def federate(
             raise
         early = why_ended()
         kept, last = config.checkpoint, round == config.rounds or bool(early)
-        if improved or last or round % kept.every == 0 or round in kept.keep_rounds:
+        opened = config.privacy.secure and not clients.sites  # nodes do not open a round twice
+        if improved or last or opened or round % kept.every == 0 or round in kept.keep_rounds:
             with watch("checkpoint"):
                 save(run, progress, clients.sites, server)
         if last and not due(round):

@@ -101,7 +101,8 @@ def arrivals(run: Run, method: Method, progress: Progress, record: dict[str, Any
     progress.in_flight = [item for item in progress.in_flight if item.arrival > progress.round]
     contents = [_decoded(item.content, item.expected) for item in due]
     # Whether an upload is refused must not depend on the others where their sum is to hide each of them.
-    bound = None if central(run.config.privacy) else run.config.norm_bound
+    hidden = central(run.config.privacy) or run.config.privacy.secure
+    bound = None if hidden else run.config.norm_bound
     reasons = flaws(contents, [item.expected for item in due], bound, method.sends, [item.given for item in due])
     for item, flaw in zip(due, reasons, strict=True):
         if flaw:

@@ -21,7 +21,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from llm_fed.basics.errors import inert
 from llm_fed.basics.rng import derive
@@ -96,6 +96,9 @@ class Method:
     gathers: ClassVar[bool] = False
     # The server's step needs nothing of the uploads but their mean, if all count alike (`privacy.where=server`).
     mean_only: ClassVar[bool] = False
+    # The server's step needs nothing of a round's uploads but their mean, weighed by numbers of `examples` or all
+    # `clients` alike, and how many they are (`privacy.secure`); with `mean_only` that is known.
+    summed: ClassVar[Literal["examples", "clients"] | None] = None
     # A server's step of its own takes its means by `server.average`, so that `server.aggregation` decides how; the step
     # that is inherited from here does.
     robust: ClassVar[bool] = False

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from llm_fed.basics.errors import UserError
 from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
@@ -24,6 +24,7 @@ class FedDyn(Method):
 
     paper: ClassVar[str] = "FedDyn (Acar et al. 2021)"
     robust: ClassVar[bool] = True
+    summed: ClassVar[Literal["examples", "clients"] | None] = "clients"
 
     alpha: PositiveFloat = 0.01  # the paper tries 0.001 to 0.1
 

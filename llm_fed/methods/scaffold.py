@@ -4,7 +4,7 @@ ICML 2020), Algorithm 1 with option II."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge.mean import mean
@@ -19,6 +19,7 @@ class Scaffold(Method):
     c_i. BatchNorm's running statistics go to the clients' mean, whatever `server_lr` is."""
 
     paper: ClassVar[str] = "SCAFFOLD (Karimireddy et al. 2020)"
+    summed: ClassVar[Literal["examples", "clients"] | None] = "clients"
 
     server_lr: PositiveFloat = 1.0  # eta_g, as in the paper's experiments
 

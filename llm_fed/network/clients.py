@@ -303,18 +303,22 @@ class RemoteClients:
         self._ahead = ahead
         if ahead:
             self._begin(ahead, asks[len(orders) :])
-        sent = {order.client: ask for order, ask in zip(orders, asks, strict=False) if ask}
-        replies_by_ask = self._await(sent.values(), seconds, quiet)
         replies = {name: Reply({"error": "it is not there"}) for name in says}
-        for order in orders:
-            ask = sent.get(order.client, "")
-            reply = replies_by_ask.get(ask, Reply({"error": f"no reply in {min(seconds, quiet):g} s"}))
-            if not reply.error and reply.content.get("ask") != ask:
-                reply = Reply({"error": "a stale reply"})
+        for order, reply in zip(orders, self._replies(asks[: len(orders)], seconds, quiet), strict=True):
             if reply.error:
                 self._forgot(order.client, reply)
                 self._say(f"{order.client}: {kind}: {reply.error}")
             replies[order.client] = reply
+        return replies
+
+    def _replies(self, asks: Sequence[str | None], seconds: float, quiet: float = math.inf) -> list[Reply]:
+        """The reply to each of these orders, or one that says why there is none; see `_await`."""
+        came = self._await([ask for ask in asks if ask], seconds, quiet)
+        replies = []
+        for ask in asks:
+            reply = came.get(ask or "", Reply({"error": f"no reply in {min(seconds, quiet):g} s"}))
+            stale = not reply.error and reply.content.get("ask") != ask
+            replies.append(Reply({"error": "a stale reply"}) if stale else reply)
         return replies
 
     def _await(self, asks: Collection[str], seconds: float, quiet: float) -> dict[str, Reply]:

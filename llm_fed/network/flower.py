@@ -145,12 +145,12 @@ def _opened(record: RecordDict) -> tuple[dict[str, Any], bytes]:
 def _place(context: Context) -> dict[str, Any]:
     """What `--node-config` says."""
     given = dict(context.node_config)
-    known = ("home", "path", "clients", "device", "idle", "allow", "policy")
+    known = ("home", "path", "clients", "device", "idle", "allow", "policy", "key", "peers")
     if unknown := given.keys() - {*known, "partition-id", "num-partitions"}:
         raise UserError(f"--node-config has {min(unknown)!r}; known: {', '.join(known)}")
     if not given.get("home"):
         raise UserError('--node-config needs home="FOLDER": where this machine\'s memories and personal models lie')
-    place: dict[str, Any] = {key: given[key] for key in ("home", "path", "device", "idle", "policy") if key in given}
+    place: dict[str, Any] = {key: given[key] for key in known if key in given}
     for key, hint in {"device": Device, "idle": PositiveFloat}.items():
         if key in place:
             place[key] = coerce(place[key], hint, f"--node-config {key}")

@@ -67,6 +67,7 @@ configurations: [{digest}]  # `sha256sum federation/config.yaml` of what was agr
 # columns: [question, reply]     # of the data, that may be read; all
 # noise: 1.0                     # least noise multiplier, of noise that this machine adds; 0, none
 # clip: 1.0                      # largest clipping norm of private training; any
+# secure: true                   # answers only where nobody sees through their sum (privacy.secure); false
 # epsilon: 8.0                   # that a client's answers may spend together, at this delta:
 # delta: 1.0e-05                 # for ever, whatever run they belong to; any epsilon
 # batch_size: 8                  # smallest, and fewest examples of a fit without noise; 1

@@ -99,6 +99,17 @@ class Reply:
         clients = given.items() if isinstance(given, dict) else ()
         return {name: number for name, number in clients if name and one_line(name) == name and _counts(number)}
 
+    @property
+    def certificates(self) -> dict[str, tuple[str, str]]:
+        """By client what says that a key is its own, which other clients check."""
+        given = self.content.get("certificates")
+        pairs = given.items() if isinstance(given, dict) and not self.error else ()
+        return {
+            name: (pair[0], pair[1])
+            for name, pair in pairs
+            if isinstance(pair, list) and len(pair) == 2 and all(isinstance(half, str) for half in pair)
+        }
+
     def names(self, key: str) -> list[str]:
         """The names in this place that could be those of clients."""
         given = self.content.get(key)

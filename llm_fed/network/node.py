@@ -32,11 +32,13 @@ from llm_fed.bench.build import Experiment
 from llm_fed.bench.parents import config_of
 from llm_fed.experiment import finish
 from llm_fed.export import models
+from llm_fed.federation import summing
 from llm_fed.federation.clients import encoded_upload, reported_examples
-from llm_fed.federation.privacy import at_clients, by_example, composed, released, shown
+from llm_fed.federation.privacy import at_clients, by_example, composed, protected, released, shown
+from llm_fed.federation.uploads import infinite_flaw
 from llm_fed.method.client import NOISY_STEPS, Client
 from llm_fed.method.site import Site
-from llm_fed.network import limits, policy
+from llm_fed.network import limits, peers, policy
 from llm_fed.network.bundle import PROTOCOL, RUN_NAME, content_of, joined
 from llm_fed.network.ledger import Answer, Ledger, order_id
 from llm_fed.network.node_folders import personal_folder, plain
@@ -49,15 +51,17 @@ from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.evaluation import Personal
+from llm_fed.secure.cohort import Cohort, Terms
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config, Device, ServerConfig
 from llm_fed.settings.configfile import as_dict, from_dict
 from llm_fed.state import State
-from llm_fed.state.wire import Message, WireError, unpack
+from llm_fed.state.wire import Message, WireError, pack, unpack
 
 _EXPERIMENTS = 4  # that a node holds at once: those of a merge and of the two runs that it starts from, and one more
 _AGAIN = 60.0  # seconds until data that were missing are looked for again
 BUILT_IN = "built-in"  # as `path`: the node has no data of its own, and serves those that come with llm_fed
+SUMMING = ("prepare", "reveal")  # kinds of orders that need nothing that is built
 _COMMON = ("kind", "run", "round", "lr", "split", "name", "ended")  # of orders that are carried out side by side
 
 
@@ -71,6 +75,8 @@ class NodeSettings:
     device: Device | None = None  # in the place of the configuration's
     allow: tuple[str, ...] = ()  # methods and tasks from outside that the server may name, which runs their code
     policy: str | None = None  # the owner's file
+    key: str | None = None  # with which Flower knows this node, and
+    peers: str | None = None  # those of the others: files, for `privacy.secure`
     rules: Policy = Policy()  # what it says, once it is read
 
 
@@ -134,6 +140,8 @@ class Node:
         built = self._experiment(place, config, [plain(message["run"])] if "run" in message else [])
         sizes = {name: reported_examples(site, config) for name, site in sorted(built.trainers.items())}
         said = {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}
+        if config.privacy.secure:
+            said["certificates"] = peers.certificates(place.home, message["run"], [*sizes], place.key, place.peers)
         return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*built.unscored]}, b""
 
     def _work(
@@ -154,6 +162,8 @@ class Node:
     def _answered(self, work: _OrderGroup) -> dict[str, Any]:
         """By client the reply to its order and its content, or what ended it. What an answer releases is in the
         client's ledger before it leaves, and an order that was answered with noise has the same answer again."""
+        if work.common["kind"] in SUMMING:
+            return self._towards_a_sum(work)
         kinds = {"train": self._train, "evaluate": self._evaluate, "finish": self._finish}
         carry_out = lookup("order", work.common["kind"], kinds)
         built = self._experiment(work.place, work.config, work.runs, asked=work.orders.keys())
@@ -202,16 +212,52 @@ class Node:
         def reply(client: str, update: Message) -> tuple[dict[str, Any], bytes]:
             site, store, order = sites[client], self._store(work, client), work.orders[client]
             # Noise that no other answer has: one that is asked for again, from another message, must not share it.
-            packed = encoded_upload(update, work.config, Secret.fresh(), round, client)
+            if work.config.privacy.secure:
+                packed, more = self._masked(built, work, site, update)
+            else:
+                packed, more = encoded_upload(update, work.config, Secret.fresh(), round, client), {}
             assert isinstance(site.memory, Memory)
             store.save(round, None, {"memory": site.memory.rows})
             kept = {order["after"], *order["kept"], round}
             store.prune(lambda version: version in kept)
-            shown = site.losses and work.config.privacy.clip is None  # a loss would say what the noise is to hide
+            shown = site.losses and not work.config.privacy.draws  # a loss would say what noise and masks are to hide
             loss = {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)} if shown else {}
-            return {"examples": reported_examples(site, work.config), **loss}, packed
+            return {"examples": reported_examples(site, work.config), **loss, **more}, packed
 
         return each(updates, reply)
+
+    def _masked(
+        self, built: Experiment, work: _OrderGroup, site: Client, update: Message
+    ) -> tuple[bytes, dict[str, Any]]:
+        """The client's part of a sum, masked, and what proves it to its neighbours."""
+        order, private = work.orders[site.id], work.config.privacy
+        cohort, largest, secret = Cohort.of(order["cohort"]), int(order["largest"]), Secret.fresh()
+        if why := infinite_flaw(update):
+            raise ClientError(why)
+        upload = protected(update, private, secret, order["round"], site.id)
+        if said := summing.too_long(upload, private):
+            print(f"{site.id}, round {order['round']}: {said}", flush=True)
+        share = min(reported_examples(site, work.config), largest) / largest
+        ring = summing.ring_of(private, len(cohort.names))
+        part = summing.numbers(upload, private, ring, share, summing.rounding_key(secret, order["round"], site.id))
+        sent = hashlib.sha256(content_of(order, work.content)).hexdigest()
+        terms = Terms(cohort, tuple(order["present"]), sent, largest)
+        with peers.taking_part(work.place.home, order["run"], site.id, peers.read(work.place.peers)) as party:
+            proofs = party.mask(part, terms, order["sealed"])
+        return pack(part), {"proofs": proofs}
+
+    def _towards_a_sum(self, work: _OrderGroup) -> dict[str, Any]:
+        """The phases of `privacy.secure` before and after training."""
+        identities = peers.read(work.place.peers)
+
+        def step(client: str, order: Mapping[str, Any]) -> Answer:
+            cohort = Cohort.of(order["cohort"])
+            with peers.taking_part(work.place.home, order["run"], client, identities) as party:
+                if order["kind"] == "prepare":
+                    return party.prepare(cohort, order["certificates"]), b""
+                return party.reveal(cohort, order["alive"], order["proofs"]), b""
+
+        return each(work.orders, step)
 
     def _evaluate(self, work: _OrderGroup) -> dict[str, Any]:
         built, sites, messages = self._prepared(work)

@@ -42,6 +42,7 @@ class Policy:
     columns: tuple[str, ...] | None = None
     noise: NonNegativeFloat = 0.0  # the least noise multiplier, added here
     clip: PositiveFloat | None = None  # the largest clipping norm
+    secure: bool = False  # answers only where nobody sees through their sum (`privacy.secure`)
     epsilon: PositiveFloat | None = None  # that all answers of a client together may spend
     delta: Annotated[float, Above(0), Below(1)] = 1e-5
     batch_size: PositiveInt = 1  # the smallest, and the fewest examples that a fit may rest on
@@ -65,6 +66,7 @@ class Policy:
         """Raises `Refused` for the first thing that a configuration asks for beyond this policy."""
         private, columns = config.privacy, config.task.columns
         texts = [name for name in (*vars(columns).values(), config.task.partition.label) if isinstance(name, str)]
+        self._require("secure", private.secure or not self.secure, "single updates")
         self._among("methods", (str(config.method["name"]),), self.methods)
         self._among("bases", (config.base.name, *(config.base.clients or ())), self.bases)
         self._among("columns", (*texts, *columns.extra), self.columns)

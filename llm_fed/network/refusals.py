@@ -16,6 +16,7 @@ WORDS = {
     "setup": "the node's operator has not said what it serves, or its policy cannot be read",
     "code": "the node's operator has not allowed code from outside llm_fed that is named",
     "policy": "the node's owner does not allow it",
+    "secure": "the client does not do what might open its update",
     "client": "the node has no data of this client now",
     "forgot": "the client's memory of that round is gone, so it begins again",
     "disk": "the node's disk is full",

@@ -54,6 +54,7 @@ class Roster:
         self.owners: dict[str, int] = {}
         self.examples: dict[str, int] = {}
         self.node: dict[str, int] = {}
+        self.certificates: dict[str, tuple[str, str]] = {}  # by client, with `privacy.secure`
         self.unscored: set[str] = set()  # clients without test examples, as their nodes say
         self.base = ""  # the fingerprint that the base of every node must have
         self._greeted: set[int] = set()
@@ -126,6 +127,8 @@ class Roster:
             if idle := reply.names("idle"):
                 self._once(f"node {node}: these clients have no training example and do not take part: {listed(idle)}")
             self._admit(node, nodes[node], reply.clients)
+            mine = {name for name in reply.clients if self.node.get(name) == node}
+            self.certificates |= {name: pair for name, pair in reply.certificates.items() if name in mine}
             if self._complete(node, nodes[node]):
                 self._greeted.add(node)
                 self._refused.pop(node, None)
@@ -158,11 +161,13 @@ class Roster:
     def weight(self, name: str, among: Iterable[str]) -> int:
         """The number of examples with which a client counts in means: its own, but at most `network.weight_bound` times
         the median over `among`."""
-        bound, own = self._settings.weight_bound, self.examples[name]
-        if bound is None:
-            return own
+        return min(self.examples[name], self.largest(among))
+
+    def largest(self, among: Iterable[str]) -> int:
+        """The largest number of examples with which a client counts, see `weight`."""
         known = [self.examples[other] for other in among if other in self.examples]  # who never came said nothing
-        return min(own, int(bound * statistics.median_low(known)))
+        bound = self._settings.weight_bound
+        return max(known) if bound is None else min(max(known), int(bound * statistics.median_low(known)))
 
     def say_weights(self, among: Sequence[str]) -> None:
         """Tell the operator whose numbers of examples count as less than they are."""

@@ -32,6 +32,7 @@ from llm_fed.network import limits
 from llm_fed.network.bundle import RUN_NAME
 from llm_fed.network.clients import RemoteClients
 from llm_fed.network.link import Link, Reply
+from llm_fed.network.summed import SummedClients
 from llm_fed.network.watching import heard
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.pace import Ahead
@@ -129,7 +130,8 @@ class Deployment:
         marks = {"dtype": config.base.dtype, "held_out": config.task.held_out, "run": known["token"]}
         asked = replace(config, eval=replace(config.eval, metric=experiment.metric))
         self._marked = _Marked(self._link, **marks)
-        clients = self._clients = RemoteClients(self._marked, asked, known["token"], self._secret, reporter.note)
+        kind = SummedClients if config.privacy.secure else RemoteClients
+        clients = self._clients = kind(self._marked, asked, known["token"], self._secret, reporter.note)
         with signs.part("waiting for the clients"):
             clients.gather(bases.identity(experiment.base), known["clients"], known["nodes"], known["examples"])
         models.check_names(config.export.clients, clients.names)

@@ -174,7 +174,7 @@ class Run:
         Raises:
             RunError: the disk is full or cannot be written.
         """
-        secret = self.secret if self.config.privacy.clip is not None else None
+        secret = self.secret if self.config.privacy.draws else None
         if not self.continues:
             self._delete(_WRITTEN)
         elif self._reopened:  # what it handed out stays until there is something new
@@ -265,7 +265,7 @@ class Run:
         Raises:
             RunError: it is damaged, or of a run that goes on it is not there.
         """
-        if self.config.privacy.clip is None:
+        if not self.config.privacy.draws:
             return Secret.fresh()  # nothing is drawn from it
         if self.continues and holds_results(self.folder) and (why := secrecy.missing(self.folder)):
             raise RunError(f"{why}; put the file back, or start again with --fresh")

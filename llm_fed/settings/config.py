@@ -223,7 +223,7 @@ class TransportConfig:
 
 @dataclass(frozen=True)
 class PrivacyConfig:
-    """Differential privacy; off without `clip`. See docs/privacy.md."""
+    """Differential privacy, off without `clip`, and sums that nobody sees through. See docs/privacy.md."""
 
     # what is protected: with `client` all data of a client, and whether it takes part; with `example` each training
     # example of a client, by noise in every optimizer step (DP-SGD)
@@ -235,6 +235,14 @@ class PrivacyConfig:
     # sampled independently with probability `participation`, and only the mean is used), or at the `client` (local)
     where: Literal["server", "client"] = "server"
     delta: Annotated[float, Above(0), Below(1)] = 1e-5  # delta for which epsilon is reported
+    # the server learns the sum of a round's updates and no single one (secure aggregation); with it `clip` may be null
+    secure: bool = False
+    bound: PositiveFloat = 2.0  # with `secure`: the largest Euclidean norm of an update, as a longer one is cut to it
+
+    @property
+    def draws(self) -> bool:
+        """Whether anything is drawn from the run's secret."""
+        return self.clip is not None or self.secure
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,13 @@ def go(
     config=None,
     fresh=False,
     stop_after=None,
+    number=3,
 ):
-    """One federation over three clients of 1, 2 and 3 examples; `stop_after` dies after that many rounds."""
-    clients, server, method = toy.clients(3), toy.server(), method or FedIT()
+    """One federation over `number` clients of 1, 2, 3, ... examples; `stop_after` dies after that many rounds."""
+    clients, server, method = toy.clients(number), toy.server(), method or FedIT()
     config = config or toy.config(rounds=rounds)
-    server.clients, server.cohort, server.step = tuple(clients), 3, config.server
-    runtime = runtime or toy.ToyRuntime(TARGETS)
+    server.clients, server.cohort, server.step = tuple(clients), number, config.server
+    runtime = runtime or toy.ToyRuntime({**{name: float(k) for k, name in enumerate(clients)}, **TARGETS})
     resumed = []
     lines = []
 

@@ -1,0 +1,193 @@
+"""Sums of a round's uploads through which nobody sees (`privacy.secure`): for which runs they are, and of what.
+
+An upload's numbers become whole ones modulo 2^32 (`secure.ring`): clipped, weighed and rounded by the client. In a
+simulation they are added as they are, over a network under masks (`network.summed`), and both give the same sum. What
+the method's server step is given as the upload of each client is the mean of all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llm_fed.basics.errors import ClientError, UserError
+from llm_fed.basics.rng import Secret
+from llm_fed.federation.privacy import by_example, central, clipped, protected
+from llm_fed.method import Message, Method
+from llm_fed.secure.cohort import LEAST, Cohort
+from llm_fed.secure.ring import LEAST_BITS, MOST_CLIENTS, Ring
+from llm_fed.settings.config import Config, PrivacyConfig
+from llm_fed.state import State
+from llm_fed.state.outline import infinite
+from llm_fed.state.trees import leaves, mapped
+
+_INSTEAD = (
+    "set it to false, or choose a method whose server needs their mean: fedit, fedprox, fedavgm, ffa, rolora and "
+    "fedsvd have one model for all, fedlora, ditto and fedsa personal ones, and feddyn and scaffold correct for unlike "
+    "data"
+)
+Log = Callable[[str, str], None]  # of a client, what its user should know
+
+
+class RoundGivenUp(ClientError):
+    """Too few clients have answered, so the sum stays closed, and nobody's answer counts."""
+
+
+def summed(method: Method) -> str | None:
+    """By what the mean that the server's step needs is weighed; None where it needs single uploads."""
+    return method.summed or ("examples" if method.mean_only else None)
+
+
+def check(config: Config, method: Method) -> None:
+    """Refuse a run with `privacy.secure` that needs more than sums.
+
+    Raises:
+        UserError: what does not go together, and what to do.
+    """
+    private, name = config.privacy, config.method["name"]
+    if not private.secure:
+        return
+    if method.parents:
+        raise UserError(
+            f"privacy.secure is for methods with rounds, but {name} merges finished runs; train these with it, and "
+            "give them to `llm-fed merge`"
+        )
+    if summed(method) is None:
+        raise UserError(f"privacy.secure shows the server the sum of a round's updates, but {name} needs each of them; "
+                        f"{_INSTEAD}")  # fmt: skip
+    odd = {
+        f"server.aggregation={config.server.aggregation} compares single uploads; set it to mean":
+            config.server.aggregation != "mean",
+        f"transport.up={config.transport.up} compresses uploads, which are masked numbers of 32 bits; leave it out":
+            config.transport.up is not None,
+        "delay.sigma makes answers late, and a sum is of one round; set it to 0": config.delay.sigma > 0,
+        "network.enough ends a round before all have answered; leave it out, and set network.deadline":
+            config.network.enough is not None,
+        "privacy.where=client adds the noise of a whole sum to every upload; set privacy.where=server":
+            private.clip is not None and not central(private) and not by_example(private),
+        "every client is told who takes part in a round, and the epsilon of privacy.where=server is that of a sample "
+        "that nobody knows; set participation=1": central(private) and config.participation < 1,
+    }  # fmt: skip
+    for why, there in odd.items():
+        if there:
+            raise UserError(f"privacy.secure: {why}")
+
+
+def check_cohort(config: Config, cohort: int) -> None:
+    """Refuse cohorts of which no sum can be made.
+
+    Raises:
+        UserError: how many clients there may be in a round.
+    """
+    if config.privacy.secure and not LEAST <= cohort <= MOST_CLIENTS:
+        raise UserError(
+            f"privacy.secure adds up {LEAST} to {MOST_CLIENTS:,} clients in a round, and {cohort:,} are asked: of a "
+            f"sum of two each knows the other's part, and of more a number would have fewer than {LEAST_BITS} bits; "
+            "change participation, or have other clients"
+        )
+
+
+def check_upload(like: Message, name: str) -> None:
+    """Refuse a method whose uploads hold anything but rows of parameters.
+
+    Raises:
+        UserError: what they hold.
+    """
+    for path, leaf in leaves(like):
+        if not isinstance(leaf, State) or leaf.extras:
+            held = "running statistics" if isinstance(leaf, State) else f"{path} ({type(leaf).__name__})"
+            other = "; fedbn and lg-fedavg keep them at the clients" if isinstance(leaf, State) else ""
+            raise UserError(
+                f"privacy.secure is for uploads of parameters, but those of {name} hold {held}; {_INSTEAD}{other}"
+            )
+
+
+def ring_of(private: PrivacyConfig, cohort: int) -> Ring:
+    """In which uploads are added up; with noise at the server, `privacy.clip` is the bound."""
+    bound = private.clip if central(private) and private.clip is not None else private.bound
+    return Ring(cohort, bound)
+
+
+def numbers(upload: Message, private: PrivacyConfig, ring: Ring, share: float, key: bytes) -> Tensor:
+    """(P,) int32: the client's part of a sum.
+
+    Args:
+        share: the client's weight as a share of the largest one.
+        key: from which rounding is drawn.
+    """
+    states = [leaf for _, leaf in leaves(upload)]
+    size = sum(state.layout.size for state in states)
+    # Rounding must not make an upload longer than the clip that epsilon counts on.
+    reach = ring.bound - ring.step * math.sqrt(size) if central(private) else ring.bound
+    return ring.encode(share * torch.cat([clipped(state, reach).row.double() for state in states]), key)
+
+
+def too_long(upload: Message, private: PrivacyConfig) -> str:
+    """That an upload is cut to `privacy.bound`, in words; empty where it is not."""
+    norm = max(leaf.norm() for _, leaf in leaves(upload))
+    if central(private) or norm <= private.bound:
+        return ""
+    return f"its update has norm {norm:.3g}, and counts with privacy.bound={private.bound:g}; set a larger one"
+
+
+def mean_of(total: Tensor, ring: Ring, like: Message, weights: Sequence[int], largest: int) -> Message:
+    """The mean upload, from the sum of the clients' parts.
+
+    Args:
+        like: an upload.
+        weights: of those whose sum it is.
+        largest: with which a client may count.
+    """
+    row, start = ring.decode(total).mul_(largest / sum(weights)), 0
+
+    def part(leaf: State) -> State:
+        nonlocal start
+        start += leaf.layout.size
+        return leaf.like(row[start - leaf.layout.size : start].to(leaf.row.dtype))
+
+    return mapped(like, part)
+
+
+def together(
+    answers: Mapping[str, Any], examples: Mapping[str, int], asked: Sequence[str], config: Config, method: Method,
+    secret: Secret, round: int, log: Log,
+) -> dict[str, Any]:  # fmt: skip
+    """By client, in the place of its answer, the mean of all answers of a round, or what ended it.
+
+    Args:
+        answers: uploads, or exceptions.
+        examples: of each client, the number with which it is weighed.
+        asked: the whole cohort, with those that have vanished.
+        secret: of rounding.
+    """
+    private, name = config.privacy, config.method["name"]
+    outcomes, uploads = dict(answers), {}
+    for client, answer in answers.items():
+        if isinstance(answer, Exception):
+            continue
+        check_upload(answer, name)
+        if infinite(answer, "upload"):
+            outcomes[client] = ClientError("its update holds NaN or infinite values")
+            continue
+        uploads[client] = protected(answer, private, secret, round, client)
+        if said := too_long(uploads[client], private):
+            log(client, said)
+    if why := Cohort("", round, round, tuple(asked)).lacking([*uploads]):
+        return outcomes | dict.fromkeys(uploads, RoundGivenUp(f"the round is given up: {why}"))
+    weights = {client: examples[client] if summed(method) == "examples" else 1 for client in uploads}
+    ring, largest = ring_of(private, len(asked)), max(weights.values())
+    parts = (
+        numbers(upload, private, ring, weights[client] / largest, rounding_key(secret, round, client))
+        for client, upload in uploads.items()
+    )
+    total = sum((part.long() for part in parts), torch.zeros(1, dtype=torch.long))
+    like = next(iter(uploads.values()))
+    return outcomes | dict.fromkeys(uploads, mean_of(total, ring, like, [*weights.values()], largest))
+
+
+def rounding_key(secret: Secret, round: int, client: str) -> bytes:
+    return bytes.fromhex(secret.of("rounding", round, client).key)

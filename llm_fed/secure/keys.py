@@ -1,0 +1,95 @@
+"""What two clients agree on that the server cannot read: X25519, HKDF-SHA256, AES-256 in counter and Galois mode, and
+ECDSA over the keys under which nodes are registered; all of the library cryptography."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import torch
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from torch import Tensor
+
+_BLOCK = 2**16  # numbers of a stream that are drawn at once, and stay in the cache meanwhile
+_ZEROS = bytes(4 * _BLOCK)
+_NONCE = 12
+
+
+class Unsafe(ValueError):
+    """What a client is asked would tell somebody what it must not, or does not come from whom it should.
+
+    Attributes:
+        code: one word, which the server may know.
+    """
+
+    def __init__(self, code: str, text: str):
+        super().__init__(text)
+        self.code = code
+
+
+def private_of(secret: int) -> bytes:
+    """The key of X25519 that belongs to a shared secret."""
+    return hashlib.sha256(b"x25519" + secret.to_bytes(32)).digest()
+
+
+def public_of(private: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def derived(secret: bytes, purpose: bytes) -> bytes:
+    """32 bytes for one purpose."""
+    return HKDF(hashes.SHA256(), 32, None, purpose).derive(secret)
+
+
+def agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
+    """The key of two clients for one purpose: equal for one's private and the other's public key.
+
+    Raises:
+        Unsafe: a public key that is none.
+    """
+    try:
+        shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError as error:
+        raise Unsafe("keys", f"a public key is none: {error}") from error
+    return derived(shared, purpose)
+
+
+def seal(key: bytes, text: bytes) -> bytes:
+    nonce = secrets.token_bytes(_NONCE)
+    return nonce + AESGCM(key).encrypt(nonce, text, None)
+
+
+def unseal(key: bytes, sealed: bytes) -> bytes:
+    """Raises: Unsafe: it was sealed with another key, or changed."""
+    try:
+        return AESGCM(key).decrypt(sealed[:_NONCE], sealed[_NONCE:], None)
+    except (InvalidTag, ValueError) as error:
+        raise Unsafe("sealed", "what was sealed for this client is damaged, or of somebody else") from error
+
+
+def sign(identity: ec.EllipticCurvePrivateKey, text: bytes) -> bytes:
+    return identity.sign(text, ec.ECDSA(hashes.SHA256()))
+
+
+def is_signed(identity: ec.EllipticCurvePublicKey, text: bytes, signature: bytes) -> bool:
+    try:
+        identity.verify(signature, text, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def add_stream(total: Tensor, key: bytes, sign: int) -> None:
+    """Add the stream of a key to (P,) int32 modulo 2^32, or subtract it (`sign` -1): AES-256 in counter mode from 0, of
+    which each key has one."""
+    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    buffer = bytearray(4 * _BLOCK + 15)
+    for part in total.split(_BLOCK):
+        encryptor.update_into(memoryview(_ZEROS)[: 4 * len(part)], buffer)
+        part.add_(torch.frombuffer(buffer, dtype=torch.int32, count=len(part)), alpha=sign)
