@@ -10,10 +10,10 @@ The 8 rows of a client are the first of its 32. `labels`: TREC at twelve clients
 their own, which no prompt tells. `facts`: six desks have all facts in common, each in a style of its own, and each was
 asked about a third of them; it is tested on the others.
 
-The data: TREC's questions and their classes, 300 + 200 rows of Flan as FedDPA drew them (flan/dataset1); the first
-words of articles of AG News and their section, and sentences of CommonGen and their concepts, both about 150 + 40 rows
-of T0 as self-instruct published them (flan/t0_ag_news, flan/t0_common_gen). Instructions are taken off the prompts, as
-they would be most of all tokens. Rows for testing come from other sources than those for training.
+The data: TREC's questions and their classes, 300 + 200 rows of Flan as FedDPA drew them (flan/dataset1); sentences of
+CommonGen and their concepts, and concepts and a sentence of them, both about 150 + 31 rows of T0 (flan/t0_common_gen).
+Instructions are taken off the prompts, as they would be most of all tokens. Rows for testing come from other sources
+than those for training.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from federations import QUESTIONS, STYLES, desks, sentence
 Row = Mapping[str, str]
 TASKS = {  # folder, template of T0, and the part of an instruction that is the prompt
     "trec": ("dataset1/client4_trec", None, r'(?:Q: |Here is a question: )?(?:[^"\n]*?"(?=.*"))?(.+?)(?:"[^"]*)?$'),
-    "ag_news": ("t0_ag_news", "ag_news_classify", r"((?:\S+\s+){1,16})"),
-    "common_gen": ("t0_common_gen", "common_gen_sentence_to_concepts", r"We have the sentence: (.+?);?\s*$"),
+    "concepts": ("t0_common_gen", "common_gen_sentence_to_concepts", r"We have the sentence: (.+?);?\s*$"),
+    "sentences": ("t0_common_gen", "common_gen_Put_together", r"Put the concepts together .*?: (.+?)\.?\s*$"),
 }
 TESTED = 40  # rows of a client, as far as the task has them
 FEW = 36  # rows of a client, up to which each task has enough for four

@@ -32,13 +32,14 @@ def data(monkeypatch, tmp_path) -> None:
     )
 
     def of_common_gen(n: int) -> tuple[str, str, str]:
+        if n % 2:
+            return f"Put the concepts together to form a sentence: cat {n}, run.", "A cat.", "common_gen_Put_together"
         said = f"We have the sentence: cat {n} runs; \nExtract all the key concepts:"
         return said, "cat, run", "common_gen_sentence_to_concepts"
 
     rows = {
         "dataset1/client4_trec": (300, 200, lambda n: (asked[n % 3].format(f"word{n}"), CLASSES[n % 2], None)),
-        "t0_ag_news": (154, 40, lambda n: (f"article{n} " + "word " * 30, "Business", "ag_news_classify")),
-        "t0_common_gen": (146, 31, of_common_gen),
+        "t0_common_gen": (292, 62, of_common_gen),
     }
     for folder, (train, test, row) in rows.items():
         path = tmp_path / "flan" / folder
