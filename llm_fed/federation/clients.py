@@ -24,6 +24,8 @@ from llm_fed.state.outline import skeleton
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import Message, pack, unpack
 
+Together = Callable[[dict[str, Any]], dict[str, Any]]  # what is made of a round's answers, by client
+
 
 class Clients(Protocol):
     """The clients of a run, in this process or elsewhere."""
@@ -62,6 +64,7 @@ class LocalClients:
 
     def __init__(self, sites: Mapping[str, Client], schedule: Schedule, runtime: Runtime):
         self.sites, self._schedule, self._runtime = sites, schedule, runtime
+        self._then: Together = lambda answers: answers  # of this round
 
     def take(self, progress: Progress) -> None:
         """Nothing: `resume` has put the sites' memories back."""
@@ -80,18 +83,17 @@ class LocalClients:
             run.digests.sent(messages)
         with watch("local"):
             answered = {ask.client: messages[ask.client] for ask in asks if ask.delay is not None}
-            answers = self._ask(method, asks, run, answered, progress.round, lr)
+            self._then = summed_here(self.sites, method, asks, run, progress.round)
+            answers = self._ask(method, answered, progress.round, lr)
         with watch("collect"):
             return self._collect(method, asks, run, progress, messages, answers)
 
-    def _ask(
-        self, method: Method, asks: Sequence[Ask], run: Run, messages: Mapping[str, bytes], round: int, lr: float
-    ) -> dict[str, Any]:
+    def _ask(self, method: Method, messages: Mapping[str, bytes], round: int, lr: float) -> dict[str, Any]:
         """By client what it answers to its message, or the exception that ended its work."""
         for name in messages:
             self.sites[name].begin(round, lr)
         work = {name: method.client_update(self.sites[name], unpack(sent)) for name, sent in messages.items()}
-        answers = run_each(self.sites, work, self._runtime, summed_here(self.sites, method, asks, run, round))
+        answers = run_each(self.sites, work, self._runtime, self._then)
         failed = [a for a in answers.values() if isinstance(a, Exception) and not isinstance(a, RoundGivenUp)]
         if failed and len(failed) == len(answers):
             raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
@@ -231,9 +233,7 @@ def reported_examples(site: Client, config: Config) -> int:
     return site.num_examples if config.privacy.clip is None else 1
 
 
-def summed_here(
-    sites: Mapping[str, Client], method: Method, asks: Sequence[Ask], run: Run, round: int
-) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def summed_here(sites: Mapping[str, Client], method: Method, asks: Sequence[Ask], run: Run, round: int) -> Together:
     """What makes of the answers of a round what the server is given: with `privacy.secure` their mean in each place."""
     if not run.config.privacy.secure:
         return lambda answers: answers
@@ -254,7 +254,7 @@ def run_each(
     sites: Mapping[str, Client],
     work: Mapping[str, Coroutine[Any, Any, Any]],
     runtime: Runtime,
-    then: Callable[[dict[str, Any]], dict[str, Any]] = lambda answers: answers,
+    then: Together = lambda answers: answers,
 ) -> dict[str, Any]:
     """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked.
 

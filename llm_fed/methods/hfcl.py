@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from llm_fed.method import Message, Method, Server, State, Upload
 from llm_fed.methods import waiting
@@ -26,6 +26,10 @@ class HFCL(Method):
 
     wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
     wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
+
+    @property
+    def summed(self) -> Literal["examples"] | None:  # type: ignore[override]
+        return None if self.wait == "first_n" else "examples"
 
     def init(self, server: Server) -> Message:
         need_examples(server, "hfcl")

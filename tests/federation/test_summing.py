@@ -16,6 +16,8 @@ from llm_fed.basics.errors import UserError
 from llm_fed.federation import summing
 from llm_fed.federation.aggregation import check
 from llm_fed.federation.schedule import Ask
+from llm_fed.method import Upload
+from llm_fed.method.site import Data
 from llm_fed.methods.feddyn import FedDyn
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedopt import FedAvgM
@@ -140,8 +142,45 @@ def test_each_method_is_summed_or_refused_by_name(name):
 
 def test_which_methods_are_summed():
     said = {name for name in methods.NAMES if summing.summed(methods.build({"name": name}))}
-    assert {"feddyn", "scaffold", "fedit", "fedprox", "fedavgm", "ffa", "rolora", "fedsvd", "ditto", "fedlora"} <= said
+    assert {
+        "feddyn",
+        "scaffold",
+        "fedit",
+        "fedprox",
+        "fedavgm",
+        "ffa",
+        "rolora",
+        "fedsvd",
+        "ditto",
+        "fedlora",
+        "hfcl",
+    } <= said
     assert not said & {"fedmerge", "ifca", "flexlora", "flora", "fedex-lora", "hetlora", "cfl", "fedbuff", "local"}
+
+
+@pytest.mark.parametrize("name", [n for n in methods.NAMES if summing.summed(methods.build({"name": n})) == "examples"])
+def test_a_step_on_three_updates_is_that_on_three_times_their_mean(name):
+    """Weighed by numbers of examples, as every such method weighs them."""
+    method = methods.build({"name": name})
+    draws = torch.Generator().manual_seed(0)
+    model, *deltas = (State.of({"x": torch.randn(40, generator=draws, dtype=torch.float64)}) for _ in range(4))
+    sizes, optimizers = (1, 2, 5), {"fedavgm", "fedadagrad", "fedadam", "fedyogi"}
+    mean = model.like(sum(size * delta.row for size, delta in zip(sizes, deltas, strict=True)) / 8)
+    numbers = {"momentum": 0 * model.row, "second": 0 * model.row + 1e-6}
+    state = {"model": model, **numbers} if name in optimizers else model
+    state = {"model": model, "turn": "lora_B"} if name == "rolora" else state
+
+    def step(*contents):
+        server = toy.server()
+        server.data, server.clients, server.cohort = Data([0, 0]), ("a", "b", "c"), 3
+        server.begin(1, 0.1)
+        uploads = [Upload(*of, 0, content) for *of, content in zip("abc", sizes, contents, strict=True)]
+        runtime = toy.ToyRuntime({"server": 5.0})
+        (found,) = runtime.run({"server": method.server_update(server, state, uploads)}).values()
+        return found["model"].row if name in {*optimizers, "rolora"} else found.row
+
+    torch.testing.assert_close(step(*deltas), step(mean, mean, mean), rtol=0, atol=1e-12)
+    assert not torch.equal(step(*deltas), step(deltas[0], deltas[0], deltas[0]))
 
 
 REFUSED = [

@@ -76,8 +76,8 @@ def test_sums_are_those_of_one_process_and_of_the_plain_run(clients, tmp_path, m
     assert all("loss" not in line for line in told)
     kinds = [o["kind"] for o in link.orders if o.get("client") == "c0" and o["kind"] not in ("evaluate", "finish")]
     assert kinds == ["prepare", "train", "reveal"] * 2
-    sent = [nodes for nodes, _ in link.messages]
-    assert sent.count(1) == 6  # the second cohort is prepared in the message that asks to reveal the first sum
+    sent = [node for node, _ in link.messages]
+    assert sent.count(1) == 8  # two phases a round and one more; and to greet, to score, and to finish
 
 
 def test_no_update_and_no_secret_stands_in_the_messages_of_a_run(clients, tmp_path, monkeypatch):
