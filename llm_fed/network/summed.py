@@ -40,7 +40,7 @@ from llm_fed.state.wire import Message, entries, pack, unpack
 
 
 @dataclass
-class _Ready:
+class _ReadyCohort:
     """A cohort, and by client what it has dealt to its neighbours."""
 
     cohort: Cohort
@@ -48,7 +48,7 @@ class _Ready:
 
 
 @dataclass
-class _Traffic:
+class _OneSum:
     """What the server knows of a round."""
 
     run: Run
@@ -62,10 +62,10 @@ class _Traffic:
 class SummedClients(RemoteClients):
     """See `RemoteClients`. What is put on its way for each client is the mean of all."""
 
-    _next: _Ready | None = None
+    _next: _ReadyCohort | None = None
 
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
-        known, now = self._remember(progress, run), _Traffic(run, progress.round)
+        known, now = self._remember(progress, run), _OneSum(run, progress.round)
         with watch("broadcast"):
             ready, self._next = self._next, None
             if ready is None or ready.cohort.round != now.round:
@@ -83,13 +83,13 @@ class SummedClients(RemoteClients):
             mean = self._mean(now, terms, ready, vectors, proofs, like)
             return self._record(now, progress, terms, mean, [*vectors], like)
 
-    def _begun(self, round: int) -> _Ready:
+    def _begun(self, round: int) -> _ReadyCohort:
         """A cohort that can make a sum; waits until enough clients are there."""
         announced = False
         while True:
             names = [name for name in self._cohort(round) if name in self.roster.certificates]
             if len(names) >= LEAST:
-                return _Ready(Cohort(self._token, time.time_ns(), round, tuple(names)))
+                return _ReadyCohort(Cohort(self._token, time.time_ns(), round, tuple(names)))
             if not announced:
                 announced = True
                 self._say(f"{len(names)} clients are there, and a sum needs {LEAST}; waiting")
@@ -105,7 +105,7 @@ class SummedClients(RemoteClients):
     def _common(self, kind: str, cohort: Cohort) -> dict[str, Any]:
         return {"kind": kind, "run": self._token, "round": cohort.round, "cohort": cohort.says()}
 
-    def _exchanged(self, now: _Traffic, orders: Sequence[Order]) -> list[tuple[Order, Reply]]:
+    def _exchanged(self, now: _OneSum, orders: Sequence[Order]) -> list[tuple[Order, Reply]]:
         """The orders with their replies; who did not reply is taken down."""
         replies = self._replies(self._bundles.send(orders), self._config.network.deadline)
         for order, reply in zip(orders, replies, strict=True):
@@ -116,7 +116,7 @@ class SummedClients(RemoteClients):
                 now.failed.setdefault(order.client, f"{order.says['kind']}: {reply.error}")
         return list(zip(orders, replies, strict=True))
 
-    def _take_in(self, ready: _Ready, came: Sequence[tuple[Order, Reply]]) -> None:
+    def _take_in(self, ready: _ReadyCohort, came: Sequence[tuple[Order, Reply]]) -> None:
         for order, reply in came:
             group = {*ready.cohort.group(order.client)} - {order.client}
             if order.says["kind"] == "prepare" and _is_prepared(reply, group):
@@ -131,13 +131,13 @@ class SummedClients(RemoteClients):
                             f"{self._config.method['name']} does not; set it to false")  # fmt: skip
         return sent.pop()
 
-    def _terms(self, method: Method, ready: _Ready, content: bytes) -> Terms:
+    def _terms(self, method: Method, ready: _ReadyCohort, content: bytes) -> Terms:
         largest = self.roster.largest(self.names) if summed(method) == "examples" else 1
         present = tuple(name for name in ready.cohort.names if name in ready.said)
         return Terms(ready.cohort, present, hashlib.sha256(content).hexdigest(), largest)
 
     def _vectors(
-        self, now: _Traffic, terms: Terms, ready: _Ready, content: bytes, like: Message, lr: float
+        self, now: _OneSum, terms: Terms, ready: _ReadyCohort, content: bytes, like: Message, lr: float
     ) -> tuple[dict[str, torch.Tensor], dict[str, Mapping[str, str]]]:
         """By client its masked numbers, and what proves to its neighbours that it has sent them."""
         if terms.cohort.lacking(terms.present):
@@ -171,7 +171,7 @@ class SummedClients(RemoteClients):
         return vectors, proofs
 
     def _mean(
-        self, now: _Traffic, terms: Terms, ready: _Ready, vectors: Mapping[str, torch.Tensor],
+        self, now: _OneSum, terms: Terms, ready: _ReadyCohort, vectors: Mapping[str, torch.Tensor],
         proofs: Mapping[str, Mapping[str, str]], like: Message,
     ) -> Message:  # fmt: skip
         """The mean of the uploads; None where the round is given up. The next round is prepared meanwhile."""
@@ -202,7 +202,7 @@ class SummedClients(RemoteClients):
         return mean_of(total, ring_of(self._config.privacy, len(cohort.names)), like, weights, terms.largest)
 
     def _record(
-        self, now: _Traffic, progress: Progress, terms: Terms, mean: Message, alive: Sequence[str], like: Message
+        self, now: _OneSum, progress: Progress, terms: Terms, mean: Message, alive: Sequence[str], like: Message
     ) -> dict[str, Any]:
         """Put the mean on its way in the place of each upload, and log each client's line."""
         if mean is not None:

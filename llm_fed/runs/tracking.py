@@ -244,7 +244,7 @@ class Reporter:
         self._rounds = config.rounds
         self.pace = Pace(ahead or Ahead(config.rounds), self._clock)
         self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
-        self._without_loss = "no client trained" if config.privacy.clip is None else "no loss is told"
+        self._without_loss = "no client trained" if not config.privacy.draws else "no loss is told"
         self.callbacks.stopped_by = ""
         try:
             with tracked(config, folder) as self._trackers:
