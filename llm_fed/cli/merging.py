@@ -62,38 +62,42 @@ def merge(
 ) -> None:
     """Merge any number of PEFT folders into one; or a federated and a local adapter at each client, by examples too:
     POTARA, Fisher merging, task arithmetic, TIES, DARE, SLERP, mean, grid."""
-    from llm_fed.commands.evaluate import EvaluationData
-
-    source = EvaluationData(task, data, template, dtype)
     options = {"rank": rank, "density": density, "drop": drop}
     given = {name: value for name, value in options.items() if value is not None}
     if fed is None or local is None:
         if fed or local or client or task:
             raise UserError("--fed and --local name the two parents, at whose --client; give both")
-        _several([Path(word) for word in words], method or "linear", out_dir, weights, given, base, source, as_json)
+        about = {"path": data, "template": template, "dtype": dtype}
+        _several([Path(word) for word in words], method or "linear", out_dir, weights, given, base, about, as_json)
     elif method or weights or given:
         raise UserError(
             "--method, --weights, --rank, --density and --drop are of folders alone; leave out --fed, --local"
         )
     else:
+        from llm_fed.commands.evaluate import EvaluationData
+
+        source = EvaluationData(task, data, template, dtype)
         _parents(words[0], words[1:], fed, local, base, out_dir, source, client, as_json)
 
 
 def _several(
     folders: list[Path], method: str, out_dir: Path, weights: str | None, given: dict[str, Any], base: str | None,
-    source: EvaluationData, as_json: bool,
+    about: dict[str, Any], as_json: bool,
 ) -> None:  # fmt: skip
-    from llm_fed.commands.merge_folders import merge_folders
-    from llm_fed.experiment.run import quiet
-
-    quiet()
     try:
         shares = [float(each) for each in weights.split(",")] if weights else None
     except ValueError as error:
         raise UserError(f"--weights is {weights!r}; it must be numbers with commas, such as 0.5,0.3,0.2") from error
-    merged = merge_folders(
-        folders, method, out_dir, weights=shares, settings=given, base=base, data=source if source.path else None
-    )
+    from llm_fed.commands.merge_folders import merge_folders
+
+    source = None
+    if about["path"]:
+        from llm_fed.commands.evaluate import EvaluationData
+        from llm_fed.experiment.run import quiet
+
+        quiet()
+        source = EvaluationData(**about)
+    merged = merge_folders(folders, method, out_dir, weights=shares, settings=given, base=base, data=source)
     if as_json:
         print(json.dumps({"folder": str(merged.folder), **merged.recipe, "scores": merged.scores}))
         return

@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_fed.basics.errors import UserError, lookup
 from llm_fed.basics.figures import rounded
 from llm_fed.basics.files import write_folder
-from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter
 from llm_fed.export import factor_folders, peft_folders
 from llm_fed.export.card import merge_card
 from llm_fed.export.factor_folders import Factors
@@ -20,6 +19,9 @@ from llm_fed.methods.several import RULES, weights_of
 from llm_fed.models import labels
 from llm_fed.models.prompt import FILE, read_prompt
 from llm_fed.runs.tracking import Reporter
+
+if TYPE_CHECKING:
+    from llm_fed.commands.evaluate import EvaluationData
 
 
 @dataclass(frozen=True)
@@ -109,5 +111,7 @@ def _beside(folders: Sequence[Path], reporter: Reporter) -> dict[str, bytes]:
 def _scores(folders: Sequence[Path], base: str, data: EvaluationData, reporter: Reporter) -> dict[str, float]:
     if not base:
         raise UserError("none of the adapters names its base, so they cannot be scored; give --base NAME")
+    from llm_fed.commands.evaluate import evaluate_adapter  # what is only merged needs no base, and no second for it
+
     said = {str(each): evaluate_adapter(base, each, data, reporter=reporter) for each in folders}
     return {folder: rounded(summary.mean) for folder, summary in said.items()}

@@ -220,7 +220,7 @@ class Routes:
             return _error(429, "too many requests wait; try again", {"Retry-After": "1"})
         except RunError as error:
             return _error(503, str(error))
-        request.state.about = f"{body.model} {sum(map(len, ids))} tokens"
+        request.state.about = f"{body.model}, {sum(map(len, ids))} tokens of prompt"
         head = ReplyHead(body.model, chat, wanted.likeliest is not None)
         if body.stream:
             told = bool((body.stream_options or {}).get("include_usage"))
