@@ -31,7 +31,8 @@ from llm_fed.tasks.control import THINK
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 WATCH = 0.5  # seconds between two looks whether a client that waits for a whole answer is still there
 # Values of a setting that ask for nothing, as front ends send them.
-NOTHING: tuple[Any, ...] = (None, 0, 1, False, "", [], {}, "auto", "none", {"type": "text"})
+NOTHING: tuple[Any, ...] = (None, 0, False, "", [], {}, "auto", "none", {"type": "text"})
+ONE = ("n", "best_of", "repetition_penalty", "parallel_tool_calls")  # which ask for nothing by 1, or true
 
 
 class _Body(BaseModel):
@@ -57,8 +58,9 @@ class _Body(BaseModel):
 
     def wanted(self, likeliest: int | None, most: int | None = None) -> Wanted:
         """UserError where it asks for what is not there."""
-        if odd := next((key for key, value in (self.model_extra or {}).items() if value not in NOTHING), None):
-            raise UserError(f"{odd} is not supported here; leave it out")
+        for key, value in (self.model_extra or {}).items():
+            if value not in NOTHING and not (key in ONE and value == 1):
+                raise UserError(f"{key} is not supported here; leave it out")
         drawn = Sampling(self.temperature, self.top_p or 1.0, self.seed) if self.temperature else None
         return Wanted(most or self.max_tokens, drawn, likeliest)
 
@@ -102,7 +104,7 @@ class Writing:
 
     Attributes:
         chat: its text is what `chat` shows, without reasoning; else the tokens' as they are.
-        held: the end of the text that may begin a stop sequence, or half a character, and is not sent yet.
+        sent: how much of it can be sent; its end may begin a stop sequence, or be half a character.
     """
 
     personal: Personal

@@ -142,6 +142,7 @@ CASES = [
     ({"messages": [{"role": "assistant", "content": "x"}]}, 400, ("nothing to answer",)),
     ({"temperature": -1}, 400, ("temperature",)),
     ({"n": 3}, 400, ("n is not supported",)),
+    ({"presence_penalty": 1}, 400, ("presence_penalty is not supported",)),
     ({"tools": [{"type": "function"}]}, 400, ("tools is not supported",)),
     ({"n": 1, "frequency_penalty": 0, "tools": [], "user": "u"}, 200, ()),
 ]
