@@ -28,7 +28,6 @@ from llm_fed.tasks import (
     labelled,
     rolebench,
     server,
-    splits,
     synthetic,
     xnli,
     xquad,
@@ -37,7 +36,7 @@ from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.partition import KINDS as KINDS
 from llm_fed.tasks.partition import kept, partition
 from llm_fed.tasks.record import Record
-from llm_fed.tasks.splits import Rule
+from llm_fed.tasks.splits import ByContent
 
 log = logging.getLogger(__name__)
 
@@ -191,11 +190,8 @@ def load(
             natural = {name: natural[name] for name in kept(list(natural), config, seed)}
     whole = dataclasses.replace(data, clients=natural)
     rows = Record.of(list(natural.values()), config.path or config.name)
-    for rule in splits.rules(config.held_out, held_out, rows, known, _from_test(config)):
-        divided = _divided(whole, config, seed, rule, absent)
-        divided = dataclasses.replace(divided, record=rows.divided(divided.clients.values(), divided.server))
-        if known is None or divided.record.agrees(known):
-            break
+    divided = _divided(whole, config, seed, ByContent(held_out, known, _from_test(config)), absent)
+    divided = dataclasses.replace(divided, record=rows.divided(divided.clients.values(), divided.server))
     if config.noise:
         own = divided.clients.items()
         noisy = {name: images.noisy(client, config.noise, len(data.labels), seed) for name, client in own}
@@ -208,7 +204,7 @@ def _from_test(config: TaskConfig) -> bool:
     return config.server.test or (config.server.name is None and config.server.examples != 0)
 
 
-def _divided(data: TaskData, config: TaskConfig, seed: int, rule: Rule, absent: bool) -> TaskData:
+def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, absent: bool) -> TaskData:
     """The clients and the server of natural clients whose rows a rule divides; the other arguments are those of
     `load`."""
     asked, from_test = config.server, _from_test(config)
@@ -259,7 +255,7 @@ def _described(name: str, task: Task) -> dict[str, str]:
 
 
 def _with_server(
-    natural: dict[str, ClientData], data: TaskData, config: TaskConfig, seed: int, rule: Rule
+    natural: dict[str, ClientData], data: TaskData, config: TaskConfig, seed: int, rule: ByContent
 ) -> tuple[dict[str, ClientData], TaskData]:
     """The natural clients without what the server takes of them, and the task with the server's data."""
     asked = config.server
@@ -277,7 +273,7 @@ def _with_server(
     return natural, dataclasses.replace(data, server=own, server_labels=others.labels)
 
 
-def _with_test(clients: list[ClientData], rule: Rule) -> list[ClientData]:
+def _with_test(clients: list[ClientData], rule: ByContent) -> list[ClientData]:
     """The clients, with a test split held out of each where none has one."""
     if any(client.test for client in clients):
         return clients
@@ -285,7 +281,9 @@ def _with_test(clients: list[ClientData], rule: Rule) -> list[ClientData]:
     return rule.hold_out(clients, "test", TEST_SHARE)
 
 
-def _with_validation(clients: list[ClientData], rule: Rule, share: float, others: list[ClientData]) -> list[ClientData]:
+def _with_validation(
+    clients: list[ClientData], rule: ByContent, share: float, others: list[ClientData]
+) -> list[ClientData]:
     """The clients, with a validation split held out of those that have none; `others` train beside them."""
     without = [client for client in clients if not client.validation]
     beside = [*others, *(client for client in clients if client.validation)]

@@ -20,55 +20,45 @@ _LETTER = re.compile(r"\(?([A-Za-z])[).:]?")
 Kind = Literal["text", "place"]
 
 
-class Again(Exception):
-    """What was thought of a file's rows does not hold: it is to be read again, from its first row."""
-
-
 class Choices:
-    """How the answers of a file name options. Where `2` is an option and also the place of another one, the other rows
+    """How the answers of a file name options. Where `2` is an option and also the place of another one, the first rows
     decide: all answers of a file are of one kind."""
 
     def __init__(self, column: str):  # that holds the options
         self._usual: Kind = "place" if column.casefold() in BY_PLACE else "text"
         self._certain: set[Kind] = set()  # kinds of the answers that can only be one
-        self._guessed: set[Kind] = set()  # kinds that those were taken for which could be both
+        self._guessed = ""  # the first answer that could be both
+        self.learning = True  # whether the rows are only looked at
 
     def right(
         self, row: Row, column: str, value: Any, options: Sequence[str], labels: Sequence[str]
     ) -> tuple[str, ...]:
-        """The right option, or several texts one of which is an option; UserError where the answer is none of them, and
-        Again where earlier answers were taken for what they are not."""
+        """The right option, or several texts one of which is an option; UserError where the answer is none of them, or
+        of another kind than those before."""
         texts = cells.texts_of(value, row.where, column)
         if labels and len(texts) == 1 and texts[0].strip() in labels:
             return (options[labels.index(texts[0].strip())],)
         place = None if labels or isinstance(value, list) else _place(texts[0], len(options))
         named = bool({*texts} & {*options})
-        if place is not None and named and options[place] != texts[0]:
-            return (options[place],) if self._guess(row, texts[0]) == "place" else texts
-        if place is not None and not named:
-            self._learn("place")
-            return (options[place],)
-        if not named:
+        if place is None and not named:
             raise UserError(f"{row.where}: the answer {texts[0]!r} is none of the options {[*options]}")
-        if place is None and not labels:
-            self._learn("text")
-        return texts
+        both = place is not None and named and options[place] != texts[0]
+        kind = self._kind(row, texts[0], None if both or labels else "text" if named else "place")
+        return texts if place is None or (named and kind == "text") else (options[place],)
 
-    def _learn(self, kind: Kind) -> None:
-        self._certain.add(kind)
-        if self._guessed - {kind}:
-            self._guessed.clear()
-            raise Again
-
-    def _guess(self, row: Row, text: str) -> Kind:
-        if len(self._certain) > 1:
+    def _kind(self, row: Row, text: str, certain: Kind | None) -> Kind:
+        """What an answer is; `certain` if it can only be that."""
+        either = len(self._certain) > 1 if certain is None else self._guessed and certain not in self._certain
+        if either:
             raise UserError(
-                f"{row.where}: the answer {text!r} is an option and also the place of another one; write the right "
-                "option out"
+                f"{row.where}: the answer {self._guessed or text!r} is an option and also the place of another one, "
+                "and other answers of the file are of both kinds; write the right option out"
             )
-        kind = next(iter(self._certain), self._usual)
-        self._guessed.add(kind)
-        return kind
+        if certain is not None:
+            self._certain.add(certain)
+            return certain
+        self._guessed = self._guessed or ("" if self.learning else text)
+        return next(iter(self._certain), self._usual)
 
 
 def options_of(row: Row, column: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

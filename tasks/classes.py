@@ -76,19 +76,6 @@ def cluster(labels: np.ndarray, splits: np.ndarray, sizes: Sequence[int], seed: 
     return _shuffled(parts, rng)
 
 
-def stratified(labels: np.ndarray, share: float, seed: int) -> np.ndarray:
-    """Places of `share` of the N examples, at least one and at most N - 1, and so many of each label up to one; none
-    where N < 2."""
-    total = len(labels)
-    if total < 2:
-        return np.arange(0)
-    rng = np.random.default_rng(seed)
-    count = min(max(round(share * total), 1), total - 1)
-    order = rng.permutation(total)
-    by_label = order[np.argsort(labels[order], kind="stable")]
-    return by_label[(rng.integers(total) + total * np.arange(count)) // count]  # equal steps from a random start
-
-
 def _cuts(rng: np.random.Generator, count: int, alpha: float, length: int) -> np.ndarray:
     """Where a line of that length is cut into `count` stretches of a draw of Dirichlet(alpha): (count - 1,) places."""
     return (np.cumsum(rng.dirichlet(np.full(count, alpha))) * length).astype(int)[:-1]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import ClassVar
 
@@ -16,7 +15,6 @@ from llm_fed.rows.cells import text_of
 from llm_fed.rows.layout import SPLIT_NAMES, natural_order, split_of
 from llm_fed.rows.reading import Reading, Skipped, few
 from llm_fed.settings.config import TaskConfig
-from llm_fed.tasks.choices import Again
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.examples import SAMPLE, Scheme
 from llm_fed.tasks.stored import Store, Stored
@@ -38,7 +36,6 @@ class Collected:
         self._places: dict[str, dict[str, array[int]]] = {}
         self._written: dict[str, str] = {}  # client id -> the name that it was made of
         self._ids: dict[str, str] = {}
-        self._by_column = False
         self._has = set[str]()  # roles whose configured column some file has
         self._lacks: dict[str, tuple[str, list[str]]] = {}  # the first file without it, and its columns
         self._named = set[str]()  # ids that files or folders say, of whom there may be no row
@@ -46,12 +43,10 @@ class Collected:
     def add(self, client: str | None, split: str, sources: Iterable[Source], *, named: bool = True) -> None:
         """Rows of a client, or of those that a column names. UserError where a source or a row cannot be used. `named`:
         whether the split is said; else a column may say it."""
-        self._by_column |= client is None
         if client is not None:
             self.name(client)
         for source in sources:
-            for (id, part), places in self._read(source, client, split, named).items():
-                self._of(id)[part].extend(places)
+            self._read(source, client, split, named)
 
     def name(self, client: str) -> None:
         """Note a client, of whom there may be no row."""
@@ -95,126 +90,97 @@ class Collected:
             self.reading.asides[f"client {name!r} is called {id!r}, since no folder can have its name"] = None
         return id
 
-    def _read(
-        self, source: Source, client: str | None, split: str, named: bool
-    ) -> Mapping[tuple[str, str], array[int]]:
-        """(client, split) -> places of the rows of one source."""
+    def _read(self, source: Source, client: str | None, split: str, named: bool) -> None:
+        """Load the rows of one source, find whose each is and in which split, encode it as an Example, and store it."""
         scheme = self.scheme(self.config.columns, source.where, whose=client is None, side=not named)
-        while True:
-            taken = _Taken(self, source, scheme, client, split)
+        rows, total, taken, skipped = iter(source), 0, 0, list[Skipped]()
+        sample = list(islice(rows, SAMPLE))
+        try:
+            self._learn(source, scheme, sample, client)
+        except UserError:
+            # A `metadata.json` among the files of clients; a file that is asked for by its name is refused.
+            if not source.alone or client is None:
+                raise
+            self.reading.files.append(self.reading.short(source.where))
+            return self._named.discard(self.id(client))
+        for row in chain(sample, rows):
+            total += row.lines if isinstance(row, BadRow) else 1
             try:
-                taken.all()
-                break
-            except Again:
-                continue
-        name, label = self.reading.short(source.where), self.config.partition.label
-        if taken.is_description:
-            self.reading.files.append(name)
-            self._named.discard(self.id(client or ALL))
-            return taken.places
-        if not taken.count:
-            self.reading.empty.append(name)
-        self.reading.rows += taken.count
-        self.reading.skipped += taken.skipped
+                self._take(source, scheme, row, client, split)
+                taken += 1
+            except UserError as error:
+                skipped.append(self._left_out(row, error))
+        if total and not taken:
+            first = f"{skipped[0].where}: {skipped[0].reason}"
+            raise UserError(f"none of the {total:,} rows of {source.where} can be used: {first}")
+        self.reading.skipped += skipped
+        self._note(source, scheme, total, client)
+
+    def _learn(self, source: Source, scheme: Scheme, sample: Sequence[Row | BadRow], client: str | None) -> None:
+        """Choose the columns, and refuse those that are there twice."""
+        good, where = [row for row in sample if isinstance(row, Row)], source.where
+        if sample and not good:
+            first = [self._left_out(row, UserError(str(row))) for row in sample][0]
+            reason = f"{first.where}: {first.reason}"
+            raise UserError(f"none of the first {len(sample)} rows of {where} can be used: {reason}")
+        if not good:
+            return
+        scheme.learn(good)
+        for name in scheme.used:
+            if places := source.twice.get(name):
+                listed = " and ".join(map(str, places))
+                raise UserError(f"{where}: columns {listed} are both named {name!r}; rename those that are not meant")
+        partition = self.config.partition
+        if partition.label is not None:
+            known = [row.values for row in good]
+            columns.configured("task.partition.label", partition.label, [*scheme.names], known, good[0].where)
+        if client is None and "client" not in scheme.roles and partition.kind == "natural":
+            raise UserError(
+                f"{self.where}: no column names the client of a row; set task.columns.client=COLUMN, "
+                "or task.partition.kind=iid and task.partition.clients=N"
+            )
+
+    def _take(self, source: Source, scheme: Scheme, row: Row | BadRow, client: str | None, split: str) -> None:
+        if isinstance(row, BadRow):
+            raise row
+        roles, label = scheme.roles, self.config.partition.label
+        if client is None:
+            client = text_of(row, roles["client"]).strip() if "client" in roles else ALL
+        id, split = self.id(client), _split(row, roles["split"]) if "split" in roles else split
+        example = scheme.example(row, text_of(row, label) if label else id)
+        self._of(id)[split].append(self.store.add(self.taken(example, row.where, split), source.where, row.where))
+
+    def _left_out(self, row: Row | BadRow, error: UserError) -> Skipped:
+        """A bad row; UserError where none may be left out."""
+        if self.config.bad_rows == "stop":
+            raise UserError(f"{error}{HINT}") from error
+        lines = row.lines if isinstance(row, BadRow) else 1
+        return Skipped(row.where, str(error).removeprefix(f"{row.where}: "), lines)
+
+    def _note(self, source: Source, scheme: Scheme, total: int, client: str | None) -> None:
+        """Note what became of a source."""
+        reading, name, label = self.reading, self.reading.short(source.where), self.config.partition.label
+        if not total:
+            reading.empty.append(name)
+        reading.rows += total
         if source.remarks:
-            self.reading.forms[name] = ", ".join(source.remarks)
+            reading.forms[name] = ", ".join(source.remarks)
         used = [*scheme.used, *([label] if label else [])]
-        self.reading.used.update(used)
+        reading.used.update(used)
         unused = columns.unused(scheme.names, used)
-        self.reading.unused_columns([*unused, *sorted(source.nameless)], by_files=client is not None)
-        self.reading.roles = self.reading.roles or scheme.roles
-        self.reading.columns_of(name, scheme.roles)
-        for role in columns.REQUIRED if taken.count else ():
+        reading.unused_columns([*unused, *sorted(source.nameless)], by_files=client is not None)
+        reading.roles = reading.roles or scheme.roles
+        reading.columns_of(name, scheme.roles)
+        for role in columns.REQUIRED if total else ():
             if getattr(scheme.here, role):
                 self._has.add(role)
             elif getattr(scheme.wanted, role):
                 self._lacks.setdefault(role, (source.where, [*scheme.names]))
-        self.reading.texts |= "text" in scheme.roles
-        return taken.places
+        reading.texts |= "text" in scheme.roles
 
 
-class _Taken:
-    """What is made of one source: the places of its rows, and those that are left out."""
-
-    def __init__(self, of: Collected, source: Source, scheme: Scheme, client: str | None, split: str):
-        self._of, self._config, self._source, self._scheme = of, of.config, source, scheme
-        self._client, self._split = client, split
-        self.places: dict[tuple[str, str], array[int]] = defaultdict(lambda: array("q"))
-        self.skipped: list[Skipped] = []
-        self.count = 0  # of rows, also of those that are left out
-        self.is_description = False  # whether it is one object of JSON that is no row
-
-    def all(self) -> None:
-        """Make an Example of each row. UserError where the source or a row cannot be used, and Again where what was
-        thought of the first rows does not hold."""
-        rows = iter(self._source)
-        sample = list(islice(rows, SAMPLE))
-        if not sample:
-            return
-        try:
-            self._learn(sample)
-        except UserError:
-            # A `metadata.json` among the files of clients; a file that is asked for by its name is refused.
-            self.is_description = self._source.alone and self._client is not None
-            if not self.is_description:
-                raise
-            return
-        for row in chain(sample, rows):
-            self.count += row.lines if isinstance(row, BadRow) else 1
-            try:
-                self._take(row)
-            except UserError as error:
-                self._leave_out(row, error)
-        if not self.places:
-            raise UserError(f"none of the {self.count:,} rows of {self._source.where} can be used: {self._first()}")
-
-    def _take(self, row: Row | BadRow) -> None:
-        if isinstance(row, BadRow):
-            raise row
-        roles, label, client = self._scheme.roles, self._config.partition.label, self._client
-        if client is None:
-            client = text_of(row, roles["client"]).strip() if "client" in roles else ALL
-        id = self._of.id(client)
-        example = self._scheme.example(row, text_of(row, label) if label else id)
-        split = self._side(row, roles["split"]) if "split" in roles else self._split
-        example = self._of.taken(example, row.where, split)
-        self.places[id, split].append(self._of.store.add(example, self._source.where, row.where))
-
-    def _learn(self, sample: Sequence[Row | BadRow]) -> None:
-        """Choose the columns, unless that is done, and refuse those that are there twice."""
-        good, where = [row for row in sample if isinstance(row, Row)], self._source.where
-        if not good:
-            for row in sample:
-                self._leave_out(row, UserError(str(row)))
-            raise UserError(f"none of the first {len(sample)} rows of {where} can be used: {self._first()}")
-        if not self._scheme.names:
-            self._scheme.learn(good)
-        for name in self._scheme.used:
-            if places := self._source.twice.get(name):
-                listed = " and ".join(map(str, places))
-                raise UserError(f"{where}: columns {listed} are both named {name!r}; rename those that are not meant")
-        partition = self._config.partition
-        if partition.label is not None:
-            known = [row.values for row in good]
-            columns.configured("task.partition.label", partition.label, [*self._scheme.names], known, good[0].where)
-        if self._client is None and "client" not in self._scheme.roles and partition.kind == "natural":
-            raise UserError(
-                f"{self._of.where}: no column names the client of a row; set task.columns.client=COLUMN, "
-                "or task.partition.kind=iid and task.partition.clients=N"
-            )
-
-    def _side(self, row: Row, column: str) -> str:
-        said = text_of(row, column).strip()
-        if (split := split_of(said)) is None:
-            raise UserError(f"{row.where}: column {column!r} holds {said[:40]!r}, which names no split")
-        return split
-
-    def _leave_out(self, row: Row | BadRow, error: UserError) -> None:
-        """Note a bad row; UserError where no row may be left out."""
-        if self._config.bad_rows == "stop":
-            raise UserError(f"{error}{HINT}") from error
-        lines = row.lines if isinstance(row, BadRow) else 1
-        self.skipped.append(Skipped(row.where, str(error).removeprefix(f"{row.where}: "), lines))
-
-    def _first(self) -> str:
-        return f"{self.skipped[0].where}: {self.skipped[0].reason}"
+def _split(row: Row, column: str) -> str:
+    said = text_of(row, column).strip()
+    if (split := split_of(said)) is None:
+        raise UserError(f"{row.where}: column {column!r} holds {said[:40]!r}, which names no split")
+    return split

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from string import ascii_uppercase
 from typing import Any
@@ -21,11 +22,12 @@ from llm_fed.basics.errors import UserError
 from llm_fed.rows import Row, cells, columns
 from llm_fed.settings.config import ColumnsConfig
 from llm_fed.tasks import choices, preferences
-from llm_fed.tasks.choices import Again, Choices
+from llm_fed.tasks.choices import Choices
 from llm_fed.tasks.common import Example, Turn
 from llm_fed.tasks.conversations import turns_of
 
 SAMPLE = 200  # rows of a file that are looked at before the first becomes an Example
+_OPTIONAL = ("input", "system", "history", "options")  # roles that a row may lack
 _ANSWERS = ("chosen", "rejected")  # roles
 _PAIRS = (("question", "answer"), ("instruction", "output"), ("prompt", "response"), ("user", "assistant"))
 
@@ -50,16 +52,25 @@ class Scheme:
         for values in self._sample:
             self._is_new(values)
         self._resolve()
-        self._choices = Choices(self.roles.get("options", ""))
+        if self._letters or "options" in self.roles:
+            self._choices = Choices(self.roles.get("options", ""))
+            for row in sample:
+                with suppress(UserError):  # it comes again when the row is asked for
+                    self._example(row, "")
+            self._choices.learning = False
 
     def example(self, row: Row, group: str) -> Example:
-        """The row as an Example; UserError where it cannot be used: where it is, and why. Again where it shows that the
-        rows before it were taken for what they are not."""
+        """The row as an Example; UserError where it cannot be used: where it is, and why."""
         if self._is_new(row.values):
-            before = (self.roles, self._letters)
+            before, letters = self.roles, self._letters
             self._resolve()
-            if before != (self.roles, self._letters):
-                raise Again
+            changed = {role for role in {*before, *self.roles} if before.get(role) != self.roles.get(role)}
+            if (changed - {*_OPTIONAL} or letters != self._letters) and before:
+                role = next(iter(changed), "answer")
+                raise UserError(
+                    f"{row.where}: it has columns that no row before has, by which those would be read otherwise; "
+                    f"set task.columns.{role}=COLUMN"
+                )
         example = self._example(row, group)
         extra = tuple((name, cells.number_of(row, name)) for name in self.wanted.extra)
         return replace(example, extra=extra) if extra else example

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows import FileRows, HubRows, Listed, Row, formats, hub_data, layout
+from llm_fed.rows import FileRows, HubRows, Listed, Row, declared, formats, hub_data, layout
 from llm_fed.rows.layout import FolderLayout, Part, split_of
 from llm_fed.settings import datapath
 from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, ColumnsConfig, TaskConfig
@@ -54,7 +54,8 @@ def collect(config: TaskConfig, kind: type[Kind]) -> Kind:
         for name in without:
             collected.name(name.removesuffix("/"))
         for part in plan.parts:
-            collected.add(part.client, part.split, [FileRows(root / name) for name in part.files], named=part.named)
+            files = [FileRows(root / name, plan.keys(name), plan.features) for name in part.files]
+            collected.add(part.client, part.split, files, named=part.named)
     return collected
 
 
@@ -69,7 +70,9 @@ def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, FolderLayout]:
         return path.parent, FolderLayout((Part(None, "train", (path.name,), named=False),))
     if not path.is_dir():
         raise UserError(f"task.path={str(path)!r} is neither a file nor a folder; give one of these")
-    plan = layout.plan(listing(path), str(path), joined=wanted.client is not None)
+    features, said = declared.of_readme(path)
+    plan = layout.plan(listing(path), str(path), joined=wanted.client is not None, said=said)
+    plan = replace(plan, features=features)
     if not plan.parts:
         held = f"; it holds {', '.join(plan.unused[:5])}" if plan.unused else ""
         raise UserError(f"{path} holds no client folder and no file of examples ({formats.SUFFIXES}){held}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from llm_fed.basics.errors import UserError
-from llm_fed.tasks.common import Picture
+from llm_fed.basics.errors import UserError, listed
+from llm_fed.rows.objects import classes_of, rows_of
+from llm_fed.rows.pictures import Gallery
+
+if TYPE_CHECKING:
+    from llm_fed.tasks.given import Table
 
 _IMAGES = ("image", "img", "picture", "pixels", "x")
 _LABELS = ("label", "labels", "fine_label", "class", "y", "target")
@@ -23,50 +27,59 @@ def is_picture(row: Any) -> bool:
     return any(isinstance(part, Image.Image | Tensor) or getattr(part, "ndim", 0) > 1 for part in parts)
 
 
-class Labels:
-    """The classes of a federation, by the order of which labels are numbers.
+def gallery_of(tables: Sequence[Table], column: str | None) -> Gallery:
+    """The pictures of objects, uint8, or the numbers of float tensors as they are.
 
     Args:
-        names: as configured; None: those of a `datasets` feature, else as many as the largest number says, or the texts
-            in their order.
-    """
-
-    def __init__(self, names: tuple[str, ...] | None, data: Any):
-        self._fixed = names or _named_by(data)
-        self._numbers: set[int] = set()
-        self._texts: tuple[str, ...] = () if self._fixed else tuple(sorted(_texts_in(data)))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return self._fixed or self._texts or tuple(map(str, range(max(self._numbers, default=-1) + 1)))
-
-    def number(self, label: Any, where: str) -> int:
-        """The place of a label.
-
-        Raises:
-            UserError: it is none of the classes.
-        """
-        known = self._fixed or self._texts
-        if isinstance(label, str):
-            if label not in known:
-                raise UserError(f"{where}: the label {label!r} is none of {', '.join(known) or 'the numbers before'}")
-            return known.index(label)
-        number = label.item() if hasattr(label, "item") else label
-        if not isinstance(number, int) or number < 0 or (known and number >= len(known)):
-            raise UserError(f"{where}: the label is {label!r:.40}; it must be a name, or a class's number from 0 on")
-        self._numbers.add(number)
-        return number
-
-
-def picture(row: Any, labels: Labels, size: int | None, where: str) -> Picture:
-    """The picture of a row, (C, H, W): uint8, or the numbers of a float tensor as they are.
+        column: that names the client of a row of all clients.
 
     Raises:
-        UserError: it has no picture, or no label.
+        UserError: a row has no picture, or no label that is a class.
     """
-    image, label = _image_and_label(row, where)
-    number = labels.number(label, where)
-    return Picture(_pixels(image, size, where), number, str(number))
+    rows = [
+        (table.client, table.split, f"{table.where}[{number}]", row)
+        for table in tables
+        for number, row in enumerate(rows_of(table.rows, table.where))
+    ]
+    images, labels = zip(*(_image_and_label(row, at) for _, _, at, row in rows), strict=True)
+    texts = tuple(sorted({label for label in labels if isinstance(label, str)}))
+    names = next(_declared(table.rows for table in tables), texts) or None
+    places = [_place(label, names, at) for label, (_, _, at, _) in zip(labels, rows, strict=True)]
+
+    def decode(indices: np.ndarray, size: int | None) -> Tensor:
+        pixels = [_pixels(images[place], size, rows[place][2]) for place in indices.tolist()]
+        if len(shapes := {(each.dtype, each.shape) for each in pixels}) > 1:
+            sizes = listed(sorted("x".join(map(str, shape)) for _, shape in shapes), 3)
+            raise UserError(f"the pictures have different shapes ({sizes}); set task.image_size, or give all the same")
+        return torch.stack(pixels)
+
+    clients = [client if client is not None else _owner(row, column) for client, _, _, row in rows]
+    return Gallery("data=", np.array(places, np.int64), [each[1] for each in rows], None, clients, names, decode)
+
+
+def _owner(row: Any, column: str | None) -> str:
+    return str(row.get(column)) if column is not None and isinstance(row, Mapping) else "all"
+
+
+def _declared(tables: Iterator[Any]) -> Iterator[tuple[str, ...]]:
+    """The names that the features of a `datasets` data set give its labels, or a torchvision data set its classes."""
+    for table in tables:
+        features = getattr(table, "features", None) or {}
+        named = next((getattr(features[each], "names", None) for each in _LABELS if each in features), None)
+        if names := named or classes_of(table):
+            yield tuple(map(str, names))
+
+
+def _place(label: Any, names: tuple[str, ...] | None, where: str) -> int:
+    """The number of a class."""
+    if isinstance(label, str):
+        if names is None or label not in names:
+            raise UserError(f"{where}: the label {label!r} is none of {', '.join(names or ())}; correct it")
+        return names.index(label)
+    number = label.item() if hasattr(label, "item") else label
+    if not isinstance(number, int) or number < 0 or (names and number >= len(names)):
+        raise UserError(f"{where}: the label is {label!r:.40}; it must be a name, or a class's number from 0 on")
+    return number
 
 
 def _image_and_label(row: Any, where: str) -> tuple[Any, Any]:
@@ -95,22 +108,3 @@ def _pixels(image: Any, size: int | None, where: str) -> Tensor:
     if pixels.dtype != torch.uint8 and not pixels.is_floating_point():
         raise UserError(f"{where}: the picture is {pixels.dtype}; give uint8, or the floats that your model takes")
     return pixels
-
-
-def _named_by(data: Any) -> tuple[str, ...] | None:
-    """The names that the features of a `datasets` data set give its labels."""
-    tables = list(data.values()) if isinstance(data, Mapping) else [data]
-    tables += [part for table in tables if isinstance(table, Mapping) for part in table.values()]
-    for table in tables:
-        features = getattr(table, "features", None) or {}
-        names = next((getattr(features[each], "names", None) for each in _LABELS if each in features), None)
-        if names:
-            return tuple(names)
-    return None
-
-
-def _texts_in(data: Any) -> set[str]:
-    from llm_fed.tasks.given import parts_of, rows_of
-
-    rows = (row for _, _, _, table in parts_of(data) for row in rows_of(table, "data"))
-    return {label for row in rows if isinstance(label := _image_and_label(row, "data")[1], str)}

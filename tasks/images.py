@@ -128,7 +128,13 @@ def load(config: TaskConfig, seed: int, only: int | None = None) -> TaskData:
     are needed: with the natural partition those of the clients that take part; with `only` so many of the training
     pictures, drawn by the seed."""
     source = SOURCES[config.name]
-    gallery = _read(config, source)
+    return of_gallery(_read(config, source), source, config, seed, only)
+
+
+def of_gallery(
+    gallery: Gallery, source: ImageDataset, config: TaskConfig, seed: int, only: int | None = None
+) -> TaskData:
+    """The same of pictures that are known; the other arguments are those of `load`."""
     if source.fine and gallery.groups is not None:
         gallery = dataclasses.replace(gallery, labels=np.array(gallery.groups), classes=None)
     if config.labels is not None:

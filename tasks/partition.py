@@ -16,7 +16,7 @@ from llm_fed.settings import check_fields
 from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import classes
 from llm_fed.tasks.common import ClientData, Item, select
-from llm_fed.tasks.splits import ByContent, Rule
+from llm_fed.tasks.splits import ByContent
 
 SPLITS = ("train", "validation", "test")
 DRAWS = 20  # tries until every client has examples to train and to be tested on
@@ -28,7 +28,7 @@ def partition(
     config: PartitionConfig,
     seed: int,
     tested: bool = True,
-    rule: Rule | None = None,
+    rule: ByContent | None = None,
     beside: Sequence[ClientData] = (),
 ) -> dict[str, ClientData]:
     """The clients that `config.kind` makes of the natural ones, reproducible by seed; every example goes to one client.

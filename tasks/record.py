@@ -116,10 +116,6 @@ class Record:
         """How many of these examples say what one says that was trained on."""
         return sum(int((self.splits_of(content.digests(items)) & (TRAINING | SERVER) > 0).sum()) for items in parts)
 
-    def agrees(self, earlier: Record) -> bool:
-        """Whether an earlier record has each row in the same splits."""
-        return bool((self.splits_of(self.digests) == earlier.splits_of(self.digests)).all())
-
     def checksum_of(self, split: int) -> str:
         """Of the rows that are in a split (VALIDATION or TEST) now, in whatever order."""
         chosen = (self.splits & (split | HERE)) == (split | HERE)

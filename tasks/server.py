@@ -12,13 +12,13 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
 from llm_fed.settings.config import ServerConfig
 from llm_fed.tasks.common import ClientData, where
-from llm_fed.tasks.splits import Rule
+from llm_fed.tasks.splits import ByContent
 
 NAME = "server"
 
 
 def in_domain(
-    clients: dict[str, ClientData], config: ServerConfig, seed: int, rule: Rule
+    clients: dict[str, ClientData], config: ServerConfig, seed: int, rule: ByContent
 ) -> tuple[dict[str, ClientData], ClientData]:
     """The natural clients without the test examples that the server takes, and the server. `config.examples` are drawn
     uniformly from the test examples of all clients together, or of `each`; with `config.test` the others become the
@@ -48,7 +48,7 @@ def in_domain(
 
 
 def out_of_domain(
-    server: ClientData, others: dict[str, ClientData], count: int | None, seed: int, rule: Rule
+    server: ClientData, others: dict[str, ClientData], count: int | None, seed: int, rule: ByContent
 ) -> ClientData:
     """The server with `count` training examples of another task's clients, drawn uniformly; None: all."""
     pool = [example for client in others.values() for example in client.train]

@@ -1,8 +1,5 @@
-"""Which examples are held out where data have no split of their own.
-
-By the hash of a row (`ByContent`), so that a row that is added, removed or moved changes the split of no other one; or
-by its position in the data (`ByPosition`), as before version 0.4.
-"""
+"""Which examples are held out where data have no split of their own: by the hash of a row, so that a row that is added,
+removed or moved changes the split of no other one."""
 
 from __future__ import annotations
 
@@ -14,61 +11,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
-from llm_fed.tasks import classes, content
-from llm_fed.tasks.common import ClientData, hold_out, where
+from llm_fed.tasks import content
+from llm_fed.tasks.common import ClientData, where
 from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record
 
 log = logging.getLogger(__name__)
 
 BITS = {"train": TRAINING, "validation": VALIDATION, "test": TEST}
-
-
-@dataclass(frozen=True)
-class ByPosition:
-    """By places in the data: the same rows in the same order have the same splits."""
-
-    seed: int  # of the draw
-
-    def hold_out(
-        self, clients: Sequence[ClientData], split: str, share: float, beside: Sequence[ClientData] = ()
-    ) -> list[ClientData]:
-        """The clients, with a share of each one's training examples as its `split`, drawn by (seed, split, client); see
-        `common.hold_out`. `beside` are others, all of whose training examples are trained on."""
-        parts = (hold_out(client.train, share, self.seed, client.client, split) for client in clients)
-        return [
-            dataclasses.replace(client, train=train, **{split: held})
-            for client, (train, held) in zip(clients, parts, strict=True)
-        ]
-
-    def hold_out_by_label(
-        self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
-    ) -> list[ClientData]:
-        """The clients of a partition, with that share of each label, up to one example, as the test split."""
-        return [self._by_label(client, share) for client in clients]
-
-    def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
-        return clients
-
-    def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
-        """Of each pool the `count` examples that the server takes, as many places: bool (N,) for N examples."""
-        drawn = []
-        for pool, seed in zip(pools, seeds, strict=True):
-            mask = np.zeros(len(pool), bool)
-            mask[np.random.default_rng(seed).choice(len(pool), count, replace=False)] = True
-            drawn.append(mask)
-        return drawn
-
-    def _by_label(self, client: ClientData, share: float) -> ClientData:
-        labels = np.array([example.group for example in client.train])
-        held = np.zeros(len(labels), bool)
-        held[classes.stratified(labels, share, derive(self.seed, "partition", "test", client.client))] = True
-        return _divided(client, "test", held)
 
 
 @dataclass(frozen=True)
@@ -128,7 +83,7 @@ class ByContent:
 
         def fixed(contents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             known = self._known(contents)
-            # What was trained on is not held out, though a run that divided by position held an equal row out.
+            # What was trained on is not held out, though an equal row was.
             kept = (known & trains > 0) | np.isin(contents, elsewhere)
             out = (known & bits > 0) & ~kept
             return out, kept | ((known > 0) & ~out)
@@ -177,21 +132,6 @@ class ByContent:
         })  # fmt: skip
 
 
-def rules(
-    asked: Literal["auto", "hash", "position"], seed: int, here: Record, known: Record | None, server: bool
-) -> list[Rule]:
-    """The rule that `task.held_out` asks for. By position only unchanged data can be divided again, and only as they
-    were: where rows that a run knows (`known`) have changed (`here`), or would get other splits, as with another seed
-    or share, the last rule counts, by which they keep their splits and new ones go by content."""
-    by_content = ByContent(seed, known, server)
-    if asked != "position":
-        return [by_content]
-    if known is None:
-        return [ByPosition(seed)]
-    return [by_content] if known.changes or here.since(known) else [ByPosition(seed), by_content]
-
-
-Rule = ByPosition | ByContent
 # Of different contents, which a run knows as held out, and which as anything else: two arrays of bool.
 Fixed = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 

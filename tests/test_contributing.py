@@ -102,8 +102,9 @@ def test_the_printed_loss_weighs_rows(here, small, llm_fed):
         for client in ("ann", "bob"):
             rows = [{"prompt": f"w{20 + n}", "completion": f"w{4 + n % 2}", "weight": 1.0} for n in range(8)]
             rows += [{**row, "completion": "w9" if run == "one" else "w8", "weight": 0} for row in rows]
-            write(here / run / f"{client}.jsonl", rows)
-        task = {"path": str(here / run), "columns": {"extra": ["weight"]}, "held_out": "position"}
+            write(here / run / f"{client}-train.jsonl", rows)
+            write(here / run / f"{client}-test.jsonl", rows[:1])
+        task = {"path": str(here / run), "columns": {"extra": ["weight"]}, "validation": 0.0}
         config = small.config(here / f"{run}.yaml", rounds=2, task=task, eval={"every": 0})
         assert llm_fed("run", config, "method=weighted:Weighted", "--out", run + "-run").code == 0
     one, other = (Checkpoints(Path(f"{run}-run", "checkpoints")).load(2).state["state"] for run in ("one", "other"))

@@ -14,8 +14,7 @@ from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.export.card import model_card
 from llm_fed.kinds.wording import Model
-from llm_fed.runs.folder import Run
-from llm_fed.settings import configfile, datapath
+from llm_fed.settings import datapath
 from llm_fed.settings.config import ServerConfig, TaskConfig
 
 
@@ -95,25 +94,6 @@ def test_data_of_eval_is_local(small, llm_fed, finished, offline, tmp_path):
         "--data", "no such file", "ada/test.jsonl"
     )
     llm_fed(*adapter, "--data", "hf://some/thing").assert_refused("--data", "is on the Hub")
-
-
-def test_a_run_begun_with_a_bare_hub_id_continues_with_hf(tmp_path, monkeypatch):
-    """Before hf://, a Hub data set was written owner/name."""
-    monkeypatch.chdir(tmp_path)
-
-    def config(path):
-        return configfile.from_dict({"task": {"name": "files", "path": path}})
-
-    with Run(tmp_path / "run", config("some/thing")) as run:
-        run.begin()
-        run.log({"kind": "round"})
-    with Run(tmp_path / "run", config("hf://some/thing")):
-        pass
-    with pytest.raises(UserError, match="another configuration"), Run(tmp_path / "run", config("hf://some/other")):
-        pass
-    (tmp_path / "some/thing").mkdir(parents=True)  # then the run was one of this folder
-    with pytest.raises(UserError, match="another configuration"), Run(tmp_path / "run", config("hf://some/thing")):
-        pass
 
 
 @pytest.mark.parametrize(

@@ -193,8 +193,6 @@ def prepare(
         seeds = config.federation_seed, config.evaluation_seed
         load = base.reuse.task if base and base.reuse else tasks.load
         task = task or load(config.task, *seeds, known, absent=not everybody)
-    if config.task.held_out == "auto":
-        config = replace(config, task=replace(config.task, held_out="hash"))
     metric = config.eval.metric or (PREFERENCE if config.objective.preferences else task.metric)
     find_metric(metric)
     kind = kinds.of(config.base, task.base_kind)

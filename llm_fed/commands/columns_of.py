@@ -95,7 +95,7 @@ class _Looked:
     path: Path
     given: UserChoices
     layout: FolderLayout
-    files: list[Path]
+    files: list[FileRows]
     file: Path | None  # the first that has rows, or of which something has to be asked
     sample: list[dict[str, Any]]
     names: list[str]  # of its columns
@@ -103,8 +103,10 @@ class _Looked:
 
     @classmethod
     def at(cls, path: Path, given: UserChoices) -> _Looked:
-        root, layout = plan_of(path, ColumnsConfig(client=given.columns.get("client")))
-        files = [root / name for part in layout.parts if part.split == "train" for name in part.files]
+        with said_as_options():
+            root, layout = plan_of(path, ColumnsConfig(client=given.columns.get("client")))
+        names = [name for part in layout.parts if part.split == "train" for name in part.files]
+        files = [FileRows(root / name, layout.keys(name), layout.features) for name in names]
         file, sample = _first_rows(files, given.columns)
         names = list(dict.fromkeys(name for values in sample for name in values))
         return cls(path, given, layout, files, file, sample, names, dict(given.columns))
@@ -116,7 +118,7 @@ class _Looked:
             return self.chosen, PartitionConfig(), ""
         if self.given.clients is not None:
             return self.chosen, PartitionConfig("iid", clients=self.given.clients), ""
-        candidates = owners.candidates(map(FileRows, self.files), roles.values(), roles.get("answer"))
+        candidates = owners.candidates(self.files, roles.values(), roles.get("answer"))
         client, clients = _whose(self.file, self.names, candidates, ask)
         if client is None:
             return self.chosen, PartitionConfig("iid", clients=clients), ""
@@ -204,22 +206,22 @@ def _whose(
     return (None, int(answer)) if answer.isdecimal() and answer not in names else (answer, None)
 
 
-def _first_rows(files: Sequence[Path], given: Mapping[str, str]) -> tuple[Path | None, list[dict[str, Any]]]:
+def _first_rows(files: Sequence[FileRows], given: Mapping[str, str]) -> tuple[Path | None, list[dict[str, Any]]]:
     """Some rows of the first file that has any that can be read; of files with other columns, of the first in which
     prompt or answer has no usual name and is not given."""
     first: tuple[Path | None, list[dict[str, Any]]] = None, []
     seen: set[tuple[str, ...]] = set()
     for file in files:
-        rows = [row.values for row in islice(FileRows(file), SAMPLE) if isinstance(row, Row)]
+        rows = [row.values for row in islice(file, SAMPLE) if isinstance(row, Row)]
         names = tuple(dict.fromkeys(name for values in rows for name in values))
         if not rows or names in seen:
             continue
         seen.add(names)
-        first = first if first[1] else (file, rows)
+        first = first if first[1] else (file.path, rows)
         known = {role: name for role, name in given.items() if name in names}
         unclear = usual_columns.form_of(known, names, rows) == "pairs" and not all(
             known.get(role) or _found(role, names, ()) for role in REQUIRED
         )
         if unclear:
-            return file, rows
+            return file.path, rows
     return first

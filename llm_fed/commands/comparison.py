@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,6 @@ from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import Config, ExportConfig
 from llm_fed.settings.contents import KEYS, Contents, translated
 from llm_fed.settings.plugins import short
-
-Value = Callable[[Config], str]  # one that may be `auto`
 
 
 class ComparisonPlan:
@@ -58,9 +56,7 @@ class ComparisonPlan:
         for place, saved in begun.items():
             self._translate(place, saved, list(planned.values()))
         self._begun = {_digest(saved): place for place, saved in begun.items()}
-        auto: dict[Value, str | None] = {
-            value: _begun(list(planned.values()), list(begun.values()), value) for value in (_dtype, _held_out)
-        }
+        auto = _begun_dtype(list(planned.values()), list(begun.values()))
         self.notes: list[str] = []  # what a user should know before the first run
         self.file = self._settled(paths.absolute(given.file), auto)
         for (label, seed), config in planned.items():
@@ -86,18 +82,13 @@ class ComparisonPlan:
             if translated(saved, recorded, config, self._contents):
                 return
 
-    def _settled(self, config: Config, auto: Mapping[Value, str | None]) -> Config:
+    def _settled(self, config: Config, auto: str | None) -> Config:
         """The configuration without `auto`: with what it has meant in the runs that are there, or what it means now."""
-        if _held_out(config) == "auto":
-            held_out = auto[_held_out] or "hash"
-            if held_out == "position":
-                self._note("rows are held out by their position, as in the runs that are there")
-            config = replace(config, task=replace(config.task, held_out=held_out))  # type: ignore[arg-type]
-        if _dtype(config) != "auto":
+        if config.base.dtype != "auto":
             return config
-        if dtype := auto[_dtype]:
-            settled = replace(config.base, dtype=dtype)  # type: ignore[arg-type]
-            note = f"computing in {dtype}, as in the runs that are there"
+        if auto:
+            settled = replace(config.base, dtype=auto)  # type: ignore[arg-type]
+            note = f"computing in {auto}, as in the runs that are there"
         else:
             device = choose_device(config.device)
             settled, note = settle_dtype(config.base, device)
@@ -148,14 +139,6 @@ class ComparisonPlan:
         return iter(ordered.values())
 
 
-def _dtype(config: Config) -> str:
-    return config.base.dtype
-
-
-def _held_out(config: Config) -> str:
-    return config.task.held_out
-
-
 def _folder_names(labels: Iterable[str]) -> dict[str, str]:
     """Labels as names of folders, different ones also where a file system does not tell a from A."""
     names: dict[str, str] = {}
@@ -168,19 +151,18 @@ def _folder_names(labels: Iterable[str]) -> dict[str, str]:
     return names
 
 
-def _begun(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]], value: Value) -> str | None:
-    """What a value that is `auto` in planned runs has meant in a begun one of these, or in one that such a run needs;
-    None where there is none. All runs of a comparison compute alike and divide their rows alike, also when it is
-    continued on another machine or by another version."""
+def _begun_dtype(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]]) -> str | None:
+    """What `base.dtype: auto` of planned runs has meant in a begun one of these, or in one that such a run needs; None
+    where there is none. All runs of a comparison compute alike, also when it is continued on another machine."""
     for saved in begun:
         alike = [as_before(config, saved) for config in planned]
         same = [_digest(configfile.as_dict(config)) == _digest(saved) for config in alike]
-        if any(value(config) != "auto" for config, is_same in zip(planned, same, strict=True) if is_same):
+        if any(config.base.dtype != "auto" for config, is_same in zip(planned, same, strict=True) if is_same):
             continue
         for config, resolved in zip(planned, alike, strict=True):
             tree = configfile.as_dict(resolved)
-            if value(config) == "auto" and _digest(tree | {"method": {}}) == _digest({**saved, "method": {}}):
-                return value(resolved)
+            if config.base.dtype == "auto" and _digest(tree | {"method": {}}) == _digest({**saved, "method": {}}):
+                return resolved.base.dtype
     return None
 
 

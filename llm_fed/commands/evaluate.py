@@ -46,7 +46,7 @@ _SCORING = (
     "eval.base", "eval.cross", "base.quantization", "base.device_map", "base.revision", "device",
 )  # fmt: skip
 _DIVIDES = (
-    "task.validation", "task.held_out", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise",
+    "task.validation", "task.partition.", "task.server.", "task.groups", "task.name", "task.noise",
 )  # fmt: skip
 _SELECTS = ("task.groups", "task.clients", "task.sample_clients", "task.name")  # other rows than those of the run
 _OF_TEXT = ("task.template", "task.max_length", "task.too_long", "task.loss_on")

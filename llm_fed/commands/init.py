@@ -27,7 +27,7 @@ from llm_fed.rows.reading import Reading
 from llm_fed.scoring.duplicates import known_answers, near_duplicates
 from llm_fed.settings import configfile, datapath
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
-from llm_fed.tasks.common import Example, TaskData, text_of
+from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.given import has_pictures
 
 BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
@@ -84,56 +84,41 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     config = TaskConfig("files", str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
     with columns_of.said_as_options():
         data = tasks.load(config, 0)
-    sample, reading = survey.samples(data), data.reading or Reading()
-    examples = [example for its in sample.values() for example in its]
+    seen = Seen.of(data)
+    reading, warnings = seen.reading, seen.warnings
     template = _template(base, known, reading)
-    remarks = reading.for_people()
-    left_out = remarks.pop("left out", None)
-    warnings = [f"{what}: {count}" for what, count in survey.repeated(data).items()]
-    warnings += [f"left out are {left_out}"] if left_out else []
-    warnings += about_sizes(data)
     if known.problem:
         warnings.append(
             f"{base} cannot be loaded here: {known.problem}. It is taken for a language model that writes texts, whose "
             "lengths and template are unknown: the file leaves task.max_length and eval.max_new_tokens at their "
             "defaults, so give init again with the base at hand"
         )
-    lengths, limits = _lengths(sample, known, template)
+    lengths, limits = _lengths(seen.sample, known, template)
     context = getattr(known.config, "max_position_embeddings", None)
     if lengths and limits:
         warnings += ([lengths.note] if lengths.note else []) + _skipped(lengths, limits, survey.number(data), context)
-    metric, answers = _metric(examples, reading)
-    method, work, line = method_and_work(given, data, BUDGET, ALONE, WHY)
+    metric, answers = _metric(seen.examples, reading)
+    objective = _objective(reading)
     findings = {
         **about_clients(data, chosen),
-        **({"columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items())} | remarks),
-        "writing": ", ".join(
-            f"{name} {100 * share:.0f} %"
-            for name, share in survey.scripts(f"{text_of(e.prompt)} {e.answers[0]}" for e in examples)
-        ),
+        "columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items()),
+        **seen.remarks,
+        "alike": near_duplicates(data).words(),
+        "look-up": known_answers((client.train, client.test) for client in data.clients.values()),
+        "lengths": _about_lengths(lengths, limits, context) if lengths and limits else "",
+        "answers": answers,
+        "speed": "" if torch.cuda.is_available() else speed.hint(),
     }
-    if almost := near_duplicates(data).words():
-        findings["alike"] = almost
-    if known_texts := known_answers((client.train, client.test) for client in data.clients.values()):
-        findings["look-up"] = known_texts
-    if lengths and limits:
-        findings["lengths"] = _about_lengths(lengths, limits, context)
-    findings |= {"answers": answers, "method": line}
-    if not torch.cuda.is_available() and (hint := speed.hint()):
-        findings["speed"] = hint
-    objective = _objective(reading)
-    evaluation = {
-        "metric": metric,
-        "max_new_tokens": None if reading.texts or limits is None else limits.answer,
-        "ability": None if objective else True,
-    }
-    settings = settings_of(method, work, rates_of(known.config, answers=not objective), evaluation)
-    text = rendered(
-        **settings,
+    return composed(
+        given, data, Proposal(BUDGET, ALONE, WHY, rates_of(known.config, answers=not objective)), findings, warnings,
+        evaluation={
+            "metric": metric,
+            "max_new_tokens": None if reading.texts or limits is None else limits.answer,
+            "ability": None if objective else True,
+        },
         task="files",
         base=base,
         known=known.config is None or known.config.model_type in WITH_THEM,
-        path=given.data,
         columns=columns,
         dealt=partition.clients,
         why_dealt="no column names the client of a row",
@@ -144,8 +129,52 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
         **objective,
         too_long=False,
         about_eval=" `base: false` leaves out the score of the base without an adapter.",
-    )
-    return Draft(text, findings, warnings, method, tuple(settings["rows"]))
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was read of texts, and what is to be said of it."""
+
+    sample: Mapping[str, Sequence[Example]]  # by client
+    reading: Reading
+    remarks: dict[str, str]
+    warnings: list[str]
+
+    @classmethod
+    def of(cls, data: TaskData) -> Seen:
+        reading = data.reading or Reading()
+        remarks = reading.for_people()
+        left_out = remarks.pop("left out", None)
+        warnings = [f"{what}: {count}" for what, count in survey.repeated(data).items()]
+        warnings += [f"left out are {left_out}"] if left_out else []
+        return cls(survey.samples(data), reading, remarks, warnings + about_sizes(data))
+
+    @property
+    def examples(self) -> list[Example]:
+        return [example for own in self.sample.values() for example in own]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What is proposed for a kind of data: how much work, the method for several clients, why it, and the rates."""
+
+    budget: Budget
+    method: str
+    why: str
+    rates: Mapping[str, Any]
+
+
+def composed(
+    given: UserChoices, data: TaskData, proposal: Proposal, findings: Mapping[str, str], warnings: list[str],
+    *, evaluation: Mapping[str, Any] | None = None, answers: bool = True, **values: Any,
+) -> Draft:  # fmt: skip
+    """The draft of these data; `values` are those of the template alone."""
+    method, work, line = _method_and_work(given, data, proposal)
+    settings = settings_of(method, work, proposal.rates, evaluation or {})
+    text = rendered(path=given.data, **settings, **values)
+    said = {what: words for what, words in {**findings, "method": line}.items() if words}
+    return Draft(text, said, warnings, method, tuple(settings["rows"]), answers)
 
 
 def unsaid(config: Mapping[str, Any], words: Sequence[str], base: Any, data: Any) -> dict[str, Any]:
@@ -186,21 +215,14 @@ def _known(base: Any) -> KnownBase | None:
     return KnownBase(tokenizer, config.get_text_config()) if config is not None else None
 
 
-def method_and_work(
-    given: UserChoices, data: TaskData, budget: Budget, proposed: str, why: str
-) -> tuple[str, Workload, str]:
-    """The method, how much is trained, and both in one line with the reason.
-
-    Args:
-        proposed: the method for several clients, and `why`.
-    """
-    method = given.method or (proposed if len(data.clients) > 1 else ALONE)
+def _method_and_work(given: UserChoices, data: TaskData, proposal: Proposal) -> tuple[str, Workload, str]:
+    """The method, how much is trained, and both in one line with the reason."""
+    several = len(data.clients) > 1
+    method = given.method or (proposal.method if several else ALONE)
     sizes = [len(client.train) for client in data.clients.values() if client.train]
-    work = budget.work(sizes, alone=method == ALONE)
-    if given.method:
-        return method, work, f"{method}, as given; {_about_work(work)}"
-    reason = why if len(data.clients) > 1 else "there is one client"
-    return method, work, f"{method} ({reason}); {_about_work(work)}"
+    work = proposal.budget.work(sizes, alone=method == ALONE)
+    reason = ", as given" if given.method else f" ({proposal.why if several else 'there is one client'})"
+    return method, work, f"{method}{reason}; {_about_work(work)}"
 
 
 def settings_of(method: str, work: Workload, rates: Mapping[str, Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:

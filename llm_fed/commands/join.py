@@ -28,7 +28,7 @@ from llm_fed.settings.configfile import as_dict
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.record import Record
-from llm_fed.tasks.splits import ByContent, ByPosition
+from llm_fed.tasks.splits import ByContent
 
 SHOWN = 5  # weights on a terminal, the largest
 
@@ -117,9 +117,7 @@ def _personal(
         known: the rows that the run knows, so that none is held out that it has trained on.
     """
     name, joins = client.client, way(config, offered, examples, steps)
-    by_position = config.task.held_out == "position" and known is None
-    rule = ByPosition(config.seed) if by_position else ByContent(config.seed, known)
-    (divided,) = rule.hold_out([ClientData(name, client.test)], "validation", joins.validation)
+    (divided,) = ByContent(config.seed, known).hold_out([ClientData(name, client.test)], "validation", joins.validation)
     experiment = prepare(
         _alone(config, offered.structure, joins.start),
         reporter,

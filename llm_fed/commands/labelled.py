@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed import tasks
-from llm_fed.commands import columns_of, init, survey
+from llm_fed.commands import columns_of, init
 from llm_fed.commands.budget import Budget
 from llm_fed.commands.columns_of import Ask, UserChoices
 from llm_fed.commands.known_base import KnownBase, rates_of
 from llm_fed.kinds.sequences import head_for, named_labels
-from llm_fed.rows.reading import Reading
 from llm_fed.scoring.duplicates import near_duplicates
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import Example, TaskData
@@ -38,37 +37,29 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
     name = "regression" if are_numbers(labels) else "classification"
     config = TaskConfig(name, str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
     data = tasks.load(config, 0)
-    if known.config is not None:
-        head_for(known.config, data, base, None)  # it refuses labels that a head with names does not have
-    sample, reading = survey.samples(data), data.reading or Reading()
-    examples = [example for its in sample.values() for example in its]
-    remarks = reading.for_people()
-    left_out = remarks.pop("left out", None)
-    warnings = [f"{what}: {count}" for what, count in survey.repeated(data).items()]
-    warnings += [f"left out are {left_out}"] if left_out else []
-    warnings += init.about_sizes(data)
+    head_for(known.config, data, base, None)  # it refuses labels that a head with names does not have
+    seen = init.Seen.of(data)
+    reading, examples = seen.reading, seen.examples
     longest, about_lengths, too_long = _lengths(examples, known)
-    method, work, line = init.method_and_work(given, data, BUDGET, init.ALONE, init.WHY)
     roles = {"prompt": "text", "input": "second text", "answer": "number" if name == "regression" else "label"}
+    numbers = name == "regression"
     findings = {
         **init.about_clients(data, chosen),
         "columns": ", ".join(f"{roles.get(role, role)} = {column}" for role, column in reading.roles.items()),
-        **remarks,
-        **({"labels": _about_labels(examples, data)} if name == "classification" else {}),
-        "answers": "a number for each text, scored by Pearson's correlation" if name == "regression"
+        **seen.remarks,
+        "labels": "" if numbers else _about_labels(examples, data),
+        "answers": "a number for each text, scored by Pearson's correlation" if numbers
         else "one label for each text, scored by accuracy",
         "lengths": about_lengths,
-        "method": line,
+        "alike": "" if any(example.pair for example in examples) else near_duplicates(data).words(),
     }  # fmt: skip
-    if not any(example.pair for example in examples) and (almost := near_duplicates(data).words()):
-        findings["alike"] = almost
-    settings = init.settings_of(method, work, rates_of(known.config, answers=False), {})
-    written = list(data.labels) if name == "classification" and len(data.labels) <= MOST_LABELS else None
-    text = init.rendered(
-        **settings,
+    written = list(data.labels) if not numbers and len(data.labels) <= MOST_LABELS else None
+    return init.composed(
+        given, data, init.Proposal(BUDGET, init.ALONE, init.WHY, rates_of(known.config, answers=False)),
+        findings, seen.warnings,
+        answers=False,
         task=name,
         base=base,
-        path=given.data,
         columns=columns,
         labels=None if named_labels(known.config) else written,
         dealt=partition.clients,
@@ -76,10 +67,9 @@ def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: Kno
         skipped=len(reading.skipped),
         max_length=longest,
         too_long=too_long,
-        about_eval=" metric: f1_macro or matthews counts rare labels as much as frequent ones."
-        if name == "classification" else " metric: spearman compares ranks alone.",
+        about_eval=" metric: spearman compares ranks alone." if numbers
+        else " metric: f1_macro or matthews counts rare labels as much as frequent ones.",
     )  # fmt: skip
-    return init.Draft(text, findings, warnings, method, tuple(settings["rows"]), answers=False)
 
 
 def wanted(known: KnownBase) -> bool:
@@ -104,14 +94,8 @@ def _lengths(examples: Sequence[Example], known: KnownBase) -> tuple[int | None,
     first = [str(example.prompt) for example in examples]
     made = tokenizer(first, [example.pair for example in examples] if pairs else None).input_ids
     lengths = sorted(map(len, made))
-    limit = min(
-        (
-            value
-            for value in (getattr(known.config, "max_position_embeddings", None), tokenizer.model_max_length)
-            if isinstance(value, int) and value > 0
-        ),
-        default=lengths[-1],
-    )
+    limits = getattr(known.config, "max_position_embeddings", None), tokenizer.model_max_length
+    limit = min((value for value in limits if isinstance(value, int) and value > 0), default=lengths[-1])
     words = f"{lengths[len(lengths) // 2]} tokens (median), {lengths[-1]} at most"
     cut = lengths[-1] > limit
     if cut:

@@ -70,31 +70,26 @@ def draft(path: Path, given: UserChoices, ask: Ask | None) -> init.Draft:
             "images", str(path), image_size=image_size, partition=PartitionConfig("iid", clients=clients)
         )
         data = tasks.load(config, 0)
-    method, work, line = init.method_and_work(given, data, BUDGET, SHARING, WHY)
     findings = {
         **init.about_clients(data, ""),
         "pictures": _about_pixels(data, image_size),
         "labels": _about_labels(data),
         "answers": "one label for each picture, scored by accuracy",
-        "method": line,
     }
-    labels = list(data.labels) if len(data.labels) <= MOST_LABELS else None
-    settings = init.settings_of(method, work, RATES if drawn else RATES_OF_ADAPTERS, {})
-    text = init.rendered(
-        **settings,
+    return init.composed(
+        given, data, init.Proposal(BUDGET, SHARING, WHY, RATES if drawn else RATES_OF_ADAPTERS),
+        findings, [*init.about_sizes(data), *_about_missing(data), *_repeated(data)],
+        answers=False,
         task="images",
         base=base,
         about_base="cnn and resnet-9 to resnet-152 are drawn and trained whole. A checkpoint (a ViT) gets adapters.",
         adapter=adapter,
-        path=given.data,
         image_size=image_size,
-        labels=labels,
+        labels=list(data.labels) if len(data.labels) <= MOST_LABELS else None,
         dealt=clients,
         why_dealt="nothing says whose a picture is; kind: dirichlet deals out labels unevenly",
         about_eval="",
-    )
-    warnings = [*init.about_sizes(data), *_about_missing(data), *_repeated(data)]
-    return init.Draft(text, findings, warnings, method, tuple(settings["rows"]), answers=False)
+    )  # fmt: skip
 
 
 def _base_for(path: Path) -> tuple[str, int | None]:

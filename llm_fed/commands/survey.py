@@ -1,4 +1,4 @@
-"""Looks at a user's data: which columns hold what, how many clients, which script, how long, what is in it twice."""
+"""Looks at a user's data: which columns hold what, how many clients, how long, what is in it twice."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
-
-import regex
 
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import taking_part
@@ -21,21 +19,7 @@ from llm_fed.tasks.common import ClientData, Example, TaskData, text_of
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SCRIPTS = (
-    "Latin",
-    "Han",
-    "Hiragana",
-    "Katakana",
-    "Hangul",
-    "Cyrillic",
-    "Greek",
-    "Arabic",
-    "Hebrew",
-    "Devanagari",
-    "Thai",
-)
-SCRIPT = regex.compile("|".join(rf"(?P<{name}>\p{{Script={name}}})" for name in SCRIPTS))
-SAMPLE = 2000  # examples whose letters are counted and whose tokens are measured
+SAMPLE = 2000  # examples whose tokens are measured
 FEW = 20  # different answers that look like labels
 
 
@@ -58,13 +42,6 @@ def number(data: TaskData) -> int:
 
 def _parts(client: ClientData) -> tuple[Sequence[Any], ...]:
     return client.train, client.validation, client.test
-
-
-def scripts(texts: Iterable[str]) -> list[tuple[str, float]]:
-    """(script, share of the letters), the largest first, those above 5 %."""
-    counts = Counter(letter.lastgroup for text in texts for letter in SCRIPT.finditer(text))
-    total = sum(counts.values())
-    return [(str(name), count / total) for name, count in counts.most_common() if count > total / 20]
 
 
 def lengths(

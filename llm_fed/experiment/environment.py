@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import Experiment
 from llm_fed.engine.ways import ways
 from llm_fed.runs.folder import Run
@@ -26,6 +27,9 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
 
     The environment with which it is continued is recorded as well, as an item of `continued`. Beside each lies which
     base it is, as far as that can be known; a run that moves finds its base elsewhere, so this is not compared here.
+
+    Raises:
+        UserError: the labels are not those of the run, so that the outputs of its heads would mean something else.
     """
     engine, config = experiment.engine, experiment.config
     now = environment(
@@ -33,12 +37,18 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
         tried=not engine.untried,
     )  # fmt: skip
     now["base"] = experiment.base.source.as_json()
+    labels = {"labels": list(experiment.base.labels)} if experiment.base.labels else {}
     recorded = run.recall("environment.json")
     if recorded is None:
         if config.privacy.draws:
             now["secret"] = run.secret.mark
-        run.remember("environment.json", now)
+        run.remember("environment.json", now | labels)
         return
+    if (begun := recorded.get("labels", labels.get("labels"))) != labels.get("labels"):
+        raise UserError(
+            f"{run.folder}: the run began with the labels {begun}, and the data have {labels.get('labels')} now, so "
+            "its heads would mean something else; give the rows their labels back, or start again with --fresh"
+        )
     before = recorded
     experiment.runtime.clients_per_pass = now["clients_per_pass"] = before["clients_per_pass"]
     changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if key != "base" and before.get(key) != now[key]]

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from llm_fed.basics.errors import UserError
-from llm_fed.basics.rng import derive, generator
+from llm_fed.basics.rng import derive
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.trainable import Trainable
 from llm_fed.kinds.reuse import Reuse
@@ -230,13 +229,9 @@ class AsTheyAre:
 
 def in_scored_order(items: Sequence[Any], given: ClientData, split: str, config: Config) -> Sequence[Any]:
     """What belongs to a split's examples, in the order of which `eval.limit` keeps the first, a draw of
-    `seeds.evaluation`. Where rows are held out by their hash, an example that is added does not change the order of the
-    others."""
+    `seeds.evaluation`. An example that is added does not change the order of the others."""
     seed, examples = config.seeds.evaluation, getattr(given, split)
     if config.eval.limit is None or seed is None:
         return items
-    if config.task.held_out == "position":
-        draws = generator(seed, "evaluation", given.client, split)
-        return select(items, torch.randperm(len(examples), generator=draws).tolist())
     drawn = content.drawn(content.digests(examples), derive(seed, "evaluation", split))
     return select(items, np.argsort(drawn).tolist())

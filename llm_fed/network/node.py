@@ -124,11 +124,9 @@ class Node:
         place.rules.check_text(config)
         settings = _settings(config)
         limits.check(settings)
-        # The server says what `auto` means in its run; one of before version 0.4 only knew positions.
+        # The server says what `auto` means in its run.
         if settings.base.dtype == "auto" and "dtype" in message:
             settings = replace(settings, base=replace(settings.base, dtype=message["dtype"]))
-        if settings.task.held_out == "auto":
-            settings = replace(settings, task=replace(settings.task, held_out=message.get("held_out", "position")))
         if "need" in message:
             settings = config_of(message["need"], settings)
         kinds = {"hello": self._hello, "work": self._work}

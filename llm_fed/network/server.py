@@ -127,7 +127,7 @@ class Deployment:
         # Another one after a crash: a round that is done again has other uploads, and must not share their noise.
         self._secret = run.secret.of("a server", secrets.token_hex(16))
         # All nodes compute alike, and each keeps with the run which of its rows it trains on.
-        marks = {"dtype": config.base.dtype, "held_out": config.task.held_out, "run": known["token"]}
+        marks = {"dtype": config.base.dtype, "run": known["token"]}
         asked = replace(config, eval=replace(config.eval, metric=experiment.metric))
         self._marked = _Marked(self._link, **marks)
         kind = SummedClients if config.privacy.secure else RemoteClients

@@ -1,15 +1,15 @@
-"""Rows of a user's files, in whatever form they lie there, or of a Hub data set."""
+"""Rows of a user's files, in whatever form they lie there, or of a Hub data set, with what their source declares."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from llm_fed.basics import waits
 from llm_fed.basics.errors import UserError
-from llm_fed.rows import formats
+from llm_fed.rows import declared, formats
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -21,10 +21,6 @@ class Row(NamedTuple):
     where: str
     values: dict[str, Any]
 
-    @property
-    def file(self) -> str:
-        return self.where.rpartition(", ")[0]
-
 
 class BadRow(UserError):
     """A row that cannot be used; those after it can."""
@@ -35,14 +31,26 @@ class BadRow(UserError):
 
 
 class Source:
-    """Rows that one can go through several times; one that cannot be used comes as a BadRow."""
+    """Rows that one can go through several times; one that cannot be used comes as a BadRow.
+
+    Attributes:
+        where: what they are the rows of, for messages.
+        keys: columns with one value in all rows, which the names of folders say (`site=north`).
+        features: by column what the library datasets declares of it.
+        remarks: how they were read, where the name says otherwise; after one has gone through.
+        twice: columns that are there more than once, with their places (1, 2, ...).
+        nameless: columns that hold something but have no name.
+        alone: whether it is one object in a file `.json`, as descriptions of data are, too.
+    """
 
     def __init__(self, where: str):
-        self.where = where  # what they are the rows of, for messages
-        self.remarks: list[str] = []  # how they were read, where the name says otherwise; after one has gone through
-        self.twice: dict[str, list[int]] = {}  # columns that are there more than once, with their places (1, 2, ...)
-        self.nameless: set[str] = set()  # columns that hold something but have no name
-        self.alone = False  # whether it is one object in a file `.json`, as descriptions of data are, too
+        self.where = where
+        self.keys: Mapping[str, str] = {}
+        self.features: Mapping[str, Any] = {}
+        self.remarks: list[str] = []
+        self.twice: dict[str, list[int]] = {}
+        self.nameless: set[str] = set()
+        self.alone = False
 
     def __iter__(self) -> Iterator[Row | BadRow]:
         raise NotImplementedError
@@ -53,6 +61,22 @@ class Source:
             if isinstance(row, BadRow):
                 raise row
             yield row
+
+    def row(self, at: str, values: Mapping[str, Any]) -> Row | BadRow:
+        """A row with what is declared of it: names of classes in the place of their numbers, and keys of folders.
+
+        Args:
+            at: its place, which goes behind `where`.
+        """
+        where = f"{self.where}{at}"
+        try:
+            values = declared.with_names(values, self.features) if self.features else values
+        except ValueError as error:
+            return BadRow(where, str(error))
+        for key, value in self.keys.items():
+            if key in values and str(values[key]) != value:
+                return BadRow(where, f"column {key!r} holds {values[key]!r:.40}, but the name of its folder {value!r}")
+        return Row(where, {**values, **self.keys})
 
     def remark(self, text: str) -> None:
         if text and text not in self.remarks:
@@ -67,24 +91,19 @@ class Source:
 class FileRows(Source):
     """The rows of one file; going through them raises a UserError where it cannot be read."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, keys: Mapping[str, str] | None = None, features: Mapping[str, Any] | None = None):
         super().__init__(str(path))
-        self.path = path
+        self.path, self.keys, self.features = path, keys or {}, features or {}
 
     def __iter__(self) -> Iterator[Row | BadRow]:
         kind = ""
         try:
             kind, encoding = formats.look(self.path)
-            if kind == "json":
-                from llm_fed.rows import jsonrows
+            if kind in ("json", "csv") and formats.kind_of(self.path.name) != kind:
+                self.remark(f"as {kind.upper()}")
+            from llm_fed.rows.readers import READERS
 
-                yield from jsonrows.rows(self, encoding)
-            elif kind == "txt":
-                yield from _text(self, encoding)
-            else:
-                from llm_fed.rows import tables
-
-                yield from tables.READERS[kind](self, encoding)
+            yield from READERS[kind](self, encoding)
         except UserError:
             raise
         except MemoryError as error:
@@ -105,30 +124,10 @@ class HubRows(Source):
 
     def __init__(self, where: str, part: Dataset):
         super().__init__(where)
-        self._part = part
+        self._part, self.features = part, part.features.to_dict() if part.features else {}
 
     def __iter__(self) -> Iterator[Row | BadRow]:
-        classes = class_names(self._part)
-        for number, values in enumerate(cast(Iterable[Any], self._part), 1):
-            yield with_names(f"{self.where}, row {number}", dict(values), classes)
-
-
-def class_names(part: Dataset) -> dict[str, Sequence[str]]:
-    """By column of numbers of classes, what a data set of the library datasets calls them, in order."""
-    from datasets import ClassLabel
-
-    return {name: each.names for name, each in (part.features or {}).items() if isinstance(each, ClassLabel)}
-
-
-def with_names(where: str, values: dict[str, Any], classes: Mapping[str, Sequence[str]]) -> Row | BadRow:
-    """A row with the names of classes in the place of their numbers; -1 stands for none."""
-    for column, names in classes.items():
-        number = values.get(column)
-        if isinstance(number, int) and number >= len(names):
-            return BadRow(where, f"column {column!r} holds {number}, but the data set names {len(names)} classes")
-        if isinstance(number, int):
-            values[column] = names[number] if number >= 0 else None
-    return Row(where, values)
+        return (self.row(f", row {number}", cast(Any, values)) for number, values in enumerate(self._part, 1))
 
 
 class Listed(Source):
@@ -145,14 +144,6 @@ class Listed(Source):
 def read_rows(path: Path) -> list[Row]:
     """All rows of one file at once; UserError where the file or a row cannot be read."""
     return list(FileRows(path).good())
-
-
-def _text(file: FileRows, encoding: str) -> Iterator[Row]:
-    text = formats.TextFile(file.path, encoding)
-    content = "".join(text.chunks())
-    file.remark(text.remark)
-    if content.strip():
-        yield Row(str(file.path), {"text": content.strip("\n\r")})
 
 
 def hub_rows(name: str, /, **options: Any) -> dict[str, list[Row]]:

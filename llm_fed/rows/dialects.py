@@ -10,11 +10,12 @@ from typing import Any
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 _NOTHING = "\x1f"  # no text has it
-_END = "unexpected end of data"
-_PLAIN: dict[str, Any] = {"quoting": csv.QUOTE_MINIMAL}
-# Other ways than doubled quotation marks, and what is said of them.
-_ESCAPED: dict[str, Any] = {"doublequote": False, "escapechar": "\\"}
-_BARE: dict[str, Any] = {"quoting": csv.QUOTE_NONE}
+# How cells are quoted, and what is said of it; the first way that fits the first lines counts.
+_QUOTED: dict[str, dict[str, Any]] = {
+    "": {"quoting": csv.QUOTE_MINIMAL},
+    "with backslashes before quotation marks": {"doublequote": False, "escapechar": "\\"},
+    "without quotation marks around texts": {"quoting": csv.QUOTE_NONE},
+}
 csv.field_size_limit(2**31 - 1)  # by default a cell may have 131,072 letters
 
 
@@ -38,23 +39,22 @@ def dialect_of(head: str, usual: str) -> Dialect:
     them. The `usual` separator needs no remark."""
     lines = list(io.StringIO(head, newline=""))
     skipped = next((place for place, line in enumerate(lines) if line.strip()), len(lines))
-    first, separator = lines[skipped] if skipped < len(lines) else "", None
+    first, separator = "".join(lines[skipped : skipped + 1]), ""
     if (given := first.strip("\r\n")).casefold().startswith("sep=") and len(given) == 5:
         separator, skipped = given[-1], skipped + 1
-        first = lines[skipped] if skipped < len(lines) else ""
+        first = "".join(lines[skipped : skipped + 1])
     separator = separator or _separator(first, usual)
     blanks = first.count(separator) > 0 and first.count(separator) == first.count(f"{separator} ")
-    common = {"delimiter": separator, "skipinitialspace": blanks}
     named = "" if separator in (usual, ",", _NOTHING) else f"with {SEPARATORS.get(separator, repr(separator))}"
-    plain, records = Dialect(skipped, common | _PLAIN, named), lines[skipped:]
-    if '"' not in head or _fits(plain, records):
-        return plain
-    named += ", " if named else ""
-    escaped = Dialect(skipped, common | _ESCAPED, f"{named}with backslashes before quotation marks")
-    if '\\"' in head and _fits(escaped, records):
-        return escaped
-    bare = Dialect(skipped, common | _BARE, f"{named}without quotation marks around texts")
-    return bare if _fits(bare, records) and _is_bare(bare, records) else plain
+    ways = [
+        Dialect(skipped, {"delimiter": separator, "skipinitialspace": blanks, **options}, ", ".join(filter(None, said)))
+        for said, options in (((named, remark), options) for remark, options in _QUOTED.items())
+    ]
+    records = lines[skipped:]
+    tried = (way for way in ways if way is not ways[1] or '\\"' in head)
+    fitting = (way for way in tried if len({*_widths(way, records)}) <= 1)
+    best = next(fitting, ways[0]) if '"' in head else ways[0]
+    return ways[0] if best is ways[2] and not _is_bare(best, records) else best
 
 
 def is_table(line: str) -> bool:
@@ -72,11 +72,6 @@ def _separator(header: str, usual: str) -> str:
     return best if counts[best] > 1 else _NOTHING
 
 
-def _fits(dialect: Dialect, lines: Sequence[str]) -> bool:
-    """Whether all records have as many cells as the header; the last one may be cut off."""
-    return len({*_widths(dialect, lines)}) <= 1
-
-
 def _is_bare(dialect: Dialect, lines: Sequence[str]) -> bool:
     """Whether cells that begin with a quotation mark mostly do not end with one."""
     cells = [cell.strip() for record in dialect.reader(lines) for cell in record if cell.strip().startswith('"')]
@@ -84,6 +79,7 @@ def _is_bare(dialect: Dialect, lines: Sequence[str]) -> bool:
 
 
 def _widths(dialect: Dialect, lines: Sequence[str]) -> Iterator[int]:
+    """How many cells each record has, -1 where it is none; the last one may be cut off."""
     reader = dialect.reader(lines)
     while True:
         try:
@@ -92,5 +88,5 @@ def _widths(dialect: Dialect, lines: Sequence[str]) -> Iterator[int]:
         except StopIteration:
             return
         except csv.Error as error:
-            if _END not in str(error):
+            if "unexpected end of data" not in str(error):
                 yield -1

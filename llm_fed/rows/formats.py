@@ -11,12 +11,13 @@ import lzma
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any, Literal
 
 from llm_fed.basics.errors import UserError
+from llm_fed.rows.dialects import is_table
 from llm_fed.rows.encodings import NAMES, encoding_of
 
 Kind = Literal["json", "csv", "parquet", "arrow", "xlsx", "txt"]
@@ -153,7 +154,11 @@ def look(path: Path) -> tuple[Kind, str]:
         raise UserError(f"{path} cannot be read; supported are {SUFFIXES}")
     if kind in ("parquet", "arrow", "xlsx") and head:
         return kind, ""  # damaged, or a stream of Arrow
-    return kind, _unicode(path, head)
+    encoding = _unicode(path, head)
+    first = "".join(TextFile(path, encoding).first_lines()[:1]) if kind in ("json", "csv") else ""
+    if is_json(first):
+        return "json", encoding
+    return "csv" if kind == "json" and is_table(first) else kind, encoding
 
 
 def _unicode(path: Path, head: bytes) -> str:
@@ -182,11 +187,20 @@ class TextFile:
 
     def lines(self) -> Iterator[str]:
         """Its lines, with their ends."""
-        return self._pieces(iter)
+        other, is_unicode = None, self._wide
+        try:
+            with self._opened("strict" if self._wide else "surrogateescape") as file:
+                for line in file:
+                    if not (is_unicode or other or line.isascii()):
+                        other = self._other() if damaged(line) else None
+                        is_unicode = other is None
+                    yield other.decode(line.encode("utf-8", "surrogateescape")) if other else line
+        except UnicodeDecodeError as error:
+            byte = error.object[error.start]
+            raise UserError(f"{self.path} begins {self.remark}, but has a byte (0x{byte:02x}) that is none") from error
 
-    def chunks(self) -> Iterator[str]:
-        """Its text, some letters at a time."""
-        return self._pieces(lambda file: iter(lambda: file.read(1 << 16), ""))
+    def whole(self) -> str:
+        return "".join(self.lines())
 
     def head(self) -> str:
         """Its beginning, up to the end of a line; two lines at least, of up to LONGEST letters."""
@@ -199,19 +213,6 @@ class TextFile:
 
     def _opened(self, errors: str) -> io.TextIOWrapper:
         return io.TextIOWrapper(opened(self.path), self._encoding, errors, newline="")
-
-    def _pieces(self, cut: Callable[[io.TextIOWrapper], Iterator[str]]) -> Iterator[str]:
-        other, is_unicode = None, self._wide
-        try:
-            with self._opened("strict" if self._wide else "surrogateescape") as file:
-                for piece in cut(file):
-                    if not (is_unicode or other or piece.isascii()):
-                        other = self._other() if damaged(piece) else None
-                        is_unicode = other is None
-                    yield other.decode(piece.encode("utf-8", "surrogateescape")) if other else piece
-        except UnicodeDecodeError as error:
-            byte = error.object[error.start]
-            raise UserError(f"{self.path} begins {self.remark}, but has a byte (0x{byte:02x}) that is none") from error
 
     def _other(self) -> codecs.IncrementalDecoder | None:
         """A decoder for a file with bytes that are no UTF-8; None where most of it is UTF-8."""
@@ -249,11 +250,9 @@ def damaged(text: str) -> bool:
 def is_json(line: str) -> bool:
     """Whether a line begins a file of JSON: an object, an array, or the bracket that opens one."""
     text = line.strip()
-    if text in ("{", "["):
+    if text in ("{", "[") or text.startswith(("[{", "[ {")) or re.match(r'\{\s*"[^"]*"\s*:', text):
         return True
-    if not text.startswith(("{", "[")):
-        return False
     try:
-        return isinstance(json.loads(text), dict | list)
+        return text.startswith(("{", "[")) and isinstance(json.loads(text), dict | list)
     except (ValueError, RecursionError):
-        return text.startswith(("[{", "[ {")) or bool(re.match(r'\{\s*"[^"]*"\s*:', text))
+        return False

@@ -10,33 +10,27 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.rows import BadRow, FileRows, Row, formats
-from llm_fed.rows.dialects import is_table
 from llm_fed.rows.layout import split_of
 
 CHECKED = 50  # first objects of a file whose keys are looked at for one that is there twice
 _SPLIT = "split"  # the column that says the split of rows under a key of that name
-_MARGIN = 16  # letters before the end of what is known so far, within which a mistake may be only an end
+_NEXT = re.compile(r"\s*(\S)")
 _DECODER = json.JSONDecoder()
 _ERRORS = (ValueError, RecursionError)  # also of numbers with thousands of digits, and of brackets without an end
 
 
-def rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
+def json_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
     """The rows of a file; UserError where it is malformed and no line can be left out alone."""
-    from llm_fed.rows import tables
-
     text = formats.TextFile(file.path, encoding)
     lines = text.first_lines()
     first = lines[0].strip() if lines else ""
-    if first and not formats.is_json(first) and is_table(first):
-        file.remark("as CSV")
-        yield from tables.csv_rows(file, encoding)
-        return
     if len(lines) > 1 and first != "{" and not first.startswith("[") and any(map(_is_object, lines)):
         yield from _lines(file, text)
     else:
@@ -45,10 +39,8 @@ def rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
 
 
 def _is_object(line: str) -> bool:
-    if not line.startswith("{"):
-        return False
     try:
-        return isinstance(json.loads(line), dict)
+        return line.startswith("{") and isinstance(json.loads(line), dict)
     except _ERRORS:
         return False
 
@@ -68,117 +60,56 @@ def _lines(file: FileRows, text: formats.TextFile) -> Iterator[Row | BadRow]:
             at = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
             yield BadRow(where, f"malformed JSON ({one_line(at)}); need one object a line, or one array")
             continue
-        yield _row(where, record)
+        yield _row(file, f", line {number}", record)
 
 
 def _whole(file: FileRows, text: formats.TextFile) -> Iterator[Row | BadRow]:
     """Values one after another, or in one array."""
-    values = _values(file, text)
-    first = next(values, None)
-    if first is None:
-        return
-    second = next(values, None)
-    line, in_array, record = first
-    if second is None and not in_array and isinstance(record, dict):
+    values = _values(file, text.whole())
+    start = [*islice(values, 2)]
+    if len(start) == 1 and not start[0][1] and isinstance(record := start[0][2], dict):
         rows = _contained(record, file)
         is_row = rows == [record]
         file.alone = is_row and formats.suffix_of(file.path.name) == ".json"
-        at = [f"line {line}"] if is_row else [f"item {i}" for i, _ in enumerate(rows, 1)]
-        yield from (_row(f"{file.path}, {where}", each) for where, each in zip(at, rows, strict=True))
+        at = [f"line {start[0][0]}"] if is_row else [f"item {i}" for i, _ in enumerate(rows, 1)]
+        yield from (_row(file, f", {place}", each) for place, each in zip(at, rows, strict=True))
         return
-    for line, _, record in chain([first], [second] if second else [], values):
-        yield _row(f"{file.path}, line {line}", record)
+    for line, _, value in chain(start, values):
+        yield _row(file, f", line {line}", value)
 
 
-def _row(where: str, record: Any) -> Row | BadRow:
+def _row(file: FileRows, at: str, record: Any) -> Row | BadRow:
     if not isinstance(record, dict):
-        return BadRow(where, f"an object with named columns is needed, got {one_line(json.dumps(record), 60)}")
-    return Row(where, record)
+        said = f"an object with named columns is needed, got {one_line(json.dumps(record), 60)}"
+        return BadRow(f"{file.path}{at}", said)
+    return file.row(at, record)
 
 
-def _values(file: FileRows, text: formats.TextFile) -> Iterator[tuple[int, bool, Any]]:
-    """(line, whether it stands in an array, value) of each value; no more than a few are in memory."""
-    buffer, in_array, ready, number = _Buffer(text), False, True, 0
-    while buffer.skip_blanks():
-        sign = buffer.text[buffer.place]
+def _values(file: FileRows, text: str) -> Iterator[tuple[int, bool, Any]]:
+    """(line, whether it stands in an array, value) of each value."""
+    place, line, number, in_array, ready = 0, 1, 0, False, True
+    while match := _NEXT.match(text, place):
+        start, sign = match.start(1), match[1]
+        line += text.count("\n", place, start)
+        place = start + 1
         if (sign == "[" and not in_array) or (sign == "]" and in_array) or (sign == "," and not (in_array and ready)):
-            in_array = sign == "[" if sign != "," else in_array
-            ready = True
-            buffer.place += 1
+            in_array, ready = (in_array if sign == "," else sign == "["), True
             continue
         if not ready:
-            raise _not_json(file, buffer, ValueError("a comma is missing"))
+            raise _not_json(file, line, start - text.rfind("\n", 0, start), "a comma is missing")
         number += 1
-        line, value = buffer.line, _value(file, buffer, number <= CHECKED)
-        ready = not in_array
-        yield line, in_array, value
-    if in_array:
-        raise _not_json(file, buffer, ValueError("the array has no end"))
-
-
-def _value(file: FileRows, buffer: _Buffer, noting: bool) -> Any:
-    """The value that begins here; the buffer moves behind it."""
-    decoder = json.JSONDecoder(object_pairs_hook=_noting(file)) if noting else _DECODER
-    while True:
+        decoder = json.JSONDecoder(object_pairs_hook=_noting(file)) if number <= CHECKED else _DECODER
         try:
-            value, end = decoder.raw_decode(buffer.text, buffer.place)
+            value, place = decoder.raw_decode(text, start)
+        except json.JSONDecodeError as error:
+            raise _not_json(file, error.lineno, error.colno, error.msg) from error
         except _ERRORS as error:
-            if not buffer.may_go_on(error) or not buffer.fill():
-                raise _not_json(file, buffer, error) from error
-            continue
-        if end == len(buffer.text) and buffer.fill():
-            continue  # a number may go on
-        buffer.place = end
-        return value
-
-
-class _Buffer:
-    """A piece of a text that moves on through it."""
-
-    def __init__(self, text: formats.TextFile):
-        self._chunks = text.chunks()
-        self.text, self.place = "", 0
-        self._lines, self._columns = 1, 0  # of what lies before it
-
-    @property
-    def line(self) -> int:
-        return self._lines + self.text.count("\n", 0, self.place)
-
-    def position(self, error: Exception) -> str:
-        """Where a mistake is, in lines of the file."""
-        place = error.pos if isinstance(error, json.JSONDecodeError) else self.place
-        before = self.text[:place]
-        column = place - before.rfind("\n") + (0 if "\n" in before else self._columns)
-        return f"line {self._lines + before.count(chr(10))}: malformed JSON (column {column}: "
-
-    def skip_blanks(self) -> bool:
-        """Go to the next letter that is not blank; whether there is one."""
-        while True:
-            rest = self.text[self.place : self.place + 1]
-            if not rest and not self.fill():
-                return False
-            if rest and not rest.isspace():
-                return True
-            self.place += len(rest)
-
-    def may_go_on(self, error: Exception) -> bool:
-        """Whether a mistake may be only that the rest is not there yet."""
-        is_syntax = isinstance(error, json.JSONDecodeError) and not error.msg.startswith("Unterminated")
-        return not is_syntax or error.pos >= len(self.text) - _MARGIN  # type: ignore[attr-defined]
-
-    def fill(self) -> bool:
-        """Read on, at least as much as there is already; whether there was anything."""
-        size, pieces = 0, list[str]()
-        while size <= len(self.text) - self.place and (piece := next(self._chunks, "")):
-            pieces.append(piece)
-            size += len(piece)
-        if not pieces:
-            return False
-        before, rest = self.text[: self.place], self.text[self.place :]
-        self._lines += before.count("\n")
-        self._columns = len(before) - before.rfind("\n") - 1 + (0 if "\n" in before else self._columns)
-        self.text, self.place = "".join([rest, *pieces]), 0
-        return True
+            raise _not_json(file, line, start - text.rfind("\n", 0, start), one_line(str(error), 100)) from error
+        yield line, in_array, value
+        line += text.count("\n", start, place)
+        ready = not in_array
+    if in_array:
+        raise _not_json(file, line, len(text) - text.rfind("\n"), "the array has no end")
 
 
 def _noting(file: FileRows) -> Any:
@@ -205,6 +136,8 @@ def _contained(record: dict[str, Any], file: FileRows) -> list[Any]:
     if len(of_rows) > 1:
         raise UserError(f"{file.path} is one JSON object with rows under {' and '.join(of_rows)}; keep one of them")
     if of_rows:
+        beside = [key for key, value in record.items() if key not in of_rows and isinstance(value, list | dict)]
+        file.remark(f"without what stands beside its rows ({', '.join(beside)})" if beside else "")
         return next(iter(of_rows.values()))
     if {"columns", "data"} <= lists.keys() and all(isinstance(row, list) for row in lists["data"]):
         return [dict(zip(map(str, lists["columns"]), row, strict=False)) for row in lists["data"]]
@@ -219,6 +152,6 @@ def _contained(record: dict[str, Any], file: FileRows) -> list[Any]:
     return [record]
 
 
-def _not_json(file: FileRows, buffer: _Buffer, error: Exception) -> UserError:
-    why = error.msg if isinstance(error, json.JSONDecodeError) else one_line(str(error), 100)
-    return UserError(f"{file.path}, {buffer.position(error)}{why}); need one object a line, or one array")
+def _not_json(file: FileRows, line: int, column: int, why: str) -> UserError:
+    said = f"line {line}: malformed JSON (column {column}: {why}); need one object a line, or one array"
+    return UserError(f"{file.path}, {said}")

@@ -7,6 +7,7 @@
     train.jsonl, test.csv, dev.jsonl                              the splits of all; a column says whose a row is
     data/train-00000-of-00002.parquet, default/train/0000.parquet     the same in shards, as on the Hub
     north-train-00000-of-00002.parquet, north/data/train-...      shards of one client
+    site=north/year=2024/part-0.parquet                           keys as Hive writes them, which are columns, too
 
 Where a column of the rows names the clients (`joined`), the names of files only say the split.
 """
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import unquote
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.names import composed
@@ -45,6 +48,7 @@ _SILENT = re.compile(
     _FLAGS,
 )
 _PAPERS = re.compile(r"(?:readme|licen[cs]e|notice|changelog|copying|citation|requirements)\b.*", _FLAGS)
+_KEY = re.compile(r"([^\W\d]\w*)=(.+)", re.DOTALL)
 _DIGITS = re.compile(r"(\d{1,18})")  # of thousands of digits Python makes no number
 
 
@@ -64,6 +68,12 @@ class FolderLayout:
 
     parts: tuple[Part, ...]
     unused: tuple[str, ...] = ()  # files, and folders (`name/`) that hold none
+    key: str = ""  # by whose values in the names of folders the clients are called
+    features: Mapping[str, Any] = field(default_factory=dict)  # of the columns, as a README says
+
+    def keys(self, path: str) -> dict[str, str]:
+        """What the folders of a file say of its rows beside client and split."""
+        return {key: value for key, value in keys_of(path).items() if key != self.key and not _is_split(key, value)}
 
 
 @dataclass(frozen=True)
@@ -96,31 +106,74 @@ class _FolderLabels:
 
     where: str
     joined: bool
+    key: str = ""
     client: str | None = None
     split: str | None = None
     among: str = ""
 
 
-def plan(names: Iterable[str], where: str, *, joined: bool = False, client: str | None = None) -> FolderLayout:
+def plan(
+    names: Iterable[str], where: str, *, joined: bool = False, client: str | None = None, said: Sequence[Part] = ()
+) -> FolderLayout:
     """Whose the files of a folder are, of their paths within it; of a folder without files its path and a "/".
     UserError for a client without training data, shards that are missing, two files that say the same of themselves, or
     files of clients beside files of all. `joined`: a column of the rows names the clients. `client`: whose the whole
-    folder is, where that is known."""
+    folder is, where that is known. `said`: which files are in which split, as a README says; if names say otherwise, it
+    counts, and the files are those of all clients."""
     listed = sorted((name for name in names if not is_silent(name)), key=natural_order)
     data = [name for name in listed if _is_data(name)]
     if any(formats.kind_of(name) != "txt" for name in data):
         data = [name for name in data if formats.kind_of(name) != "txt"]
-    files = list(_walk(_tree(data), _FolderLabels(where, joined, client)))
-    _check_same(files, where)
-    files = _without_bystanders(files, where, joined)
-    parts = list(_parts(files, where))
+    key = "" if joined or client else _naming(data, where)
+    try:
+        parts = _named(data, _FolderLabels(where, joined, key, client))
+    except UserError:
+        if not said:
+            raise
+        parts = []
+    if not _splits(said) <= _splits(parts):
+        parts, key = [*said], ""
     used = {name for part in parts for name in part.files}
-    return FolderLayout(tuple(parts), tuple(name for name in listed if name not in used))
+    return FolderLayout(tuple(parts), tuple(name for name in listed if name not in used), key)
+
+
+def _splits(parts: Iterable[Part]) -> set[tuple[str, str]]:
+    return {(part.split, name) for part in parts for name in part.files}
+
+
+def _named(data: Sequence[str], above: _FolderLabels) -> list[Part]:
+    """The parts that names say."""
+    files = list(_walk(_tree(data), above))
+    _check_same(files, above.where)
+    return list(_parts(_without_bystanders(files, above.where, above.joined), above.where))
 
 
 def split_of(word: str) -> str | None:
     """The split that a word stands for, in any case; None: it stands for none."""
     return _SPLIT_OF.get(word.casefold())
+
+
+def keys_of(path: str) -> dict[str, str]:
+    """The keys with their values in the names of the folders above a file, as Hive writes them (`site=north`)."""
+    pairs = (_KEY.fullmatch(folder) for folder in path.split("/")[:-1])
+    return {pair[1]: unquote(pair[2]) for pair in pairs if pair}
+
+
+def _is_split(key: str, value: str) -> bool:
+    return key == "split" and split_of(value) is not None
+
+
+def _naming(paths: Iterable[str], where: str) -> str:
+    """The key whose values are the clients' names; UserError where it might be another, too."""
+    pairs = [pair for path in paths for pair in keys_of(path).items()]
+    keys = list(dict.fromkeys(key for key, value in pairs if not _is_split(key, value)))
+    named = [key for key in keys if key.casefold() in ("client", "client_id")] or keys
+    if len(named) > 1:
+        raise UserError(
+            f"{where}: its folders have the keys {' and '.join(keys)}; say which names the clients: set "
+            f"task.columns.client={keys[0]}"
+        )
+    return next(iter(named), "")
 
 
 def natural_order(name: str) -> list[str | int]:
@@ -160,12 +213,15 @@ def _walk(folder: _Folder, above: _FolderLabels) -> Iterator[_File]:
     alone = len(folder.folders) == 1 and not files
     trains = "train" in map(split_of, folder.folders) or any(f.split == "train" and f.rest is None for f in files)
     for name, inner in folder.folders.items():
-        split = split_of(name)
+        pair = keys_of(f"{name}/")
+        split = split_of(pair.get("split", name))
         if split and above.split is None and (trains or not _says_splits(inner)):
             meaning = replace(above, split=split)
         elif alone and name.casefold() in _ANYTHING:
             meaning = above
-        elif above.client or above.joined or (alone and not above.split and not _says_splits(inner)):
+        elif above.key in pair:
+            meaning = replace(above, client=composed(pair[above.key]))
+        elif above.client or above.joined or pair or (alone and not above.split and not _says_splits(inner)):
             meaning = replace(above, among=f"{above.among}{name}/")
         else:
             meaning = replace(above, client=composed(name))

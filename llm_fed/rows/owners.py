@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from llm_fed.rows import Row, Source, columns
@@ -69,26 +70,6 @@ class Candidate:
         return f"{self.name} ({len(self.counts):,} values, {each} rows each)"
 
 
-@dataclass
-class _ColumnValues:
-    """What is known of a column while rows are read; `answers` has up to two different ones of each value."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-    answers: dict[str, set[str]] = field(default_factory=dict)
-
-    def add(self, value: str, answer: str) -> bool:
-        """Count a value; whether the column may still name clients."""
-        self.counts[value] = self.counts.get(value, 0) + 1
-        if len(known := self.answers.setdefault(value, set())) < 2:
-            known.add(answer)
-        return len(self.counts) <= MOST
-
-    def names_answers(self) -> bool:
-        """Whether the value says what the answer is, as a label does."""
-        often = [value for value, count in self.counts.items() if count > 1]
-        return bool(often) and all(len(self.answers[value]) == 1 for value in often)
-
-
 def candidates(sources: Iterable[Source], taken: Iterable[str], answer: str | None) -> list[Candidate]:
     """The columns that may name the client of a row, the most probable ones first.
 
@@ -97,24 +78,31 @@ def candidates(sources: Iterable[Source], taken: Iterable[str], answer: str | No
         taken: columns that hold something else.
         answer: the column of the answers.
     """
-    taken, known, lost, rows = set(taken), dict[str, _ColumnValues](), set[str](), 0
-    for source in sources:
-        for row in source:
-            if not isinstance(row, Row):
+    rows, lost = 0, set(taken)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    answers: dict[tuple[str, str], set[str]] = defaultdict(set)  # of each value up to two different ones
+    for row in (row for source in sources for row in source if isinstance(row, Row)):
+        rows += 1
+        said = str(value_of(row, answer)) if answer else str(rows)  # unknown, so no two are taken for the same
+        for name, cell in _cells(row.values):
+            if name in lost or cell is None or cell == "":
                 continue
-            rows += 1
-            said = str(value_of(row, answer)) if answer else str(rows)  # unknown, so no two are taken for the same
-            for name, cell in _cells(row.values):
-                if name in taken or name in lost or cell is None or cell == "":
-                    continue
-                value = _name(cell)
-                if value is None or not known.setdefault(name, _ColumnValues()).add(value, said):
-                    lost.add(name)
-                    known.pop(name, None)
+            value, own = _name(cell), counts[name]
+            if value is None or (len(own) == MOST and value not in own):
+                lost.add(name)
+                continue
+            own[value] += 1
+            if len(known := answers[name, value]) < 2:
+                known.add(said)
+
+    def decides(name: str) -> bool:  # what the answer is, as a label does
+        often = [value for value, count in counts[name].items() if count > 1]
+        return bool(often) and all(len(answers[name, value]) == 1 for value in often)
+
     likely = [
-        Candidate(name, column.counts, _rank(name, column))
-        for name, column in known.items()
-        if _may_name_clients(name, column, rows)
+        Candidate(name, own, _rank(name, own, decides(name)))
+        for name, own in counts.items()
+        if name not in lost and _may_name_clients(name, own, rows)
     ]
     return sorted(likely, key=lambda each: (each.rank, _place(each.name)))
 
@@ -143,13 +131,10 @@ def listed(options: Sequence[Candidate]) -> str:
     return ", ".join(each.words() for each in options[:SHOWN]) + more
 
 
-def _may_name_clients(name: str, column: _ColumnValues, rows: int) -> bool:
-    counts, each = column.counts, ROWS_OF_NAMED if _of_name(name) in (HOLDER, GROUP) else ROWS_EACH
-    return (
-        2 <= len(counts) <= rows / each
-        and sum(counts.values()) >= _GOOD * rows
-        and not all(split_of(value) or value.casefold() in SPEAKERS for value in counts)
-    )
+def _may_name_clients(name: str, counts: Counter[str], rows: int) -> bool:
+    each = ROWS_OF_NAMED if _of_name(name) in (HOLDER, GROUP) else ROWS_EACH
+    said = all(split_of(value) or value.casefold() in SPEAKERS for value in counts)
+    return 2 <= len(counts) <= rows / each and counts.total() >= _GOOD * rows and not said
 
 
 def _name(cell: Any) -> str | None:
@@ -162,12 +147,12 @@ def _name(cell: Any) -> str | None:
     return text if text and len(text) <= LONG and "\n" not in text and not _FRACTION.fullmatch(text) else None
 
 
-def _rank(name: str, column: _ColumnValues) -> int:
+def _rank(name: str, counts: Counter[str], decides: bool) -> int:
     if (said := _of_name(name)) != OTHER:
         return said
-    if column.names_answers() or all(re.fullmatch(r"-?\d+", value) for value in column.counts):
+    if decides or all(re.fullmatch(r"-?\d+", value) for value in counts):
         return PROPERTY
-    return HOLDER if all(_words(value) & set(HOLDERS) for value in column.counts) else OTHER
+    return HOLDER if all(_words(value) & set(HOLDERS) for value in counts) else OTHER
 
 
 def _of_name(name: str) -> int:

@@ -17,7 +17,7 @@ from PIL import Image as PIL
 from llm_fed.basics.errors import UserError
 from llm_fed.rows.columns import check_column
 from llm_fed.rows.formats import check_archive
-from llm_fed.rows.layout import SPLIT_NAMES, natural_order
+from llm_fed.rows.layout import SPLIT_NAMES, keys_of, natural_order
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -144,12 +144,15 @@ def _look_up(path: Path, arrays: Mapping[str, np.ndarray], key: str, indices: An
 
 
 def read_folder(folder: Path) -> Gallery:
-    """Image files in CLASS/, CLIENT/CLASS/, train/CLASS/ or CLIENT/train/CLASS/, and test/ and validation/ likewise."""
+    """Image files in CLASS/, CLIENT/CLASS/, train/CLASS/ or CLIENT/train/CLASS/, and test/ and validation/ likewise; a
+    folder may have a key (`site=north`)."""
     from datasets import Dataset
 
     files = [file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")]
     places = [file.relative_to(folder).parts for file in files]
     places.sort(key=lambda parts: [natural_order(part) for part in parts])
+    paths = [str(folder.joinpath(*parts)) for parts in places]
+    places = [(*(_without_key(part) for part in parts[:-1]), parts[-1]) for parts in places]
     split_of = {name: split for split, names in SPLIT_NAMES.items() for name in names}
     above = [tuple("split" if part in split_of else "client" for part in parts[:-2]) for parts in places]
     if len(set(above)) != 1 or above[0] not in LAYOUTS or any(len(parts) < 2 for parts in places):
@@ -161,7 +164,6 @@ def read_folder(folder: Path) -> Gallery:
     layout = above[0]
     classes = sorted({parts[-2] for parts in places})
     index = {name: i for i, name in enumerate(classes)}
-    paths = [str(folder.joinpath(*parts)) for parts in places]
     return Gallery(
         str(folder),
         np.array([index[parts[-2]] for parts in places], np.int64),
@@ -171,6 +173,10 @@ def read_folder(folder: Path) -> Gallery:
         tuple(classes),
         _decoder(Dataset.from_dict({"image": paths}), "image", str(folder)),
     )
+
+
+def _without_key(folder: str) -> str:
+    return next(iter(keys_of(f"{folder}/").values()), folder)
 
 
 def read_dataset(parts: Sequence[tuple[str, Dataset]], columns: Mapping[str, str], where: str) -> Gallery:

@@ -25,7 +25,7 @@ from llm_fed.runs.holder import Holder
 from llm_fed.runs.lock import NAME, HeldError, Lock
 from llm_fed.runs.reading import REOPENED, config_text, saved_config
 from llm_fed.runs.records import check_beginning, read_object, read_records, time_of_day
-from llm_fed.settings import datapath, paths, plugins
+from llm_fed.settings import paths, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat, from_dict
 from llm_fed.settings.contents import Contents, translated
@@ -66,8 +66,7 @@ class Run:
     Entering checks the folder and changes nothing in it; `begin` takes it over, once all else is known to be right.
 
     Args:
-        config: its paths become absolute ones, and of a run that is continued `base.dtype: auto` and
-            `task.held_out: auto` what they have meant there.
+        config: its paths become absolute ones, and `base.dtype: auto` what it has meant in a run that is continued.
         fresh: delete what an earlier run left there.
         listen: is given each line of metrics.jsonl as it is written.
         note: is told why it takes a while to get the folder's lock.
@@ -213,7 +212,6 @@ class Run:
             key: (before.get(key), now.get(key))
             for key in sorted(before.keys() | now.keys())
             if not (paths.same(key, before.get(key), now.get(key)) or key.startswith(_FREE_KEYS))
-            and not datapath.same(key, before.get(key), now.get(key))
         }
         renamed = _renamed(changes, saved, self.config)
         changes = {key: values for key, values in changes.items() if key not in renamed}
@@ -423,8 +421,6 @@ def as_before(config: Config, saved: Mapping[str, Any]) -> Config:
     """The configuration with what `auto` has meant in the run that is continued."""
     if config.base.dtype == "auto":
         config = replace(config, base=replace(config.base, dtype=saved["base"]["dtype"]))
-    if config.task.held_out == "auto":
-        config = replace(config, task=replace(config.task, held_out=saved["task"]["held_out"]))
     return config
 
 

@@ -153,9 +153,6 @@ class TaskConfig:
     loss_on: Literal["response", "all"] = "response"  # tokens that count in the loss
     # share of each client's training examples held out for validation, if the data has no such split
     validation: Annotated[float, AtLeast(0), Below(1)] = 0.1
-    # how rows are held out: by a `hash` of each row and the seed, so that a row that is added moves no other, or by
-    # their `position` in the data, as before version 0.4; `auto` is hash, and a continued run keeps its own
-    held_out: Literal["auto", "hash", "position"] = "auto"
     # height and width of images in pixels; null: as in the data, if all are of one size
     image_size: PositiveInt | None = None
     # names of all classes of images or texts in order, if the data of one machine may lack some; null: those in the

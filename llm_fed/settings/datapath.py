@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from llm_fed.basics.errors import UserError, closest
 
 SCHEME = "hf://"
 FROM_HUB = ("files", "classification", "regression")  # tasks that read data sets from the Hub by their ids
-_KEYS = ("task.path", "task.server.path")
 
 
 def check(key: str, given: str | None, task: str | None) -> None:
@@ -56,12 +54,6 @@ def local(key: str, given: str) -> Path:
         f"{key}={given!r}: there is no such file or folder (looked for {Path.cwd() / path}{hint}). "
         f"A Hub data set is written {SCHEME}owner/name."
     )
-
-
-def same(key: str, before: Any, now: Any) -> bool:
-    """Whether two values of a key name the same data: before hf://, a Hub data set was written owner/name."""
-    is_hub_id = key in _KEYS and isinstance(before, str) and now == f"{SCHEME}{before}"
-    return is_hub_id and not Path(before).exists()
 
 
 def _near(path: Path) -> Path | None:

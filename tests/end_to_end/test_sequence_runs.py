@@ -298,3 +298,16 @@ def test_compare_and_report(place, tmp_path, llm_fed):
     assert said.code == 0, said.err
     assert "accuracy (0-100)" in (tmp_path / "out/table.md").read_text()
     assert (tmp_path / "out/ffa-seed0/report.html").is_file()
+
+
+def test_a_run_with_other_labels_is_not_continued(place, tmp_path):
+    """Three other names: the same heads would mean something else."""
+    shutil.copytree(place.data, tmp_path / "data")
+    settings = tree(place.base, tmp_path / "data", rounds=1)
+    experiment.train(from_dict(settings), tmp_path / "run")
+    for file in (tmp_path / "data").rglob("*.jsonl"):
+        file.write_text(file.read_text().replace('"sport"', '"zoo"'))
+    with pytest.raises(
+        UserError, match=r"began with the labels \['sport', .* and the data have \['trade', .*'zoo'\] now"
+    ):
+        experiment.train(from_dict(settings | {"rounds": 2}), tmp_path / "run")

@@ -120,18 +120,21 @@ def test_unchanged_data_are_no_reason_for_a_word_and_the_end_is_that_of_one_run(
 
 def test_examples_are_shown_in_the_splits_that_the_run_has(tree, data, tmp_path):
     """`--dry-run --show`."""
-    config, folder = from_dict(tree(task={"held_out": "position"})), tmp_path / "run"
+    config, folder = from_dict(tree()), tmp_path / "run"
 
-    def splits_of(place: Path, *, fresh: bool = False) -> dict[tuple[str, str], str]:
-        return {(each.client, each.text): each.split for each in shown(config, place, 99, fresh=fresh).examples}
+    def splits_of(place: Path, *, fresh: bool = False) -> dict[tuple[str, str], set[str]]:
+        found: dict[tuple[str, str], set[str]] = {}  # to the tiny tokenizer some words are one
+        for each in shown(config, place, 99, fresh=fresh).examples:
+            found.setdefault((each.client, each.text), set()).add(each.split)
+        return found
 
     run.train(config, folder)
     before = splits_of(folder)
-    assert {*before.values()} == {"training", "validation", "test"}
+    assert set().union(*before.values()) == {"training", "validation", "test"}
     grow(data)
     after = splits_of(folder)
     kept = before.keys() & after.keys()
-    assert len(kept) > 50 and all(after[row] == before[row] for row in kept)
+    assert len(kept) > 50 and all(after[row] <= before[row] for row in kept)
     anew = splits_of(tmp_path / "other")
     assert splits_of(folder, fresh=True) == anew and any(anew[row] != before[row] for row in kept)
 
@@ -221,11 +224,11 @@ def test_a_merge_knows_what_its_parents_have_trained_on(tree, data, tmp_path):
     assert [line["event"] for line in of_kind(tmp_path / "run", "event")] == ["data changed"]
 
 
-@pytest.mark.parametrize("start, held_out", [(".", "hash"), ("adapters", "hash"), ("adapters/ada", "position")])
-def test_a_run_that_starts_from_another_does_not_test_its_rows(tree, data, tmp_path, start, held_out):
+@pytest.mark.parametrize("start", [".", "adapters", "adapters/ada"])
+def test_a_run_that_starts_from_another_does_not_test_its_rows(tree, data, tmp_path, start):
     with growing_runs.built() as first:
         run.train(from_dict(tree(seed=1)), tmp_path / "first")
-    adapter = {"adapter": {"start": str(tmp_path / "first" / start)}, "task": {"held_out": held_out}}
+    adapter = {"adapter": {"start": str(tmp_path / "first" / start)}}
     with growing_runs.built() as second:
         run.train(from_dict(tree(seed=2, **adapter)), tmp_path / "second")
     assert first[0].trained and second[0].held and not second[0].held & first[0].trained
@@ -248,9 +251,8 @@ def test_a_merge_of_folders_holds_no_row_out_that_their_runs_have_trained_on(tre
     assert not (trained(runs["fed"]).splits_of(held) & TRAINING).any()
 
 
-@pytest.mark.parametrize("held_out", ["hash", "position"])
-def test_a_newcomer_holds_no_row_out_that_the_run_has_trained_on(tree, data, tmp_path, held_out):
-    task = {"validation": 0.4, "held_out": held_out}
+def test_a_newcomer_holds_no_row_out_that_the_run_has_trained_on(tree, data, tmp_path):
+    task = {"validation": 0.4}
     run.train(from_dict(tree(method={"name": "potara"}, task=task)), tmp_path / "run")
     known = trained(tmp_path / "run")
     with growing_runs.built() as built:

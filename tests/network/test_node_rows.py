@@ -31,7 +31,7 @@ def test_a_node_keeps_its_rows_where_they_were(small, tmp_path, capsys):
     def greeted(token: str) -> set[tuple[str, ...]]:
         with growing_runs.built() as built:
             order = {"kind": "evaluate", "run": token, "client": "ada", "after": 0, "split": "test"}
-            reply, _ = Node().answer(link.places[1], link._text, work(order, held_out="hash"), pack(None))
+            reply, _ = Node().answer(link.places[1], link._text, work(order), pack(None))
         assert "error" not in reply, reply
         return built[0].held
 

@@ -148,7 +148,6 @@ def settings(draw: random.Random, tested: bool) -> dict[str, Any]:
     if kind != "test" and draw.random() < 0.1:
         server = replace(server, test=True)
     return {
-        "held_out": draw.choice(["hash", "hash", "auto", "position"]),
         "validation": draw.choice([0.0, 0.1, 0.3]),
         "partition": partition,
         "server": server,
@@ -172,11 +171,11 @@ def case(seed: int, folder: Path) -> Outcome:
     federation.fill()
     how, record = settings(draw, federation.tested), None
     outcome, trained, seen = Outcome(), set[tuple[str, ...]](), set[tuple[str, ...]]()
-    twice: set[tuple[str, ...]] = set()  # what the data, or the old rule, had on both sides when it came
+    twice: set[tuple[str, ...]] = set()  # what the data had on both sides when it came
     for stage in range(STAGES):
         config = TaskConfig("files", str(federation.write(folder)), **how)
         if stage and draw.random() < 0.3:  # as `eval` with other settings, or a run that starts from this one
-            config = replace(config, validation=draw.choice([0.0, 0.4]), held_out=draw.choice(["hash", "position"]))
+            config = replace(config, validation=draw.choice([0.0, 0.4]))
         try:
             data = tasks.load(config, draw.choice([seed % 5, seed % 5, 5]) if stage else seed % 5, known=record)
         except UserError as error:
@@ -186,7 +185,7 @@ def case(seed: int, folder: Path) -> Outcome:
             outcome.divided += 1
             trained |= rows(data, "train")
             held = rows(data, "validation") | rows(data, "test")
-            twice |= (federation.on_both_sides() if record or config.held_out != "position" else held & trained) - seen
+            twice |= federation.on_both_sides() - seen
             seen |= trained | held
             outcome.leaked += sorted((held & trained) - twice)
             assert data.record is not None

@@ -90,8 +90,7 @@ def case(seed: int, folder: Path, base: Path) -> Outcome:
         "adapter": {"rank": 1, "target_modules": ["q_proj"]}, "method": {"name": draw.choice(METHODS)},
         "local": {"steps": 1, "batch_size": 2}, "report": {"samples": 0},
         "eval": {"every": 1, "metric": "exact_match", "max_new_tokens": 1},
-        "task": {"name": "files", "max_length": 64, "template": "plain", "validation": draw.choice([0.0, 0.2]),
-                 "held_out": draw.choice(["auto", "auto", "position"])},
+        "task": {"name": "files", "max_length": 64, "template": "plain", "validation": draw.choice([0.0, 0.2])},
         "seeds": {"evaluation": draw.choice([None, 3])},
     }  # fmt: skip
     trained, seen, twice = Rows(), Rows(), Rows()
@@ -110,8 +109,7 @@ def case(seed: int, folder: Path, base: Path) -> Outcome:
         for one in experiments:
             if action in ("continue", "extend"):
                 trained |= one.trained
-            by_position = not seen and tree["task"]["held_out"] == "position"
-            twice |= (one.trained & one.held if by_position else federation.on_both_sides()) - seen
+            twice |= federation.on_both_sides() - seen
             outcome.leaked |= (one.held & trained) - twice
         if action in ("continue", "extend"):  # the others write down nothing, so a run knows no row from them
             seen |= {row for one in experiments for row in one.trained | one.held}

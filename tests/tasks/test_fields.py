@@ -175,11 +175,16 @@ def test_whether_a_number_is_an_option_or_its_place_is_decided_by_the_whole_file
 
 
 def test_columns_that_later_rows_show(tmp_path):
-    """The 300th row has a column by which the others are chosen, so the file is read again."""
+    """The 300th row has one that a row may lack; where it would change what those before say, it is refused."""
     rows = [{"question": f"q{i}", "answer": "a"} for i in range(300)]
     rows.append({"question": "q", "answer": "a", "context": "c"})
     found = read(tmp_path, *rows)
     assert (found[0].prompt, found[300].prompt) == ("q0", "q\n\nc") and len(found) == 301
+    with pytest.raises(UserError, match="line 302: it has columns that no row before .* set task.columns.prompt=COL"):
+        read(tmp_path, *rows, {"instruction": "q", "answer": "a"})
+    rows = options(*[(["1", "2", "3"], 2)] * 300, (["5", "6", "7"], 0), name="options")
+    with pytest.raises(UserError, match="line 301: the answer '2' is an option and also the place of another one, and"):
+        read(tmp_path, *rows)
 
 
 def test_the_same_number_is_the_same_text_and_the_same_client(tmp_path):

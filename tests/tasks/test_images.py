@@ -183,12 +183,14 @@ def test_a_folder_per_split_and_class(tmp_path):
     assert same(client.train, np.stack(expected), np.array([0, 1, 1, 1]))
 
 
-def test_a_folder_per_client(tmp_path):
+@pytest.mark.parametrize("form", ["{}/{}/{}", "site={}/split={}/label={}"])
+def test_a_folder_per_client(tmp_path, form):
     for client in ("b", "a"):
         for split, count in (("train", 3), ("test", 2)):
             for i in range(count):
-                image_file(tmp_path / client / split / f"class{i % 2}" / f"{i}.png", i, mode="L")
+                image_file(tmp_path / form.format(client, split, f"class{i % 2}") / f"{i}.png", i, mode="L")
     data = load("images", tmp_path)
+    assert data.labels == ("class0", "class1")
     assert {name: (len(c.train), len(c.test)) for name, c in data.clients.items()} == {"a": (3, 2), "b": (3, 2)}
     assert data.clients["a"].train[0].pixels.shape == (1, 5, 4)
 

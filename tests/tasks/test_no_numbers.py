@@ -20,7 +20,8 @@ def loaded(folder, row) -> str:
     (folder / "ada").mkdir(exist_ok=True)
     lines = [{**row, "n": number} for number in range(4)]
     (folder / "ada" / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(tasks.load(TaskConfig("files", str(folder)), 0).clients["ada"])
+    client = tasks.load(TaskConfig("files", str(folder)), 0).clients["ada"]
+    return str([*client.train, *client.test])
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])

@@ -15,7 +15,6 @@ from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import classes
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.partition import kept, partition
-from llm_fed.tasks.splits import ByPosition
 
 
 def make(client: str, train: int, test: int, validation: int = 0) -> ClientData:
@@ -182,24 +181,6 @@ def test_names_of_many_clusters_and_clients_sort_as_they_stand():
 @pytest.mark.parametrize(
     "config, made", [*MADE, (PartitionConfig(), 3)], ids=lambda value: getattr(value, "kind", None)
 )
-def test_a_share_of_what_a_client_gets_of_each_label_can_be_its_test_split(config, made):
-    config = dataclasses.replace(config, test=0.2)
-    parts = partition(SOURCE, config, 0, rule=ByPosition(0))
-    assert len(parts) == made and partition(SOURCE, config, 0, rule=ByPosition(0)) == parts
-    both = sorted(prompts(SOURCE, "train") + prompts(SOURCE, "test"))
-    assert sorted(prompts(parts, "train") + prompts(parts, "test")) == both
-    assert sorted(prompts(parts, "validation")) == sorted(prompts(SOURCE, "validation"))
-    assert {prompt.split()[1] for prompt in prompts(parts, "test")} == {"train", "test"}  # of either split of the data
-    for client in parts.values():
-        whole = held(client, "train", "test")
-        share = max(1, round(0.2 * whole.total())) / whole.total()
-        assert len(client.test) == share * whole.total()
-        assert all(abs(held(client, "test")[label] - share * count) < 1 for label, count in whole.items())
-
-
-@pytest.mark.parametrize(
-    "config, made", [*MADE, (PartitionConfig(), 3)], ids=lambda value: getattr(value, "kind", None)
-)
 def test_by_content_a_row_is_tested_whoever_gets_it(config, made):
     parts = partition(SOURCE, dataclasses.replace(config, test=0.2), 0)
     assert len(parts) == made
@@ -217,14 +198,6 @@ def test_a_test_split_of_two_examples_leaves_one_to_train_and_of_one_none():
     assert [(len(client.train), len(client.test)) for client in parts.values()] == [(1, 1), (1, 1), (1, 0), (0, 0)]
     (most,) = partition(cohort(make("a", 9, 0)), PartitionConfig(test=0.9999), 0).values()
     assert (len(most.train), len(most.test)) == (1, 8)
-
-
-def test_a_stratified_part_is_drawn_anew_by_the_seed_and_any_example_can_be_in_it():
-    labels = np.repeat(["a", "b", "c"], [1, 4, 15])
-    drawn = [tuple(classes.stratified(labels, 0.2, seed).tolist()) for seed in range(300)]
-    often = np.bincount(np.concatenate(drawn), minlength=20) / 300
-    assert len(set(drawn)) > 200 and all(len(set(part)) == 4 for part in drawn)
-    assert often == pytest.approx(np.full(20, 0.2), abs=0.08)
 
 
 @pytest.mark.parametrize(

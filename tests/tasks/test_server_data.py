@@ -17,7 +17,7 @@ from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
 from llm_fed.tasks import flan
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.server import in_domain
-from llm_fed.tasks.splits import ByContent, ByPosition
+from llm_fed.tasks.splits import ByContent
 
 SIZES = {"wic": (30, 20), "cola": (40, 12), "snli": (50, 15)}
 
@@ -97,14 +97,12 @@ def test_each_client_has_a_draw_of_its_own():
         name: ClientData(name, (), test=tuple(Example(f"{name}{i}", ("yes",)) for i in range(100)))
         for name in ("a", "b")
     }
-    for rule in (ByPosition(0), ByContent(0)):
-        _, found = in_domain(clients, ServerConfig(examples=10, each=True), 0, rule)
-        first, second = ([int(example.prompt[1:]) for example in part] for part in (found.train[:10], found.train[10:]))
-        assert len(first) == len(second) == 10 and first != second
+    _, found = in_domain(clients, ServerConfig(examples=10, each=True), 0, ByContent(0))
+    first, second = ([int(example.prompt[1:]) for example in part] for part in (found.train[:10], found.train[10:]))
+    assert len(first) == len(second) == 10 and first != second
 
 
 def test_what_equals_an_example_of_the_server_is_not_tested():
-    """By content; by position each client's rows were drawn for themselves."""
     same = tuple(Example(f"question {i}", ("yes",)) for i in range(20))
     clients = {name: ClientData(name, (), test=same) for name in ("a", "b")}
     left, found = in_domain(clients, ServerConfig(examples=4), 0, ByContent(0))

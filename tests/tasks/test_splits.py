@@ -18,7 +18,7 @@ from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
 from llm_fed.tasks import content
 from llm_fed.tasks.common import ClientData, Example, Picture, TaskData, Turn
 from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record, together
-from llm_fed.tasks.splits import BITS, ByContent, ByPosition
+from llm_fed.tasks.splits import ByContent
 
 
 def write(path: Path, rows: list[str] | range) -> Path:
@@ -326,63 +326,13 @@ def test_what_the_server_took_is_not_tested_where_it_has_moved_to_the_training_f
     assert not {f"question {row}" for row in took} & {*prompts(later, "test")["north"]}
 
 
-# By position, as before
-
-
-def test_by_position_unchanged_data_are_divided_as_before(tmp_path):
-    path = write(tmp_path / "north.jsonl", [*range(20), *range(20)])
-    begun = load(tmp_path, held_out="position")
-    (client,) = begun.clients.values()
-    (expected,) = ByPosition(0).hold_out([ClientData("north", (*load_all(tmp_path),))], "test", 0.2)
-    assert list(client.test) == list(expected.test) and len(client.test) == 8
-    known = record_of(begun)
-    assert load(tmp_path, known, held_out="position") == begun  # though equal rows are on both sides
-    write(path, [*range(20), *range(20), 50, 51])
-    later = load(tmp_path, known, held_out="position")
-    trained = {*prompts(begun, "train")["north"]}
-    assert not trained & {*prompts(later, "test")["north"], *prompts(later, "validation")["north"]}
-
-
-@pytest.mark.parametrize("begun, later", [
-    ({}, {"validation": 0.4}),
-    ({}, {"seed": 1}),
-    ({}, {"partition": PartitionConfig("iid", clients=2)}),
-    ({"held_out": "hash"}, {}),
-], ids=["share", "seed", "partition", "rule"])  # fmt: skip
-def test_by_position_no_row_gets_another_split_than_that_which_a_run_knows(tmp_path, begun, later):
-    """Though the data are unchanged: as `eval` is given other settings, or a run starts from another."""
-    write(tmp_path / "north.jsonl", range(30))
-    write(tmp_path / "south.jsonl", range(100, 130))
-    before = load(tmp_path, **{"held_out": "position"} | begun)
-    after = load(tmp_path, record_of(before), **{"held_out": "position"} | later)
-    known, now = ({split: {prompt for own in prompts(data, split).values() for prompt in own} for split in BITS}
-                  for data in (before, after))  # fmt: skip
-    assert now == known
-
-
-def test_by_position_runs_of_two_seeds_know_together_what_each_has_trained_on(tmp_path):
-    write(tmp_path / "north.jsonl", range(40))
-    both = [load(tmp_path, seed=seed, held_out="position") for seed in (0, 1)]
-    known = together([record_of(data) for data in both])
-    after = load(tmp_path, known, seed=1, held_out="position")
-    trained = {prompt for data in both for prompt in prompts(data, "train")["north"]}
-    assert not trained & {*prompts(after, "test")["north"], *prompts(after, "validation")["north"]}
-
-
 def test_what_the_server_trained_on_is_not_held_out_though_an_equal_row_was():
-    """As a run that divided by position has it."""
     own = ClientData("north", rows(*map(str, range(9))))
     digests = content.digests(own.train)
     known = Record.of([own], "north").divided([ClientData("north", (), validation=own.train)], own)
     assert known.splits_of(digests).tolist() == [SERVER | VALIDATION] * 9
     (divided,) = ByContent(0, known).hold_out([own], "validation", 0.3)
     assert not divided.validation
-
-
-def load_all(path: Path) -> list[Example]:
-    (client,) = load(path).clients.values()
-    found = [*client.train, *client.validation, *client.test]
-    return sorted(found, key=lambda example: int(str(example.prompt).split()[1]))[::2] * 2
 
 
 def test_pictures_and_partitions_of_them(tmp_path):

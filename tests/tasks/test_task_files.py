@@ -7,7 +7,6 @@ import gzip
 import json
 import logging
 import os
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -319,15 +318,6 @@ def test_hub_failure_says_what_the_hub_said(monkeypatch):
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     with pytest.raises(UserError, match="the Hub data set 'some/thing' cannot be read: Couldn't reach the Hub$"):
         load("hf://some/thing")
-
-
-def test_eight_clients_of_five_hundred_rows_load_quickly(tmp_path):
-    for client in range(8):
-        write(tmp_path / f"c{client}" / "train.jsonl.gz", records(300, input="some context " * 20))
-        write(tmp_path / f"c{client}" / "test.jsonl.gz", records(200, input="some context " * 20))
-    start = time.perf_counter()
-    load(tmp_path)
-    assert time.perf_counter() - start < 2
 
 
 # The task `flan`

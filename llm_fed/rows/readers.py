@@ -1,10 +1,9 @@
-"""Rows of tables: CSV with any usual separator, Parquet, Arrow and Excel workbooks."""
+"""Readers of files: each goes through the rows of one, and notes what the file declares beside them."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count, islice
 from typing import IO, Any, NamedTuple
@@ -14,27 +13,28 @@ import pyarrow.ipc
 import pyarrow.parquet
 
 from llm_fed.basics.errors import UserError, install
-from llm_fed.rows import BadRow, FileRows, Row, formats, with_names
+from llm_fed.rows import BadRow, FileRows, Row, declared, formats
 from llm_fed.rows.dialects import dialect_of
+from llm_fed.rows.jsonrows import json_rows
 
 _MOST_ROWS = 2**20  # of a sheet
 _BATCH = 4096  # rows of a Parquet file that are in memory at once
+Rows = Iterator[Row | BadRow]
 
 
-def csv_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
+class _Record(NamedTuple):
+    number: int  # of its first line, or of its row
+    cells: Sequence[Any]
+    lines: int = 1
+
+
+def csv_rows(file: FileRows, encoding: str) -> Rows:
     """A header and a row per record. Blank lines, and lines of nothing but separators, are no rows. UserError where a
     quotation mark has no end, so that the rows behind it cannot be told apart."""
-    from llm_fed.rows import jsonrows
-
     text = formats.TextFile(file.path, encoding)
-    if formats.is_json("".join(text.first_lines()[:1])):
-        file.remark("as JSON")
-        yield from jsonrows.rows(file, encoding)
-        return
     dialect = dialect_of(text.head(), "\t" if formats.suffix_of(file.path.name) == ".tsv" else ",")
     file.remark(dialect.remark)
-    lines = islice(text.lines(), dialect.skipped, None)
-    records = _records(file, dialect.reader(lines), dialect.skipped)
+    records = _records(file, dialect.reader(islice(text.lines(), dialect.skipped, None)), dialect.skipped)
     header = next(records, None)
     if isinstance(header, BadRow):
         raise header
@@ -43,13 +43,7 @@ def csv_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
     file.remark(text.remark)
 
 
-class _TableRow(NamedTuple):
-    number: int  # of its first line, or of its row
-    cells: Sequence[Any]
-    lines: int = 1
-
-
-def _records(file: FileRows, reader: Any, before: int) -> Iterator[_TableRow | BadRow]:
+def _records(file: FileRows, reader: Any, before: int) -> Iterator[_Record | BadRow]:
     while True:
         start = before + reader.line_num + 1
         where = f"{file.path}, line {start}"
@@ -66,82 +60,66 @@ def _records(file: FileRows, reader: Any, before: int) -> Iterator[_TableRow | B
         if any(map(formats.damaged, cells)):
             yield BadRow(where, "bytes that are not UTF-8; write the line again", lines)
         elif any(cell and not cell.isspace() for cell in cells):
-            yield _TableRow(start, cells, lines)
+            yield _Record(start, cells, lines)
 
 
-def _with_header(
-    file: FileRows, header: Sequence[str], records: Iterable[_TableRow | BadRow], unit: str
-) -> Iterator[Row | BadRow]:
+def _with_header(file: FileRows, header: Sequence[str], records: Iterable[_Record | BadRow], unit: str) -> Rows:
     """Each record as a row. Of columns with one name the first counts; `file.twice` knows them all."""
-    places: dict[str, int] = {}
     file.note_names(header)
-    for place, name in enumerate(header):
-        if name:
-            places.setdefault(name, place)
+    places = {name: place for place, name in reversed([*enumerate(header)]) if name}
     nameless = [place for place, name in enumerate(header) if not name and place]  # the first is an index of pandas
     width = len(header)
     for record in records:
         if isinstance(record, BadRow):
             yield record
             continue
-        cells, where = record.cells, f"{file.path}, {unit} {record.number}"
+        cells, at = record.cells, f", {unit} {record.number}"
         if len(cells) < width or any(cell not in (None, "") for cell in cells[width:]):
             amount = "more" if len(cells) > width else "fewer"
-            yield BadRow(where, f"{amount} fields than in the header; quote texts that hold commas", record.lines)
+            said = f"{amount} fields than in the header; quote texts that hold commas"
+            yield BadRow(f"{file.path}{at}", said, record.lines)
             continue
-        if nameless:
-            file.nameless.update(f"column {place + 1}" for place in nameless if cells[place] not in (None, ""))
-        yield Row(where, {name: cells[place] for name, place in places.items()})
+        file.nameless.update(f"column {place + 1}" for place in nameless if cells[place] not in (None, ""))
+        yield file.row(at, {name: cells[place] for name, place in reversed(places.items())})
 
 
-def parquet_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
+def parquet_rows(file: FileRows, encoding: str) -> Rows:
     """The rows of a Parquet file, some batches of which are in memory at once."""
     with _seekable(file) as source, pyarrow.parquet.ParquetFile(source) as table:
         yield from _of_arrow(file, table.schema_arrow, table.iter_batches(_BATCH))
 
 
-def arrow_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
+def arrow_rows(file: FileRows, encoding: str) -> Rows:
     """The rows of an Arrow file, also as Feather and as `datasets` saves them."""
     with _seekable(file) as source:
         try:
             reader = pyarrow.ipc.open_file(source)
+            batches: Any = (reader.get_batch(number) for number in range(reader.num_record_batches))
         except pyarrow.ArrowInvalid:
             source.seek(0)
-            stream = pyarrow.ipc.open_stream(source)
-            yield from _of_arrow(file, stream.schema, stream)
-            return
-        batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+            reader = batches = pyarrow.ipc.open_stream(source)
         yield from _of_arrow(file, reader.schema, batches)
 
 
-def _of_arrow(file: FileRows, schema: pyarrow.Schema, batches: Iterable[Any]) -> Iterator[Row | BadRow]:
+def _of_arrow(file: FileRows, schema: pyarrow.Schema, batches: Iterable[Any]) -> Rows:
     file.note_names(schema.names)
-    number, classes, allowance = count(1), _class_names(schema), formats.Allowance(file.path)
+    file.features = {**file.features, **declared.of_schema(file, schema)}
+    shown, number, allowance = declared.shown(file.path), count(1), formats.Allowance(file.path)
     for batch in batches:
         allowance.take(batch.nbytes)
         batch.validate(full=True)  # offsets and UTF-8, which damage would make wrong
-        yield from (with_names(f"{file.path}, row {next(number)}", values, classes) for values in batch.to_pylist())
-
-
-def _class_names(schema: pyarrow.Schema) -> dict[str, list[str]]:
-    """By column the names of classes that `datasets` has written into a file."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: each["names"] for name, each in features.items() if each.get("_type") == "ClassLabel"}
-    except (KeyError, TypeError, AttributeError, ValueError):  # none, or another program's
-        return {}
+        kept = batch.select(shown) if shown is not None else batch
+        yield from (file.row(f", row {next(number)}", values) for values in kept.to_pylist())
 
 
 def _seekable(file: FileRows) -> IO[bytes]:
     """A file that readers can jump about in; in memory where it is compressed."""
-    with open(file.path, "rb") as raw, formats.opened(file.path) as data:
-        if raw.read(formats.HEAD) != data.read(formats.HEAD):
-            with formats.opened(file.path) as whole:
-                return io.BytesIO(whole.read())
-    return open(file.path, "rb")
+    with formats.opened(file.path) as data:
+        is_plain = isinstance(data, io.BufferedReader) and isinstance(data.raw, io.FileIO)
+        return open(file.path, "rb") if is_plain else io.BytesIO(data.read())
 
 
-def xlsx_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
+def xlsx_rows(file: FileRows, encoding: str) -> Rows:
     """The rows of an Excel workbook's first sheet that holds any; formulas as the values that Excel has saved."""
     try:
         import openpyxl
@@ -159,19 +137,29 @@ def xlsx_rows(file: FileRows, encoding: str) -> Iterator[Row | BadRow]:
         book.close()
 
 
-def _cells(sheet: Any) -> Iterator[_TableRow]:
+def _cells(sheet: Any) -> Iterator[_Record]:
     """The rows of a sheet that hold anything."""
     for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
         if number > _MOST_ROWS:
             raise UserError(f"the sheet {sheet.title!r} has more than {_MOST_ROWS:,} rows, which no workbook can have")
         if any(cell is not None and str(cell).strip() for cell in cells):
-            yield _TableRow(number, cells)
+            yield _Record(number, cells)
 
 
-def _padded(record: _TableRow, width: int) -> _TableRow:
+def _padded(record: _Record, width: int) -> _Record:
     return record._replace(cells=(*record.cells, *[None] * (width - len(record.cells))))
 
 
-READERS: dict[str, Callable[[FileRows, str], Iterator[Row | BadRow]]] = {
-    "csv": csv_rows, "parquet": parquet_rows, "arrow": arrow_rows, "xlsx": xlsx_rows,
+def text_rows(file: FileRows, encoding: str) -> Rows:
+    """A whole file as one text."""
+    text = formats.TextFile(file.path, encoding)
+    content = text.whole()
+    file.remark(text.remark)
+    if content.strip():
+        yield file.row("", {"text": content.strip("\n\r")})
+
+
+READERS: dict[str, Callable[[FileRows, str], Rows]] = {
+    "csv": csv_rows, "json": json_rows, "parquet": parquet_rows, "arrow": arrow_rows, "xlsx": xlsx_rows,
+    "txt": text_rows,
 }  # fmt: skip

@@ -1,0 +1,123 @@
+"""What a source declares beside its cells, as the library datasets writes it: into Arrow and Parquet files, beside the
+files of a saved data set, and at the head of a README. Features are what `datasets.Features.to_dict` makes of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from llm_fed.basics.errors import UserError, one_line
+from llm_fed.rows.layout import Part, split_of
+
+if TYPE_CHECKING:
+    import pyarrow
+
+    from llm_fed.rows import Source
+
+README, OLDER = "README.md", "dataset_infos.json"
+
+
+def with_names(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with the names of classes in the place of their numbers; -1 stands for none.
+
+    Raises:
+        ValueError: a number has no name.
+    """
+    named = dict(values)
+    for column in features.keys() & named.keys():
+        try:
+            named[column] = _named(named[column], features[column])
+        except ValueError as error:
+            raise ValueError(f"column {column!r} holds {error}") from error
+    return named
+
+
+def _named(value: Any, feature: Any) -> Any:
+    feature = {"feature": feature[0]} if isinstance(feature, list) else feature
+    if isinstance(value, list):
+        return [_named(each, feature.get("feature", feature)) for each in value]
+    if isinstance(value, dict):
+        inner = feature.get("feature", feature)
+        return {key: _named(each, inner.get(key, {})) for key, each in value.items()}
+    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
+    return _name(value, names) if names and value not in (None, "") else value
+
+
+def _name(value: Any, names: list[str | None]) -> str | None:
+    if isinstance(value, str) and value in names:
+        return value
+    try:
+        number = int(float(value))
+    except (TypeError, ValueError):
+        number = len(names)
+    if number == -1:
+        return None
+    if not 0 <= number < len(names) or names[number] in (None, ""):
+        raise ValueError(f"{value!r:.40}, but the data set names {len(names)} classes")
+    return names[number]
+
+
+def of_schema(source: Source, schema: pyarrow.Schema) -> dict[str, Any]:
+    """By column the features that are written into an Arrow or Parquet file."""
+    written = (schema.metadata or {}).get(b"huggingface")
+    try:
+        return dict(json.loads(written)["info"]["features"]) if written else {}
+    except (KeyError, TypeError, ValueError):
+        source.remark("without what its metadata says of its columns")
+        return {}
+
+
+def shown(path: Path) -> list[str] | None:
+    """The columns of a saved data set (`save_to_disk`) that its format does not hide; None: all."""
+    try:
+        state = json.loads((path.parent / "state.json").read_text())
+        return None if state["_output_all_columns"] else state["_format_columns"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def of_readme(folder: Path) -> tuple[dict[str, Any], list[Part]]:
+    """By column the features that the README of a data set says, or the file that was before it, and which of its files
+    are in which split; empty where it does not say that of one configuration.
+
+    Raises:
+        UserError: it says so in a form that cannot be read.
+    """
+    path = folder / README
+    head = path.read_text(errors="ignore").partition("\n---")[0] if path.is_file() else ""
+    head = head if head.startswith("---") else ""
+    if not ("dataset_info:" in head or "configs:" in head or (folder / OLDER).is_file()):
+        return {}, []
+    from datasets.info import DatasetInfosDict
+
+    try:
+        configs = (yaml.safe_load(head.strip("-")) or {}).get("configs") or [{}]
+        infos = [info.features for info in DatasetInfosDict.from_directory(str(folder)).values() if info.features]
+        parts = _parts(folder, configs[0].get("data_files") or []) if len(configs) == 1 else []
+    except Exception as error:  # of any kind: whatever a person may write there
+        said = one_line(str(error))
+        raise UserError(
+            f"{path} says what the data are in a form that cannot be read: {said}; correct it, or take it out"
+        ) from error
+    return (infos[0].to_dict() if len(infos) == 1 else {}), parts
+
+
+def _parts(folder: Path, listed: str | list[Any]) -> list[Part]:
+    parts = []
+    for each in (each for each in listed if isinstance(each, dict) and split_of(each["split"])):
+        patterns = [each["path"]] if isinstance(each["path"], str) else each["path"]
+        files = tuple(
+            str(path.relative_to(folder))
+            for pattern in patterns
+            for path in sorted(folder.glob(pattern))
+            if path.is_file()
+        )
+        if not files:
+            raise ValueError(f"{', '.join(patterns)} of the split {each['split']} are no files")
+        parts.append(Part(None, str(split_of(each["split"])), files))
+    return parts
