@@ -1,8 +1,6 @@
 """Times a fused cohort against stock PEFT: (a) its clients one after another, (b) a floor of one adapter.
 
 (b) trains ONE adapter on the cohort's examples, sorted by length into 1, 2, 4 or 8 micro-batches; the best counts.
-(b') is the floor without the work that llm_fed leaves out (the language-model head on prompt tokens, attention masks,
-padding beyond the plan), so ours / (b') is the price of an adapter per client, and (b') / (b) what is saved elsewhere.
 (a) and (b) are plain loops over transformers' own forward pass with labels.
 
     python scripts/bench/cohort.py --base FOLDER --data FOLDER_OF_CLIENTS --steps 4 20 --threads 2
@@ -31,10 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fit import fit
-from llm_fed.engine.memory import budget_and_overhead
-from llm_fed.engine.packing import collate, plan
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit, Work
 from llm_fed.models.lora import Lora, draw
@@ -141,22 +136,6 @@ class Bench:
             optimizer.zero_grad()
         peft.unload()
 
-    def lean_floor(self, steps: int) -> None:
-        """(b'): everybody's examples, with our plan of micro-batches and our loss."""
-        peft = self.wrapped()
-        optimizer = self.optimizer(peft)
-        default, overhead = budget_and_overhead(self.model.device)
-        for batches in zip(*self.cohort(steps), strict=True):
-            everybody = [example for batch in batches for example in batch]
-            lengths = [len(example.input_ids) for example in everybody]
-            for chosen in plan(lengths, self.args.budget or default, overhead):
-                with self.context():
-                    losses = TEXT.losses(self.model, collate([everybody[i] for i in chosen]))
-                losses.mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        peft.unload()
-
     def wrapped(self) -> PeftModel:
         """Stock PEFT layers in the base, until `unload`."""
         names = list(self.structure.target_modules)
@@ -228,7 +207,6 @@ def measure(bench: Bench, steps: int, repeats: int) -> str:
     runs: dict[str, Callable[[int], object]] = {
         "ours": bench.ours,
         "a": bench.one_by_one,
-        "lean": bench.lean_floor,
         **floors,
     }
     clock = {"wall": time.perf_counter, "cpu": time.process_time}[bench.args.clock]
@@ -242,11 +220,8 @@ def measure(bench: Bench, steps: int, repeats: int) -> str:
             seconds[name].append(timed(run, steps, clock))
     median = {name: statistics.median(seconds[name]) for name in runs}
     best = min(floors, key=lambda name: median[name])
-    ours, a, b, lean = median["ours"], median["a"], median[best], median["lean"]
-    return (
-        f"| {steps} | {ours:.2f} | {padding:.1%} | {a:.2f} | {b:.2f} ({best}) | {lean:.2f} "
-        f"| {ours / a:.2f} | {ours / b:.2f} | {ours / lean:.2f} |"
-    )
+    ours, a, b = median["ours"], median["a"], median[best]
+    return f"| {steps} | {ours:.2f} | {padding:.1%} | {a:.2f} | {b:.2f} ({best}) | {ours / a:.2f} | {ours / b:.2f} |"
 
 
 def parse() -> argparse.Namespace:
@@ -279,8 +254,8 @@ def main() -> None:
     bench = Bench(args)
     print(f"{args.clients} clients, batch {args.batch_size}, {args.dtype}, {args.device}, {args.threads} threads, ")
     print(f"torch {torch.__version__}; {args.clock} seconds, median of {args.repeats} alternating runs\n")
-    print("| steps | ours | padding | (a) | (b) (micro-batches) | (b') | ours/(a) | ours/(b) | ours/(b') |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("| steps | ours | padding | (a) | (b) (micro-batches) | ours/(a) | ours/(b) |")
+    print("|---|---|---|---|---|---|---|")
     for steps in args.steps:
         print(measure(bench, steps, args.repeats), flush=True)
 
