@@ -21,7 +21,7 @@ def tried(tmp_path_factory) -> links.Links:
         ("run", "metrics.jsonl", "file"),
         ("run", ".lock", "file"),
         ("run", ".lock", "nothing"),
-        ("run", ".lock.1", "nothing"),
+        ("run", ".lock.holder", "file"),
         ("run", "checkpoints", "folder"),
         ("run", "checkpoints/rows", "folder"),
         ("run", "adapters", "folder"),

@@ -19,11 +19,11 @@ import psutil
 
 from llm_fed.basics.mounts import mounts
 
-# By version of control groups: the files with a limit, the usage, the line of memory.stat with the page cache that the
-# kernel can take back at once, and the file that counts how many processes were killed.
+# By version of control groups: the files with a limit, the usage, and the line of memory.stat with the page cache that
+# the kernel can take back at once.
 _FILES = {
-    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file", "memory.oom_control"),
-    2: (("memory.max", "memory.high"), "memory.current", "inactive_file", "memory.events"),
+    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+    2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
 # Where the groups usually lie, in case /proc/self/mountinfo does not say so.
 _USUAL = {1: ("/sys/fs/cgroup/memory",), 2: ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")}
@@ -61,7 +61,7 @@ def group_limits(root: Path = Path("/")) -> list[MemoryLimit]:
     """The limits of all control groups that this process is in."""
     limits = []
     for version, name, folder in groups(root):
-        files, usage_file, cache, _ = _FILES[version]
+        files, usage_file, cache = _FILES[version]
         statistics = _table(folder / "memory.stat")
         used = max(0, (_number(folder / usage_file) or 0) - statistics.get(cache, 0))
         sizes = {file: _number(folder / file) for file in files}
@@ -92,14 +92,6 @@ def _own_share() -> list[MemoryLimit]:
         return []
     left = int(size) - psutil.Process().memory_info().rss
     return [MemoryLimit("the share of one of several processes", int(size), max(0, left))]
-
-
-def kills(root: Path = Path("/")) -> dict[str, int]:
-    """How many processes the kernel has killed for want of memory since the machine was started, by control group, and
-    on the whole machine under the name "machine"; only those that it tells."""
-    tables = {name: folder / _FILES[version][3] for version, name, folder in groups(root)}
-    tables["machine"] = root / "proc/vmstat"
-    return {name: count for name, file in tables.items() if (count := _table(file).get("oom_kill")) is not None}
 
 
 def groups(root: Path = Path("/")) -> Iterator[tuple[int, str, Path]]:

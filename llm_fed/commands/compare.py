@@ -168,9 +168,8 @@ def _prepare(
     if costs or processes > 1:
         step = max((price.step or 0 for price in prices), default=0)
         demands = sharing.demands(processes, weights([bases.of(plan.file).model]), step, device, spread)
-    for warning in (demand.check(jobs) for demand in demands if processes > 1):
-        if warning:
-            reporter.note(warning)
+    for demand in demands if processes > 1 else ():
+        demand.check(jobs)
     return _Prepared(plan, table, bases, processes, demands, device, spread)
 
 
@@ -204,10 +203,10 @@ def _trained(prepared: _Prepared, reporter: Reporter, out: Path) -> Table:
             if isinstance(job.outcome, str):
                 reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
             _write(_fill(table, plan), out)
-    changed = {id(job) for job in plan.jobs() if job.compare_with_local()}
+    changed = {job for job in plan.jobs() if job.compare_with_local()}
     for row in table.rows:
         for seed in plan.seeds:
-            if id(plan.cells[row.label, seed]) in changed:
+            if plan.cells[row.label, seed] in changed:
                 row.results.pop(seed, None)
     table.notes += _changed(plan)
     table.notes += filter(None, [spent_together(plan.jobs())])
@@ -237,8 +236,6 @@ def _trainings(
     shares = sharing.shares(prepared.processes, prepared.device, prepared.spread)
     threads = shares[0].get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
     reporter.note(f"{prepared.processes} runs at a time, each in a process of its own; threads of each: {threads}")
-    for demand in prepared.demands:
-        reporter.note(f"memory: {demand.in_words}")
     runs = SideBySide(jobs, shares, out, reporter, progress.begins)
     with closing(runs.trained()) as trained:
         for job in trained:
@@ -270,12 +267,12 @@ def _empty_table(plan: ComparisonPlan, bases: Bases, costs: list[Costs] | None =
         costs: gets what runs that are still open will take.
     """
     metrics: dict[str, str] = {}  # by label
-    counted: dict[int, Parameters] = {}  # several rows may start from the same runs
+    counted: dict[Job, Parameters] = {}  # several rows may start from the same runs
 
     def count(job: Job, label: str) -> Parameters:
-        if id(job) not in counted:
-            counted[id(job)] = build(job, label)
-        return counted[id(job)]
+        if job not in counted:
+            counted[job] = build(job, label)
+        return counted[job]
 
     def build(job: Job, label: str) -> Parameters:
         begins = not holds_results(job.folder)

@@ -127,16 +127,16 @@ class ComparisonPlan:
 
     def jobs(self) -> Iterator[Job]:
         """Every run once: seed by seed, parents first."""
-        ordered: dict[int, Job] = {}
+        ordered: dict[Job, None] = {}
 
         def add(job: Job) -> None:
             for parent in job.parents.values():
                 add(parent)
-            ordered.setdefault(id(job), job)
+            ordered.setdefault(job)
 
         for job in self.cells.values():
             add(job)
-        return iter(ordered.values())
+        return iter(ordered)
 
 
 def _folder_names(labels: Iterable[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from llm_fed.experiment.simulation import Simulation, lacks_exports
 from llm_fed.federation import privacy
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
+from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import events, shares_of, validated
 from llm_fed.runs.tracking import Reporter
@@ -29,7 +30,7 @@ from llm_fed.settings.config import Config
 from llm_fed.settings.contents import Contents
 
 
-@dataclass
+@dataclass(eq=False)
 class Job:
     """One run, which several rows may share."""
 
@@ -47,7 +48,13 @@ class Job:
         if self.folder.exists():
             with Run(self.folder, self.config, contents=self.contents) as run:
                 done = run.summary()
+                if done is not None:
+                    inputs.check_finished(run.folder, run.config, run.contents)
                 self.outcome = "" if done is None or lacks_exports(run) else done
+
+    @property
+    def is_local(self) -> bool:
+        return bool(self.config.method["name"] == "local")
 
     @property
     def hindrance(self) -> str:
@@ -58,9 +65,17 @@ class Job:
     def train(self, reporter: Reporter, base: Kind, baselines: Baselines) -> None:
         """Run it, or continue it, to its end. What goes wrong is its outcome."""
         folders = {name: parent.folder for name, parent in self.parents.items()}
-        self.outcome = self.hindrance or attempt(
-            self.config, self.folder, folders, reporter, base, self.contents, baselines
-        )
+        try:
+            self.outcome = self.hindrance or experiment.train(
+                self.config,
+                self.folder,
+                reporter=reporter,
+                base=base,
+                contents=self.contents,
+                mode=Simulation(folders, baselines=baselines),
+            )
+        except (RunError, UserError, torch.OutOfMemoryError) as error:
+            self.outcome = " ".join(str(error).split())
 
     def compare_with_local(self) -> bool:
         """Let a finished run look again, as a run of `local` may have come after it; whether there is one now."""
@@ -128,24 +143,3 @@ class Job:
 def spent_together(jobs: Iterable[Job]) -> str:
     """What those that are finished have spent of their clients' privacy in all, as a sentence; empty: no privacy."""
     return privacy.together([job.outcome.get("privacy") for job in jobs if isinstance(job.outcome, dict)])
-
-
-def attempt(
-    config: Config,
-    folder: Path,
-    parents: Mapping[str, Path],
-    reporter: Reporter,
-    base: Kind,
-    contents: Contents,
-    baselines: Baselines,
-) -> dict[str, Any] | str:
-    """Run a configuration, or continue it, to its end: the content of its summary, or of a failed run the reason.
-
-    Args:
-        parents: by name the folders of the runs that it starts from.
-    """
-    mode = Simulation(parents, baselines=baselines)
-    try:
-        return experiment.train(config, folder, reporter=reporter, base=base, contents=contents, mode=mode)
-    except (RunError, UserError, torch.OutOfMemoryError) as error:
-        return " ".join(str(error).split())

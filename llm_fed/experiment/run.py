@@ -106,7 +106,7 @@ def train(
         mode.turn(reporter),
     ):
         if run.left:  # before anything is loaded, which may be what it died of
-            reporter.note(run.left.end())
+            reporter.note(run.left)
         if goes_on:
             run.go_on()
         elif ending.why and run.summary() is None:

@@ -24,7 +24,7 @@ class Demand:
     Attributes:
         processes: how many share it.
         start: what each of them takes before it trains: base, data and libraries.
-        training: what training adds in one of them.
+        training: what training adds in one of them, where that was measured.
         free: what is there for all of them.
         of: "" is the memory of the machine, else of a GPU.
     """
@@ -37,31 +37,17 @@ class Demand:
 
     @property
     def in_words(self) -> str:
-        each = self.start + self.training
-        if self.processes == 1:
-            return (
-                f"the process takes about {in_words(self.start)}{self.of} before it trains and {in_words(each)} in "
-                f"training; {in_words(self.free)} are free"
-            )
+        step = f" and {in_words(self.start + self.training)} in training" if self.training else ""
         return (
-            f"each of {self.processes} processes takes about {in_words(self.start)}{self.of} before it trains and "
-            f"{in_words(each)} in training, all together {in_words(self.processes * each)}; {in_words(self.free)} are "
-            "free"
+            f"{self.processes} at a time, each of which takes about {in_words(self.start)}{self.of} before it trains"
+            f"{step}; {in_words(self.free)} are free"
         )
 
-    def check(self, jobs: int) -> str:
-        """What may go wrong, in words; empty where all fit.
-
-        Raises:
-            UserError: they do not fit even before they train.
-        """
-        if self.processes * (self.start + self.training) <= self.free:
-            return ""
-        most = max(1, self.free // max(1, self.start + self.training)) * jobs // self.processes
-        advice = f"--jobs {most} needs less"
+    def check(self, jobs: int) -> None:
+        """Refuse processes that do not fit even before they train; UserError says how many would."""
         if self.processes * self.start > self.free:
-            raise UserError(f"--jobs {jobs} does not fit: {self.in_words}. {advice}")
-        return f"--jobs {jobs} may not fit, and a process that takes too much is killed: {self.in_words}. {advice}"
+            most = max(1, self.free // max(1, self.start + self.training)) * jobs // self.processes
+            raise UserError(f"--jobs {jobs} does not fit: {self.in_words}. --jobs {most} needs less")
 
 
 def demands(processes: int, base: int, training: int, device: torch.device, spread: bool) -> list[Demand]:
@@ -85,8 +71,7 @@ def demands(processes: int, base: int, training: int, device: torch.device, spre
 def shares(processes: int, device: torch.device, spread: bool) -> list[dict[str, str]]:
     """The variables that so many processes get, which then keep to an equal part of what is there. Several GPUs are
     given out in turn."""
-    memory = str(cgroups.free_for_all() // processes)
-    common = {cgroups.SHARE: memory}
+    common = {cgroups.SHARE: str(cgroups.free_for_all() // processes)}
     if "OMP_NUM_THREADS" not in os.environ:
         common["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // processes))
     if device.type != "cuda":

@@ -1,47 +1,60 @@
-"""Trains runs of a comparison side by side, each in a process of its own and as if it were alone.
+"""Trains runs of a comparison side by side: an ordinary run in a process of its own for each.
 
-Every run waits for those that it starts from. Which process takes which run, and which ends first, decides nothing: a
-run sees of the others what it would see if they came one after another.
+A process gets its run as one line of JSON on its standard input and ends when that closes, so none outlives the
+command, however it ends. What it prints goes to its log, of which the command repeats each line.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from _thread import interrupt_main
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, Signals
+from typing import IO, BinaryIO
 
-from llm_fed.basics import cgroups
-from llm_fed.basics.errors import RunError, printable
+import torch
+
+from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import check_unlinked
-from llm_fed.experiment.baselines import shared_by
+from llm_fed.basics.terminal import Terminal, lasting_streams
+from llm_fed.experiment import run
+from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.job import Job
-from llm_fed.experiment.trainer import RunOrder
-from llm_fed.runs.records import time_of_day
+from llm_fed.experiment.sharing import keep_to_share
+from llm_fed.experiment.simulation import Simulation
+from llm_fed.runs.records import read_object, time_of_day
 from llm_fed.runs.tracking import Reporter
-from llm_fed.runtime.portable import Codec
-from llm_fed.runtime.processes import ChildProcess, end_all, next_reply
+from llm_fed.settings import plugins
+from llm_fed.settings.configfile import as_dict, from_dict
 
 LOGS = "logs"  # the folder, beside the runs, of what they print
+_GRACE = 5.0  # seconds in which a process may leave what it does; then it ends in the midst of it
+_POLL = 0.1  # seconds
+# Not `-m`, which would look for all modules in the current folder first.
+_START = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
 
 
-@dataclass
-class _Seat:
-    """A place for one process at a time.
+@dataclass(eq=False)
+class _Process:
+    """A run that is being trained."""
 
-    Attributes:
-        environment: variables that it gets beside those of this one.
-        job: what it does now.
-        last: what it did last; the next one may have the same base.
-        knows: how many finished runs it was told of.
-    """
-
+    job: Job
     environment: Mapping[str, str]
-    worker: ChildProcess | None = None
-    job: Job | None = None
-    last: Job | None = None
-    knows: int = 0
+    popen: subprocess.Popen[bytes]
+    log: BinaryIO  # opened for reading, where this process begins to write
+
+    @property
+    def input(self) -> IO[bytes]:
+        assert self.popen.stdin is not None
+        return self.popen.stdin
 
 
 class SideBySide:
@@ -49,7 +62,7 @@ class SideBySide:
 
     Args:
         jobs: all runs of the comparison in their order, also those that have ended.
-        environments: a process for each, with these variables.
+        environments: variables of the processes, as many as run at a time.
         out: the folder of the comparison.
         begins: is told of each run that begins.
     """
@@ -62,12 +75,10 @@ class SideBySide:
         reporter: Reporter,
         begins: Callable[[Job], None],
     ):
-        self._waiting = [job for job in jobs if not job.outcome]
-        self._finished = [job for job in jobs if isinstance(job.outcome, dict)]
+        self._jobs, self._waiting = jobs, [job for job in jobs if not job.outcome]
         self._turns = _turns(jobs)
-        self._seats = [_Seat(environment) for environment in environments]
+        self._free, self._running = [*environments], list[_Process]()
         self._logs, self._reporter, self._begins = out / LOGS, reporter, begins
-        self._kills = cgroups.kills()
 
     def trained(self) -> Generator[Job, None, None]:
         """Train all jobs; each when it has ended. Closing it ends the processes.
@@ -76,105 +87,114 @@ class SideBySide:
             RunError: no process can be started, or a log cannot be written.
         """
         try:
-            while self._waiting or self._busy():
-                yield from self._hindered()
-                self._begin()
-                if busy := self._busy():
-                    yield self._end(next_reply(busy, self._say))
+            while self._waiting or self._running:
+                for job in [*self._waiting]:
+                    if job.hindrance:
+                        self._waiting.remove(job)
+                        job.outcome = job.hindrance
+                        yield job
+                    elif self._free and self._is_ready(job):
+                        self._waiting.remove(job)
+                        self._start(job)
+                for process in self._ended():
+                    self._end(process)
+                    yield process.job
         finally:
-            end_all([seat.worker for seat in self._seats if seat.worker], self._say)
+            for process in self._running:
+                process.input.close()
+            for process in self._running:
+                process.popen.wait()
 
     def log(self, job: Job) -> Path:
         """Where what a run prints is kept."""
         return self._logs / f"{job.folder.name}.log"
 
-    def _busy(self) -> list[ChildProcess]:
-        return [seat.worker for seat in self._seats if seat.worker and seat.job]
-
-    def _hindered(self) -> Iterator[Job]:
-        """The jobs that start from one that has failed, and fail with it."""
-        for job in [job for job in self._waiting if job.hindrance]:
-            self._waiting.remove(job)
-            job.outcome = job.hindrance
-            yield job
-
-    def _begin(self) -> None:
-        """Give jobs to processes while there are both."""
-        for seat in [seat for seat in self._seats if not seat.job]:
-            ready = [job for job in self._waiting if self._is_ready(job)]
-            if not ready:
-                return
-            bases = [job.config.base for job in ready]
-            loaded = seat.last.config.base if seat.last else None
-            job = seat.job = seat.last = ready[bases.index(loaded) if loaded in bases else 0]
-            self._waiting.remove(job)
-            self._begins(job)
-            if not (seat.worker and seat.worker.runs):  # it may have been killed while it had nothing to do
-                seat.worker, seat.knows = ChildProcess("llm_fed.experiment.trainer", seat.environment), 0
-            self._write(self.log(job), f"--- {time_of_day()} {job.folder}")
-            seat.worker.order(job.folder.name, Codec().pack(self._order(seat, job)))
-            seat.knows = len(self._finished)
-
-    def _order(self, seat: _Seat, job: Job) -> RunOrder:
-        finished = [
-            (each.config, each.outcome["base"], str(each.folder))
-            for each in self._finished[seat.knows :]
-            if isinstance(each.outcome, dict) and "base" in each.outcome
-        ]
-        parents = {name: str(parent.folder) for name, parent in job.parents.items()}
-        return RunOrder(job.config, str(job.folder), parents, finished)
-
     def _is_ready(self, job: Job) -> bool:
         """Whether nothing that it waits for is still to come. Two merges of one run are not made at once, as each of
         them opens its folder for writing."""
-        running = [seat.job for seat in self._seats if seat.job]
-        opened = {id(parent) for other in running for parent in other.parents.values()}
-        to_come = {id(other) for other in [*self._waiting, *running]}
-        parents = {id(parent) for parent in job.parents.values()}
-        return not (parents & (opened | to_come) or self._turns[id(job)] & to_come)
+        running = {process.job for process in self._running}
+        opened = {parent for other in running for parent in other.parents.values()}
+        to_come, parents = running.union(self._waiting), {*job.parents.values()}
+        return not (parents & (opened | to_come) or self._turns[job] & to_come)
 
-    def _end(self, worker: ChildProcess) -> Job:
-        """The job of a process that has replied, or has ended with it."""
-        seat = next(seat for seat in self._seats if seat.worker is worker)
-        job, seat.job, reply = seat.job, None, worker.reply()
-        assert job is not None
-        if reply is None:
-            job.outcome = self._how_it_ended(worker.end())
-            worker.say_all(self._say)
-            seat.worker, seat.knows = None, 0
-        elif failure := Codec().unpack(reply):
-            job.outcome = failure
-        else:
-            job.read()
-            assert isinstance(job.outcome, dict), f"{job.folder} has no summary"
-            self._finished.append(job)
-        return job
+    def _ended(self) -> list[_Process]:
+        """The processes that have ended, once any has; until then what all of them print is shown."""
+        while self._running:
+            if ended := [process for process in self._running if process.popen.poll() is not None]:
+                return ended
+            time.sleep(_POLL)
+            for process in self._running:
+                self._repeat(process)
+        return []
 
-    def _how_it_ended(self, code: int) -> str:
-        if code != -SIGKILL:
-            how = f"the signal {Signals(-code).name}" if -code in [*Signals] else f"exit code {code}"
-            return f"its process ended with {how}"
-        before, self._kills = self._kills, cgroups.kills()
-        killed = any(count > before.get(name, count) for name, count in self._kills.items())
-        by = "by the kernel for want of memory" if killed else "(SIGKILL), as the kernel does where memory runs out"
-        return f"its process was killed {by}; a smaller --jobs needs less memory"
-
-    def _say(self, name: str, text: str) -> None:
-        self._write(self._logs / f"{name}.log", text)
-        self._reporter.note(f"{name}: {text}")
-
-    def _write(self, log: Path, text: str) -> None:
+    def _start(self, job: Job) -> None:
+        self._begins(job)
+        order = {
+            "config": as_dict(job.config),
+            "folder": str(job.folder),
+            "parents": {name: str(parent.folder) for name, parent in job.parents.items()},
+            "base": next((str(other.folder) for other in self._jobs if _has_scored_base(other, job)), ""),
+        }
+        log, environment = self.log(job), self._free.pop(0)
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             check_unlinked(log)
-            with open(log, "a", encoding="utf-8") as stream:
-                stream.write(f"{printable(text)}\n")
+            with open(log, "ab") as stream:
+                stream.write(f"--- {time_of_day()} {job.folder}\n".encode())
+                reading = open(log, "rb")  # noqa: SIM115
+                reading.seek(0, os.SEEK_END)
+                popen = subprocess.Popen(
+                    [sys.executable, "-c", _START, json.dumps(sys.path)], stdin=subprocess.PIPE, stdout=stream,
+                    stderr=stream, env={**os.environ, **environment}, bufsize=0,
+                    start_new_session=True,  # so that Ctrl-C reaches only this process
+                )  # fmt: skip
+            self._running.append(process := _Process(job, environment, popen, reading))
+            process.input.write(json.dumps(order).encode() + b"\n")
+        except BrokenPipeError:
+            pass  # it has ended, which its exit code says
         except OSError as error:
-            raise RunError(f"cannot write {log}: {error.strerror or error}") from error
+            raise RunError(
+                f"cannot start a process that writes {log}: {error.strerror or error}; fewer --jobs may do"
+            ) from error
+
+    def _end(self, process: _Process) -> None:
+        """Take over what became of a run whose process has ended."""
+        self._running.remove(process)
+        self._free.append(process.environment)
+        last = self._repeat(process)
+        process.log.close()
+        process.input.close()
+        if (code := process.popen.returncode) == 0:
+            process.job.read()
+            assert process.job.outcome, f"{process.job.folder} has no summary"
+        elif code == -SIGKILL:
+            process.job.outcome = (
+                "its process was killed (SIGKILL), as the kernel does where memory runs out; a smaller --jobs needs "
+                "less memory"
+            )
+        elif code < 0:
+            process.job.outcome = f"its process ended with the signal {Signals(-code).name}"
+        else:
+            process.job.outcome = last or f"its process ended with exit code {code}"
+
+    def _repeat(self, process: _Process) -> str:
+        """Show the lines that a process has printed since it was looked at; the last of them."""
+        lines = process.log.readlines()
+        if lines and not lines[-1].endswith(b"\n") and process.popen.poll() is None:
+            process.log.seek(-len(lines.pop()), os.SEEK_CUR)
+        texts = [printable(line.decode(errors="replace").strip()) for line in lines if line.strip()]
+        for text in texts:
+            self._reporter.note(f"{process.job.folder.name}: {text}")
+        return texts[-1] if texts else ""
 
 
-def _turns(jobs: Sequence[Job]) -> dict[int, set[int]]:
-    """By job, as `id`, the earlier ones for which it waits though it does not start from them.
+def _has_scored_base(other: Job, job: Job) -> bool:
+    is_done = isinstance(other.outcome, dict) and "base" in other.outcome
+    return is_done and shared_by(other.config, "") == shared_by(job.config, "")
+
+
+def _turns(jobs: Sequence[Job]) -> dict[Job, set[Job]]:
+    """By job the earlier ones for which it waits though it does not start from them.
 
     At its end a run is compared with a run of `local` that lies beside it. Where there are several, which one it finds
     must not depend on which of them ends first; where there is one, all are compared with it in the end.
@@ -182,10 +202,41 @@ def _turns(jobs: Sequence[Job]) -> dict[int, set[int]]:
     beside: dict[tuple[str, Path], list[Job]] = defaultdict(list)
     for job in jobs:
         beside[shared_by(job.config, ""), job.folder.parent].append(job)
-    waits: dict[int, set[int]] = {id(job): set() for job in jobs}
+    waits: dict[Job, set[Job]] = {job: set() for job in jobs}
     for group in beside.values():
-        is_local = [job.config.method["name"] == "local" for job in group]
-        if sum(is_local) > 1:
-            for place, job in enumerate(group):
-                waits[id(job)] = {id(other) for n, other in enumerate(group[:place]) if is_local[n] != is_local[place]}
+        if sum(job.is_local for job in group) > 1:
+            for number, job in enumerate(group):
+                waits[job] = {other for other in group[:number] if other.is_local != job.is_local}
     return waits
+
+
+def main() -> None:
+    """The process of one run; its exit code is 1 and its last line the reason where the run fails."""
+    order = json.loads(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    config, baselines = from_dict(order["config"]), Baselines()
+    parents = {name: Path(folder) for name, folder in order["parents"].items()}
+    run.quiet()
+    keep_to_share()
+    try:
+        with lasting_streams(), plugins.allowing(plugins.named_in(order["config"]).values()):
+            if origin := order["base"]:  # another run, which has the base's scores
+                baselines.remember(config, read_object(Path(origin) / "summary.json"), Path(origin))
+            run.train(
+                config,
+                Path(order["folder"]),
+                reporter=Reporter(Terminal(stderr=True, force_terminal=False, force_jupyter=False)),
+                mode=Simulation(parents, baselines=baselines),
+            )
+    except (RunError, UserError, torch.OutOfMemoryError) as error:
+        sys.exit(" ".join(str(error).split()))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _end_with_parent() -> None:
+    """End this process when its input closes: nobody would look after it."""
+    sys.stdin.read()
+    interrupt_main()
+    time.sleep(_GRACE)
+    os._exit(1)

@@ -120,15 +120,14 @@ def federate(
     if (early or progress.round == config.rounds) and not (due(progress.round) or scored_before):
         score()
     private = config.privacy.clip is not None
-    if private and not by_example(config.privacy):
-        check_upload(method.upload_like(method.broadcast(progress.state, server.clients[0])))
-    if config.privacy.secure:
-        like = method.upload_like(method.broadcast(progress.state, server.clients[0]))
-        summing.check_upload(like, str(config.method["name"]))
     collector = collector_of(config, server.clients, federation.secret or run.secret)
     if asked := server.clients or tuple(clients.sites):
-        name = str(config.method["name"])
-        roles.check(name, method.sends, method.upload_like(method.broadcast(progress.state, asked[0])))
+        name, like = str(config.method["name"]), method.upload_like(method.broadcast(progress.state, asked[0]))
+        if private and not by_example(config.privacy):
+            check_upload(like)
+        if config.privacy.secure:
+            summing.check_upload(like, name)
+        roles.check(name, method.sends, like)
     run.lap("before the rounds")
     while progress.round < config.rounds and not early:
         round = progress.round + 1

@@ -21,7 +21,6 @@ from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_fil
 from llm_fed.basics.rng import Secret
 from llm_fed.runs import digests, extend, inputs, secrecy
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
-from llm_fed.runs.holder import Holder
 from llm_fed.runs.lock import NAME, HeldError, Lock
 from llm_fed.runs.reading import REOPENED, config_text, saved_config
 from llm_fed.runs.records import check_beginning, read_object, read_records, time_of_day
@@ -137,9 +136,12 @@ class Run:
             shutil.rmtree(self.folder)
 
     @property
-    def left(self) -> Holder | None:
-        """Who wrote here last and ended without a word; known until `forget_left`."""
-        return self._lock.left
+    def left(self) -> str:
+        """Who wrote here last and ended without a word, in a sentence until `forget_left`; else empty."""
+        return self._lock.left and (
+            f"the last command here (process {self._lock.left}) ended without a word: it was killed (by the kernel, "
+            "where memory ran out), or its machine stopped"
+        )
 
     def forget_left(self) -> None:
         self._lock.forget_left()

@@ -11,8 +11,8 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.runs.records import read_object
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
-from llm_fed.settings.contents import Contents, Files, difference
-from llm_fed.settings.objects import KEYS, WORD, is_object
+from llm_fed.settings.contents import Contents, Files, difference, own_keys
+from llm_fed.settings.objects import WORD, is_object
 
 FILE = "inputs.json"
 
@@ -57,20 +57,23 @@ def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Fil
 
 
 def check_finished(folder: Path, config: Config, contents: Contents) -> None:
-    """Refuse to hand out a finished run for other objects of the same names.
+    """Refuse to hand out a finished run for other objects of the same names, or other code of the user's own.
 
     Raises:
         UserError: which have changed, and what to do.
     """
     recorded, values = read(folder), flat(as_dict(config))
-    for key in KEYS:
-        if not is_object(values.get(key)) or key not in recorded:
-            continue
-        now = contents.named(key, values[key])
+    for key in own_keys(values):
+        now = contents.named(key, values[key]) if key in recorded else None
         if now is not None and (changed := difference(recorded[key], now)):
+            if is_object(values[key]):
+                raise UserError(
+                    f"{folder} is finished, and was given another {WORD[key]}= ({changed}); give another out=, or "
+                    "fresh=True to train again"
+                )
             raise UserError(
-                f"{folder} is finished, and was given another {WORD[key]}= ({changed}); give another out=, or "
-                "fresh=True to train again"
+                f"{folder} is finished, and the code of {key}={values[key]} was another then ({changed}); give another "
+                "--out, or --fresh to train again"
             )
 
 

@@ -15,7 +15,7 @@ from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from llm_fed.settings import object_contents, objects
+from llm_fed.settings import object_contents, objects, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
 from llm_fed.settings.paths import cached
@@ -48,15 +48,14 @@ class Contents:
     def ahead(self, config: Config) -> None:
         """Begin to read what a configuration names; who asks for it later waits for what is left."""
         values = flat(as_dict(config))
-        for key in objects.KEYS:  # a thread knows no objects, and would read while they compute
-            if objects.is_object(name := values.get(key)):
-                self.named(key, name)
+        for key in own_keys(values):  # a thread knows no objects, and would read while they compute
+            self.named(key, values[key])
         threading.Thread(target=self.of, args=[config], name="contents", daemon=True).start()
 
     def of(self, config: Config) -> dict[str, Files]:
         """By key of the configuration, what it names; without those that name no files of this machine."""
         values = flat(as_dict(config))
-        keys = [*KEYS, *(key for key in objects.KEYS if objects.is_object(values.get(key)) and key not in KEYS)]
+        keys = dict.fromkeys([*KEYS, *own_keys(values)])
         named = {key: self.named(key, values.get(key), values["base.revision"]) for key in keys}
         return {key: files for key, files in named.items() if files is not None}
 
@@ -67,8 +66,8 @@ class Contents:
         is_base = key == "base.name"
         asked = key, name, revision if is_base else None
         with self._reading:
-            if asked not in self._known and objects.is_object(name):
-                self._known[asked] = object_contents.of(key, name)
+            if asked not in self._known and (objects.is_object(name) or plugins.is_named(key, name)):
+                self._known[asked] = _of_code(key, name)
             if asked not in self._known:
                 place = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
                 if place is None or not os.path.exists(place):
@@ -77,9 +76,30 @@ class Contents:
             return self._known[asked]
 
 
+def own_keys(values: Mapping[str, Any]) -> list[str]:
+    """The keys of a flat configuration that name objects of the program around, or code of the user's own."""
+    return [
+        key
+        for key in dict.fromkeys([*objects.KEYS, *plugins.GROUP])
+        if objects.is_object(name := values.get(key)) or plugins.is_named(key, name)
+    ]
+
+
+def _of_code(key: str, name: str) -> Files:
+    if objects.is_object(name):
+        return object_contents.of_object(key, objects.find(key, name))
+    if name.startswith(plugins.EVALUATE):  # a script of this machine, or one of the Hub, which is not looked at
+        script = Path(os.path.expanduser(name.removeprefix(plugins.EVALUATE).partition(":")[0]))
+        scripts = script.glob("*.py") if script.is_dir() else [script] if script.is_file() else []
+        return {script.name: _digest(script) for script in sorted(scripts)}
+    return object_contents.of_code(plugins.find(key, name, plugins.GROUP[key], ()))
+
+
 def difference(before: Files, now: Files) -> str:
     """Which files are others now, in words; empty where none is."""
-    parts = [f"{path} differs" for path in before if path in now and now[path] != before[path]]
+    unknown = object_contents.UNKNOWN
+    parts = [f"{path} is {now[path]}" for path in before if now.get(path, "").startswith(unknown)]
+    parts += [f"{path} differs" for path in before if path in now and now[path] not in (before[path], *parts)]
     parts += [f"{path} is missing" for path in before if path not in now]
     parts += [f"{path} is new" for path in now if path not in before]
     more = len(parts) - _NAMED

@@ -38,6 +38,7 @@ _KEYS = {
     ("base", "kind"): KINDS,
     ("eval", "metric"): METRICS,
 }
+GROUP = {".".join(key): group for key, group in _KEYS.items()}  # by key of a configuration
 _GROUPS = (METHODS, TASKS, KINDS, METRICS)
 _allowed: ContextVar[Collection[str] | None] = ContextVar("_allowed", default=None)  # None: every name
 _trusted: ContextVar[frozenset[str]] = ContextVar("_trusted", default=frozenset())  # also where a folder names them
@@ -103,6 +104,11 @@ def allowing(names: Collection[str]) -> Iterator[None]:
         _trusted.reset(token)
 
 
+def is_named(key: str, name: object) -> bool:
+    """Whether the value of a key names code outside llm_fed, as `module:Name`, or as a metric of evaluate."""
+    return key in GROUP and isinstance(name, str) and bool(_PATH.fullmatch(name) or name.startswith(EVALUATE))
+
+
 def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
     """By key what a configuration, as nested plain values, names as `module:Name`."""
     named = {}
@@ -110,8 +116,8 @@ def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
         value: Any = tree
         for part in key:
             value = value.get(part) if isinstance(value, Mapping) else None
-        if isinstance(value, str) and (_PATH.fullmatch(value) or value.startswith(EVALUATE)):
-            named[".".join(key)] = value
+        if is_named(whole := ".".join(key), value):
+            named[whole] = value
     return named
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from itertools import pairwise
@@ -11,12 +12,10 @@ import pytest
 import yaml
 from rich.console import Console
 
-from llm_fed.basics.errors import UserError
 from llm_fed.commands.comparison import ComparisonPlan
-from llm_fed.experiment import side_by_side, trainer
+from llm_fed.experiment import side_by_side
 from llm_fed.experiment.job import Job
 from llm_fed.experiment.side_by_side import SideBySide
-from llm_fed.runtime.portable import Codec
 from llm_fed.settings import configfile
 
 ROWS = {
@@ -32,10 +31,10 @@ ROWS = {
 
 
 class Pretended:
-    """Processes in the place of real ones, which reply in a random order, fail or die."""
+    """Processes in the place of real ones, which end in a random order, fail or die."""
 
     def __init__(self, jobs: list[Job], chance: random.Random):
-        self.jobs, self.chance = {job.folder.name: job for job in jobs}, chance
+        self.jobs, self.chance = {str(job.folder): job for job in jobs}, chance
         self.running: dict[Pretended.Process, Job] = {}
         self.most = 0
         self.began: list[str] = []
@@ -43,42 +42,41 @@ class Pretended:
         self.fails, self.dies = set[str](), set[str]()
 
     class Process:
-        def __init__(self, place: Pretended):
-            self.place, self.runs = place, True
+        def __init__(self, place: Pretended, stdout):
+            self.place, self.log, self.stdin, self.returncode = place, Path(stdout.name), self, None
 
-        def order(self, name, data):
-            job = self.place.jobs[name]
-            assert Codec().unpack(data).config == job.config
-            assert self.runs
-            self.name = name
+        def write(self, data):
+            """The order, on its standard input."""
+            order = json.loads(data)
+            job = self.place.jobs[order["folder"]]
+            assert configfile.from_dict(order["config"]) == job.config
+            assert order["parents"] == {name: str(parent.folder) for name, parent in job.parents.items()}
+            self.name = job.folder.name
             self.place.begins(self, job)
 
-        def reply(self):
-            del self.place.running[self]
-            self.runs = self.place.chance.random() < 0.9  # else it is killed while it has nothing to do
-            if self.name in self.place.dies:
-                return None
-            return Codec().pack("it failed" if self.name in self.place.fails else "")
+        def close(self):
+            assert self not in self.place.running
 
-        def end(self):
-            return -9
+        def wait(self):
+            raise AssertionError("it still runs")
 
-        def say_all(self, say):
-            say(self.name, "its last words")
+        def poll(self):
+            if self.returncode is None and self.place.chance.random() < 0.3:
+                del self.place.running[self]
+                with open(self.log, "a") as log:
+                    log.write("it failed\n" if self.name in self.place.fails else "its last words\n")
+                self.returncode = 1 if self.name in self.place.fails else -9 if self.name in self.place.dies else 0
+            return self.returncode
 
     def begins(self, process: Process, job: Job) -> None:
         assert not job.outcome and process not in self.running
         assert all(isinstance(parent.outcome, dict) for parent in job.parents.values())
-        opened = [id(parent) for other in [job, *self.running.values()] for parent in other.parents.values()]
+        opened = [parent for other in [job, *self.running.values()] for parent in other.parents.values()]
         assert max(Counter(opened).values(), default=1) == 1  # two merges would open one folder
         self.beside[job.folder.name] = {other.folder.name for other in self.running.values()}
         self.running[process] = job
         self.most = max(self.most, len(self.running))
         self.began.append(job.folder.name)
-
-    def next_reply(self, workers, say):
-        assert {*workers} == {*self.running}
-        return self.chance.choice([*workers])
 
 
 @pytest.fixture
@@ -98,9 +96,8 @@ def train(small, tmp_path, monkeypatch):
         made.fails, made.dies = set(fails), set(dies)
         begun: list[Job] = []
         with monkeypatch.context() as patch:
-            patch.setattr(side_by_side, "ChildProcess", lambda module, environment: made.Process(made))
-            patch.setattr(side_by_side, "next_reply", made.next_reply)
-            patch.setattr(side_by_side, "end_all", lambda workers, say: None)
+            patch.setattr(side_by_side.subprocess, "Popen", lambda words, stdout, **_: made.Process(made, stdout))
+            patch.setattr(side_by_side.time, "sleep", lambda seconds: None)
             patch.setattr(Job, "read", lambda job: setattr(job, "outcome", {"base": {"metric": "rouge1"}}))
             reporter = side_by_side.Reporter(Console(quiet=True))
             runs = SideBySide(jobs, [{}] * processes, tmp_path / "out", reporter, begun.append)
@@ -123,17 +120,20 @@ def test_every_run_once_and_after_what_it_starts_from(train):
 
 
 def test_whatever_fails_the_others_are_trained(train):
-    """A run fails whose parents have failed, and no other; a process that has died is replaced."""
+    """A run fails whose parents have failed, and no other; a killed process is named as such."""
     alone, _ = train(ROWS)
     chance = random.Random(0)
     for number in range(20):
         wrong = chance.sample(sorted(alone), 4)
         outcomes, made = train(ROWS, processes=3, number=number, fails=wrong[:2], dies=wrong[2:])
         for name, outcome in outcomes.items():
-            bad = {parent.folder.name for parent in made.jobs[name].parents.values()} & {*wrong}
+            job = next(job for job in made.jobs.values() if job.folder.name == name)
+            bad = {parent.folder.name for parent in job.parents.values()} & {*wrong}
             assert isinstance(outcome, str) == bool(name in wrong or bad), name
             if bad:
                 assert outcome.startswith("its ") and "run failed" in outcome and name not in made.began
+            elif name in wrong[:2]:
+                assert outcome == "it failed"
             elif name in wrong[2:]:
                 assert "killed (SIGKILL)" in outcome and "--jobs" in outcome
 
@@ -156,33 +156,3 @@ def test_what_a_run_prints_is_kept(train, tmp_path):
     log = (logs / "fedit-seed0.log").read_text()
     assert log.startswith("--- 2") and str(Path("out/fedit-seed0")) in log and log.endswith("its last words\n")
     assert not (logs / "potara-seed0.log").exists() and outcomes["potara-seed0"].startswith("its fedit run failed")
-
-
-@pytest.mark.parametrize(
-    "error, reply, printed",
-    [
-        (TypeError("a fault\nof the program"), "TypeError: a fault of the program", "Traceback"),
-        (UserError("two\nlines"), "two lines", ""),
-        (None, "", ""),
-    ],
-)
-def test_what_a_process_replies(small, tmp_path, monkeypatch, capsys, error, reply, printed):
-    """It remembers what other runs have scored, and goes on after every failure."""
-    remembered = []
-
-    def attempt(config, folder, parents, reporter, base, contents, baselines):
-        assert (folder, parents) == (tmp_path / "run", {"fedit": tmp_path / "fedit"}) and base.reuse is not None
-        if error:
-            raise error
-        return {"round": 3}
-
-    monkeypatch.setattr(trainer, "attempt", attempt)
-    train = trainer.Trainer()
-    monkeypatch.setattr(train.baselines, "remember", lambda *finished: remembered.append(finished))
-    config = configfile.load(small.tree())
-    finished = (config, {"metric": "rouge1"}, str(tmp_path / "other"))
-    order = trainer.RunOrder(config, str(tmp_path / "run"), {"fedit": str(tmp_path / "fedit")}, [finished])
-    assert Codec().unpack(train(Codec().pack(order))) == reply
-    assert remembered == [(config, {"base": {"metric": "rouge1"}}, tmp_path / "other")]
-    said = capsys.readouterr().err
-    assert printed in said and ("Traceback" in said) == bool(printed)
