@@ -21,7 +21,7 @@ from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.basics.rng import Secret
 from llm_fed.bench.build import prepare
 from llm_fed.experiment import splits
-from llm_fed.experiment.environment import WAYS, environment
+from llm_fed.experiment.environment import environment
 from llm_fed.kinds import Kind
 from llm_fed.runs import digests, secrecy
 from llm_fed.runs.folder import Run
@@ -30,7 +30,7 @@ from llm_fed.runs.records import read_object
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings import plugins
-from llm_fed.settings.config import Config
+from llm_fed.settings.config import Config, EngineConfig
 from llm_fed.tasks.record import Change, Record
 
 SAMPLE = 3  # rounds that are trained again if nobody says which
@@ -206,13 +206,11 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
     usual = torch.get_num_threads()
     if config.device == "cuda" and not torch.cuda.is_available():
         config = replace(config, device="auto")
-    off: dict[str, Any] = {
-        setting: "off" for setting, key in WAYS.items() if not before.get(key)
-    }  # also where a GPU might do otherwise
-    config = replace(config, engine=replace(config.engine, **off))
+    if not before.get("captured"):  # also where a GPU might do otherwise
+        config = replace(config, engine=EngineConfig(fast="off"))
     torch.set_num_threads(threads)
     try:
-        now = environment(torch.device(choose_device(config.device)), config.base.dtype, per_pass, config.engine)
+        now = environment(torch.device(choose_device(config.device)), config.base.dtype, per_pass, config.engine.fast)
         changed = [f"{key} {before.get(key)} -> {now[key]}" for key in now if before.get(key) != now[key]]
         if before.get("continued"):
             changed.append("it was continued in another environment than it began in")

@@ -17,7 +17,6 @@ from llm_fed.models.lora import Lora
 
 if TYPE_CHECKING:
     from llm_fed.engine.capture import Captures
-    from llm_fed.engine.padding_free import PaddingFree
 
 Result = TypeVar("Result")
 
@@ -35,7 +34,7 @@ class AdaptedModel:
     autocast: torch.dtype | None = None  # compute in this dtype; the adapters keep theirs
     budget: int | None = None  # most tokens of a micro-batch; None: by device
     captures: Captures | None = None  # of training passes; None: they run as they are written
-    padding_free: PaddingFree | None = None  # whether training lays texts end to end; None: in rows with padding
+    padding_free: bool = False  # whether training lays texts end to end, where it can, and not in rows with padding
     fuses: bool = False  # whether training passes compute elementwise work `fused`
 
     @property

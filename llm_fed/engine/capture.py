@@ -12,16 +12,15 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from llm_fed.engine import end_to_end
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.laid import Laid, Static
+from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.masks import not_captured
 from llm_fed.engine.memory import out_of_memory
-from llm_fed.engine.packing import Grid, repeated, widened
-from llm_fed.engine.passes import one_pass
-from llm_fed.engine.ways import ANSWERED, untried
+from llm_fed.engine.on_device import Static
+from llm_fed.engine.packing import Grid
+from llm_fed.engine.passes import Pass, PassInputs, Rows, one_pass
 from llm_fed.merge.delta import under
 from llm_fed.method.requests import Fit
 from llm_fed.models.rotary import context, regimes
@@ -29,7 +28,7 @@ from llm_fed.models.rotary import context, regimes
 log = logging.getLogger(__name__)
 
 USES = 2  # of a shape before it is captured, which costs the host about as much as running it twice
-SHAPES = 64  # of which a stage has static memory
+SHAPES = 64  # of which a pass has static memory
 STAGES = 2  # banks that are kept with their graphs: methods with two structures train them by turns
 
 Replay = Callable[[], None]
@@ -39,24 +38,26 @@ class Captures:
     """Static memory and graphs of one base, for all fits of an engine, or of several that share it.
 
     Attributes:
-        forced: also answers of bases whose like no GPU has run so are captured.
         said: why passes have run as they are written, one line for each reason.
         answers: whether steps of answers can be captured, as far as is known.
     """
 
-    def __init__(self, forced: bool = True) -> None:
-        self.forced = forced
+    def __init__(self) -> None:
         self.said: dict[str, None] = {}
         self.answers = True
-        self._stages: dict[Hashable, Stage] = {}
+        self._stages: dict[Hashable, CapturedPass] = {}
 
-    def begin(self, *, forced: bool) -> None:
-        """A run, which says for itself what is not captured, and tries it."""
-        self.forced, self.answers = forced, True
+    def begin(self, *, answers: bool) -> None:
+        """A run, which says for itself what is not captured.
+
+        Args:
+            answers: whether steps of answers are captured.
+        """
+        self.answers = answers
         self.said.clear()
 
-    def stage(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str) -> Stage | None:
-        """Where these jobs train; None where their passes cannot be captured."""
+    def passes(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str, layout: Rows) -> CapturedPass | None:
+        """Those of these jobs; None where they cannot be captured."""
         if why := refusal(model, jobs):
             self.say(f"training passes are not captured: {why}")
             return None
@@ -64,19 +65,13 @@ class Captures:
         key = id(model.model), model.structure, model.autocast, type(model.examples), dtype, trained, model.fuses
         stage = self._stages.pop(key, None)
         if stage is None or len(stage.losses) < len(jobs):
-            stage = Stage(self, model, len(jobs), dtype, trained)
+            stage = CapturedPass(self, model, model.bank(len(jobs), dtype, trained), layout)
         self._stages[key] = stage  # the last one used is the last to go
         while len(self._stages) > STAGES:
             self._stages.pop(next(iter(self._stages)))
+        lengths = (model.examples.length(job.examples[place]) for job in jobs for b in job.batches for place in b)
+        stage.layout, stage.longest = layout, max(lengths, default=0)
         return stage
-
-    def of_answers(self, model: nn.Module) -> Captures | None:
-        """These, where steps of this base's answers are captured."""
-        return None if self.untried_answers(model) else self
-
-    def untried_answers(self, model: nn.Module) -> str:
-        """Why steps of this base's answers are not captured, unless that is forced; empty where they are."""
-        return "" if self.forced else untried(model, ANSWERED)
 
     def graphs(self, device: torch.device) -> Graphs:
         """With a pool of their own."""
@@ -98,17 +93,8 @@ def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
         "teachers answer for each example": bool(jobs[0].teachers),
         "a method's own loss may ask the device for values": any(callable(job.loss) for job in jobs),
         "frozen weights lie beneath the adapters": any(under(job.start) for job in jobs),
-    }.items():
-        if holds:
-            return why
-    return never(model, private=jobs[0].private is not None)
-
-
-def never(model: AdaptedModel, *, private: bool) -> str:
-    """Why no passes of such fits can be captured, whatever a method asks for; empty where some can."""
-    for why, holds in {
         "only texts have batches of fixed shapes so far": not model.examples.fixed,
-        "gradients of single examples are asked for": private,
+        "gradients of single examples are asked for": jobs[0].private is not None,
         "the base's positions depend on the length of each text": regimes(model.model) is not None,
         "the base lies on several devices": len(set(getattr(model.model, "hf_device_map", {}).values())) > 1,
     }.items():
@@ -117,93 +103,68 @@ def never(model: AdaptedModel, *, private: bool) -> str:
     return ""
 
 
-def in_words(
-    captures: Captures | None, device: torch.device, *, adapters: bool, untried: str = "", answers: str = ""
-) -> str:
-    """How the passes of a run are computed, where that is no matter of course: for people.
-
-    Args:
-        adapters: whether these are trained, and not whole models.
-        untried: as of `ways.untried`.
-        answers: as of `untried_answers`.
-    """
-    if captures is None:
-        said = f"as they are written, as {untried}; engine.capture, padding_free and fused may be on"
-        return said if untried and adapters and device.type == "cuda" else ""
-    if not adapters:
-        return "as they are written: whole models are not captured (engine.capture)" if captures.forced else ""
-    if device.type == "cuda":
-        but = f"; answers are written as without, as {answers}" if answers else ""
-        return f"captured as CUDA graphs, where they can be (engine.capture){but}"
-    return f"in fixed shapes (engine.capture=on), which gains nothing on {device}"
-
-
 @dataclass
 class Slot:
     """The micro-batches of one shape."""
 
-    static: Static[Laid]
+    static: Static[PassInputs]
     uses: int = 0
     replay: Replay | None = None
     never: bool = False  # whether memory does not suffice to capture it
 
 
-class Stage:
+class CapturedPass(Pass):
     """A bank with static memory around it.
 
     Attributes:
         losses: (K,) what the passes of a step add to.
         longest: tokens of the longest text that a fit has.
-        grid: of the shapes of micro-batches.
-        why: some micro-batches of whatever shape cannot be replayed; empty where all can.
     """
 
-    def __init__(self, captures: Captures, model: AdaptedModel, num_rows: int, dtype: torch.dtype, trained: str):
-        self.bank = model.bank(num_rows, dtype, trained)
-        self.losses, self.longest = torch.zeros(num_rows, device=model.device), 0
-        self.scales = torch.ones(num_rows, device=model.device)
+    def __init__(self, captures: Captures, model: AdaptedModel, bank: AdapterBank, layout: Rows):
+        super().__init__(model, bank, layout)
+        device, num_rows = model.device, len(bank.rows)
+        self.losses, self.longest = torch.zeros(num_rows, device=device), 0
+        self.scales = torch.ones(num_rows, device=device)
         config = getattr(model.model, "config", None)
         self.grid = Grid(None if config is None else context(config))
-        self._captures, self._model, self._slots = captures, model, dict[Hashable, Slot]()
-        self._masks = torch.zeros(0, dtype=torch.bool, device=model.device)
-        self._graphs = self._new_graphs()
-        self._barred, self.why = False, ""  # whether nothing can be captured
+        self._captures, self._slots = captures, dict[Hashable, Slot]()
+        self._masks = torch.zeros(0, dtype=torch.bool, device=device)
+        self._graphs = captures.graphs(device)
+        self._barred = False  # whether nothing can be captured
 
     def begin(self, scales: Tensor | None) -> None:
-        """A step, in float16 with the scale of each client's loss."""
         self.losses.zero_()
         if scales is not None:
+            assert self.scales is not None
             self.scales[: len(scales)].copy_(scales)
 
-    def take(self, laid: Laid, seeds: Sequence[int], sizes: Sequence[int]) -> bool:
-        """The pass over a micro-batch; whether it was replayed.
-
-        Args:
-            laid: on the host.
-            seeds, sizes: of the rows' dropout masks.
-        """
-        flat = laid.groups is not None
-        wide = _flat_widened(laid, self.grid, self.longest) if flat else _widened(laid, self.grid)
+    def take(self, inputs: PassInputs, seeds: Sequence[int], sizes: Sequence[int], *given: Any, **more: Any) -> bool:
+        assert self.grid is not None
+        wide = self.layout.widened(inputs, self.grid, self.longest)
         slot = self._slot(wide)
         slot.static.fill(wide)
         if self.bank.drops:
-            self.bank.draw_masks(seeds, sizes, out=slot.static.laid.masks, end_to_end=flat)
+            self.bank.draw_masks(seeds, sizes, out=slot.static.item.masks, end_to_end=self.layout.flat)
         slot.uses += 1
         if slot.replay is None and slot.uses > USES and not (slot.never or self._barred):
             slot.replay = self._captured(slot)
         if slot.replay is not None:
             slot.replay()
         elif slot.uses == USES:
-            self._graphs.warm(partial(self._run, slot.static.laid))
+            self._graphs.warm(partial(self._run, slot.static.item))
         else:
-            self._run(slot.static.laid)
+            self._run(slot.static.item)
         return slot.replay is not None
 
-    def _run(self, laid: Laid) -> None:
-        scales = self.scales if self._model.autocast == torch.float16 else None
-        one_pass(self._model, self.bank, laid, scales, self.losses)
+    def end(self, losses: Tensor) -> None:
+        losses.add_(self.losses[: len(losses)])
 
-    def _slot(self, wide: Laid) -> Slot:
+    def _run(self, inputs: PassInputs) -> None:
+        scales = self.scales if self.model.autocast == torch.float16 else None
+        one_pass(self.model, self.bank, inputs, scales, self.losses)
+
+    def _slot(self, wide: PassInputs) -> Slot:
         rows, tokens = wide.batch.input_ids.shape
         key: Hashable = rows, tokens, len(wide.owner), wide.weights.dtype
         if wide.groups is not None:
@@ -213,7 +174,7 @@ class Stage:
         if slot is None:
             static = Static(wide, self.losses.device)
             if self.bank.drops:
-                static.laid = replace(static.laid, masks=self._masks_of(rows, tokens))
+                static.item = replace(static.item, masks=self._masks_of(rows, tokens))
             slot = Slot(static)
         self._slots[key] = slot  # the last one used is the last to go
         while len(self._slots) > SHAPES:
@@ -229,7 +190,7 @@ class Stage:
 
     def _captured(self, slot: Slot) -> Replay | None:
         try:
-            return self._graphs.capture(partial(self._run, slot.static.laid))
+            return self._graphs.capture(partial(self._run, slot.static.item))
         except Exception as error:
             self._forget()
             if out_of_memory(error):
@@ -248,11 +209,8 @@ class Stage:
 
         for slot in self._slots.values():
             slot.replay, slot.uses = None, 0
-        self._graphs = self._new_graphs()
+        self._graphs = self._captures.graphs(self.losses.device)
         clear_device_cache(garbage_collection=True)
-
-    def _new_graphs(self) -> Graphs:
-        return self._captures.graphs(self.losses.device)
 
 
 class Graphs:
@@ -303,29 +261,3 @@ class CudaGraphs(Graphs):
                     raise first from None  # ending the capture has failed in its turn
                 raise
         return graph.replay
-
-
-def _widened(laid: Laid, grid: Grid) -> Laid:
-    """A micro-batch on the host in a shape of the grid; further targets weigh nothing."""
-    batch = widened(laid.batch, grid)
-    rows, tokens = batch.input_ids.shape
-    wide = _with_targets(laid, len(batch.labels))
-    mix = None if laid.mix is None else repeated(laid.mix, rows)
-    return replace(wide, batch=batch, index=repeated(laid.index, rows), into=repeated(laid.into, rows), mix=mix)
-
-
-def _flat_widened(laid: Laid, grid: Grid, longest: int) -> Laid:
-    """The same of one whose examples lie end to end; further tokens belong to its last client."""
-    batch, groups = end_to_end.widened(laid.batch, grid, longest), laid.groups
-    assert groups is not None
-    tokens = batch.input_ids.shape[1]
-    ends = groups.ends.clone()
-    ends[-1] = tokens
-    groups = replace(groups, ends=ends, of=repeated(groups.of, tokens), known=None)
-    mix = None if laid.mix is None else repeated(laid.mix, tokens)
-    return replace(_with_targets(laid, len(batch.labels)), batch=batch, groups=groups, mix=mix)
-
-
-def _with_targets(laid: Laid, targets: int) -> Laid:
-    weights = torch.nn.functional.pad(laid.weights, (0, targets - len(laid.weights)))
-    return replace(laid, owner=repeated(laid.owner, targets), weights=weights, owners=())

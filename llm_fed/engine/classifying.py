@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from llm_fed.basics import signs
 from llm_fed.engine.examples import Examples
-from llm_fed.engine.laid import on_device
 from llm_fed.engine.memory import budget_and_overhead
+from llm_fed.engine.on_device import on_device
 from llm_fed.method.requests import FitHead
 from llm_fed.models.base import Base
 from llm_fed.models.joined import Answer, full

@@ -17,11 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.engine.packing import Grid, TokenSequence, repeated
+from llm_fed.models.rotary import regimes
 
 NAME = "llm_fed_end_to_end"  # of the attention, among those of transformers
 SEQUENCES = "sequences"  # how a model is given them: its layers hand on what they do not know
 CAPABILITY = 8, 0  # of a GPU, for products by group
 WINDOW, LENGTH = "sliding_attention", "sliding_window"  # how transformers names windows, and their number of tokens
+# Families that were compared with training in rows (tests/engine/test_padding_free.py), windows of attention too.
+FAMILIES = frozenset(("gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3"))
 LARGEST_HEAD, HEADS_OF = 256, 8  # of torch's kernel: the most numbers of a head, and what they are a multiple of
 
 
@@ -221,6 +224,32 @@ def _by_kernel(
 def _dtype(query: Tensor) -> torch.dtype:
     kind = query.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
+
+
+def refusal(model: Any, structure: Any, *, texts: bool) -> str:
+    """Why adapters of this structure on this base cannot be trained on sequences end to end; empty where they can.
+
+    Args:
+        texts: whether examples are token sequences.
+    """
+    family = getattr(getattr(model, "config", None), "model_type", "such a model")
+    for why, holds in {
+        "only texts can lie end to end, and not pictures, labels or preferences": not texts,
+        "a head is trained whole beside the adapters": bool(structure.whole),
+        "the experts of a mixture have adapters (adapter.target_parameters)": bool(structure.parameters),
+        "the method adds frozen weights beneath the adapters": structure.delta,
+        "the base lies on several devices": len(set(getattr(model, "hf_device_map", {}).values())) > 1,
+        "the base is quantised": quantised(model),
+        f"nobody has compared {family} so": family not in FAMILIES,
+        "the base's positions depend on the length of each text": regimes(model) is not None,
+    }.items():
+        if holds:
+            return why
+    return ""
+
+
+def quantised(model: Any) -> bool:
+    return bool(getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None))
 
 
 def windowed(model: nn.Module) -> bool:

@@ -19,9 +19,8 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import Answering, answers
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures
-from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.engine.trainable import Trainable
-from llm_fed.engine.ways import untried, ways
+from llm_fed.engine.ways import ANSWERED, Ways, untried, ways
 from llm_fed.engine.whole import WholeModel
 from llm_fed.merge.delta import under
 from llm_fed.merge.moments import Evidence
@@ -53,10 +52,9 @@ class Engine(Answering):
         budget: most tokens of a micro-batch, found at the first training; it decides the packing, hence the bits.
         work: of all training since it was last taken.
         captures: of training passes; None: they run as they are written.
-        padding_free: whether training lays texts end to end; None: in rows with padding.
+        ways: how training passes are computed.
         untried: why a GPU computes passes of this base as they are written, unless it is asked otherwise.
         as_written: the same, where that is why it does so; empty where nothing else would be expected.
-        fuses: what computes elementwise work `fused`, in words; empty: nothing does.
     """
 
     def __init__(self, base: Trainable, evaluation: EvalConfig | None = None):
@@ -65,8 +63,7 @@ class Engine(Answering):
         self.evaluation = evaluation or EvalConfig()
         self.budget: int | None = None
         self.captures: Captures | None = None
-        self.padding_free: PaddingFree | None = None
-        self.fuses = ""
+        self.ways = Ways(False, False, "")
         self.untried = self.as_written = ""
         self._whole: dict[Structure, WholeModel] = {}
 
@@ -75,22 +72,14 @@ class Engine(Answering):
 
         Args:
             sites: who may train.
-
-        Raises:
-            UserError: they cannot train as the configuration says.
         """
-        sites = [*sites]
         self.untried = untried(self.base.model, structures=dict.fromkeys(site.structure for site in sites))
-        chosen = ways(config, self.base.device, str(self.base.autocast).removeprefix("torch."), tried=not self.untried)
-        self.as_written = self.untried if config.capture == "auto" and self.base.device.type == "cuda" else ""
-        if chosen.captured:
+        dtype = str(self.base.autocast).removeprefix("torch.")
+        self.ways = ways(config.fast, self.base.device, dtype, tried=not self.untried)
+        self.as_written = self.untried if config.fast == "auto" and self.base.device.type == "cuda" else ""
+        if self.ways.captured:
             self.captures = captures or Captures()
-            self.captures.begin(forced=config.capture == "on")
-        self.padding_free = PaddingFree(forced=config.padding_free == "on") if chosen.padding_free else None
-        self.fuses = chosen.fused
-        if config.padding_free == "on":
-            for structure, private in dict.fromkeys((site.structure, site.private is not None) for site in sites):
-                PaddingFree().check(self.adapted(structure), private=private)
+            self.captures.begin(answers=config.fast == "on" or not untried(self.base.model, ANSWERED))
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.
@@ -127,7 +116,7 @@ class Engine(Answering):
         base = self.base
         return AdaptedModel(
             base.model, structure, base.examples(structure), base.autocast, self.budget, self.captures,
-            self.padding_free, bool(self.fuses),
+            self.ways.padding_free, bool(self.ways.fused),
         )  # fmt: skip
 
     def whole(self, structure: Structure) -> WholeModel:

@@ -1,16 +1,18 @@
 """Examples as the fused loops see them: what they cost, how they lie side by side, and which loss they have. `Text` are
-those of a causal language model; other kinds are in `llm_fed/kinds`.
+those of a causal language model, whose loss is had on a CPU without all logits (`LastLayer`); other kinds are in
+`llm_fed/kinds`.
 
-Shape letters: N rows, T tokens, n targets, C classes or words of the vocabulary.
+Shape letters: N rows, T tokens, n targets, C classes or words of the vocabulary V, H width.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +20,75 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import end_to_end
 from llm_fed.engine.end_to_end import FlatBatch
-from llm_fed.engine.last_layer import in_place_of, last_layer, remember
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
-from llm_fed.method.losses import divergence, token_losses
+from llm_fed.method.losses import divergence, head_losses, token_losses
 from llm_fed.models.joined import Answer, full
 from llm_fed.models.rotary import regimes, row_positions
 from llm_fed.state import State
 
+_CHANGES_LOGITS: WeakSet[nn.Module] = WeakSet()  # models that change what their last layer gives, by a scale for one
+
+
+@dataclass
+class LastLayer:
+    """The last layer of a model, which is not computed: a stand-in takes the place of the logits.
+
+    Attributes:
+        inputs: (1, n, H) what the layer was given.
+        stand_in: (1, n, V) of the layer's output, which has no memory.
+    """
+
+    layer: nn.Linear
+    inputs: Tensor = field(default_factory=lambda: torch.empty(0))
+    stand_in: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        weight = self.layer.weight
+        self.inputs = inputs
+        self.stand_in = weight.new_empty(()).expand(*inputs.shape[:-1], len(weight))
+        return self.stand_in
+
+    def gives(self, logits: Tensor) -> bool:
+        """Whether these logits of the model are what the layer gave, and nothing was made of it."""
+        return logits.untyped_storage()._cdata == self.stand_in.untyped_storage()._cdata
+
+    def losses(self, labels: Tensor) -> Tensor:
+        """(n,): see `head_losses`."""
+        weight = self.layer.weight
+        return head_losses(self.inputs.flatten(0, 1).to(weight.dtype), weight, self.layer.bias, labels)
+
+
+def last_layer(model: Any) -> LastLayer | None:
+    """The last layer, where losses can be computed from its inputs: it is linear, frozen, on a CPU, computes in its own
+    dtype, and nobody listens to it; None elsewhere."""
+    layer = model.get_output_embeddings()
+    if type(layer) is not nn.Linear or layer.weight.device.type != "cpu" or model in _CHANGES_LOGITS:
+        return None
+    autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else layer.weight.dtype
+    if layer.weight.requires_grad or layer.weight.dtype != autocast:
+        return None
+    # Hooks would hear of the stand-in, and accelerate replaces the forward where weights are somewhere else.
+    return None if layer._forward_hooks or "forward" in vars(layer) else LastLayer(layer)
+
+
+@contextmanager
+def in_place_of(last: LastLayer) -> Iterator[None]:
+    """Within, the layer gives the stand-in."""
+    last.layer.forward = last  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del last.layer.forward
+
+
+def remember(model: nn.Module) -> None:
+    """That this model changes logits, so that nobody tries again."""
+    _CHANGES_LOGITS.add(model)
+
 
 class Batch(Protocol):
-    """Examples side by side: a dataclass whose fields are tensors on the CPU (`laid.on_device` moves them)."""
+    """Examples side by side: a dataclass whose fields are tensors on the CPU (`on_device` moves them)."""
 
     @property
     def labels(self) -> Tensor: ...  # what is to be predicted

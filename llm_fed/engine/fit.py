@@ -20,16 +20,13 @@ from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.capture import Stage, refusal
-from llm_fed.engine.end_to_end import flattened
+from llm_fed.engine.capture import refusal
 from llm_fed.engine.examples import Batch, Examples
 from llm_fed.engine.inference import log_likelihoods
-from llm_fed.engine.laid import Laid, on_device
 from llm_fed.engine.memory import activation_checkpointing
-from llm_fed.engine.packing import filled, padded_tokens, plan
-from llm_fed.engine.passes import one_pass
+from llm_fed.engine.on_device import on_device
+from llm_fed.engine.passes import Chosen, Pass, PassInputs, layout_of
 from llm_fed.engine.steps import Steps, together
-from llm_fed.engine.tokens import groups_of
 from llm_fed.method.requests import Fit, Fitted, Work
 
 PLACE = "example"  # the column that each fit has: the place of a target's example among those of the fit
@@ -62,20 +59,21 @@ def columns_of(examples: Sequence[Any], places: Sequence[int]) -> Tensor:
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def own_losses(jobs: Sequence[Fit], names: Sequence[str], logits: Tensor, laid: Any) -> Tensor:
+def own_losses(jobs: Sequence[Fit], names: Sequence[str], inputs: PassInputs, logits: Tensor) -> Tensor:
     """The losses (targets of all clients,): each client's function is given its own targets alone.
 
     Args:
+        inputs: the micro-batch, on the device of the logits.
         logits: (targets, C).
-        laid: the micro-batch (`fit.Laid`), on the device of the logits.
 
     Raises:
         UserError: a function returned something else than a number for each target.
     """
-    labels, losses = laid.batch.labels.to(logits.device), logits.new_zeros(len(logits))
-    by_target = laid.columns[laid.batch.rows.to(laid.columns.device)].to(logits)
-    for k in dict.fromkeys(laid.owners):
-        own, loss = (laid.owner == k).nonzero().flatten().to(logits.device), jobs[k].loss
+    labels, losses = inputs.batch.labels.to(logits.device), logits.new_zeros(len(logits))
+    assert inputs.columns is not None
+    by_target = inputs.columns[inputs.batch.rows.to(inputs.columns.device)].to(logits)
+    for k in dict.fromkeys(inputs.owners):
+        own, loss = (inputs.owner == k).nonzero().flatten().to(logits.device), jobs[k].loss
         mine, targets = logits[own], labels[own]
         if not callable(loss):
             losses = losses.index_put((own,), nn.functional.cross_entropy(mine, targets, reduction="none"))
@@ -127,16 +125,14 @@ class FusedFit:
 
     def __init__(self, model: AdaptedModel, jobs: Sequence[Fit], budget: int):
         self.model, self.jobs, self.examples, self.device = model, jobs, model.examples, model.device
-        asked = {"captured": model.captures, "padding_free": model.padding_free}
-        self.work = Work(budget=budget, asked=tuple(name for name, on in asked.items() if on is not None))
+        asked = {"captured": model.captures is not None, "padding_free": model.padding_free}
+        self.work = Work(budget=budget, asked=tuple(name for name, on in asked.items() if on))
         self.private = jobs[0].private is not None  # then all are: see `Engine.fit`
-        self.in_rows = model.padding_free.in_rows(model, jobs) if model.padding_free else "padding is allowed"
+        layout, self.padded = layout_of(model, jobs)
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
-        self.stage = model.captures and model.captures.stage(model, jobs, trained)
-        if self.stage:
-            lengths = (self.examples.length(job.examples[place]) for job in jobs for b in job.batches for place in b)
-            self.stage.longest = max(lengths, default=0)
-        self.bank = self.stage.bank if self.stage else model.bank(len(jobs), jobs[0].start.row.dtype, trained)
+        captured = model.captures.passes(model, jobs, trained, layout) if model.captures else None
+        self.passes = captured or Pass(model, model.bank(len(jobs), jobs[0].start.row.dtype, trained), layout)
+        self.bank = self.passes.bank
         for k, job in enumerate(jobs):
             self.bank.load(k, job.start)
         self.scalers: list[torch.amp.GradScaler] = []  # of each client, in float16
@@ -179,11 +175,9 @@ class FusedFit:
                 signs.step(step + 1, last, len(active), total, loss)
         trained = self._trained()
         results = [self._result(k, trained[k], [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
-        whys = []
+        whys = [self.passes.why, self.padded]
         if self.model.captures:
-            whys.append(self.stage.why if self.stage else refusal(self.model, self.jobs))
-        if self.model.padding_free:
-            whys.append(self.in_rows)
+            whys.insert(0, refusal(self.model, self.jobs))
         self.work = replace(self.work, why="; ".join(dict.fromkeys(filter(None, whys))))
         return results, self.work
 
@@ -194,107 +188,54 @@ class FusedFit:
         """
         examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
         lengths = [self.examples.length(example) for _, _, example in examples]
-        batches, padded = self._divided(lengths)
+        passes = self.passes
+        batches, padded = passes.layout.divided(lengths, self.work.budget, self.model.overhead, passes.grid)
         self.work = replace(
             self.work,
             tokens=self.work.tokens + sum(sum(self.examples.sizes(example)) for _, _, example in examples),
             padded=self.work.padded + padded,
             micro_batches=self.work.micro_batches + len(batches),
-            padding_free=self.work.padding_free + (0 if self.in_rows else len(batches)),
+            padding_free=self.work.padding_free + passes.layout.flat * len(batches),
         )
-        weights, scales, drifts = self._weights(seen), self._scales(), self._drifts(seen)
+        weights, drifts = self._weights(seen), self._drifts(seen)
         self.bank.grads.zero_()
-        by_batch = [([examples[i] for i in chosen], weights[chosen]) for chosen in batches]
-        if self.stage:
-            self._replay(self.stage, step, by_batch, scales, losses)
-        else:
-            for rows, of_rows in by_batch:
-                laid = self._lay_out(step, rows, of_rows, drifts)
-                if (each := self._pass(laid, scales, losses)) is not None:
-                    for steps in self.steps:
-                        steps.add_clipped(each, laid.owners)
+        passes.begin(self._scales())
+        for chosen in batches:
+            self._take(step, [examples[i] for i in chosen], weights[chosen], drifts, losses)
+        passes.end(losses)
         for n, steps in enumerate(self.steps):
             steps.step(seen, self.scalers[n] if self.scalers else None)
         if self.private:
             sizes = [max(1, len(seen.get(k, ()))) for k in range(len(self.jobs))]
             losses /= torch.tensor(sizes).to(self.device)
 
-    def _divided(self, lengths: Sequence[int]) -> tuple[list[list[int]], int]:
-        """The micro-batches of examples of these lengths, and their tokens with padding."""
-        grid = self.stage.grid if self.stage else None
-        if not self.in_rows:
-            batches = filled(lengths, self.work.budget)
-            sums = [sum(lengths[i] for i in batch) for batch in batches]
-            return batches, sum(map(grid.end_to_end, sums) if grid else sums)
-        batches = plan(lengths, self.work.budget, self.model.overhead, grid)
-        return batches, padded_tokens(lengths, batches, grid)
-
-    def _replay(self, stage: Stage, step: int, by_batch: Sequence[Any], scales: Tensor | None, losses: Tensor) -> None:
-        """The passes of a step over the stage's static memory."""
-        stage.begin(scales)
-        for rows, weights in by_batch:
-            replayed = stage.take(self._on_host(step, rows, weights, {}), *self._dropout(step, rows))
-            self.work = replace(self.work, replayed=self.work.replayed + replayed)
-        losses.add_(stage.losses[: len(losses)])
-
-    def _lay_out(self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float]) -> Laid:
-        """A micro-batch of examples (k, n, example), with one copy from the host to the device."""
-        laid = on_device(self._on_host(step, rows, weights, drifts), self.device)
-        wanted = self._taught(laid.batch, [self.jobs[k].batches[step][n] for k, n, _ in rows])
-        below = self.bank.beneath([k for k, _, _ in rows for _ in range(self.examples.each)])
-        masks = self.bank.draw_masks(*self._dropout(step, rows), end_to_end=not self.in_rows)
-        return replace(laid, wanted=wanted, below=below, masks=masks)
-
-    def _end_to_end(self, step: int, rows: Sequence[Any], weights: Tensor) -> Laid:
-        """A micro-batch without padding, on the host. Its examples are in the order of clients."""
-        batch, owners = flattened([example for _, _, example in rows]), [k for k, _, _ in rows]
-        clients, groups = groups_of(owners, [len(example.input_ids) for _, _, example in rows])
-        owner, index = torch.tensor(owners), torch.tensor(clients)
+    def _take(
+        self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float], losses: Tensor
+    ) -> None:
+        """The pass over a micro-batch of examples (k, n, example)."""
+        owners, places = [k for k, _, _ in rows], [self.jobs[k].batches[step][n] for k, n, _ in rows]
         mixed = self.bank.structure.gate == "mix"
-        return Laid(
-            batch, index, owner[batch.rows], weights[batch.rows], torch.arange(len(clients)), owners,
-            mix=torch.tensor([self.jobs[k].mix for k in clients])[groups.of] if mixed else None,
-            columns=self._columns(step, rows), groups=groups,
+        chosen = Chosen(
+            [(k, example) for k, _, example in rows], weights,
+            mix=torch.tensor([self.jobs[k].mix for k in owners]) if mixed else None,
+            columns=columns_of([example for _, _, example in rows], places) if self.names else None, drifts=drifts,
         )  # fmt: skip
-
-    def _columns(self, step: int, rows: Sequence[Any]) -> Tensor | None:
-        places = [self.jobs[k].batches[step][n] for k, n, _ in rows]
-        return columns_of([example for _, _, example in rows], places) if self.names else None
-
-    def _on_host(self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float]) -> Laid:
-        if self.in_rows:
-            return self._side_by_side(step, rows, weights, drifts)
-        return self._end_to_end(step, rows, weights)
-
-    def _side_by_side(self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float]) -> Laid:
-        of, owners = self.examples, [k for k, _, _ in rows]
-        batch, owner = of.collate([example for _, _, example in rows]), torch.tensor(owners)
-        if drifts:
-            batch = replace(batch, drift=torch.tensor([drifts[k] for k in owners], dtype=torch.float64))
-        mixed = self.bank.structure.gate == "mix"
-        mix = of.by_row(torch.tensor([self.jobs[k].mix for k in owners])) if mixed else None
-        into = of.by_row(torch.arange(len(rows)))
-        return Laid(
-            batch, of.by_row(owner), owner[batch.rows], weights[batch.rows], into, owners, mix,
-            self._columns(step, rows),
+        each = self.bank.rows.new_zeros(len(rows), self.bank.layout.size) if self.private else None
+        replayed = self.passes.take(
+            self.passes.layout.inputs(chosen), *self._dropout(step, rows), losses, each,
+            own=partial(own_losses, self.jobs, self.names) if self.names else None,
+            taught=partial(self._taught, places=places) if self.teachers else None,
         )  # fmt: skip
+        self.work = replace(self.work, replayed=self.work.replayed + replayed)
+        if each is not None:
+            for steps in self.steps:
+                steps.add_clipped(each, owners)
 
     def _dropout(self, step: int, rows: Sequence[Any]) -> tuple[list[int], list[int]]:
         """The seeds of the rows' masks, and their lengths."""
         each = range(self.examples.each)
         seeds = [derive(self.jobs[k].seed, step, n, *([m] if m else [])) for k, n, _ in rows for m in each]
         return seeds, [size for _, _, example in rows for size in self.examples.sizes(example)]
-
-    def _pass(self, laid: Laid, scales: Tensor | None, losses: Tensor) -> Tensor | None:
-        """Forward and backward pass.
-
-        Returns:
-            (examples, P) the gradient of each example, where jobs are private; else the bank has the gradients.
-        """
-        each = self.bank.rows.new_zeros(len(laid.owners), self.bank.layout.size) if self.private else None
-        own = partial(own_losses, self.jobs, self.names, laid=laid) if self.names else None
-        one_pass(self.model, self.bank, laid, scales, losses, each, own)
-        return each
 
     def _drifts(self, seen: Mapping[int, Sequence[Any]]) -> dict[int, float]:
         """By client z of KTO: how far its model is from the reference, by the batch's answers to other prompts."""

@@ -1,13 +1,19 @@
-"""Answers of many clients in one batch: greedy generation and option scoring, each row under its own adapter.
+"""Answers of many clients in one running batch: greedy or sampled generation and option scoring, each row under its own
+adapter.
 
-Shape letters: N rows of a batch, T tokens with padding, V vocabulary, R options of all rows.
+Shape letters: N rows of a batch, T tokens with padding, V vocabulary, R options of all rows, E experts.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -15,14 +21,26 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import UserError
-from llm_fed.engine import reading
+from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.batch_limits import BatchLimit, in_turn, within
 from llm_fed.engine.capture import Captures
 from llm_fed.engine.examples import TEXT
-from llm_fed.engine.prefixes import PromptRequest, batches, ordered, shared_prefixes
-from llm_fed.engine.sampling import Choose, Sampling
-from llm_fed.engine.slots import Slots, allowed
+from llm_fed.engine.fused import fused
+from llm_fed.engine.inference import log_likelihoods
+from llm_fed.engine.memory import Attempts, budget_and_overhead
+from llm_fed.engine.sampling import Sampling
+from llm_fed.engine.slots import (
+    NOT_A_NUMBER,
+    Pick,
+    Slots,
+    Together,
+    allowed,
+    forward,
+    likeliest,
+    not_a_number,
+    pad_left,
+    select,
+)
 from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
 from llm_fed.models.prompt import stop_tokens
@@ -31,10 +49,197 @@ from llm_fed.tasks.common import Encoded
 from llm_fed.tasks.control import THINK, answer_of
 from llm_fed.tasks.templates import filled
 
-_NAN = -1  # stands for a token where the logits are no numbers
+log = logging.getLogger(__name__)
 
+ROWS = {"cpu": 32}  # of a batch, where `eval.batch_size` says nothing
+ROWS_ON_GPU = 256  # 1,040 answers of a base of 135M took 2.98 s on an H200, with 1,024 rows 3.88 s, with 32 rows 20.5 s
+TOKENS, LOGITS = 2**14, 2**27  # that a batch holds on a CPU, where nobody says that memory does not suffice
+
+PromptRequest = tuple[int, Sequence[int]]  # row of the bank, token ids of the prompt
 Scored = tuple[int, Sequence[int], Sequence[Sequence[int]]]  # the same, and token ids of each option
-Score = Callable[[Base, AdapterBank, Sequence[Scored], Tensor | None], list[float]]
+
+
+@dataclass(eq=False)
+class Answer:
+    """An answer that waits or is being written.
+
+    Attributes:
+        key: what the caller calls it.
+        row: of the bank.
+        text: tokens of the prompt and of the answer so far.
+        end: how many tokens the text may have.
+        mix: (E,), where the gate of the bank's structure is `mix`.
+    """
+
+    key: int
+    row: int
+    text: list[int]
+    end: int
+    mix: Tensor | None
+    ended: bool = False
+
+
+@dataclass
+class RunningBatch:
+    """Answers that are written side by side, each under its own adapter. One that ends leaves, and the next prompt
+    takes its place where the family allows it (`slots`); elsewhere it waits for the others.
+
+        with RunningBatch(base, bank, rows, columns) as batch:
+            batch.submit(...)
+            while batch.busy:
+                for key, token in batch.step(): ...
+
+    An answer does not depend on the rows beside it, up to the rounding of a batched product (in half precision a near
+    tie of two tokens may fall either way); a base that feels padding answers prompts of one length together.
+
+    Attributes:
+        most: rows at once.
+        columns: tokens that the longest text may get.
+        pick: the next tokens of logits; the likeliest.
+        captures: steps in slots are captured; None: they run as they are written.
+        fuses: whether elementwise work is computed `fused`.
+    """
+
+    base: Base
+    bank: AdapterBank
+    most: int
+    columns: int
+    pick: Pick = likeliest
+    captures: Captures | None = None
+    fuses: bool = False
+    _waiting: deque[Answer] = field(default_factory=deque, init=False)
+    _rows: list[Answer] = field(default_factory=list, init=False)
+    _attached: ExitStack | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._memory: Slots | Together
+        if allowed(self.base):
+            structure = self.bank.structure
+            experts = len(structure.experts) if structure.gate == "mix" else 0
+            self._memory = Slots(
+                self.base, self.bank, self.most, self.columns, self.pick, self.captures, experts
+            )  # fmt: skip
+        else:
+            self._memory = Together(self.base, self.pick)
+        self._stops = stop_tokens(self.base)
+        rotary = regimes(self.base.model)
+        self._border = rotary.border if rotary is not None and rotary.read_again else None
+        self._even = feels_padding(self.base.model.config)
+        # Free slots before prompts are read; captured steps cost the same.
+        self._enough = max(1, self.most // (4 if self._memory.captured else 8))
+
+    def __enter__(self) -> RunningBatch:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._detach()
+        self._memory.release()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting) or not all(row.ended for row in self._rows)
+
+    def submit(self, key: int, row: int, prompt: Sequence[int], room: int, mix: Tensor | None = None) -> None:
+        """A prompt to be answered under a row of the bank, with at most `room` tokens.
+
+        Args:
+            mix: (E,) the weights of experts, where the gate of the bank's structure is `mix`.
+        """
+        self._waiting.append(Answer(key, row, [*prompt], len(prompt) + room, mix))
+
+    def step(self) -> list[tuple[int, int | None]]:
+        """(key, token) of each answer that has got one more token, and (key, None) of each that has ended, without the
+        token that ends it.
+
+        Raises:
+            RunError: the base computes NaN.
+        """
+        going = [row for row in self._rows if not row.ended]
+        full = self.most - len(going) < self._enough or not self._memory.refills
+        if self._waiting and (not going or not full):
+            self._keep(going)
+            return self._read()
+        return self._write(going)
+
+    def _read(self) -> list[tuple[int, int | None]]:
+        """Prompts into free rows, and the first token of each answer."""
+        new = [self._waiting.popleft() for _ in range(self._readable())]
+        self._attach(new)
+        self._memory.read([row.text for row in new], [row.row for row in new], self._mix(new))
+        self._detach()
+        first, self._rows = len(self._rows), [*self._rows, *new]
+        return self._heard(first)
+
+    def _readable(self) -> int:
+        """How many prompts are read in one pass: with padding the last ones of many would cost as much as the first."""
+        free = [*self._waiting][: self.most - len(self._rows)]
+        length = len(free[0].text)
+        if not self._memory.refills:
+            return next((n for n, row in enumerate(free) if self._even and len(row.text) != length), len(free))
+        budget = budget_and_overhead(self.base.device)[0]
+        return min(len(free), max(1, self.most // 4, budget // length))
+
+    def _write(self, going: list[Answer]) -> list[tuple[int, int | None]]:
+        """A token of each answer."""
+        if self._replayable():
+            self._detach()
+            with fused(self.base.model) if self.fuses else nullcontext():
+                self._memory.replay(max(len(row.text) for row in going) - 1)
+            return self._heard(0)
+        self._keep(going)
+        if self._attached is None:
+            self._attach(self._rows)
+        self._memory.step([len(row.text) - 1 for row in self._rows])
+        return self._heard(0)
+
+    def _replayable(self) -> bool:
+        return self._memory.captured and not self.bank.beneath([row.row for row in self._rows])
+
+    def _keep(self, going: list[Answer]) -> None:
+        """Only these rows, which then are the first ones."""
+        if len(going) < len(self._rows):
+            self._detach()
+            kept = [place for place, row in enumerate(self._rows) if not row.ended]
+            order = self._memory.keep(kept, [len(row.text) - 1 for row in self._rows])
+            self._rows = [self._rows[place] for place in order]
+
+    def _attach(self, rows: Sequence[Answer]) -> None:
+        """The bank, until the rows change."""
+        self._detach()
+        with ExitStack() as stack:
+            if self.fuses:
+                stack.enter_context(fused(self.base.model))
+            stack.enter_context(self.bank.attached(torch.tensor([row.row for row in rows]), mix=self._mix(rows)))
+            self._attached = stack.pop_all()
+
+    def _detach(self) -> None:
+        if self._attached is not None:
+            self._attached.close()
+            self._attached = None
+
+    def _mix(self, rows: Sequence[Answer]) -> Tensor | None:
+        mixes = [row.mix for row in rows if row.mix is not None]
+        return torch.stack(mixes) if mixes else None
+
+    def _heard(self, first: int) -> list[tuple[int, int | None]]:
+        """What rows from the first one on say; one whose text has grown over a border leaves, to be read again."""
+        said: list[tuple[int, int | None]] = []
+        rows = self._rows[first:]
+        for row, token in zip(rows, self._memory.ids[first : len(self._rows), 0].tolist(), strict=True):
+            if row.ended:
+                continue
+            if token == NOT_A_NUMBER:
+                raise not_a_number(self.base, len(row.text))
+            if token not in self._stops:
+                row.text.append(token)
+                said.append((row.key, token))
+            row.ended = token in self._stops or len(row.text) == row.end
+            if row.ended:
+                said.append((row.key, None))
+            elif len(row.text) - 1 == self._border:
+                row.ended = True
+                self._waiting.appendleft(Answer(row.key, row.row, row.text, row.end, row.mix))
+        return said
 
 
 @torch.inference_mode()
@@ -48,117 +253,42 @@ def generate(
     mix: Tensor | None = None,
     captures: Captures | None = None,
     fuses: bool = False,
-    end_to_end: bool = False,
     free: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Greedy answers, in the order of the requests; the base's own sampling settings do not count.
+    """Greedy answers, in the order of the requests; the base's own sampling settings do not count. See `RunningBatch`.
 
-    An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is
-    full. It does not depend on the rows beside it, up to the rounding of a batched product (in half precision a
-    near tie of two tokens may fall either way); a base that feels padding answers prompts of one length together.
-    Unlike in `model.generate`, a row leaves the batch when its answer ends, and the next prompt takes its place where
-    the family allows it (`slots`); a beginning that an adapter's prompts share is read once per batch, where that pays.
+    An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is full.
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
-        batch_size: rows of a forward pass at most (`batch_limits`), sorted by length, whichever adapter they use.
+        batch_size: rows of a forward pass at most, whichever adapter they use; half as many where memory does not
+            suffice.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
-        captures: steps in slots are captured; None: they run as they are written.
-        fuses: whether captured steps compute elementwise work `fused`.
-        end_to_end: prompts that are answered in slots are read without padding; the base and the adapters allow it.
+        captures, fuses: as of `RunningBatch`.
         free: gives memory back where it does not suffice, before fewer rows are tried.
 
     Raises:
         UserError: an empty prompt, or one that is longer than the base's context.
+        RunError: memory does not suffice for one row.
     """
-    stops = stop_tokens(base)
     rooms = [_room(base, prompt, max_new_tokens) for _, prompt in requests]
-    texts = [""] * len(requests)
-    shared = _shared(base, requests, mix)
-
-    def ended(i: int, tokens: Sequence[int]) -> None:
-        texts[i] = answer_text(base, requests[i][1], tokens)
-        signs.answered(1)
-
-    def answer(chosen: Sequence[int]) -> None:
-        weights = None if mix is None else mix[chosen]
-        answers: list[list[int]] = [[] for _ in chosen]
-        batch = [requests[i] for i in chosen]
-        for n, token in _tokens(base, bank, batch, [rooms[i] for i in chosen], stops, weights, shared):
-            answers[n].append(token)
-        for i, tokens in zip(chosen, answers, strict=True):
-            ended(i, tokens)
-
-    def answer_in_slots(chosen: Sequence[int], size: int) -> Iterator[int]:
-        memory = Slots(
-            base, bank, requests, size, rooms=rooms, stops=stops, mix=mix, captures=captures, fuses=fuses,
-            end_to_end=end_to_end and not bank.adapts_head and not any(shared.values()),
-        )  # fmt: skip
-        for i, tokens in memory.answers(chosen, shared):
-            ended(i, tokens)
-            yield i
-
+    columns = max((len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True)), default=0)
+    texts: list[str | None] = [None] * len(requests)
     # Longest first: if memory does not suffice, that shows at once.
-    limit = BatchLimit(base, batch_size, max_new_tokens).rows
-    if requests and allowed(base):
-        most = min(len(requests), limit(max(len(prompt) for _, prompt in requests)))
-        in_turn(ordered(requests, shared), most, answer_in_slots, free)
-    else:
-        even = feels_padding(base.model.config)
-        for chosen in batches(requests, [1] * len(requests), limit, shared, even=even):
-            within(chosen, answer, free)
-    return texts
-
-
-@torch.inference_mode()
-def option_log_likelihoods(
-    base: Base,
-    bank: AdapterBank,
-    requests: Sequence[Scored],
-    *,
-    batch_size: int,
-    mix: Tensor | None = None,
-    free: Callable[[], None] = lambda: None,
-) -> list[list[float]]:
-    """The log-likelihood of each option after its prompt: the sum over the option's tokens, in nats.
-
-    Nothing is generated; a prompt is processed once for all its options, and a beginning that prompts share once
-    per batch, where that pays.
-
-    Args:
-        requests: (row of the bank, token ids of the prompt, token ids of each option).
-        batch_size: options per forward pass at most (`batch_limits`); a request with more of them has its own pass.
-        mix: (len(requests), E), where the gate of the bank's structure is `mix`.
-        free: as of `generate`.
-
-    Raises:
-        UserError: an empty prompt, an empty option or no option, or more tokens than the base's context.
-    """
-    for _, prompt, options in requests:
-        if not options or not all(options):
-            raise UserError(
-                "option scoring needs at least one option per example and one token per option; one is empty"
-            )
-        _room(base, prompt, max(map(len, options)), at_least=max(map(len, options)))
-    results: list[list[float]] = [[] for _ in requests]
-    asked = [(row, prompt) for row, prompt, _ in requests]
-    whole = [i for i, request in enumerate(requests) if _grows_otherwise(base, request)]
-    begun = sorted({*range(len(requests))}.difference(whole))
-    shared = _shared(base, [asked[i] for i in begun], mix)
-    tokens = max((len(option) for _, _, options in requests for option in options), default=0)
-    limit = BatchLimit(base, batch_size, tokens, logits=tokens).rows
-    for places, score in ((begun, partial(_score, shared=shared)), (whole, _score_whole)):
-
-        def answer(chosen: Sequence[int], score: Score = score) -> None:
-            scores = iter(score(base, bank, [requests[i] for i in chosen], None if mix is None else mix[chosen]))
-            for i in chosen:
-                results[i] = [next(scores) for _ in requests[i][2]]
-            signs.answered(len(chosen))
-
-        sizes = [len(requests[i][2]) for i in places]
-        for chosen in batches([asked[i] for i in places], sizes, limit, shared if places is begun else {}):
-            within([places[place] for place in chosen], answer, free)
-    return results
+    order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]))
+    for attempt in _halved(min(len(requests), _fitting(base, batch_size, columns)) or 1, free):
+        with attempt as rows, RunningBatch(base, bank, rows, columns, likeliest, captures, fuses) as batch:
+            answers: dict[int, list[int]] = {i: [] for i in order if texts[i] is None}
+            for i in answers:
+                batch.submit(i, *requests[i], rooms[i], None if mix is None else mix[i])
+            while batch.busy:
+                for i, token in batch.step():
+                    if token is not None:
+                        answers[i].append(token)
+                    else:
+                        texts[i] = answer_text(base, requests[i][1], answers[i])
+                        signs.answered(1)
+    return [text or "" for text in texts]
 
 
 @torch.inference_mode()
@@ -179,118 +309,128 @@ def stream(
         sampling: None: it is greedy.
     """
     room = _room(base, prompt, max_new_tokens)
-    choose = sampling.chooser(base.model.device) if sampling else None
-    for _, token in _tokens(base, bank, [(0, prompt)], [room], stop_tokens(base), mix, {}, choose):
-        yield token
+    pick = likeliest if sampling is None else partial(_drawn, sampling.chooser(base.model.device))
+    with RunningBatch(base, bank, 1, len(prompt) + room, pick) as batch:
+        batch.submit(0, 0, prompt, room, None if mix is None else mix[0])
+        while batch.busy:
+            yield from (token for _, token in batch.step() if token is not None)
 
 
-def _tokens(
+def _drawn(choose: Pick, logits: Tensor) -> Tensor:
+    best = likeliest(logits)
+    return best if NOT_A_NUMBER in best else choose(logits)
+
+
+@torch.inference_mode()
+def option_log_likelihoods(
     base: Base,
     bank: AdapterBank,
-    batch: Sequence[PromptRequest],
-    rooms: Sequence[int],
-    stops: set[int],
-    mix: Tensor | None,
-    shared: Mapping[int, int],
-    choose: Choose | None = None,
-) -> Iterator[tuple[int, int]]:
-    """(n, token) of every row's next token, in the order in which they become known: at most rooms[n] of a row,
-    without the token that ends it.
+    requests: Sequence[Scored],
+    *,
+    batch_size: int,
+    mix: Tensor | None = None,
+    free: Callable[[], None] = lambda: None,
+) -> list[list[float]]:
+    """The log-likelihood of each option after its prompt: the sum over the option's tokens, in nats.
+
+    Nothing is generated, and a prompt is processed once for all its options.
 
     Args:
-        choose: instead of the likeliest token.
+        requests: (row of the bank, token ids of the prompt, token ids of each option).
+        batch_size: options per forward pass at most; a request with more of them has its own pass.
+        mix: (len(requests), E), where the gate of the bank's structure is `mix`.
+        free: as of `generate`.
+
+    Raises:
+        UserError: an empty prompt, an empty option or no option, or more tokens than the base's context.
+        RunError: memory does not suffice for one request.
     """
-    texts = [[*prompt] for _, prompt in batch]
-    rotary, going = regimes(base.model), list(range(len(batch)))
-    while going:
-        border = rotary.border if rotary is not None and rotary.read_again else None
-        again: list[int] = []
-        asked = [(batch[n][0], tuple(texts[n])) for n in going]
-        left = [rooms[n] - len(texts[n]) + len(batch[n][1]) for n in going]
-        weights = None if mix is None else mix[going]
-        for place, token, leaves in _read(base, bank, asked, left, stops, weights, shared, border, choose):
-            n = going[place]
-            texts[n].append(token)
-            yield n, token
-            if leaves:
-                again.append(n)
-        going, shared = again, {}
+    for _, prompt, options in requests:
+        if not options or not all(options):
+            raise UserError(
+                "option scoring needs at least one option per example and one token per option; one is empty"
+            )
+        _room(base, prompt, max(map(len, options)), at_least=max(map(len, options)))
+    whole = {i: request for i, request in enumerate(requests) if _grows_otherwise(base, request)}
+    results = _score_whole(base, bank, whole, mix)
+    tokens = max((len(option) for _, _, options in requests for option in options), default=0)
+    columns = max((len(prompt) for _, prompt, _ in requests), default=0) + tokens
+    for attempt in _halved(_fitting(base, batch_size, columns, tokens), free):
+        with attempt as rows:
+            for chosen in _batches(requests, [i for i in range(len(requests)) if i not in results], rows):
+                batch = [requests[i] for i in chosen]
+                scores = iter(_score(base, bank, batch, None if mix is None else mix[chosen]))
+                results |= {i: [next(scores) for _ in requests[i][2]] for i in chosen}
+                signs.answered(len(chosen))
+    return [results[i] for i in range(len(requests))]
 
 
-def _read(
-    base: Base,
-    bank: AdapterBank,
-    batch: Sequence[PromptRequest],
-    rooms: Sequence[int],
-    stops: set[int],
-    mix: Tensor | None,
-    shared: Mapping[int, int],
-    border: int | None,
-    choose: Choose | None = None,
-) -> Iterator[tuple[int, int, bool]]:
-    """(n, token, whether the row leaves here to be read again) of every row's next token, see `_tokens`; a row leaves
-    where its text has just grown beyond the border."""
-    index = torch.tensor([row for row, _ in batch])
-    ids, mask, cache = reading.begin(base, bank, batch, shared)
-    width = mask.shape[1]
-    lengths = [0] * len(batch)
-    live = list(range(len(batch)))
-    while live:
-        padded = any(len(batch[n][1]) < width for n in live)
-        with bank.attached(index[live], mix=None if mix is None else mix[live]):
-            going = live
-            while going == live:
-                logits, cache = reading.forward(base, ids, mask, cache, keep=1, padded=padded)
-                best, ids = logits[:, -1].max(-1, keepdim=True)  # (N, 1); NaN if any logit is
-                if choose is not None and not best.isnan().any():
-                    ids = choose(logits[:, -1])
-                going = []
-                for n, token in zip(live, torch.where(best.isnan(), _NAN, ids)[:, 0].tolist(), strict=True):
-                    if token == _NAN:
-                        raise reading.not_a_number(base, len(batch[n][1]) + lengths[n])
-                    if token not in stops:
-                        lengths[n] += 1
-                        wanted = lengths[n] < rooms[n]
-                        leaves = wanted and border is not None and len(batch[n][1]) + lengths[n] == border + 1
-                        yield n, token, leaves
-                        if wanted and not leaves:
-                            going.append(n)
-                mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-        if going:
-            kept = torch.tensor([live.index(n) for n in going], device=ids.device)
-            reading.select(cache, kept)
-            ids, mask = ids[kept], mask[kept]
-        live = going
+def most_rows(asked: int | None, device: torch.device) -> int:
+    """The most rows of a batch of answers: as asked for, or by device."""
+    return asked or ROWS.get(device.type, ROWS_ON_GPU)
 
 
-def _score(
-    base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor | None, shared: Mapping[int, int]
-) -> list[float]:
+def _fitting(base: Base, rows: int, columns: int, logits: int = 0) -> int:
+    """So many rows, or as many as a CPU takes.
+
+    Args:
+        columns: tokens of a row.
+        logits: of how many tokens of a row they are held at once.
+    """
+    if base.device.type != "cpu":
+        return rows
+    return max(1, min(rows, TOKENS // max(1, columns), LOGITS // max(1, logits * base.rows)))
+
+
+def _halved(rows: int, free: Callable[[], None]) -> Iterator[Attempts]:
+    """`Attempts` that say so."""
+    for number, attempt in enumerate(Attempts(rows, free)):
+        if number:
+            log.warning("memory did not suffice for so many answers at once; half as many rows are tried")
+        yield attempt
+
+
+def _batches(requests: Sequence[Scored], chosen: Sequence[int], rows: int) -> Iterator[list[int]]:
+    """Places of requests, the longest first, with so many options together, or of one request."""
+    batch: list[int] = []
+    held = 0
+    for i in sorted(chosen, key=lambda i: -len(requests[i][1])):
+        count = len(requests[i][2])
+        if batch and held + count > rows:
+            yield batch
+            batch, held = [], 0
+        batch.append(i)
+        held += count
+    if batch:
+        yield batch
+
+
+def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor | None) -> list[float]:
     """The log-likelihoods of all options of the batch, one request after another (R)."""
     device = base.model.device
     index = torch.tensor([row for row, _, _ in batch])
     owner = torch.tensor([n for n, (_, _, options) in enumerate(batch) for _ in options])
     options = [torch.tensor(option) for _, _, options in batch for option in options]
-    ids, mask, cache = reading.begin(base, bank, [(row, prompt) for row, prompt, _ in batch], shared)
+    ids, mask = pad_left([prompt for _, prompt, _ in batch], device)
     padded = any(len(prompt) < mask.shape[1] for _, prompt, _ in batch)
     with bank.attached(index, mix=mix):
-        logits, cache = reading.forward(base, ids, mask, cache, keep=1, padded=padded)
+        logits, cache = forward(base, ids, mask, None, keep=1, padded=padded)
     places = owner.to(device)
     logits = logits[places]  # (R, 1, V)
     labels = pad_sequence(options, batch_first=True).to(device)  # (R, T)
     real = pad_sequence([torch.ones_like(option) for option in options], batch_first=True).to(device)
     if labels.shape[1] > 1:
-        reading.select(cache, places)
+        select(cache, places)
         mask = torch.cat([mask[places], real[:, 1:]], dim=1)
         padded = padded or len(set(map(len, options))) > 1
         with bank.attached(index[owner], mix=None if mix is None else mix[owner]):
-            rest, _ = reading.forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1, padded=padded)
+            rest, _ = forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1, padded=padded)
         logits = torch.cat([logits, rest], dim=1)  # (R, T, V)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     picked = logits.gather(-1, labels[..., None])[..., 0] - logits.logsumexp(-1)
     scores: list[float] = torch.where(real.bool(), picked, 0.0).sum(1).tolist()
     if any(map(math.isnan, scores)):
-        raise reading.not_a_number(base, max(len(prompt) for _, prompt, _ in batch))
+        raise not_a_number(base, max(len(prompt) for _, prompt, _ in batch))
     return scores
 
 
@@ -302,33 +442,25 @@ def _grows_otherwise(base: Base, request: Scored) -> bool:
     return crosses or feels_padding(base.model.config)
 
 
-def _score_whole(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor | None) -> list[float]:
+def _score_whole(
+    base: Base, bank: AdapterBank, requests: Mapping[int, Scored], mix: Tensor | None
+) -> dict[int, list[float]]:
     """As `_score`, of prompts that are read anew with each option."""
-    owner = torch.tensor([n for n, (_, _, options) in enumerate(batch) for _ in options])
+    owners = [i for i, (_, _, options) in requests.items() for _ in options]
     texts = [
         Encoded([*prompt, *option], [False] * len(prompt) + [True] * len(option))
-        for _, prompt, options in batch
+        for _, prompt, options in requests.values()
         for option in options
     ]
-    index, picked = torch.tensor([row for row, _, _ in batch])[owner], TEXT.collate(texts)
-    with bank.attached(index, mix=None if mix is None else mix[owner]), base.computing():
-        losses = TEXT.losses(base.model, picked, all_rows=bank.adapts_head).double().cpu()
-    scores: list[float] = (-torch.zeros(len(texts), dtype=torch.float64).index_add_(0, picked.rows, losses)).tolist()
-    if any(map(math.isnan, scores)):
-        raise reading.not_a_number(base, max(map(TEXT.length, texts)))
-    return scores
-
-
-def _shared(base: Base, requests: Sequence[PromptRequest], mix: Tensor | None) -> dict[int, int]:
-    """`shared_prefixes`, of which there are none where a prompt's own weights mix the adapters it is read under, or
-    where a beginning alone would be read otherwise than within its prompt."""
-    if mix is not None or feels_padding(base.model.config):
-        return {}
-    shared = shared_prefixes(base.model.config, requests)
-    rotary = regimes(base.model)
-    if rotary is not None and any(rotary.crosses(shared.get(row, 0), len(prompt)) for row, prompt in requests):
-        return {}
-    return shared
+    model = AdaptedModel(base.model, bank.structure, autocast=base.autocast)
+    weights, rows = None if mix is None else mix[owners], [requests[i][0] for i in owners]
+    found = model.within_memory(
+        lambda budget: log_likelihoods(replace(model, budget=budget), bank, texts, mix=weights, rows=rows)
+    )
+    if any(map(math.isnan, found)):
+        raise not_a_number(base, max(map(TEXT.length, texts)))
+    scores = iter(found)
+    return {i: [next(scores) for _ in options] for i, (_, _, options) in requests.items()}
 
 
 def _room(base: Base, prompt: Sequence[int], wanted: int, at_least: int = 1) -> int:

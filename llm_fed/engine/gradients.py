@@ -17,8 +17,8 @@ from torch import Tensor
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.laid import on_device
 from llm_fed.engine.memory import activation_checkpointing, free_memory
+from llm_fed.engine.on_device import on_device
 from llm_fed.engine.packing import plan
 from llm_fed.merge.moments import Evidence, Moments
 from llm_fed.method.requests import Gradient, GradientMoments

@@ -11,8 +11,6 @@ from transformers import LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWar
 
 from llm_fed.basics.errors import UserError
 
-Choose = Callable[[Tensor], Tensor]  # the next tokens (N, 1) of logits (N, V)
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -59,8 +57,8 @@ class Sampling:
     def __str__(self) -> str:
         return f"temperature {self.temperature:g}" + (f", top-p {self.top_p:g}" if self.top_p < 1 else "")
 
-    def chooser(self, device: torch.device) -> Choose:
-        """What draws the tokens of one answer."""
+    def chooser(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """What draws the next tokens (N, 1) of one answer from logits (N, V)."""
         generator = torch.Generator(device)
         generator.seed() if self.seed is None else generator.manual_seed(self.seed)
         warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(self.temperature)]

@@ -1,36 +1,32 @@
-"""Answers in slots: static memory for the keys and values of some rows, in which an answer that ends makes room for the
-next prompt. So no step copies what is known already, and a batch does not run on for its longest answer.
+"""What a base remembers of the rows of a running batch: in slots of static memory, in which a row that has ended makes
+room for the next prompt, or as transformers keeps it, for rows that were read together.
 
-A row lies in its slot from the first column on, and writes each token where its own text ends. What lies behind is
-masked. With graphs a step runs over all slots and over a width of a grid, so that it can be captured.
+In a slot a row lies from the first column on and writes each token where its own text ends; what lies behind is masked.
+So no step copies what is known already, and a step can be captured over all slots and a width of a grid.
 
-Shape letters: S slots, n of them in use, C columns of each, H heads, D numbers of a head, V vocabulary.
+Shape letters: N rows, T tokens with padding, S slots, C columns of each, H heads, D numbers of a head, V vocabulary, E
+experts.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import accumulate, islice
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from llm_fed.engine import reading
+from llm_fed.basics.errors import RunError
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.batch_limits import SMALL
 from llm_fed.engine.capture import Captures, Graphs, Replay
 from llm_fed.engine.end_to_end import attending
-from llm_fed.engine.fused import fused
-from llm_fed.engine.memory import budget_and_overhead, out_of_memory
+from llm_fed.engine.masks import known_masks
+from llm_fed.engine.memory import out_of_memory
 from llm_fed.engine.packing import rounded
-from llm_fed.engine.prefixes import PromptRequest
 from llm_fed.models.base import Base
 from llm_fed.models.rotary import regimes
 
@@ -39,6 +35,8 @@ FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 NAME, BIAS = "llm_fed_slots", "slots_bias"  # of the attention, and of what it is given, among those of transformers
 NOT_A_NUMBER = -1  # in the place of a token
 WIDTH, COLUMNS = 256, 64  # to which a captured step's columns are rounded up, so that few are captured; and memory's
+
+Pick = Callable[[Tensor], Tensor]  # the next tokens (N, 1) of logits (N, V)
 
 
 def allowed(base: Base) -> bool:
@@ -51,26 +49,57 @@ def allowed(base: Base) -> bool:
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
 
 
-@dataclass
-class OpenAnswer:
-    """An answer that is being written.
+def likeliest(logits: Tensor) -> Tensor:
+    """(N, 1): the likeliest token of each row (N, V); NOT_A_NUMBER where any logit is none."""
+    best, ids = logits.max(-1, keepdim=True)
+    return torch.where(best.isnan(), NOT_A_NUMBER, ids)
+
+
+class Together:
+    """Rows that were read together, padded on the left, as every kind of cache of transformers can keep them.
 
     Attributes:
-        place: of the request.
-        prompt: its tokens.
-        tokens: of the answer so far; the last one is not in the slot yet.
-        ended: the slot is free, and what it holds means nothing.
+        ids: (N, 1) the last token of each row.
     """
 
-    place: int
-    prompt: int
-    tokens: list[int] = field(default_factory=list)
-    ended: bool = False
+    refills = False
+    captured = False
 
-    @property
-    def length(self) -> int:
-        """Tokens that are in the slot."""
-        return self.prompt + max(0, len(self.tokens) - 1)
+    def __init__(self, base: Base, pick: Pick):
+        self._base, self._pick = base, pick
+        self._cache: Cache | None = None
+        self.ids = self._mask = torch.zeros(0, 0, dtype=torch.int64)
+        self._lengths: list[int] = []  # of the prompts
+
+    def read(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], mix: Tensor | None) -> None:
+        ids, self._mask = pad_left(prompts, self._base.model.device)
+        self._cache, self._lengths, self._width = None, [len(prompt) for prompt in prompts], ids.shape[1]
+        self._forward(ids)
+
+    def step(self, lengths: Sequence[int]) -> None:
+        """The next token of each row."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
+        self._forward(self.ids)
+
+    def _forward(self, ids: Tensor) -> None:
+        padded = min(self._lengths) < self._width
+        logits, self._cache = forward(self._base, ids, self._mask, self._cache, keep=1, padded=padded)
+        self.ids = self._pick(logits[:, -1])
+
+    def keep(self, kept: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """These rows alone, in the order that is returned."""
+        rows = torch.tensor(kept, dtype=torch.int64, device=self.ids.device)
+        if len(kept):
+            select(self._cache, rows)
+        self.ids, self._mask = self.ids[rows], self._mask[rows]
+        self._lengths = [self._lengths[row] for row in kept]
+        return list(kept)
+
+    def replay(self, longest: int) -> None:
+        raise NotImplementedError("only steps in slots are captured")
+
+    def release(self) -> None:
+        self._cache = None
 
 
 class SlotLayer(DynamicLayer):
@@ -85,20 +114,11 @@ class SlotLayer(DynamicLayer):
 
     def put(self, at: int, keys: Tensor, values: Tensor) -> None:
         """Rows (N, H, T, D) into the slots from `at` on."""
-        for own, part in self._beside(keys, values):
-            own[at : at + len(part), :, : part.shape[2]] = part
-
-    def place(self, slots: Tensor, columns: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Tokens (1, H, T, D) into a column of a slot each."""
-        for own, part in self._beside(keys, values):
-            own[slots, :, columns] = part[0].transpose(0, 1)
-
-    def _beside(self, keys: Tensor, values: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """The memory of keys and of values, each with what belongs there."""
         if not self.is_initialized:
             self.keys, self.values = (self._slots.memory(part) for part in (keys, values))
             self.is_initialized = True
-        return (self.keys, keys), (self.values, values)
+        for own, part in ((self.keys, keys), (self.values, values)):
+            own[at : at + len(part), :, : part.shape[2]] = part
 
     def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
         """The first columns of some slots into others."""
@@ -117,196 +137,119 @@ class SlotLayer(DynamicLayer):
 
 
 class Slots:
-    """Some slots, and the answers to some prompts that are written there.
+    """So many slots, of which the first n hold a row each.
+
+    Attributes:
+        ids: (S, 1) the last token of each row, which its slot does not hold yet.
+        captured: whether steps are captured, as far as is known: those cost the same however many slots are in use.
 
     Args:
         most: S.
-        rooms: most tokens of each answer.
-        stops: tokens that end an answer.
-        mix: (requests, E), where the gate of the bank's structure is `mix`.
+        columns: C, as many tokens as the longest text may get.
         captures: steps are captured; None: they run as they are written.
-        fuses: whether steps compute elementwise work `fused`.
-        end_to_end: prompts are read without padding; then none have a beginning that they share.
+        experts: E, where the gate of the bank's structure is `mix`.
     """
+
+    refills = True
 
     def __init__(
         self,
         base: Base,
         bank: AdapterBank,
-        requests: Sequence[PromptRequest],
         most: int,
-        *,
-        rooms: Sequence[int],
-        stops: Set[int],
-        mix: Tensor | None = None,
-        captures: Captures | None = None,
-        fuses: bool = False,
-        end_to_end: bool = False,
+        columns: int,
+        pick: Pick,
+        captures: Captures | None,
+        experts: int,
     ):
-        self._base, self._bank, self._requests, self._mix = base, bank, requests, mix
-        self._end_to_end = end_to_end
-        self._rooms, self._stops = rooms, stops
-        columns = max(len(prompt) + room for (_, prompt), room in zip(requests, rooms, strict=True))
+        self._base, self._bank, self._pick, self._captures = base, bank, pick, captures
         device = base.model.device
         self._most, self._columns = most, rounded(columns, 8, COLUMNS) if captures else columns
-        self._rows: list[OpenAnswer] = []  # of the first slots; those behind are free
         self._cache: Cache = DynamicCache(config=base.model.config)
         self._layers = [SlotLayer(self) for _ in self._cache.layers]
         self._cache.layers = [*self._layers]
-        self.width = 0
+        self.width, self._count = 0, 0
         self.numbers = torch.arange(most, device=device)
         self.position = torch.zeros(most, dtype=torch.int64, device=device)  # of the token that is read next
-        self._ids = torch.zeros(most, 1, dtype=torch.int64, device=device)
+        self.ids = torch.zeros(most, 1, dtype=torch.int64, device=device)
         self._index = torch.zeros(most, dtype=torch.int64, device=device)
-        self._weights = None if mix is None else torch.zeros(most, mix.shape[1], dtype=mix.dtype, device=device)
-        self._captures, self._fuses = captures, fuses
+        self._mix = torch.zeros(most, experts, device=device, dtype=bank.rows.dtype) if experts else None
         self._graphs = captures.graphs(device) if captures else Graphs()
         self._replays, self._warm = dict[int, Replay](), set[int]()  # by width
+
+    @property
+    def captured(self) -> bool:
+        return self._captures is not None and self._captures.answers
 
     def memory(self, like: Tensor) -> Tensor:
         """(S, H, C, D), of numbers, as what is masked is multiplied by zero."""
         return like.new_zeros(self._most, like.shape[1], self._columns, like.shape[3])
 
-    def answers(self, order: Sequence[int], shared: Mapping[int, int]) -> Iterator[tuple[int, list[int]]]:
-        """(place of the request, tokens) of each answer as it ends, without the token that ends it.
+    def read(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], mix: Tensor | None) -> None:
+        """Prompts into free slots, under the adapters that are attached, and the first token of each answer.
 
         Args:
-            order: places of the requests that are answered.
-            shared: tokens that all prompts of a row of the bank begin with.
+            owners: the row of the bank of each, which a captured step attaches.
+            mix: (N, E).
         """
-        waiting = deque(order)
-        enough = max(1, self._most // (8 if self._captures is None else 4))  # free slots; captured steps cost the same
-        try:
-            while waiting or self._rows:
-                while waiting and (not self._rows or self._most - len(self._rows) >= enough):
-                    count = self._readable(waiting)
-                    yield from self._read([waiting.popleft() for _ in range(count)], shared)
-                if self._rows:
-                    yield from self._write(enough if waiting else self._most)
-        finally:
-            self._release()
+        ids, mask = pad_left(prompts, self._base.model.device)
+        lengths = [len(prompt) for prompt in prompts]
+        logits, known = forward(self._base, ids, mask, None, keep=1, padded=min(lengths) < max(lengths))
+        # Real tokens first, in their order; what lies behind them is masked.
+        columns = mask.argsort(stable=True, dim=1, descending=True)
+        here = slice(self._count, self._count + len(prompts))
+        for layer, own in zip(cast(Any, known).layers, self._layers, strict=True):
+            own.put(here.start, *(_taken(part, columns) for part in (layer.keys, layer.values)))
+        self.ids[here] = self._pick(logits[:, -1])
+        self.position[here] = torch.tensor(lengths, device=self.position.device)
+        self._index[here] = torch.tensor(owners, device=self._index.device)
+        if self._mix is not None and mix is not None:
+            self._mix[here] = mix.to(self._mix)
+        self._count = here.stop
 
-    def _release(self) -> None:
+    def step(self, lengths: Sequence[int]) -> None:
+        """The next token of each row, whose texts have so many tokens in their slots, under the adapters that are
+        attached."""
+        self.width = max(lengths) + 1
+        self._step(self._count, padded=min(lengths) < max(lengths))
+
+    def keep(self, kept: Sequence[int], lengths: Sequence[int]) -> list[int]:
+        """These rows alone; the last of them move into the slots of those that go. Returns which row each slot has.
+
+        Args:
+            lengths: of the text of each row.
+        """
+        order = [*range(len(kept))]
+        targets = sorted({*order}.difference(kept))
+        sources = [row for row in kept if row >= len(kept)]
+        if targets:
+            ends, begins = (torch.tensor(places, device=self.numbers.device) for places in (targets, sources))
+            for layer in self._layers:
+                layer.move(begins, ends, max(lengths[row] for row in sources))
+            for own in (self.ids, self.position, self._index, self._mix):
+                if own is not None:
+                    own[ends] = own[begins]
+        for target, source in zip(targets, sources, strict=True):
+            order[target] = source
+        self._count = len(kept)
+        return order
+
+    def release(self) -> None:
         """Give back keys, values and graphs now. Layers know these slots and the other way round, so they would stay
         until Python looks for such circles."""
         self._layers.clear()
         self._cache.layers = []
         self._replays.clear()
 
-    def _readable(self, waiting: Iterable[int]) -> int:
-        """How many prompts are read in one pass. Without padding more tokens are, which take less memory than training
-        does; with padding the last ones would cost as much as the first one."""
-        budget, free = budget_and_overhead(self._base.device)[0], self._most - len(self._rows)
-        lengths = [len(self._requests[i][1]) for i in islice(waiting, free)]
-        if not self._end_to_end:
-            return min(len(lengths), max(1, self._most // 4, budget // lengths[0]))
-        return max(1, sum(end <= SMALL * budget for end in accumulate(lengths)))
+    def replay(self, longest: int) -> None:
+        """A step over all slots, in a width of the grid; in what is not in use it means nothing.
 
-    def _read(self, chosen: Sequence[int], shared: Mapping[int, int]) -> Iterator[tuple[int, list[int]]]:
-        """Prompts into free slots, and the first token of each answer."""
-        flat = self._end_to_end and not self._bank.beneath([self._requests[i][0] for i in chosen])
-        if flat:
-            chosen = sorted(chosen, key=lambda i: self._requests[i][0])
-        batch, at = [self._requests[i] for i in chosen], len(self._rows)
-        owners, lengths = [row for row, _ in batch], [len(prompt) for _, prompt in batch]
-        weights = None if self._mix is None else self._mix[list(chosen)]
-        with fused(self._base.model) if self._fuses else nullcontext():
-            read = self._end_to_end_into if flat else partial(self._side_by_side_into, shared=shared)
-            logits = read(at, batch, weights)
-        here = slice(at, at + len(batch))
-        self._ids[here] = _likeliest(logits)
-        self.position[here] = torch.tensor(lengths, device=self.position.device)
-        self._index[here] = torch.tensor(owners, device=self._index.device)
-        if self._weights is not None and weights is not None:
-            self._weights[here] = weights.to(self._weights.device)
-        self._rows += [OpenAnswer(i, length) for i, length in zip(chosen, lengths, strict=True)]
-        yield from self._heard(at, self._ids[here, 0].tolist())
-        self._close_up()
-
-    def _end_to_end_into(self, at: int, batch: Sequence[PromptRequest], weights: Tensor | None) -> Tensor:
-        """Prompts into the slots from `at` on, and the logits (N, 1, V) behind each."""
-        logits, known, flat = reading.end_to_end(self._base, self._bank, batch, weights)
-        columns, borders = flat.positions[0], flat.sequences.borders.long()
-        rows = torch.repeat_interleave(self.numbers[at : at + len(batch)], borders.diff(), output_size=len(columns))
-        layers: Sequence[Any] = known.layers
-        for layer, own in zip(layers, self._layers, strict=True):
-            own.place(rows, columns, layer.keys, layer.values)
-        return logits
-
-    def _side_by_side_into(
-        self, at: int, batch: Sequence[PromptRequest], weights: Tensor | None, shared: Mapping[int, int]
-    ) -> Tensor:
-        """The same with padding."""
-        lengths = [len(prompt) for _, prompt in batch]
-        ids, mask, cache = reading.begin(self._base, self._bank, batch, shared)
-        with self._bank.attached(torch.tensor([row for row, _ in batch]), mix=weights):
-            padded = min(lengths) < mask.shape[1]
-            logits, known = reading.forward(self._base, ids, mask, cache, keep=1, padded=padded)
-        # Real tokens first, in their order; what lies behind them is masked.
-        columns = mask.argsort(stable=True, dim=1, descending=True)[:, : max(lengths)]
-        layers: Sequence[Any] = known.layers
-        for layer, own in zip(layers, self._layers, strict=True):
-            own.put(at, *(_taken(part, columns) for part in (layer.keys, layer.values)))
-        return logits
-
-    def _write(self, wanted: int) -> Iterator[tuple[int, list[int]]]:
-        """Steps until an answer ends, or so many slots are free where steps are captured, as they cost the same."""
-        count = len(self._rows)
-        owners = [self._requests[row.place][0] for row in self._rows]
-        if self._captures is not None and not self._bank.beneath(owners):
-            while self._captures.answers and (left := self._open()) > 0 and self._most - left < wanted:
-                self._replay(self._captures)
-                yield from self._heard(0, self._ids[:count, 0].tolist())
-        if self._open() == count:
-            weights = None if self._weights is None else self._weights[:count]
-            with self._bank.attached(torch.tensor(owners), mix=weights):
-                while self._open() == count:
-                    lengths = [row.length for row in self._rows]
-                    self.width = max(lengths) + 1
-                    self._step(count, padded=min(lengths) < max(lengths))
-                    yield from self._heard(0, self._ids[:count, 0].tolist())
-        self._close_up()
-
-    def _open(self) -> int:
-        """How many answers are being written."""
-        return sum(not row.ended for row in self._rows)
-
-    def _heard(self, first: int, tokens: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-        """What rows from the slot `first` on say next; the answers that end with it."""
-        for row, token in zip(self._rows[first:], tokens, strict=True):
-            if row.ended:
-                continue
-            if token == NOT_A_NUMBER:
-                raise reading.not_a_number(self._base, row.length + bool(row.tokens))
-            if token not in self._stops:
-                row.tokens.append(token)
-            if token in self._stops or len(row.tokens) == self._rooms[row.place]:
-                row.ended = True
-                yield row.place, row.tokens
-
-    def _close_up(self) -> None:
-        """The last rows into the slots of those that have ended, so that the rest are free."""
-        count = self._open()
-        targets = [n for n, row in enumerate(self._rows[:count]) if row.ended]
-        sources = [n for n, row in enumerate(self._rows) if n >= count and not row.ended]
-        if targets:
-            length = max(self._rows[n].length for n in sources)
-            ends, begins = (torch.tensor(places, device=self.numbers.device) for places in (targets, sources))
-            for layer in self._layers:
-                layer.move(begins, ends, length)
-            for own in (self._ids, self.position, self._index, self._weights):
-                if own is not None:
-                    own[ends] = own[begins]
-        for target, source in zip(targets, sources, strict=True):
-            self._rows[target] = self._rows[source]
-        del self._rows[count:]
-
-    def _replay(self, captures: Captures) -> None:
-        """A step over all slots, in a width of the grid; in what is not in use it means nothing."""
-        needed = max(row.length for row in self._rows if not row.ended) + 1
-        self.width = width = min(self._columns, rounded(needed, 1, WIDTH))
-        if width in self._warm and width not in self._replays and captures.answers:
-            self._capture(width, captures)
+        Args:
+            longest: tokens that a slot in use holds.
+        """
+        self.width = width = min(self._columns, rounded(longest + 1, 1, WIDTH))
+        if width in self._warm and width not in self._replays and self.captured:
+            self._capture(width)
         if width in self._replays:
             self._replays[width]()
         elif width not in self._warm:  # a step is taken so often that it is captured when it comes again
@@ -315,24 +258,24 @@ class Slots:
         else:
             self._whole_step()
 
-    def _capture(self, width: int, captures: Captures) -> None:
+    def _capture(self, width: int) -> None:
+        assert self._captures is not None
         try:
             self._replays[width] = self._graphs.capture(self._whole_step)
         except Exception as error:
             if out_of_memory(error):
                 raise
-            captures.answers = False
+            self._captures.answers = False
             text = " ".join(str(error).split())[:200]
-            captures.say(f"answers are not captured, as what they call does not allow it: {text}")
+            self._captures.say(f"answers are not captured, as what they call does not allow it: {text}")
 
     def _whole_step(self) -> None:
         cached, cast = torch.is_autocast_cache_enabled(), None if self._bank.structure.dora else self._base.autocast
         torch.set_autocast_cache_enabled(False)  # a graph must make its own casts
         try:
             with (
-                fused(self._base.model) if self._fuses else nullcontext(),
                 attending(self._base.model, NAME, attend),
-                self._bank.attached(self._index, mix=self._weights, below={}, cast=cast),
+                self._bank.attached(self._index, mix=self._mix, below={}, cast=cast),
             ):
                 self._step(self._most, padded=True, more={BIAS: self._bias()})
         finally:
@@ -353,11 +296,11 @@ class Slots:
         """
         positions = self.position[:count, None]
         mask = (torch.arange(self.width, device=positions.device) <= positions).long()
-        ids = self._ids[:count].clamp(min=0)
-        logits, _ = reading.forward(
+        ids = self.ids[:count].clamp(min=0)
+        logits, _ = forward(
             self._base, ids, mask, self._cache, keep=1, padded=padded, positions=positions, more=more
         )  # fmt: skip
-        self._ids[:count] = _likeliest(logits)
+        self.ids[:count] = self._pick(logits[:, -1])
         self.position[:count] += 1
 
 
@@ -385,12 +328,68 @@ def attend(
     return attended.reshape(rows, 1, heads, size), None
 
 
-def _likeliest(logits: Tensor) -> Tensor:
-    """(N, 1): the likeliest token of each row; NOT_A_NUMBER where any logit is none."""
-    best, ids = logits[:, -1].max(-1, keepdim=True)
-    return torch.where(best.isnan(), NOT_A_NUMBER, ids)
-
-
 def _taken(part: Tensor, columns: Tensor) -> Tensor:
     """(N, H, T, D): of each row these columns (N, T)."""
     return part.gather(2, columns.to(part.device)[:, None, :, None].expand(-1, part.shape[1], -1, part.shape[3]))
+
+
+def forward(
+    base: Base,
+    ids: Tensor,
+    mask: Tensor,
+    cache: Cache | None,
+    keep: int,
+    padded: bool,
+    positions: Tensor | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> tuple[Tensor, Cache]:
+    """Logits (N, keep, V) of the last `keep` tokens of `ids` (N, T), and the cache with all of them.
+
+    `mask` covers what is in the cache and the new tokens; it has a zero only if `padded`. `positions` (N, T) count
+    real tokens only. The base's layers are given `more`, too.
+    """
+    if positions is None:
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    options = {"position_ids": positions, "logits_to_keep": keep}
+    known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
+    before = "cache_params" if "cache_params" in known else "past_key_values"  # its names until transformers 5.23
+    name = "cache" if "cache" in known else before
+    if cache is not None and not _keeps_keys(cache):
+        mask = mask[:, -ids.shape[1] :]
+    with known_masks(padded), base.computing():
+        output = base.model(
+            input_ids=ids,
+            attention_mask=mask,
+            use_cache=True,
+            **{name: cache},
+            **{option: value for option, value in options.items() if option in known},
+            **(more or {}),
+        )
+    return output.logits[:, -keep:], output[name]
+
+
+def _keeps_keys(cache: Cache) -> bool:
+    """Whether a mask says more to a base than which of the new tokens are real. Where there are states alone, Mamba
+    multiplies the new tokens by all of it."""
+    layers = getattr(cache, "layers", None)
+    return layers is None or any(hasattr(layer, "keys") for layer in layers)
+
+
+def select(cache: Cache | None, rows: Tensor) -> None:
+    """Keep (or repeat) these rows of the cache; every kind of cache can do so, as beam search needs it."""
+    cast(Cache, cache).reorder_cache(cast(torch.LongTensor, rows))
+
+
+def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids (N, T) and the mask (N, T) of the real ones; as padding is masked, its value is free."""
+    rows = [torch.tensor(prompt, dtype=torch.int64) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+    return ids.to(device), mask.to(device)
+
+
+def not_a_number(base: Base, length: int) -> RunError:
+    return RunError(
+        f"{base.name!r} computes NaN (not a number) for a text of {length} tokens, so its answers mean nothing; "
+        "choose another base.dtype (bfloat16 or float32), or check the base for infinite weights"
+    )

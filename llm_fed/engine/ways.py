@@ -1,54 +1,46 @@
-"""Which ways of computing `engine.*` means on a device."""
+"""What `engine.fast` means on a device."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import nn
 
-from llm_fed.engine.end_to_end import has_kernels, windowed
+from llm_fed.engine.end_to_end import has_kernels, quantised, windowed
 from llm_fed.engine.fused import has_library
-from llm_fed.settings.config import EngineConfig
+from llm_fed.models.lora import Lora
+from llm_fed.models.trained import Structure
 
 # Families whose passes and answers a GPU has computed so, in the tests marked `gpu` and in scripts/gpu.
 TRAINED, ANSWERED = frozenset(("llama", "qwen3")), frozenset(("llama",))
 
 
-def untried(model: nn.Module, families: Collection[str] = TRAINED, structures: Iterable[Any] = ()) -> str:
+def untried(model: nn.Module, families: Collection[str] = TRAINED, structures: Iterable[Structure] = ()) -> str:
     """Why `auto` leaves passes of this base as they are written; empty where a GPU has run its like otherwise.
 
     Args:
         structures: what is trained on it; those of whole models count for nothing.
     """
     family = getattr(getattr(model, "config", None), "model_type", "such a model")
-    if family not in families:
-        return f"no GPU has tried it with {family} yet"
-    if windowed(model):
-        return "no GPU has tried it with windows of attention yet"
-    if getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None):
-        return "no GPU has tried it with quantised weights yet"
-    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
-        return "no GPU has tried it with recomputed activations yet"
-    return next(filter(None, map(_unlike, structures)), "")
-
-
-def _unlike(structure: Any) -> str:
-    """The same of what is trained: plain adapters on linear layers are what GPUs have run so."""
-    if not structure.fused:
-        return ""
-    for what, holds in {
-        "DoRA": structure.dora,
-        "gates over experts": structure.gate != "sum",
-        "adapters on the experts of a mixture": structure.parameters,
-        "layers that are trained whole": structure.whole,
-    }.items():
-        if holds:
-            return f"no GPU has tried it with {what} yet"
-    return ""
+    reasons = {
+        family: family not in families,
+        "windows of attention": family in families and windowed(model),
+        "quantised weights": quantised(model),
+        "recomputed activations": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
+    }
+    for structure in structures:
+        if isinstance(structure, Lora):
+            reasons |= {
+                "DoRA": structure.dora,
+                "gates over experts": structure.gate != "sum",
+                "adapters on the experts of a mixture": bool(structure.parameters),
+                "layers that are trained whole": bool(structure.whole),
+            }
+    return next((f"no GPU has tried it with {what} yet" for what, holds in reasons.items() if holds), "")
 
 
 @dataclass(frozen=True)
@@ -57,7 +49,7 @@ class Ways:
 
     Attributes:
         captured: as in `capture`.
-        padding_free: as in `padding_free`.
+        padding_free: as in `passes.Flat`.
         fused: as in `fused`, by what in words; empty: not.
     """
 
@@ -66,7 +58,7 @@ class Ways:
     fused: str
 
 
-def ways(asked: EngineConfig, device: torch.device, dtype: str, *, tried: bool = True) -> Ways:
+def ways(asked: Literal["auto", "on", "off"], device: torch.device, dtype: str, *, tried: bool = True) -> Ways:
     """What is asked for; `auto` is what a GPU has run and found quicker.
 
     Args:
@@ -74,17 +66,26 @@ def ways(asked: EngineConfig, device: torch.device, dtype: str, *, tried: bool =
         tried: whether a GPU has run the base's like so (`untried`).
     """
     on_gpu = device.type == "cuda"
-    auto_is_on = on_gpu and tried
-
-    def means(setting: str, auto: bool) -> bool:
-        return setting == "on" or (setting == "auto" and auto)
-
-    in_half = auto_is_on and dtype in ("auto", "bfloat16") and has_kernels(device)
+    fast = asked == "on" or (asked == "auto" and on_gpu and tried)
     by = "norms"
     if on_gpu and has_library():
         by = f"norms, rotary embeddings and gates, liger_kernel {version('liger_kernel')}"
-    return Ways(
-        captured=means(asked.capture, auto_is_on),
-        padding_free=means(asked.padding_free, in_half),
-        fused=by if means(asked.fused, auto_is_on) else "",
-    )
+    flat = not on_gpu or (dtype in ("auto", "bfloat16") and has_kernels(device))
+    return Ways(captured=fast, padding_free=fast and flat, fused=by if fast else "")
+
+
+def describe(ways: Ways, device: torch.device, *, adapters: bool, untried: str) -> str:
+    """How a run computes its passes, where that is not as written as a matter of course.
+
+    Args:
+        adapters: whether these are trained, and not whole models.
+        untried: as of `untried`.
+    """
+    if not adapters:
+        return ""
+    if not ways.captured:
+        return f"as they are written, as {untried}; engine.fast may be on" if untried and device.type == "cuda" else ""
+    if device.type != "cuda":
+        return f"as on a GPU (engine.fast=on), which gains nothing on {device}"
+    flat = ", without padding" if ways.padding_free else ""
+    return f"captured as CUDA graphs{flat}, with fused {ways.fused}, where the base and the task allow it (engine.fast)"

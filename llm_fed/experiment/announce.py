@@ -17,11 +17,10 @@ from torch import Tensor
 
 from llm_fed.basics import signs
 from llm_fed.bench.costs import after_a_step
-from llm_fed.engine import capture, padding_free
 from llm_fed.engine.drive import drive
 from llm_fed.engine.footprint import moments, peak_of, weights
-from llm_fed.engine.fused import parts
 from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit
+from llm_fed.engine.ways import describe as describe_passes
 from llm_fed.experiment import cross
 from llm_fed.experiment.baselines import Baselines, looked_up
 from llm_fed.experiment.costs import Costs, CountSummary
@@ -110,8 +109,6 @@ class RunPlan:
     time: str = ""
     loss: str = ""
     passes: str = ""
-    padding: str = ""
-    fused: str = ""
     trust: str = ""
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
 
@@ -138,7 +135,7 @@ class RunPlan:
         if self.total_steps:
             own = f", {self.own_steps:,} of them alone after the last round" if self.own_steps else ""
             rows["work"] = f"about {self.total_steps:,} steps of a client in all{own}"
-        rows["passes"], rows["padding"], rows["fused work"] = self.passes, self.padding, self.fused
+        rows["passes"] = self.passes
         rows["scores"] = self.scored
         rows["cross"] = self.cross
         return {label: text for label, text in rows.items() if text}
@@ -253,12 +250,8 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
         work=method.in_words(config.rounds), asked=len(asked), loss=config.objective.in_words(),
-        passes=capture.in_words(
-            engine.captures, base.device, adapters=server.structure.fused, untried=engine.untried,
-            answers=engine.captures.untried_answers(base.model) if engine.captures else "",
-        ),
-        padding=padding_free.in_words(engine.padding_free, base.device) if server.structure.fused else "",
-        fused=engine.fuses if server.structure.fused and parts(base.model) else "", trust=trust(config, method),
+        passes=describe_passes(engine.ways, base.device, adapters=server.structure.fused, untried=engine.untried),
+        trust=trust(config, method),
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import platform
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,10 +16,8 @@ from llm_fed.engine.ways import ways
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import processes
-from llm_fed.settings.config import EngineConfig
 
 LIBRARIES = ("llm_fed", "transformers", "peft")
-WAYS = {"capture": "captured", "padding_free": "padding_free", "fused": "fused"}  # by setting what is recorded of it
 
 
 def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> None:
@@ -33,7 +31,7 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
     """
     engine, config = experiment.engine, experiment.config
     now = environment(
-        experiment.base.device, config.base.dtype, experiment.runtime.clients_per_pass, config.engine,
+        experiment.base.device, config.base.dtype, experiment.runtime.clients_per_pass, config.engine.fast,
         tried=not engine.untried,
     )  # fmt: skip
     now["base"] = experiment.base.source.as_json()
@@ -61,7 +59,7 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
 
 
 def environment(
-    device: torch.device, dtype: str, clients_per_pass: int, engine: EngineConfig, *, tried: bool = True
+    device: torch.device, dtype: str, clients_per_pass: int, fast: Literal["auto", "on", "off"], *, tried: bool = True
 ) -> dict[str, Any]:
     """The device with its name, the processes and threads, whether training passes are captured, without padding
     and fused, and the versions of the libraries.
@@ -70,7 +68,7 @@ def environment(
         tried: as of `ways.ways`.
     """
     return {
-        **asdict(ways(engine, device, dtype, tried=tried)),
+        **asdict(ways(fast, device, dtype, tried=tried)),
         "clients_per_pass": clients_per_pass,
         "threads": torch.get_num_threads(),
         "processes": processes(),

@@ -22,10 +22,9 @@ from llm_fed.engine import generation, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import answers
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.batch_limits import most_rows
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.examples import TEXT, Examples
-from llm_fed.engine.generation import room_after
+from llm_fed.engine.generation import most_rows, room_after
 from llm_fed.engine.preferences import examples_of
 from llm_fed.engine.sampling import Sampling
 from llm_fed.kinds import wording
@@ -224,9 +223,8 @@ class Language(Kind):
             max_new_tokens=engine.evaluation.max_new_tokens,
             batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt in prompts]),
-            captures=engine.captures and engine.captures.of_answers(self.model),
-            fuses=bool(engine.fuses),
-            end_to_end=engine.padding_free is not None and engine.padding_free.reads(engine.adapted(structure)),
+            captures=engine.captures if engine.captures and engine.captures.answers else None,
+            fuses=bool(engine.ways.fused),
             free=engine.free,
         )
         return list(_shared_out(texts, [len(request.prompts) for request in requests]))

@@ -19,7 +19,7 @@ class FedMoE(Method):
     Cross-entropy trains all three together (Eq. 7, 8). Only the small extractor is sent: `base.name` without its head,
     averaged with weights n_k / n (Eq. 9). The gate's running statistics stay at the client with the gate.
     Deviation: the gate's switchable normalisation mixes two kinds of statistics, as the third has no meaning after
-    flattening (`models.gate.SwitchNorm`).
+    flattening (`models.joined.SwitchNorm`).
     """
 
     paper: ClassVar[str] = "FedMoE (Yi et al. 2024)"

@@ -9,7 +9,6 @@ Shape letters: N rows of a pass, T tokens.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from types import MethodType
 from typing import Any
@@ -17,7 +16,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 # Their own generation reads a text again when it crosses the border; others keep what they know of its beginning.
 _READ_AGAIN = ("phi3", "phimoe", "phi4_multimodal")
@@ -110,9 +108,6 @@ class _RowsAlone(nn.Module):
         regimes = _regimes_of(self, kind, layer)
         rows = position_ids.ndim - 2  # before it may stand kinds of positions, as of pictures
         longest = position_ids.movedim(rows, 0).flatten(1).amax(1) + 1
-        if isinstance(longest, FakeTensor):  # memory is estimated without values, and frequencies take none
-            inner = inspect.unwrap(super().forward)  # type: ignore[misc]
-            return inner(self, x, position_ids, *args, **kwargs)
         groups: dict[int, list[int]] = {}
         for row, length in enumerate(longest.tolist()):
             groups.setdefault(regimes.of(length), []).append(row)

@@ -14,7 +14,7 @@ from llm_fed.settings.config import AdapterConfig
 
 @dataclass(frozen=True)
 class GateShape:
-    """What may vary of a gate (`models.gate`)."""
+    """What may vary of a gate (`models.joined`)."""
 
     hidden: int = 32  # m, neurons of its first linear layer
     last_norm: bool = True  # whether batch normalisation is its last step before the softmax

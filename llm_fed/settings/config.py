@@ -356,16 +356,11 @@ class TrackConfig:
 class EngineConfig:
     """How passes are computed; see docs/performance_gpu.md."""
 
-    # capture the training passes of adapters, and the steps of answers, as CUDA graphs, which are replayed: `auto` on a
-    # GPU, with families that one has run so. Without a GPU `on` runs passes on the same static memory, which gains
-    # nothing
-    capture: Literal["auto", "on", "off"] = "auto"
-    # train adapters on texts that lie end to end, without padding: `auto` on a GPU likewise, in bfloat16, where the
-    # base and the task allow it; `on` is refused where they do not, and reads prompts of answers so, too
-    padding_free: Literal["auto", "on", "off"] = "auto"
-    # norms, rotary embeddings and gated activations in one kernel each, where the base's code is LLaMA's: `auto`
-    # likewise. The norms are torch's; the others need Liger Kernel (pip install liger-kernel)
-    fused: Literal["auto", "on", "off"] = "auto"
+    # capture the training passes of adapters, and the steps of answers, as CUDA graphs, lay texts end to end without
+    # padding in bfloat16, and compute norms, rotary embeddings and gates in one kernel each (the last two with
+    # pip install liger-kernel), where base and task allow it: `auto` on a GPU, with families that one has run so.
+    # Without a GPU `on` gains nothing
+    fast: Literal["auto", "on", "off"] = "auto"
 
 
 @dataclass(frozen=True)

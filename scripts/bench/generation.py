@@ -34,7 +34,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
-from llm_fed.engine.batch_limits import most_rows
+from llm_fed.engine.generation import most_rows
 from llm_fed.models.prompt import stop_tokens
 
 STOCK = "stock PEFT, client by client"

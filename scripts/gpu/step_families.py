@@ -17,7 +17,6 @@ from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.capture import USES, Captures
 from llm_fed.engine.fit import fit
-from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit, Work
 from llm_fed.models.lora import Lora, draw
@@ -49,7 +48,7 @@ def measured(setting: Setting, family: str, form: str) -> dict[str, Any]:
     base = loaded(setting, family, sizes, activation_checkpointing=form == "activation checkpointing", **settings)
     structure = STRUCTURES.get(form, LORA)
     written = AdaptedModel(base.model, structure, autocast=base.autocast)
-    free = PaddingFree(forced=False) if base.autocast == torch.bfloat16 else None
+    free = base.autocast == torch.bfloat16
     model = replace(written, captures=Captures(), padding_free=free, fuses=True)
     draws, jobs = generator(0, "families"), []
     for client in range(2 if setting.tiny else 4):

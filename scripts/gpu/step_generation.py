@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
-from llm_fed.engine.batch_limits import most_rows
+from llm_fed.engine.generation import most_rows
 from llm_fed.engine.capture import Captures
 from llm_fed.models.prompt import Prompt
 from llm_fed.tasks.common import Template

@@ -18,7 +18,6 @@ from llm_fed.engine import capture
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.capture import Captures
 from llm_fed.engine.fit import fit
-from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.method.requests import Fit, Work
 from llm_fed.models.lora import draw
 from llm_fed.tasks.common import Encoded
@@ -119,7 +118,7 @@ def model_of(bench: Bench, variant: str) -> AdaptedModel:
     model = bench.adapted(bench.structure)
     if WRITTEN in variant:
         return model
-    return replace(model, captures=Captures(), padding_free=PaddingFree(forced=False), fuses=True)
+    return replace(model, captures=Captures(), padding_free=True, fuses=True)
 
 
 def dense(job: Fit, steps: int, tokens: int) -> list[Fit]:

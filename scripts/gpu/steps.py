@@ -16,7 +16,7 @@ DROPS = "dropout"  # of 0.05
 PEFT = "stock PEFT, one client after another"
 STOCK = "`generate`, one client after another"
 WIDE = "all-linear r=16"
-WRITTEN = "as written"  # engine.{capture,padding_free,fused}=off
+WRITTEN = "as written"  # engine.fast=off
 EXPERTS = "bf16 and adapters on experts"
 COMPARED, DRAWS = ("local", "fedit", "fedmerge", "potara", "feddpa"), 10
 EVIDENCE = ("real_rows 32", "real_rows 8", "real_rows 72", "real_potara 72")  # run file and own rows of a client

@@ -112,7 +112,6 @@ def test_judged_answers(small, tmp_path):
         ({"objective": {"name": "orpo", "reference": "last"}}, "objective.reference=last is for dpo, ipo, kto"),
         ({"objective": {"name": "sft", "beta": 0.1}}, "objective.beta is for losses on preferences"),
         ({"objective": {"name": "dpoo"}}, "objective.name"),
-        ({"engine": {"padding_free": "on"}}, "only texts can lie end to end, and not pictures, labels or preferences"),
         ({"task": {"loss_on": "all"}}, "task.loss_on=all would count the prompts"),
         ({"objective": {"name": "kto"}}, r"objective.name=kto learns.*has no label.*objective.name=dpo"),
         (

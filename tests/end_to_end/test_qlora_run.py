@@ -17,7 +17,6 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from llm_fed import load_client
-from llm_fed.basics.errors import UserError
 from llm_fed.engine import fit
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.experiment import run as experiment
@@ -39,12 +38,6 @@ def wide(small, tmp_path_factory) -> small_run.Small:
     folder = tmp_path_factory.mktemp("wide")
     base = tiny_base.folder(folder, hidden_size=64, intermediate_size=128, initializer_range=0.05)
     return small_run.Small(base, small.data)
-
-
-def test_a_quantised_base_keeps_its_padding(wide, tmp_path):
-    config = configfile.load(wide.config(tmp_path / "c.yaml", base=NF4, engine={"padding_free": "on"}))
-    with pytest.raises(UserError, match="engine.padding_free=on, but the base is quantised"):
-        experiment.train(config, tmp_path / "run")
 
 
 @pytest.fixture

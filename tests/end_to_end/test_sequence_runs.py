@@ -99,7 +99,6 @@ def test_metrics_by_name(place, tmp_path, metric):
         ({"eval": {"metric": "rouge1"}}, "does not fit task.name=classification"),
         ({"adapter": None}, "only image models can be trained whole"),
         ({"method": {"name": "fml"}}, "whole image models"),
-        ({"engine": {"padding_free": "on"}}, "only texts can lie end to end, and not pictures, labels or preferences"),
     ],
 )
 def test_what_does_not_go_together(place, tmp_path, words, said):

@@ -207,7 +207,6 @@ def test_methods_of_adapters_need_adapters(data, tmp_path):
         ({"eval": {"metric": "rouge1"}}, ["eval.metric=rouge1 does not fit task.name=images", "eval.metric=accuracy"]),
         ({"task": {"server": {"test": True}}}, ["task.server.test=true", "local gives each", "task.server.test=false"]),
         ({"adapter": {"target_modules": ["query"]}}, ["adapter.target_modules=('query',) matches no layer of CNN"]),
-        ({"engine": {"padding_free": "on"}}, ["engine.padding_free=on, but whole models are trained", "=auto"]),
         ({"local": {"optimizer": "adan"}}, ["local.optimizer='adan'", "adam"]),
         ({**UNLIKE, "method": {"name": "fedavg"}}, ["fedavg needs the same model at all", "leave base.clients out"]),
     ],

@@ -19,7 +19,6 @@ from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit
-from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.engine.tokens import groups_of
 from llm_fed.models.lora import Lora, draw, layout, targets
 from llm_fed.settings.config import AdapterConfig
@@ -282,7 +281,7 @@ def test_entries_that_are_taken_at_once_train_as_those_that_are_taken_one_by_one
     """As a GPU takes them, where texts lie end to end. What is not trained has no gradient."""
     structure = Lora(rank=8, alpha=16, dropout=0.1, target_modules=("q_proj", "v_proj", "down_proj"))
     jobs = [replace(job, train=train) for job in cohort(tiny.build("llama"), structure, torch.float64)]
-    model = AdaptedModel(tiny.build("llama", torch.float64), structure, padding_free=PaddingFree())
+    model = AdaptedModel(tiny.build("llama", torch.float64), structure, padding_free=True)
     written, _ = fit(model, jobs)
     asked = []
     monkeypatch.setattr(

@@ -23,7 +23,6 @@ from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fit import fit
 from llm_fed.engine.masks import not_captured
 from llm_fed.engine.packing import Grid, collate, padded_tokens, plan, widened
-from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.merge.delta import beneath, of_pairs
 from llm_fed.method.requests import Distillation, Fitted, PerExample
 from llm_fed.models.lora import Lora
@@ -115,7 +114,7 @@ def test_a_loss_that_becomes_infinite_in_a_replay_has_the_same_error():
     jobs = cohort(tiny.build("llama"), replace(LORA, dropout=0.0), torch.float32, lr=1e19, name="sgd")
     written, _ = trained(jobs, dtype=torch.float32)
     assert all(isinstance(each, ClientError) and "lower local.lr" in str(each) for each in written)
-    for padding_free in (None, PaddingFree()):
+    for padding_free in (False, True):
         model = AdaptedModel(tiny.build("llama"), jobs[0].structure, captures=Captures(), padding_free=padding_free)
         for _ in range(3 * USES):
             results, work = fit(model, jobs)
@@ -238,12 +237,10 @@ def test_shapes_of_a_fit_without_padding_do_not_differ_in_the_longest_text():
     batches = [tiny.examples(step, [8 * (1 + step % 4)] * 2) for step in range(8)]
     (job,) = cohort(tiny.build("llama"), LORA, EXACT)[:1]
     jobs = [replace(job, examples=sum(batches, []), batches=[[2 * step, 2 * step + 1] for step in range(8)])]
-    model = AdaptedModel(
-        tiny.build("llama", EXACT), LORA, captures=(captures := Captures()), padding_free=PaddingFree(forced=False)
-    )
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=(captures := Captures()), padding_free=True)
     results, work = fit(model, jobs)
     (stage,) = captures._stages.values()
-    assert {slot.static.laid.batch.sequences.longest for slot in stage._slots.values()} == {32}
+    assert {slot.static.item.batch.sequences.longest for slot in stage._slots.values()} == {32}
     assert work.padding_free == 8 and differ(results, trained(jobs)[0]) < 1e-10
 
 
@@ -252,11 +249,11 @@ def test_a_run_says_for_itself_what_is_not_captured(monkeypatch):
     captures = Captures()
     captures.say("why")
     captures.answers = False
-    captures.begin(forced=False)
-    assert not captures.said and captures.answers and not captures.forced
+    captures.begin(answers=True)
+    assert not captures.said and captures.answers
 
 
-@pytest.mark.parametrize("padding_free", [None, PaddingFree()], ids=["rows", "end to end"])
+@pytest.mark.parametrize("padding_free", [False, True], ids=["rows", "end to end"])
 @pytest.mark.parametrize(
     ("owner", "name", "at"), [(capture.Graphs, "capture", 1), (torch.Tensor, "backward", 12)], ids=["capture", "pass"]
 )
@@ -285,11 +282,11 @@ def test_memory_that_does_not_suffice_gives_the_graphs_back(monkeypatch):
     jobs, captures, real = cohort(tiny.build("llama"), LORA, EXACT), Captures(), capture.one_pass
     sizes: list[int] = []
 
-    def small(model, bank, laid, *more):
-        sizes.append(laid.batch.input_ids.numel())
+    def small(model, bank, inputs, *more):
+        sizes.append(inputs.batch.input_ids.numel())
         if sizes[-1] > 64:
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        real(model, bank, laid, *more)
+        real(model, bank, inputs, *more)
 
     monkeypatch.setattr(capture, "one_pass", small)
     results, work = trained(jobs, captures, budget=512)
@@ -320,7 +317,7 @@ def test_fits_of_other_sizes_and_structures_share_what_they_can():
     captures.clear()
     del stage
     gc.collect()
-    assert not [each for each in gc.get_objects() if type(each) is capture.Stage]
+    assert not [each for each in gc.get_objects() if type(each) is capture.CapturedPass]
 
 
 def test_a_stage_keeps_nothing_of_the_jobs():

@@ -16,13 +16,13 @@ from transformers.models.llama import modeling_llama
 from llm_fed.engine import fused
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.capture import USES, Captures, CudaGraphs, in_words
+from llm_fed.engine.capture import USES, Captures, CudaGraphs
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.fit import fit
 from llm_fed.engine.fused import Kernels, parts
 from llm_fed.engine.generation import generate
-from llm_fed.engine.padding_free import PaddingFree
-from llm_fed.engine.ways import untried, ways
+from llm_fed.engine.passes import Rows
+from llm_fed.engine.ways import Ways, describe, untried, ways
 from llm_fed.models.lora import Lora
 from llm_fed.settings.config import EngineConfig
 from llm_fed.testing.tiny import language_base
@@ -84,8 +84,10 @@ def test_what_was_captured_with_it_is_not_replayed_without():
     captures = Captures()
     jobs = cohort(tiny.build("llama"), LORA, torch.float32, name="sgd")
     model = AdaptedModel(tiny.build("llama"), LORA, captures=captures)
-    assert captures.stage(model, jobs, ".*") is captures.stage(model, jobs, ".*")
-    assert captures.stage(replace(model, fuses=True), jobs, ".*") is not captures.stage(model, jobs, ".*")
+    rows = Rows(model.examples)
+    assert captures.passes(model, jobs, ".*", rows) is captures.passes(model, jobs, ".*", rows)
+    fused = captures.passes(replace(model, fuses=True), jobs, ".*", rows)
+    assert fused is not captures.passes(model, jobs, ".*", rows)
 
 
 def test_it_leaves_everything_as_it_was():
@@ -113,13 +115,15 @@ def test_what_kernels_do_not_take_is_computed_as_it_is_written():
 
 
 def test_auto_is_for_gpus():
-    cpu, gpu, auto = torch.device("cpu"), torch.device("cuda"), EngineConfig()
-    assert ways(auto, cpu, "float32") == ways(EngineConfig("off", "off", "off"), gpu, "bfloat16")
-    assert ways(auto, gpu, "bfloat16").padding_free and not ways(auto, gpu, "float32").padding_free
-    assert ways(auto, gpu, "float32").captured and ways(auto, gpu, "float16").fused.startswith("norms")
-    assert not ways(auto, cpu, "bfloat16").padding_free
-    forced = ways(EngineConfig("on", "on", "on"), cpu, "float32")
-    assert forced.captured and forced.padding_free and forced.fused == "norms"
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert ways("auto", cpu, "bfloat16") == ways("off", gpu, "bfloat16") == Ways(False, False, "")
+    assert ways("auto", gpu, "bfloat16").padding_free and not ways("auto", gpu, "float32").padding_free
+    assert ways("auto", gpu, "float32").captured and ways("auto", gpu, "float16").fused.startswith("norms")
+    assert ways("on", cpu, "float32") == Ways(True, True, "norms")
+    found, more = ways("auto", gpu, "bfloat16"), {"adapters": True, "untried": ""}
+    assert "captured as CUDA graphs, without padding" in describe(found, gpu, **more)
+    assert "gains nothing on cpu" in describe(ways("on", cpu, "float32"), cpu, **more)
+    assert not describe(found, gpu, adapters=False, untried="") and not describe(ways("auto", cpu, ""), cpu, **more)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +141,10 @@ def test_auto_leaves_alone_what_no_gpu_has_run(kind, change, why):
     base, gpu = tiny.build(kind), torch.device("cuda")
     change(base)
     assert why in untried(base) and bool(why) == bool(untried(base))
-    chosen = ways(EngineConfig(), gpu, "bfloat16", tried=not untried(base))
+    chosen = ways("auto", gpu, "bfloat16", tried=not untried(base))
     assert (chosen.captured, chosen.padding_free, bool(chosen.fused)) == (not why,) * 3
-    assert ways(EngineConfig("on", "on", "on"), gpu, "bfloat16", tried=False).captured
-    assert Captures(forced=False).of_answers(tiny.build("qwen3")) is None
-    assert Captures(forced=False).of_answers(tiny.build("llama")) and Captures().of_answers(tiny.build("qwen3"))
-    words = in_words(None, gpu, adapters=True, untried=untried(base))
+    assert ways("on", gpu, "bfloat16", tried=False).captured
+    words = describe(chosen, gpu, adapters=True, untried=untried(base))
     assert ("as they are written" in words) == bool(why) and why in words
 
 
@@ -173,8 +175,6 @@ def test_a_run_records_why_its_passes_are_as_they_are_written():
     engine.fit(jobs)
     work = engine.take_work()
     assert work.why == "no GPU has tried it" and work.passes() == {"replayed": 0, "as written": work.micro_batches}
-    words = in_words(Captures(forced=False), torch.device("cuda"), adapters=True, answers="no GPU has tried it")
-    assert words.endswith("; answers are written as without, as no GPU has tried it")
 
 
 class TestOnAGpu:
@@ -198,7 +198,7 @@ class TestOnAGpu:
 
         plain = error()
         assert 1e-4 < plain < 0.5
-        for flat in ({}, {"padding_free": PaddingFree()}):
+        for flat in ({}, {"padding_free": True}):
             for fuses in (False, True):
                 for captured in (False, True):
                     more = {"captures": Captures()} if captured else {}

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 
-import every
 import pytest
 import tiny
 import torch
 from answers import SLIDING, STOPS, Setting, scored
 from transformers import GenerationConfig
 
-from llm_fed.basics.errors import UserError
-from llm_fed.basics.rng import generator
-from llm_fed.engine.generation import option_log_likelihoods
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.engine import generation
+from llm_fed.engine.generation import RunningBatch, most_rows, option_log_likelihoods
 
 
 @pytest.mark.parametrize(
@@ -108,63 +107,6 @@ def test_option_scores_are_those_of_a_plain_loop(kind):
             assert ours == pytest.approx(theirs, rel=0, abs=1e-10)
 
 
-def read(setting, work):
-    """How many tokens the base reads, with padding, while `work` is done."""
-    tokens = []
-    hook = setting.base.model.get_input_embeddings().register_forward_hook(
-        lambda _, given, out: tokens.append(given[0])
-    )
-    work()
-    hook.remove()
-    return sum(ids.numel() for ids in tokens)
-
-
-# By row of the bank: the lengths of what its prompts share and of what follows.
-SHARED = {0: (9, [1, 4, 2, 3, 1]), 1: (5, [3, 1, 2]), 2: (0, [2, 6])}
-
-
-@pytest.mark.parametrize("prefixes", every.quick([[0], [0, 1], [0, 1, 2]], [[0, 1, 2]]), ids=str)
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
-@pytest.mark.parametrize("batch_size", every.quick([2, 4, 100], [4]))
-def test_a_shared_beginning_changes_no_answer_and_no_score(kind, prefixes, batch_size):
-    setting, draws = Setting(kind, initializer_range=0.2), generator(0, "shared")
-
-    def tokens(length):
-        return torch.randint(2, tiny.VOCABULARY, (length,), generator=draws).tolist()
-
-    prompts = [
-        (row, start + tokens(length))
-        for row, (start, lengths) in ((row, (tokens(SHARED[row][0]), SHARED[row][1])) for row in prefixes)
-        for length in lengths
-    ][::-1]
-    assert setting.generate(prompts, batch_size=batch_size) == [setting.alone(*asked) for asked in prompts]
-    requests = [(*asked, [tokens(1), tokens(3)]) for asked in prompts]
-    scores = option_log_likelihoods(setting.base, setting.bank, requests, batch_size=batch_size)
-    for ours, theirs in zip(scores, looped(setting, requests), strict=True):
-        assert ours == pytest.approx(theirs, rel=0, abs=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("start", "changes", "expected"),
-    [
-        ([2, 3, 4, 5, 6, 7], {}, 6 + 3 * 1),  # once, and of each prompt the rest
-        ([2], {}, 1 + 3 * 1),
-        ([], {}, 3 * 1),
-        ([2, 3, 4, 5, 6, 7], SLIDING, 3 * 7),  # padding between would shift the window
-    ],
-)
-def test_a_shared_beginning_is_read_once(start, changes, expected):
-    setting = Setting("qwen3", **changes)
-    prompts = [(0, [*start, last]) for last in (8, 9, 10)]
-    assert read(setting, lambda: setting.generate(prompts, max_new_tokens=1)) == expected
-
-
-def test_one_token_in_common_is_not_worth_a_pass():
-    setting = Setting()
-    prompts = [(0, [2, *range(last, last + 9)]) for last in (8, 9, 10)]
-    assert read(setting, lambda: setting.generate(prompts, max_new_tokens=1)) == 3 * 10
-
-
 def test_autocast_is_that_of_the_base():
     setting = Setting(dtype=torch.float32, autocast=torch.bfloat16)
     requests = scored(setting)
@@ -192,3 +134,59 @@ def test_options_beyond_the_context_are_named():
     assert len(option_log_likelihoods(setting.base, setting.bank, fits, batch_size=4)[0]) == 1
     with pytest.raises(UserError, match="prompt of 60 tokens leaves no room for an answer of 6"):
         option_log_likelihoods(setting.base, setting.bank, [(0, [2] * 60, [[3], [3] * 6])], batch_size=4)
+
+
+def test_the_most_rows_are_as_asked_for_or_by_device():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert [most_rows(asked, device) for asked in (None, 7) for device in (cpu, gpu)] == [32, 256, 7, 7]
+
+
+def test_a_cpus_batches_hold_so_many_tokens_and_logits(monkeypatch):
+    setting, sizes = Setting(), []
+    expected, asked = setting.generate(batch_size=8), scored(setting)
+    options = option_log_likelihoods(setting.base, setting.bank, asked, batch_size=8)
+    setting.base.model.lm_head.register_forward_hook(lambda module, inputs, output: sizes.append(len(output)))
+    monkeypatch.setattr(generation, "TOKENS", 3 * (11 + 12))
+    assert setting.generate(batch_size=8) == expected and max(sizes) == 3
+    sizes.clear()
+    monkeypatch.setattr(generation, "LOGITS", 1)
+    scores = option_log_likelihoods(setting.base, setting.bank, asked, batch_size=8)
+    assert all(torch.allclose(torch.tensor(a), torch.tensor(b)) for a, b in zip(options, scores, strict=True))
+    assert max(sizes) == 5  # the options of a request
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_where_a_device_runs_out_of_memory_half_is_tried(kind, caplog):
+    setting, most = Setting(kind), 2
+    expected, asked = setting.generate(batch_size=8), [request for request in scored(setting) if len(request[2]) == 1]
+    scores = option_log_likelihoods(setting.base, setting.bank, asked, batch_size=8)
+
+    def fail(module, inputs):
+        if len(inputs[0]) > most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate more")
+
+    setting.base.model.lm_head.register_forward_pre_hook(fail)
+    assert setting.generate(batch_size=8) == expected
+    assert "half as many rows are tried" in caplog.text
+    again = option_log_likelihoods(setting.base, setting.bank, asked, batch_size=8)
+    assert torch.allclose(torch.tensor(again), torch.tensor(scores))
+    most = 0
+    with pytest.raises(RunError, match="out of memory even with one example"):
+        setting.generate(batch_size=8)
+
+
+def test_prompts_may_be_submitted_while_others_are_answered():
+    """The tokens come one after another, whoever is beside; an answer that has ended says so once."""
+    setting = Setting()
+    said = {n: [] for n in range(len(setting.prompts))}
+    with torch.inference_mode(), RunningBatch(setting.base, setting.bank, 3, 40) as batch:
+        for n, (row, prompt) in enumerate(setting.prompts):
+            batch.submit(n, row, prompt, 12)
+            for key, token in batch.step():
+                said[key].append(token)
+        while batch.busy:
+            for key, token in batch.step():
+                said[key].append(token)
+    assert all(tokens.index(None) == len(tokens) - 1 for tokens in said.values())
+    texts = [setting.base.tokenizer.decode(tokens[:-1], skip_special_tokens=True) for tokens in said.values()]
+    assert texts == [setting.alone(*asked) for asked in setting.prompts]

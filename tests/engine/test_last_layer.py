@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import cross_entropy, linear
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from llm_fed.engine import last_layer
+from llm_fed.engine import examples
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.packing import collate
 from llm_fed.method import losses
@@ -78,7 +78,7 @@ def compare(family):
     assert torch.allclose(
         gradient, their_gradient, rtol=1e-8, atol=1e-10, equal_nan=True
     )  # of zero vectors, Gemma 3n's
-    return last_layer.last_layer(model) is not None
+    return examples.last_layer(model) is not None
 
 
 @pytest.mark.parametrize("family", [*PLAIN, *CHANGED])
@@ -128,7 +128,7 @@ def test_logits_are_computed_where(why):
     model = llama()
     freeze(model)
     head = model.get_output_embeddings()
-    assert last_layer.last_layer(model)
+    assert examples.last_layer(model)
     if why == "a hook listens":
         head.register_forward_hook(lambda *given: None)
     if why == "it is trained":
@@ -136,4 +136,4 @@ def test_logits_are_computed_where(why):
     if why == "a replacement":
         head.forward = head.forward
     with torch.autocast("cpu", torch.bfloat16, enabled=why == "it computes in another dtype"):
-        assert last_layer.last_layer(model) is None
+        assert examples.last_layer(model) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import every
 import pytest
@@ -35,15 +34,14 @@ from transformers import (
 
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.basics.rng import Secret
-from llm_fed.engine import end_to_end, padding_free
+from llm_fed.engine import end_to_end
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import USES, Captures
-from llm_fed.engine.end_to_end import FlatSequences, attend, flattened, one_by_one
+from llm_fed.engine.end_to_end import FlatSequences, attend, flattened, one_by_one, refusal
 from llm_fed.engine.fit import fit
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import Grid, collate, filled
-from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.engine.tokens import TokenGroups, groups_of
 from llm_fed.method.requests import Distillation, Fit, Fitted, PerExample, Work
 from llm_fed.models.lora import Lora
@@ -127,7 +125,7 @@ def test_training_without_padding_is_the_training_in_rows(kind, structure, captu
         jobs = [replace(job, mix=mix) for job, mix in zip(jobs, [(0.3, 0.7), (1.0, 0.0), (0.5, 0.5)], strict=True)]
     written, _ = trained(jobs, kind)
     results, work = trained(
-        jobs, kind, padding_free=PaddingFree(), captures=Captures() if captured else None, budget=64
+        jobs, kind, padding_free=True, captures=Captures() if captured else None, budget=64
     )  # fmt: skip
     assert 0 < differ(results, written, jobs) < 1e-10
     assert work.padding_free == work.micro_batches > 10 and (work.padded > work.tokens) == captured and not work.why
@@ -136,7 +134,7 @@ def test_training_without_padding_is_the_training_in_rows(kind, structure, captu
 def test_in_float32_it_is_the_same_to_rounding():
     jobs = cohort(tiny.build("llama"), LORA, torch.float32, lr=1e-3)
     written, _ = trained(jobs, dtype=torch.float32)
-    assert differ(trained(jobs, dtype=torch.float32, padding_free=PaddingFree())[0], written, jobs) < 1e-5
+    assert differ(trained(jobs, dtype=torch.float32, padding_free=True)[0], written, jobs) < 1e-5
 
 
 @pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
@@ -144,7 +142,7 @@ def test_half_precision_rounds_as_rows_do(autocast):
     """Adapters of a client's own dtype are cast once for each micro-batch; in float16 each client has its own scale."""
     jobs = cohort(tiny.build("llama"), LORA, torch.float32, lr=0.1, name="sgd")
     written, _ = trained(jobs, dtype=torch.float32, autocast=autocast)
-    results, _ = trained(jobs, dtype=torch.float32, autocast=autocast, padding_free=PaddingFree())
+    results, _ = trained(jobs, dtype=torch.float32, autocast=autocast, padding_free=True)
     for one, other, job in zip(results, written, jobs, strict=True):
         way = (other.state.row - job.start.row).norm()
         assert (one.state.row - other.state.row).norm() < 0.03 * way
@@ -153,12 +151,12 @@ def test_half_precision_rounds_as_rows_do(autocast):
 def test_fused_is_alone_and_layers_may_be_computed_again():
     """The dropout masks of an example do not depend on who lies beside it."""
     jobs = cohort(tiny.build("llama"), LORA, EXACT)
-    fused, _ = trained(jobs, padding_free=PaddingFree())
-    alone = [trained([job], padding_free=PaddingFree())[0][0] for job in jobs]
+    fused, _ = trained(jobs, padding_free=True)
+    alone = [trained([job], padding_free=True)[0][0] for job in jobs]
     assert differ(fused, alone, jobs) < 1e-10
     base = tiny.build("llama", EXACT)
     base.gradient_checkpointing_enable()
-    again, _ = fit(AdaptedModel(base, LORA, padding_free=PaddingFree()), jobs)
+    again, _ = fit(AdaptedModel(base, LORA, padding_free=True), jobs)
     assert differ(again, fused, jobs) < 1e-10
     with activation_checkpointing(base):
         assert any("forward" in vars(module) for module in base.modules())  # it was on
@@ -173,7 +171,7 @@ def test_who_fails_harms_nobody_and_is_told_in_the_same_words():
         asked = [replace(job, start=job.start.like(row)) if k == broken else job for k, job in enumerate(jobs)]
         written, _ = trained(asked)
         for captures in (None, Captures()):
-            results, _ = trained(asked, padding_free=PaddingFree(), captures=captures)
+            results, _ = trained(asked, padding_free=True, captures=captures)
             assert isinstance(results[broken], ClientError) and str(results[broken]) == str(written[broken])
             healthy = [k for k in range(3) if k != broken]
             some = [[each[k] for k in healthy] for each in (results, written, jobs)]
@@ -188,18 +186,18 @@ def test_losses_of_a_methods_own_have_their_meaning():
 
     jobs = [replace(job, loss=weighted) for job in cohort(tiny.build("llama"), LORA, EXACT)]
     jobs[1] = replace(jobs[1], loss=cohort(tiny.build("llama"), LORA, EXACT)[1].loss)
-    assert differ(trained(jobs, padding_free=PaddingFree())[0], trained(jobs)[0], jobs) < 1e-10
+    assert differ(trained(jobs, padding_free=True)[0], trained(jobs)[0], jobs) < 1e-10
 
 
 def test_replays_are_the_same_whatever_was_replayed_before():
     jobs, captures = cohort(tiny.build("llama"), LORA, EXACT), Captures()
     written, _ = trained(jobs)
-    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=captures, padding_free=PaddingFree())
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=captures, padding_free=True)
     for _ in range(USES + 2):
         results, work = fit(model, jobs)
         assert differ(results, written, jobs) < 1e-10
     assert work.replayed > 3 and not captures.said
-    padded, _ = fit(replace(model, padding_free=None), jobs)  # in the same bank
+    padded, _ = fit(replace(model, padding_free=False), jobs)  # in the same bank
     assert differ(padded, written, jobs) < 1e-10
 
 
@@ -213,7 +211,7 @@ def test_a_replay_knows_how_long_its_texts_are(monkeypatch):
         return one_by_one(query, key, value, sequences, scaling, window)
 
     monkeypatch.setattr(end_to_end, "one_by_one", attention)
-    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=Captures(), padding_free=PaddingFree())
+    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=Captures(), padding_free=True)
     start = cohort(model.model, LORA, EXACT)[0]
     steps = [tiny.examples(0, [15, 15, 2]), tiny.examples(1, [28, 2, 2])]
     fit(model, [Fit.on("c", LORA, start.start, steps, start.optimizer)])
@@ -225,34 +223,14 @@ def test_work_is_added_up():
     assert one.plus(other) == Work(11, 22, 33, 8, 11, "why", 22)
 
 
-@pytest.mark.parametrize(
-    ("kind", "why"),
-    [
-        ("gemma2", "scores with a soft cap"),
-        ("chunked", "chunked_attention"),
-        ("bloom", "BloomForCausalLM"),
-        ("gpt_neo", "GPTNeoForCausalLM"),
-        ("mamba", "linear_attention"),
-    ],
-)
-def test_bases_that_do_not_allow_it_are_refused(kind, why):
+@pytest.mark.parametrize("kind", ["gemma2", "chunked", "bloom", "gpt_neo", "mamba"])
+def test_bases_that_were_not_compared_are_padded(kind):
     """Soft caps, chunks, ALiBi, attention of their own, and states that run through all tokens."""
     base = build(kind)
-    with pytest.raises(UserError, match=why) as error:
-        PaddingFree().check(AdaptedModel(base, LORA))
-    assert str(error.value).startswith("engine.padding_free=on, but ") and "=auto, which pads" in str(error.value)
+    assert refusal(base, LORA, texts=True) == f"nobody has compared {base.config.model_type} so"
 
 
-def test_a_base_is_compared_and_not_trusted(monkeypatch):
-    """Where tokens would see other sequences, and where an attention asks for more."""
-
-    def everything(query, key, value, sequences, scaling, window):
-        return one_by_one(query, key, value, FlatSequences(torch.tensor([0, query.shape[2]]), 0), scaling, window)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(end_to_end, "one_by_one", everything)
-        with pytest.raises(UserError, match="predicts otherwise where sequences lie end to end"):
-            PaddingFree().check(AdaptedModel(tiny.build("llama"), LORA))
+def test_an_attention_that_asks_for_more_is_named():
     query = torch.ones(1, 2, 5, 4)
     sequences = {"sequences": FlatSequences(torch.tensor([0, 2, 5]), 3)}
     for asked in ({"softcap": 1.0}, {"s_aux": query}, {"is_causal": False}, {"dropout": 0.1},
@@ -263,59 +241,25 @@ def test_a_base_is_compared_and_not_trusted(monkeypatch):
         attend(nn.Module(), query, query, query)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("wrong", [-1, 1, None])
-def test_windows_are_compared_whatever_their_length(wrong, dtype, monkeypatch):
-    """By texts that are longer than the windows are while they are compared: one that is a token longer or shorter, or
-    that nobody heeds, shows. The base keeps its own."""
-
-    def other(query, key, value, sequences, scaling, window):
-        return one_by_one(query, key, value, sequences, scaling, window and wrong and window + wrong)
-
-    for kind, window in (("windowed", 4096), ("gemma3", 512)):
-        base = build(kind, dtype)
-        holders = [base.config, *(each for each in base.modules() if getattr(each, "sliding_window", None))]
-        for holder in holders:
-            holder.sliding_window = window
-        model = AdaptedModel(base, LORA)
-        assert padding_free.compared(model) == ""
-        with monkeypatch.context() as patch:
-            patch.setattr(end_to_end, "one_by_one", other)
-            assert "predicts otherwise" in padding_free.compared(model)
-        assert {holder.sliding_window for holder in holders} == {window}
-
-
-def test_windows_that_cannot_be_set_are_refused(monkeypatch):
-    monkeypatch.setattr(padding_free, "windowed", lambda model: True)
-    with pytest.raises(UserError, match="windows of attention whose length cannot be set"):
-        PaddingFree().check(AdaptedModel(tiny.build("llama"), LORA))
-
-
-def test_what_cannot_lie_end_to_end_is_refused_or_pads(caplog):
-    base = tiny.build("llama")
-    jobs = cohort(base, LORA, EXACT)
-    with pytest.raises(UserError, match="privacy.unit=example"):
-        private = PerExample(0.5, 0.3, 4.0, Secret.fresh())
-        trained([replace(job, private=private) for job in jobs], padding_free=PaddingFree())
-    for structure, why in (
-        (replace(LORA, parameters=("experts.gate_up_proj",)), "target_parameters"),
-        (replace(LORA, whole=("lm_head",)), "head"),
-        (LORA.over_frozen(), "frozen weights"),
-        (SimpleNamespace(fused=False), "whole models"),
+def test_what_cannot_lie_end_to_end_is_padded_and_says_why():
+    base, rope = tiny.build("llama"), {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    for model, structure, why in (
+        (base, replace(LORA, parameters=("experts.gate_up_proj",)), "target_parameters"),
+        (base, replace(LORA, whole=("lm_head",)), "head"),
+        (base, LORA.over_frozen(), "frozen weights"),
+        (tiny.build("llama", rope_parameters=rope), LORA, "length of each text"),
     ):
-        with pytest.raises(UserError, match=why):
-            PaddingFree().check(AdaptedModel(base, structure))
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    with pytest.raises(UserError, match="length of each text"):
-        PaddingFree().check(AdaptedModel(tiny.build("llama", rope_parameters=rope), LORA))
-    pupil, asked = [replace(jobs[0], loss=Distillation([jobs[1].start]))], PaddingFree()
-    for _ in range(2):
-        results, work = trained(pupil, padding_free=asked)
-    assert differ(results, trained(pupil)[0], pupil) == 0 and work.padding_free == 0
-    assert work.why == "teachers answer for each example"
-    assert [record.getMessage() for record in caplog.records].count(
-        "texts are trained in rows with padding: teachers answer for each example"
-    ) == 1  # fmt: skip
+        assert why in refusal(model, structure, texts=True)
+    assert "pictures" in refusal(base, LORA, texts=False) and not refusal(base, LORA, texts=True)
+    jobs = cohort(base, LORA, EXACT)
+    private = [replace(job, private=PerExample(0.5, 0.0, 4.0, Secret.fresh())) for job in jobs]
+    for some, why in (
+        ([replace(jobs[0], loss=Distillation([jobs[1].start]))], "teachers answer for each example"),
+        (private, "privacy.unit=example needs the gradients of single examples, which lie in rows of their own"),
+    ):
+        results, work = trained(some, padding_free=True)
+        assert all(isinstance(each, Fitted) for each in results)
+        assert (work.padding_free, work.why) == (0, why)
 
 
 def test_micro_batches_are_filled_in_order_and_evenly():
@@ -387,31 +331,6 @@ def test_the_attention_of_a_base_is_its_own_again():
     assert base.config._attn_implementation == before
 
 
-def test_in_words():
-    gpu, cpu = torch.device("cuda"), torch.device("cpu")
-    assert "where the base and the task allow it" in padding_free.in_words(PaddingFree(forced=False), gpu)
-    assert "a product per client" in padding_free.in_words(PaddingFree(), cpu)
-    assert not padding_free.in_words(None, gpu)
-
-
-def test_what_is_not_forced_is_trained_in_rows():
-    """And says why in its work alone."""
-    jobs = cohort(tiny.build("llama"), LORA, EXACT)
-    model = AdaptedModel(tiny.build("llama", EXACT), LORA, padding_free=(free := PaddingFree(forced=False)))
-    private = [replace(job, private=PerExample(0.5, 0.0, 4.0, Secret.fresh())) for job in jobs]
-    results, work = fit(model, private)
-    assert all(isinstance(each, Fitted) for each in results)
-    assert not work.padding_free and "single examples" in work.why and not free.said
-    assert fit(model, jobs)[1].padding_free
-
-
-def test_prompts_are_read_so_where_it_is_forced_and_the_base_allows_it():
-    """No GPU has tried it, so `auto` pads."""
-    model = AdaptedModel(tiny.build("llama", EXACT), LORA)
-    assert PaddingFree().reads(model) and not PaddingFree(forced=False).reads(model)
-    assert not PaddingFree().reads(replace(model, structure=replace(LORA, delta=True)))
-
-
 @pytest.mark.parametrize("window", [None, 1, 3, 5, 9])
 @pytest.mark.parametrize("heads", [2, 4])
 def test_a_gpus_kernel_is_asked_for_the_same(heads, window, monkeypatch):
@@ -462,7 +381,7 @@ def test_a_gpu_trains_without_padding_as_in_rows(autocast, captured, windows):
     jobs = cohort(base, replace(LORA, rank=8), torch.float32)
     model = AdaptedModel(base, replace(LORA, rank=8), autocast=autocast)
     written, _ = fit(model, jobs)
-    flat = replace(model, padding_free=PaddingFree(), captures=Captures() if captured else None)
+    flat = replace(model, padding_free=True, captures=Captures() if captured else None)
     for _ in range(2 * USES if captured else 1):
         results, work = fit(flat, jobs)
     assert work.padding_free == work.micro_batches

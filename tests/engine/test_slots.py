@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from dataclasses import replace
 
 import every
 import hypothesis
@@ -16,11 +15,9 @@ from answers import SLIDING, Setting
 from hypothesis import strategies as st
 
 from llm_fed.basics.errors import RunError
-from llm_fed.engine import generation, reading, slots
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine import generation, slots
 from llm_fed.engine.capture import Captures, Graphs
 from llm_fed.engine.generation import generate
-from llm_fed.models.lora import Lora
 
 
 def answered(setting, batch_size, captures=None, **more):
@@ -38,57 +35,10 @@ def test_slots_say_what_rows_in_batches_say(kind, dtype, monkeypatch):
     assert slots.allowed(setting.base)
     in_slots = [answered(setting, size) for size in (1, 100)]
     in_slots += [answered(setting, 3, captures) for captures in (None, Captures())]
-    in_slots += [answered(setting, 3, captures, end_to_end=True) for captures in (None, Captures())]
     monkeypatch.setattr(generation, "allowed", lambda base: False)
     expected = answered(setting, 4)
     assert len({len(answer.split()) for answer in expected}) > 2
     assert all(answers == expected for answers in in_slots)
-
-
-def test_prompts_that_begin_alike(monkeypatch):
-    setting = Setting()
-    head = [5, 9, 3, 8, 2, 6, 4, 3, 9, 9, 5, 8]
-    setting.prompts = [(row, [*head[: 6 + 2 * row], *prompt]) for row, prompt in setting.prompts]
-    in_slots = [answered(setting, size) for size in (3, 8)] + [answered(setting, 3, end_to_end=True)]
-    monkeypatch.setattr(generation, "allowed", lambda base: False)
-    assert in_slots == [answered(setting, 3)] * 3
-
-
-PLAIN = Lora(3, 5, 0.0, tiny.TARGETS["llama"])
-END_TO_END = {
-    "plain": (PLAIN, True),
-    "router": (PLAIN.with_experts("one", "two", gate="router"), True),
-    "mix": (PLAIN.with_experts("one", "two", gate="mix"), True),
-    "DoRA": (replace(PLAIN, dora=True), True),
-    "an adapted head, whose rows are those of the batch": (replace(PLAIN, target_modules=("q_proj", "lm_head")), False),
-}
-
-
-@pytest.mark.parametrize(("structure", "allowed"), END_TO_END.values(), ids=END_TO_END)
-def test_prompts_are_read_without_padding(structure, allowed, monkeypatch):
-    setting, read = Setting(), []
-    setting.bank, draws = AdapterBank(setting.base.model, structure, 3, torch.float64), torch.Generator()
-    setting.bank.rows.data.copy_(0.3 * torch.randn(setting.bank.rows.shape, dtype=torch.float64, generator=draws))
-    mix = torch.rand(len(setting.prompts), 2, generator=draws) if structure.gate == "mix" else None
-    flat = reading.end_to_end
-    monkeypatch.setattr(reading, "end_to_end", lambda *given: (read.append(len(given[2])), flat(*given))[1])
-    expected = answered(setting, 4, mix=mix)
-    assert not read and len(set(expected)) > 3
-    for captures in (None, Captures()):
-        assert answered(setting, 4, captures, mix=mix, end_to_end=True) == expected
-    assert sum(read) == (2 * len(setting.prompts) if allowed else 0)
-
-
-def test_many_prompts_without_padding_are_read_in_one_pass(monkeypatch):
-    """As many as have four times a budget of tokens, or one that has more."""
-    setting, read = Setting(), []
-    flat = reading.end_to_end
-    monkeypatch.setattr(reading, "end_to_end", lambda *given: (read.append(given[2]), flat(*given))[1])
-    monkeypatch.setattr(slots, "budget_and_overhead", lambda device: (2, 0))
-    expected = answered(setting, 100)
-    assert answered(setting, 100, end_to_end=True) == expected
-    lengths = [sorted((len(prompt) for _, prompt in batch), reverse=True) for batch in read]
-    assert lengths == [[11], [10], [8], [7], [7], [6], [5], [4, 3], [2, 1]]
 
 
 def test_only_layers_that_see_all_tokens_are_in_slots():
@@ -189,10 +139,7 @@ def test_any_prompts_in_any_slots(seed, size, width):
     failing = [OutOfMemory(draws.randrange(12)), Counted(RuntimeError("not permitted"))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots, "WIDTH", width)
-        in_slots = [
-            answered(setting, size, captures, end_to_end=draws.random() < 0.5)
-            for captures in (None, Captures(), *failing)
-        ]
+        in_slots = [answered(setting, size, captures) for captures in (None, Captures(), *failing)]
         patch.setattr(generation, "allowed", lambda base: False)
         assert all(answers == answered(setting, 4) for answers in in_slots)
 
@@ -218,7 +165,7 @@ def test_nothing_is_kept_of_what_was_known(captures, monkeypatch):
 
 @pytest.mark.parametrize("captures", [None, Captures()])
 def test_after_an_interrupt_answers_are_what_they_were(captures, monkeypatch):
-    setting, real, calls = Setting(), reading.forward, 0
+    setting, real, calls = Setting(), slots.forward, 0
     expected = answered(setting, 3, captures)
 
     def interrupted(*given, **options):
@@ -228,7 +175,7 @@ def test_after_an_interrupt_answers_are_what_they_were(captures, monkeypatch):
             raise KeyboardInterrupt
         return real(*given, **options)
 
-    monkeypatch.setattr(reading, "forward", interrupted)
+    monkeypatch.setattr(slots, "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
         answered(setting, 3, captures)
     assert answered(setting, 3, captures) == expected
@@ -243,7 +190,7 @@ def test_without_memory_graphs_are_given_back_before_fewer_rows_are_tried(words,
         captures.error = None
 
     assert answered(setting, 4, captures, free=free) == answered(setting, 4)
-    assert freed == [1] and captures.answers and "now 2 rows at a time" in caplog.text
+    assert freed == [1] and captures.answers and "half as many rows are tried" in caplog.text
 
 
 @pytest.mark.parametrize("captures", [None, Captures()])

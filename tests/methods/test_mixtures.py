@@ -20,9 +20,8 @@ from llm_fed.method.site import Site
 from llm_fed.methods.fedem import FedEM, expected_loss, posterior
 from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmoe import FedMoE
-from llm_fed.models.gate import Gate
 from llm_fed.models.images import ARCHITECTURES
-from llm_fed.models.joined import Answer
+from llm_fed.models.joined import Answer, Gate
 from llm_fed.state import State
 
 

@@ -11,8 +11,8 @@ from transformers import ResNetConfig, ResNetModel
 
 from llm_fed.basics.rng import generator
 from llm_fed.models.cnn import CNNS
-from llm_fed.models.gate import Gate, SwitchNorm
-from llm_fed.models.resnet import RESNETS
+from llm_fed.models.images import RESNETS
+from llm_fed.models.joined import Gate, SwitchNorm
 
 RESNET_9 = RESNETS["resnet-9"]
 

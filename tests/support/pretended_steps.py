@@ -27,7 +27,6 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import FusedFit
 from llm_fed.engine.generation import generate, option_log_likelihoods
-from llm_fed.engine.padding_free import PaddingFree
 from llm_fed.merge.delta import beneath, of_pairs
 from llm_fed.method.optimizer import Tail
 from llm_fed.method.requests import Distillation, Fit, PerExample
@@ -84,7 +83,7 @@ def as_by_default(jobs: Sequence[Fit]) -> tuple[int, int]:
     """The same in bfloat16, without padding and fused: what a GPU does unless it is asked otherwise, but for its casts,
     as the device has no autocast. Its kernels for texts and for groups of tokens are one launch each."""
     model = AdaptedModel(
-        tiny.build("llama", torch.bfloat16), jobs[0].structure, captures=capture.Captures(), padding_free=PaddingFree(),
+        tiny.build("llama", torch.bfloat16), jobs[0].structure, captures=capture.Captures(), padding_free=True,
         fuses=True,
     )  # fmt: skip
     takes = patch.object(end_to_end, "kernel_takes", lambda *given: True)
@@ -120,9 +119,7 @@ def replayed(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[int, int]:
         return device.counted()
 
 
-def answers(
-    prompts: Sequence[list[int]], tokens: int, captures: capture.Captures | None = None, *, end_to_end: bool = False
-) -> tuple[int, int]:
+def answers(prompts: Sequence[list[int]], tokens: int, captures: capture.Captures | None = None) -> tuple[int, int]:
     """So many tokens of answers to prompts, each under its own adapter. What is read is 0, which ends no answer."""
     with Pretended() as device:
         base = language_base(moved(tiny.build("llama")))  # type: ignore[arg-type]
@@ -131,7 +128,6 @@ def answers(
         with torch.no_grad():  # fake tensors do not work in inference mode
             inspect.unwrap(generate)(
                 base, bank, list(enumerate(prompts)), max_new_tokens=tokens, batch_size=8, captures=captures,
-                end_to_end=end_to_end,
             )  # fmt: skip
         return device.counted()
 
@@ -199,7 +195,6 @@ def cases() -> dict[str, Callable[[], tuple[int, int]]]:
         "answers of equal prompts": lambda: answers([[5, 6], [7, 8], [9, 3]], 2),
         "answers of unequal prompts": lambda: answers([[5, 6, 7], [8, 9], [3]], 2),
         "answers, captured": lambda: answers([[5, 6, 7], [8, 9], [3]], 2, capture.Captures()),
-        "answers, without padding": lambda: answers([[5, 6, 7], [8, 9], [3]], 2, capture.Captures(), end_to_end=True),
         "scores of three options": lambda: options(1),
         "scores of twelve options": lambda: options(4),
         "scores in one pass": lambda: losses(100),

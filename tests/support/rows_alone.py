@@ -25,12 +25,11 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.engine import generation, inference
+from llm_fed.engine import end_to_end, generation, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit
 from llm_fed.engine.gradients import per_example_gradients
-from llm_fed.engine.padding_free import PaddingFree, refusal
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
 from llm_fed.models.families import check_family, read_layers
@@ -162,8 +161,8 @@ class Trial:
 
     def training_end_to_end(self) -> None:
         """Of bases that allow it."""
-        model = replace(self.model_with(4096), padding_free=PaddingFree())
-        if not refusal(model):
+        model = replace(self.model_with(4096), padding_free=True)
+        if not end_to_end.refusal(self.model, self.structure, texts=True):
             self._training(model)
 
     def _training(self, model: AdaptedModel) -> None:

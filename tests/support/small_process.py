@@ -145,7 +145,7 @@ def call(module: str, function: str, *args: Any) -> None:
 
 def train_channels_last() -> None:
     """A step of a ResNet on pictures whose channels stand last in memory."""
-    from llm_fed.models.resnet import RESNETS
+    from llm_fed.models.images import RESNETS
 
     images = torch.randn(32, 3, 64, 64).contiguous(memory_format=torch.channels_last)
     RESNETS["resnet-9"](7)(images).sum().backward()
