@@ -9,9 +9,10 @@ Shape letters: N rows, T tokens with padding, V vocabulary, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,9 +20,8 @@ from torch.nn import functional as F
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from llm_fed.engine import reading
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.sampling import Choose
+from llm_fed.engine.slots import forward, not_a_number, pad_left, select
 from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
 from llm_fed.models.rotary import regimes
@@ -57,7 +57,7 @@ class LiveAnswer:
     stops: set[int]
     heard: Callable[[Token | Exception | None], None]
     mix: Tensor | None = None
-    choose: Choose | None = None
+    choose: Callable[[Tensor], Tensor] | None = None
     likeliest: int | None = None
     stopped: bool = field(default=False)
 
@@ -94,8 +94,7 @@ class RunningBatch:
     def read(self, new: Sequence[LiveAnswer]) -> list[LiveAnswer]:
         """Take these in and write their first tokens; those that must be read again, see `step`."""
         before, self._rows = self._rows, [*self._rows, *new]  # so that all hear of it where this fails
-        batch = [(each.row, each.text) for each in new]
-        ids, mask, _ = reading.begin(self._base, self._bank, batch, {})
+        ids, mask = pad_left([each.text for each in new], self._base.model.device)
         logits, cache = self._forward(new, ids, mask, None)
         if before:
             self._mask, mask = _level(self._mask, mask)
@@ -128,13 +127,13 @@ class RunningBatch:
         mixes = [each.mix for each in rows if each.mix is not None]
         index, padded = torch.tensor([each.row for each in rows]), not bool(mask.all())
         with self._bank.attached(index, mix=torch.cat(mixes) if mixes else None):
-            logits, known = reading.forward(self._base, ids, mask, cache, keep=1, padded=padded)
+            logits, known = forward(self._base, ids, mask, cache, keep=1, padded=padded)
         return logits[:, -1], known
 
     def _chosen(self, rows: Sequence[LiveAnswer], logits: Tensor) -> Tensor:
         """(N, 1): the next token of each row, of logits (N, V)."""
         if logits.isnan().any():
-            raise reading.not_a_number(self._base, max(len(each.text) for each in rows))
+            raise not_a_number(self._base, max(len(each.text) for each in rows))
         ids = logits.argmax(-1, keepdim=True)
         for n, each in enumerate(rows):
             if each.choose is not None:
@@ -167,12 +166,56 @@ class RunningBatch:
             self._cache = None
             return
         places = torch.tensor(rows, device=self._ids.device)
-        reading.select(self._cache, places)
+        select(self._cache, places)
         self._ids, self._mask = self._ids[places], self._mask[places]
         if self.joins and (start := int(self._mask.argmax(1).min())):  # columns that no row needs any more
             self._mask = self._mask[:, start:]
             for layer in _layers(self._cache):
                 layer.keys, layer.values = layer.keys[:, :, start:], layer.values[:, :, start:]
+
+
+class Prompt(NamedTuple):
+    """What is to be answered.
+
+    Attributes:
+        key: what the caller calls it.
+        row: of the bank.
+        mix: (E,), where the gate of the bank's structure is `mix`.
+    """
+
+    key: int
+    row: int
+    tokens: Sequence[int]
+    room: int
+    mix: Tensor | None = None
+
+
+def in_turn(
+    batch: RunningBatch,
+    prompts: Sequence[Prompt],
+    stops: set[int],
+    choose: Callable[[Tensor], Tensor] | None = None,
+) -> Iterator[tuple[int, int | None]]:
+    """(key, token) of each further token of an answer, and (key, None) at its end, as they become known."""
+    said: list[tuple[int, int | None]] = []
+
+    def heard(key: int, token: Token | Exception | None) -> None:
+        said.append((key, token.id if isinstance(token, Token) else None))
+
+    waiting = [
+        LiveAnswer(
+            each.row, [*each.tokens], each.room, stops, partial(heard, each.key),
+            mix=None if each.mix is None else each.mix[None], choose=choose,
+        )
+        for each in prompts
+    ]  # fmt: skip
+    while waiting or batch.size:
+        waiting[:0] = batch.step() if batch.size else []
+        if new := batch.takes(waiting):
+            waiting = [each for each in waiting if each not in new]
+            waiting[:0] = batch.read(new)
+        yield from said
+        said.clear()
 
 
 def _told(token: int, logits: Tensor, wanted: int | None) -> Token:

@@ -53,8 +53,8 @@ class Engine(Answering):
         work: of all training since it was last taken.
         captures: of training passes; None: they run as they are written.
         ways: how training passes are computed.
-        untried: why a GPU computes passes of this base as they are written, unless it is asked otherwise.
-        as_written: the same, where that is why it does so; empty where nothing else would be expected.
+        untried: why `engine.fast=auto` leaves passes of this base as they are written on a GPU.
+        as_written: the reason why passes of this run are as they are written on its GPU; else empty.
     """
 
     def __init__(self, base: Trainable, evaluation: EvalConfig | None = None):

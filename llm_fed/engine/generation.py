@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
-from types import TracebackType
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,23 +20,12 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures
+from llm_fed.engine.continuous import Prompt, RunningBatch, in_turn
 from llm_fed.engine.examples import TEXT
-from llm_fed.engine.fused import fused
 from llm_fed.engine.inference import log_likelihoods
-from llm_fed.engine.memory import Attempts, budget_and_overhead
+from llm_fed.engine.memory import Attempts
 from llm_fed.engine.sampling import Sampling
-from llm_fed.engine.slots import (
-    NOT_A_NUMBER,
-    Pick,
-    Slots,
-    Together,
-    allowed,
-    forward,
-    likeliest,
-    not_a_number,
-    pad_left,
-    select,
-)
+from llm_fed.engine.slots import SlotBatch, allowed, forward, not_a_number, pad_left, select
 from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
 from llm_fed.models.prompt import stop_tokens
@@ -59,189 +44,6 @@ PromptRequest = tuple[int, Sequence[int]]  # row of the bank, token ids of the p
 Scored = tuple[int, Sequence[int], Sequence[Sequence[int]]]  # the same, and token ids of each option
 
 
-@dataclass(eq=False)
-class Answer:
-    """An answer that waits or is being written.
-
-    Attributes:
-        key: what the caller calls it.
-        row: of the bank.
-        text: tokens of the prompt and of the answer so far.
-        end: how many tokens the text may have.
-        mix: (E,), where the gate of the bank's structure is `mix`.
-    """
-
-    key: int
-    row: int
-    text: list[int]
-    end: int
-    mix: Tensor | None
-    ended: bool = False
-
-
-@dataclass
-class RunningBatch:
-    """Answers that are written side by side, each under its own adapter. One that ends leaves, and the next prompt
-    takes its place where the family allows it (`slots`); elsewhere it waits for the others.
-
-        with RunningBatch(base, bank, rows, columns) as batch:
-            batch.submit(...)
-            while batch.busy:
-                for key, token in batch.step(): ...
-
-    An answer does not depend on the rows beside it, up to the rounding of a batched product (in half precision a near
-    tie of two tokens may fall either way); a base that feels padding answers prompts of one length together.
-
-    Attributes:
-        most: rows at once.
-        columns: tokens that the longest text may get.
-        pick: the next tokens of logits; the likeliest.
-        captures: steps in slots are captured; None: they run as they are written.
-        fuses: whether elementwise work is computed `fused`.
-    """
-
-    base: Base
-    bank: AdapterBank
-    most: int
-    columns: int
-    pick: Pick = likeliest
-    captures: Captures | None = None
-    fuses: bool = False
-    _waiting: deque[Answer] = field(default_factory=deque, init=False)
-    _rows: list[Answer] = field(default_factory=list, init=False)
-    _attached: ExitStack | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self._memory: Slots | Together
-        if allowed(self.base):
-            structure = self.bank.structure
-            experts = len(structure.experts) if structure.gate == "mix" else 0
-            self._memory = Slots(
-                self.base, self.bank, self.most, self.columns, self.pick, self.captures, experts
-            )  # fmt: skip
-        else:
-            self._memory = Together(self.base, self.pick)
-        self._stops = stop_tokens(self.base)
-        rotary = regimes(self.base.model)
-        self._border = rotary.border if rotary is not None and rotary.read_again else None
-        self._even = feels_padding(self.base.model.config)
-        # Free slots before prompts are read; captured steps cost the same.
-        self._enough = max(1, self.most // (4 if self._memory.captured else 8))
-
-    def __enter__(self) -> RunningBatch:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._detach()
-        self._memory.release()
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._waiting) or not all(row.ended for row in self._rows)
-
-    def submit(self, key: int, row: int, prompt: Sequence[int], room: int, mix: Tensor | None = None) -> None:
-        """A prompt to be answered under a row of the bank, with at most `room` tokens.
-
-        Args:
-            mix: (E,) the weights of experts, where the gate of the bank's structure is `mix`.
-        """
-        self._waiting.append(Answer(key, row, [*prompt], len(prompt) + room, mix))
-
-    def step(self) -> list[tuple[int, int | None]]:
-        """(key, token) of each answer that has got one more token, and (key, None) of each that has ended, without the
-        token that ends it.
-
-        Raises:
-            RunError: the base computes NaN.
-        """
-        going = [row for row in self._rows if not row.ended]
-        full = self.most - len(going) < self._enough or not self._memory.refills
-        if self._waiting and (not going or not full):
-            self._keep(going)
-            return self._read()
-        return self._write(going)
-
-    def _read(self) -> list[tuple[int, int | None]]:
-        """Prompts into free rows, and the first token of each answer."""
-        new = [self._waiting.popleft() for _ in range(self._readable())]
-        self._attach(new)
-        self._memory.read([row.text for row in new], [row.row for row in new], self._mix(new))
-        self._detach()
-        first, self._rows = len(self._rows), [*self._rows, *new]
-        return self._heard(first)
-
-    def _readable(self) -> int:
-        """How many prompts are read in one pass: with padding the last ones of many would cost as much as the first."""
-        free = [*self._waiting][: self.most - len(self._rows)]
-        length = len(free[0].text)
-        if not self._memory.refills:
-            return next((n for n, row in enumerate(free) if self._even and len(row.text) != length), len(free))
-        budget = budget_and_overhead(self.base.device)[0]
-        return min(len(free), max(1, self.most // 4, budget // length))
-
-    def _write(self, going: list[Answer]) -> list[tuple[int, int | None]]:
-        """A token of each answer."""
-        if self._replayable():
-            self._detach()
-            with fused(self.base.model) if self.fuses else nullcontext():
-                self._memory.replay(max(len(row.text) for row in going) - 1)
-            return self._heard(0)
-        self._keep(going)
-        if self._attached is None:
-            self._attach(self._rows)
-        self._memory.step([len(row.text) - 1 for row in self._rows])
-        return self._heard(0)
-
-    def _replayable(self) -> bool:
-        return self._memory.captured and not self.bank.beneath([row.row for row in self._rows])
-
-    def _keep(self, going: list[Answer]) -> None:
-        """Only these rows, which then are the first ones."""
-        if len(going) < len(self._rows):
-            self._detach()
-            kept = [place for place, row in enumerate(self._rows) if not row.ended]
-            order = self._memory.keep(kept, [len(row.text) - 1 for row in self._rows])
-            self._rows = [self._rows[place] for place in order]
-
-    def _attach(self, rows: Sequence[Answer]) -> None:
-        """The bank, until the rows change."""
-        self._detach()
-        with ExitStack() as stack:
-            if self.fuses:
-                stack.enter_context(fused(self.base.model))
-            stack.enter_context(self.bank.attached(torch.tensor([row.row for row in rows]), mix=self._mix(rows)))
-            self._attached = stack.pop_all()
-
-    def _detach(self) -> None:
-        if self._attached is not None:
-            self._attached.close()
-            self._attached = None
-
-    def _mix(self, rows: Sequence[Answer]) -> Tensor | None:
-        mixes = [row.mix for row in rows if row.mix is not None]
-        return torch.stack(mixes) if mixes else None
-
-    def _heard(self, first: int) -> list[tuple[int, int | None]]:
-        """What rows from the first one on say; one whose text has grown over a border leaves, to be read again."""
-        said: list[tuple[int, int | None]] = []
-        rows = self._rows[first:]
-        for row, token in zip(rows, self._memory.ids[first : len(self._rows), 0].tolist(), strict=True):
-            if row.ended:
-                continue
-            if token == NOT_A_NUMBER:
-                raise not_a_number(self.base, len(row.text))
-            if token not in self._stops:
-                row.text.append(token)
-                said.append((row.key, token))
-            row.ended = token in self._stops or len(row.text) == row.end
-            if row.ended:
-                said.append((row.key, None))
-            elif len(row.text) - 1 == self._border:
-                row.ended = True
-                self._waiting.appendleft(Answer(row.key, row.row, row.text, row.end, row.mix))
-        return said
-
-
 @torch.inference_mode()
 def generate(
     base: Base,
@@ -255,16 +57,18 @@ def generate(
     fuses: bool = False,
     free: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Greedy answers, in the order of the requests; the base's own sampling settings do not count. See `RunningBatch`.
+    """Greedy answers, in the order of the requests; the base's own sampling settings do not count.
 
-    An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is full.
+    An answer ends before the first EOS (any of the base's), after `max_new_tokens`, or where the context is full. It
+    does not depend on the rows beside it, up to the rounding of a batched product (in half precision a near tie of two
+    tokens may fall either way); a base that feels padding answers prompts of one length together.
 
     Args:
         requests: (row of the bank, token ids of the prompt); no prompt is truncated.
         batch_size: rows of a forward pass at most, whichever adapter they use; half as many where memory does not
             suffice.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
-        captures, fuses: as of `RunningBatch`.
+        captures, fuses: as of `SlotBatch`.
         free: gives memory back where it does not suffice, before fewer rows are tried.
 
     Raises:
@@ -277,17 +81,21 @@ def generate(
     # Longest first: if memory does not suffice, that shows at once.
     order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]))
     for attempt in _halved(min(len(requests), _fitting(base, batch_size, columns)) or 1, free):
-        with attempt as rows, RunningBatch(base, bank, rows, columns, likeliest, captures, fuses) as batch:
-            answers: dict[int, list[int]] = {i: [] for i in order if texts[i] is None}
-            for i in answers:
-                batch.submit(i, *requests[i], rooms[i], None if mix is None else mix[i])
-            while batch.busy:
-                for i, token in batch.step():
-                    if token is not None:
-                        answers[i].append(token)
-                    else:
-                        texts[i] = answer_text(base, requests[i][1], answers[i])
-                        signs.answered(1)
+        with attempt as rows:
+            left = [
+                Prompt(i, *requests[i], rooms[i], None if mix is None else mix[i]) for i in order if texts[i] is None
+            ]
+            answers: dict[int, list[int]] = {prompt.key: [] for prompt in left}
+            if allowed(base):
+                said = _in_slots(SlotBatch(base, bank, rows, columns, captures, fuses), left)
+            else:
+                said = in_turn(RunningBatch(base, bank, rows), left, stop_tokens(base))
+            for i, token in said:
+                if token is not None:
+                    answers[i].append(token)
+                else:
+                    texts[i] = answer_text(base, requests[i][1], answers[i])
+                    signs.answered(1)
     return [text or "" for text in texts]
 
 
@@ -309,16 +117,11 @@ def stream(
         sampling: None: it is greedy.
     """
     room = _room(base, prompt, max_new_tokens)
-    pick = likeliest if sampling is None else partial(_drawn, sampling.chooser(base.model.device))
-    with RunningBatch(base, bank, 1, len(prompt) + room, pick) as batch:
-        batch.submit(0, 0, prompt, room, None if mix is None else mix[0])
-        while batch.busy:
-            yield from (token for _, token in batch.step() if token is not None)
-
-
-def _drawn(choose: Pick, logits: Tensor) -> Tensor:
-    best = likeliest(logits)
-    return best if NOT_A_NUMBER in best else choose(logits)
+    choose = None if sampling is None else sampling.chooser(base.model.device)
+    asked = Prompt(0, 0, prompt, room, None if mix is None else mix[0])
+    for _, token in in_turn(RunningBatch(base, bank, 1), [asked], stop_tokens(base), choose):
+        if token is not None:
+            yield token
 
 
 @torch.inference_mode()
@@ -363,6 +166,15 @@ def option_log_likelihoods(
                 results |= {i: [next(scores) for _ in requests[i][2]] for i in chosen}
                 signs.answered(len(chosen))
     return [results[i] for i in range(len(requests))]
+
+
+def _in_slots(batch: SlotBatch, prompts: Iterable[Prompt]) -> Iterator[tuple[int, int | None]]:
+    """As `in_turn`."""
+    with batch:
+        for prompt in prompts:
+            batch.submit(*prompt)
+        while batch.busy:
+            yield from batch.step()
 
 
 def most_rows(asked: int | None, device: torch.device) -> int:

@@ -1,8 +1,8 @@
-"""What a base remembers of the rows of a running batch: in slots of static memory, in which a row that has ended makes
-room for the next prompt, or as transformers keeps it, for rows that were read together.
+"""Answers in slots: static memory for the keys and values of some rows, in which an answer that ends makes room for the
+next prompt.
 
-In a slot a row lies from the first column on and writes each token where its own text ends; what lies behind is masked.
-So no step copies what is known already, and a step can be captured over all slots and a width of a grid.
+A row lies in its slot from the first column on and writes each token where its own text ends; what lies behind is
+masked. So no step copies what is known already, and a step can be captured over all slots and a width of a grid.
 
 Shape letters: N rows, T tokens with padding, S slots, C columns of each, H heads, D numbers of a head, V vocabulary, E
 experts.
@@ -11,7 +11,11 @@ experts.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -24,10 +28,12 @@ from llm_fed.basics.errors import RunError
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures, Graphs, Replay
 from llm_fed.engine.end_to_end import attending
+from llm_fed.engine.fused import fused
 from llm_fed.engine.masks import known_masks
-from llm_fed.engine.memory import out_of_memory
+from llm_fed.engine.memory import budget_and_overhead, out_of_memory
 from llm_fed.engine.packing import rounded
 from llm_fed.models.base import Base
+from llm_fed.models.prompt import stop_tokens
 from llm_fed.models.rotary import regimes
 
 # Whose rows were compared with the same rows alone in slots (tests/engine/test_slots.py).
@@ -35,8 +41,6 @@ FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 NAME, BIAS = "llm_fed_slots", "slots_bias"  # of the attention, and of what it is given, among those of transformers
 NOT_A_NUMBER = -1  # in the place of a token
 WIDTH, COLUMNS = 256, 64  # to which a captured step's columns are rounded up, so that few are captured; and memory's
-
-Pick = Callable[[Tensor], Tensor]  # the next tokens (N, 1) of logits (N, V)
 
 
 def allowed(base: Base) -> bool:
@@ -53,53 +57,6 @@ def likeliest(logits: Tensor) -> Tensor:
     """(N, 1): the likeliest token of each row (N, V); NOT_A_NUMBER where any logit is none."""
     best, ids = logits.max(-1, keepdim=True)
     return torch.where(best.isnan(), NOT_A_NUMBER, ids)
-
-
-class Together:
-    """Rows that were read together, padded on the left, as every kind of cache of transformers can keep them.
-
-    Attributes:
-        ids: (N, 1) the last token of each row.
-    """
-
-    refills = False
-    captured = False
-
-    def __init__(self, base: Base, pick: Pick):
-        self._base, self._pick = base, pick
-        self._cache: Cache | None = None
-        self.ids = self._mask = torch.zeros(0, 0, dtype=torch.int64)
-        self._lengths: list[int] = []  # of the prompts
-
-    def read(self, prompts: Sequence[Sequence[int]], owners: Sequence[int], mix: Tensor | None) -> None:
-        ids, self._mask = pad_left(prompts, self._base.model.device)
-        self._cache, self._lengths, self._width = None, [len(prompt) for prompt in prompts], ids.shape[1]
-        self._forward(ids)
-
-    def step(self, lengths: Sequence[int]) -> None:
-        """The next token of each row."""
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self._mask), 1)], dim=1)
-        self._forward(self.ids)
-
-    def _forward(self, ids: Tensor) -> None:
-        padded = min(self._lengths) < self._width
-        logits, self._cache = forward(self._base, ids, self._mask, self._cache, keep=1, padded=padded)
-        self.ids = self._pick(logits[:, -1])
-
-    def keep(self, kept: Sequence[int], lengths: Sequence[int]) -> list[int]:
-        """These rows alone, in the order that is returned."""
-        rows = torch.tensor(kept, dtype=torch.int64, device=self.ids.device)
-        if len(kept):
-            select(self._cache, rows)
-        self.ids, self._mask = self.ids[rows], self._mask[rows]
-        self._lengths = [self._lengths[row] for row in kept]
-        return list(kept)
-
-    def replay(self, longest: int) -> None:
-        raise NotImplementedError("only steps in slots are captured")
-
-    def release(self) -> None:
-        self._cache = None
 
 
 class SlotLayer(DynamicLayer):
@@ -150,19 +107,16 @@ class Slots:
         experts: E, where the gate of the bank's structure is `mix`.
     """
 
-    refills = True
-
     def __init__(
         self,
         base: Base,
         bank: AdapterBank,
         most: int,
         columns: int,
-        pick: Pick,
         captures: Captures | None,
         experts: int,
     ):
-        self._base, self._bank, self._pick, self._captures = base, bank, pick, captures
+        self._base, self._bank, self._captures = base, bank, captures
         device = base.model.device
         self._most, self._columns = most, rounded(columns, 8, COLUMNS) if captures else columns
         self._cache: Cache = DynamicCache(config=base.model.config)
@@ -200,7 +154,7 @@ class Slots:
         here = slice(self._count, self._count + len(prompts))
         for layer, own in zip(cast(Any, known).layers, self._layers, strict=True):
             own.put(here.start, *(_taken(part, columns) for part in (layer.keys, layer.values)))
-        self.ids[here] = self._pick(logits[:, -1])
+        self.ids[here] = likeliest(logits[:, -1])
         self.position[here] = torch.tensor(lengths, device=self.position.device)
         self._index[here] = torch.tensor(owners, device=self._index.device)
         if self._mix is not None and mix is not None:
@@ -300,8 +254,170 @@ class Slots:
         logits, _ = forward(
             self._base, ids, mask, self._cache, keep=1, padded=padded, positions=positions, more=more
         )  # fmt: skip
-        self.ids[:count] = self._pick(logits[:, -1])
+        self.ids[:count] = likeliest(logits[:, -1])
         self.position[:count] += 1
+
+
+@dataclass(eq=False)
+class Answer:
+    """An answer that waits or is being written.
+
+    Attributes:
+        key: what the caller calls it.
+        row: of the bank.
+        text: tokens of the prompt and of the answer so far.
+        end: how many tokens the text may have.
+        mix: (E,), where the gate of the bank's structure is `mix`.
+    """
+
+    key: int
+    row: int
+    text: list[int]
+    end: int
+    mix: Tensor | None
+    ended: bool = False
+
+
+@dataclass
+class SlotBatch:
+    """Answers that are written side by side, each under its own adapter. One that ends leaves, and the next prompt
+    takes its place.
+
+        with SlotBatch(base, bank, rows, columns) as batch:
+            batch.submit(...)
+            while batch.busy:
+                for key, token in batch.step(): ...
+
+    Attributes:
+        most: rows at once.
+        columns: tokens that the longest text may get.
+        captures: steps in slots are captured; None: they run as they are written.
+        fuses: whether elementwise work is computed `fused`.
+    """
+
+    base: Base
+    bank: AdapterBank
+    most: int
+    columns: int
+    captures: Captures | None = None
+    fuses: bool = False
+    _waiting: deque[Answer] = field(default_factory=deque, init=False)
+    _rows: list[Answer] = field(default_factory=list, init=False)
+    _attached: ExitStack | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        structure = self.bank.structure
+        experts = len(structure.experts) if structure.gate == "mix" else 0
+        self._memory = Slots(self.base, self.bank, self.most, self.columns, self.captures, experts)
+        self._stops = stop_tokens(self.base)
+        # Free slots before prompts are read; captured steps cost the same.
+        self._enough = max(1, self.most // (4 if self._memory.captured else 8))
+
+    def __enter__(self) -> SlotBatch:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._detach()
+        self._memory.release()
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting) or not all(row.ended for row in self._rows)
+
+    def submit(self, key: int, row: int, prompt: Sequence[int], room: int, mix: Tensor | None = None) -> None:
+        """A prompt to be answered under a row of the bank, with at most `room` tokens.
+
+        Args:
+            mix: (E,) the weights of experts, where the gate of the bank's structure is `mix`.
+        """
+        self._waiting.append(Answer(key, row, [*prompt], len(prompt) + room, mix))
+
+    def step(self) -> list[tuple[int, int | None]]:
+        """(key, token) of each answer that has got one more token, and (key, None) of each that has ended, without the
+        token that ends it.
+
+        Raises:
+            RunError: the base computes NaN.
+        """
+        going = [row for row in self._rows if not row.ended]
+        if self._waiting and (not going or self.most - len(going) >= self._enough):
+            self._keep(going)
+            return self._read()
+        return self._write(going)
+
+    def _read(self) -> list[tuple[int, int | None]]:
+        """Prompts into free rows, and the first token of each answer."""
+        new = [self._waiting.popleft() for _ in range(self._readable())]
+        self._attach(new)
+        self._memory.read([row.text for row in new], [row.row for row in new], self._mix(new))
+        self._detach()
+        first, self._rows = len(self._rows), [*self._rows, *new]
+        return self._heard(first)
+
+    def _readable(self) -> int:
+        """How many prompts are read in one pass: with padding the last ones of many would cost as much as the first."""
+        free = [*self._waiting][: self.most - len(self._rows)]
+        budget = budget_and_overhead(self.base.device)[0]
+        return min(len(free), max(1, self.most // 4, budget // len(free[0].text)))
+
+    def _write(self, going: list[Answer]) -> list[tuple[int, int | None]]:
+        """A token of each answer."""
+        if self._replayable():
+            self._detach()
+            with fused(self.base.model) if self.fuses else nullcontext():
+                self._memory.replay(max(len(row.text) for row in going) - 1)
+            return self._heard(0)
+        self._keep(going)
+        if self._attached is None:
+            self._attach(self._rows)
+        self._memory.step([len(row.text) - 1 for row in self._rows])
+        return self._heard(0)
+
+    def _replayable(self) -> bool:
+        return self._memory.captured and not self.bank.beneath([row.row for row in self._rows])
+
+    def _keep(self, going: list[Answer]) -> None:
+        """Only these rows, which then are the first ones."""
+        if len(going) < len(self._rows):
+            self._detach()
+            kept = [place for place, row in enumerate(self._rows) if not row.ended]
+            order = self._memory.keep(kept, [len(row.text) - 1 for row in self._rows])
+            self._rows = [self._rows[place] for place in order]
+
+    def _attach(self, rows: Sequence[Answer]) -> None:
+        """The bank, until the rows change."""
+        self._detach()
+        with ExitStack() as stack:
+            if self.fuses:
+                stack.enter_context(fused(self.base.model))
+            stack.enter_context(self.bank.attached(torch.tensor([row.row for row in rows]), mix=self._mix(rows)))
+            self._attached = stack.pop_all()
+
+    def _detach(self) -> None:
+        if self._attached is not None:
+            self._attached.close()
+            self._attached = None
+
+    def _mix(self, rows: Sequence[Answer]) -> Tensor | None:
+        mixes = [row.mix for row in rows if row.mix is not None]
+        return torch.stack(mixes) if mixes else None
+
+    def _heard(self, first: int) -> list[tuple[int, int | None]]:
+        """What rows from the first one on say."""
+        said: list[tuple[int, int | None]] = []
+        rows = self._rows[first:]
+        for row, token in zip(rows, self._memory.ids[first : len(self._rows), 0].tolist(), strict=True):
+            if row.ended:
+                continue
+            if token == NOT_A_NUMBER:
+                raise not_a_number(self.base, len(row.text))
+            if token not in self._stops:
+                row.text.append(token)
+                said.append((row.key, token))
+            row.ended = token in self._stops or len(row.text) == row.end
+            if row.ended:
+                said.append((row.key, None))
+        return said
 
 
 def attend(

@@ -236,7 +236,7 @@ class AnswerLoss(Request[float]):
 @dataclass(frozen=True)
 class Work:
     """What a fit processed: real tokens (of pictures what they count as), tokens with padding, micro-batches, the token
-    budget of each, how many of them were replayed (`engine/capture.py`) and had no padding (`engine/padding_free.py`),
+    budget of each, how many of them were replayed (`engine/capture.py`) and had no padding (`engine/passes.py`),
     why others could not be, and which of the two were asked for."""
 
     tokens: int = 0

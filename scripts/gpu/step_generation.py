@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
-from llm_fed.engine.generation import most_rows
 from llm_fed.engine.capture import Captures
+from llm_fed.engine.generation import most_rows
 from llm_fed.models.prompt import Prompt
 from llm_fed.tasks.common import Template
 from llm_fed.testing.tiny import VOCABULARY, language_base

@@ -125,7 +125,7 @@ def test_runs_of_a_comparison_equal_runs_alone(small, tmp_path, counted, monkeyp
     task, quick = {"path": str(data), "validation": 0.4}, {"max_new_tokens": 1, "cross": False}
     path = small.config(tmp_path / "c.yaml", rounds=2, task=task, eval=quick)
     out = tmp_path / "out"
-    compare.compare(path, [f"engine.capture={captured}"], chosen=["fedit", "local"], seeds=[0, 1], out=out)
+    compare.compare(path, [f"engine.fast={captured}"], chosen=["fedit", "local"], seeds=[0, 1], out=out)
     shared = dict(counted)
     folders = sorted(config.parent for config in out.glob("*/config.yaml"))
     assert len(folders) == 4

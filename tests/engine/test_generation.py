@@ -12,7 +12,8 @@ from transformers import GenerationConfig
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine import generation
-from llm_fed.engine.generation import RunningBatch, most_rows, option_log_likelihoods
+from llm_fed.engine.generation import most_rows, option_log_likelihoods
+from llm_fed.engine.slots import SlotBatch
 
 
 @pytest.mark.parametrize(
@@ -179,7 +180,7 @@ def test_prompts_may_be_submitted_while_others_are_answered():
     """The tokens come one after another, whoever is beside; an answer that has ended says so once."""
     setting = Setting()
     said = {n: [] for n in range(len(setting.prompts))}
-    with torch.inference_mode(), RunningBatch(setting.base, setting.bank, 3, 40) as batch:
+    with torch.inference_mode(), SlotBatch(setting.base, setting.bank, 3, 40) as batch:
         for n, (row, prompt) in enumerate(setting.prompts):
             batch.submit(n, row, prompt, 12)
             for key, token in batch.step():
