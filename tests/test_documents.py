@@ -30,9 +30,9 @@ def test_keys_keep_their_order():
 
 
 def test_a_value_keeps_its_text():
-    read = documents.read("a: &x [1e5, no]\nb: *x\nc: 0x1F\nd: {\n e: 1}\n").value
-    assert [read[key].text for key in "abcd"] == ["[1e5, no]", "[1e5, no]", "0x1F", None]
-    assert documents.plain(read["b"]) == [1e5, False]
+    read = documents.read("a: [1e5, no]\nb: &x 1e5\nc: *x\nd: {\n e: 1}\ne:\n- f: {g} # h\n")
+    assert [documents.text_of(read[key]) for key in "abcd"] == ["[1e5, no]", "1e5", "1e5", None]
+    assert documents.text_of(read["e"][0]) == "f: {g}" and documents.plain(read["a"]) == [1e5, False]
 
 
 @pytest.mark.parametrize(

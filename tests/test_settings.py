@@ -105,6 +105,11 @@ def number(field: Field) -> tuple[type, list[Any]] | None:
     return None
 
 
+def limit(bound: Any) -> float:
+    (value,) = dataclasses.astuple(bound)
+    return value
+
+
 def within(value: float, kind: type, bounds: list[Any]) -> bool:
     """The range in plain comparisons."""
     if kind is int and not -(2**63) <= value < 2**63:
@@ -113,8 +118,8 @@ def within(value: float, kind: type, bounds: list[Any]) -> bool:
         return False
     return all(
         {
-            AtLeast: value >= bound.limit, Above: value > bound.limit,
-            AtMost: value <= bound.limit, Below: value < bound.limit,
+            AtLeast: value >= limit(bound), Above: value > limit(bound),
+            AtMost: value <= limit(bound), Below: value < limit(bound),
         }[type(bound)]
         for bound in bounds
     )  # fmt: skip
@@ -126,9 +131,8 @@ def candidates(kind: type, bounds: list[Any]) -> Iterator[float]:
     if kind is float:
         yield from (math.nan, math.inf, -math.inf, -0.0, 5e-324, 1.7e308)
     for bound in bounds:
-        limit = float(bound.limit)
-        near = (math.nextafter(limit, -math.inf), math.nextafter(limit, math.inf))
-        yield from (limit, *near) if kind is float else (bound.limit - 1, bound.limit, bound.limit + 1)
+        near = [math.nextafter(limit(bound), towards) for towards in (-math.inf, math.inf)]
+        yield from (float(limit(bound)), *near) if kind is float else (limit(bound) + step for step in (-1, 0, 1))
 
 
 NUMBERS = [field for field in FIELDS if number(field)]
@@ -149,7 +153,7 @@ def refused_exactly_outside_its_range(field: Field) -> None:
                 assert said == f"{field.key} is a whole number of more than 64 bits; give a smaller one"
                 continue
             assert said.startswith(f"{field.key} is ") and "; it must be " in said, said
-            assert all(f"{bound.limit}" in said for bound in bounds), said
+            assert all(f"{limit(bound)}" in said for bound in bounds), said
 
 
 def takes_numbers_alone(field: Field) -> None:
@@ -242,7 +246,7 @@ def test_a_type_that_its_module_does_not_have():
         (Literal["auto"] | PositiveInt, 0.5, "key is 0.5 (float); it takes int or str"),
         (Literal["crop"] | None, "corp", "key='corp' is unknown (the closest is 'crop'); known: crop"),
         (tuple[PositiveInt, ...], [2, 0], "key is [2, 0]; it must be each at least 1"),
-        (Annotated[tuple[str, ...], NonEmpty("names")] | PositiveInt, [], "key is (); it must be names or at least 1"),
+        (Annotated[tuple[str, ...], NonEmpty("names")] | PositiveInt, [], "key is []; it must be names or at least 1"),
         (tuple[str, ...] | None, [1], "key is [1] (list); it takes None or tuple[str, ...]"),
     ],
 )

@@ -1,15 +1,14 @@
 """YAML and JSON, also a stranger's: every document that llm_fed reads goes through here, but for rows of data.
 
 YAML alone decides that `no` is false, `1e5` a number and `{prompt}` a mapping. What a setting means depends on its
-type, which is known later. So what YAML takes for something else than a text is kept beside its text (`Spelled`), and
-`settings.coerce` chooses between the two.
+type, which is known later. So a node's text is kept beside its value, and `settings.coerce` chooses between the two.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 from yaml.composer import ComposerError
@@ -22,11 +21,12 @@ from llm_fed.basics.errors import UserError, one_line
 LONGEST = 2**21  # characters of a YAML document
 REPEATED = 10**5  # characters that its aliases may add, where each value counts as one more
 _LONGEST_NUMBER = 400
+_LONGEST_TEXT = 10_000  # characters of a list or mapping that may be a text
 
 _TAG = "tag:yaml.org,2002:"
 _VALUES = tuple(f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float"))
-_PLAIN = tuple(f"{_TAG}{kind}" for kind in ("str", "merge", "value", "seq", "map"))  # << and = are texts as well
-_ANCHOR = re.compile(r"\A&\S+\s+")
+_TEXTS = tuple(f"{_TAG}{kind}" for kind in ("str", "merge", "value"))  # << and = are texts as well
+_COLLECTIONS = tuple(f"{_TAG}{kind}" for kind in ("seq", "map"))
 _HINT = "put a text in quotes if it begins with one of {[*&!|>@`%-?, has : or # beside a space, or brackets in a list"
 
 
@@ -48,28 +48,28 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class Spelled:
-    """A value that YAML does not take for a text.
+    """A null, bool or number (`value`), and its `text` as it is spelled."""
 
-    Attributes:
-        value: what YAML makes of it: null, a bool, a number, or a list or dictionary of these and texts.
-    """
-
-    def __init__(self, source: str | None, value: Any, span: slice | None = None):
-        self._source, self._span, self.value = source, span, value
-
-    @property
-    def text(self) -> str | None:
-        """How it is spelled; None where it takes several lines."""
-        if self._source is None or self._span is None:
-            return self._source
-        text = _ANCHOR.sub("", self._source[self._span], count=1)
-        return None if "\n" in text else text
+    def __init__(self, text: str, value: Any):
+        self.text, self.value = text, value
 
     def __repr__(self) -> str:
-        return repr(plain(self))
+        return repr(self.value)
 
     def __str__(self) -> str:
-        return str(self.text)
+        return self.text
+
+
+class Map(dict[str, Any]):
+    """A mapping, and its `text`; None where it takes several lines."""
+
+    text: str | None = None
+
+
+class List(list[Any]):
+    """A list, and its `text`; None where it takes several lines."""
+
+    text: str | None = None
 
 
 def plain(value: Any) -> Any:
@@ -81,98 +81,91 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list) else value
 
 
-def mapping_of(value: Any) -> dict[str, Any] | None:
-    """The values by key where it is a mapping."""
-    value = value.value if isinstance(value, Spelled) else value
-    return value if isinstance(value, dict) else None
+def text_of(value: Any) -> str | None:
+    """How a value is spelled; of a text itself."""
+    return value.text if isinstance(value, Spelled | Map | List) else value if isinstance(value, str) else None
 
 
 def read(text: str) -> Any:
-    """A YAML document. Values that are no texts are `Spelled`, mappings too; the keys of these are texts as they stand.
-    UserError where it is no YAML, or its aliases make much of little; in which line."""
+    """A YAML document of `Map`, `List`, `Spelled` and texts; keys are texts as they stand. UserError where it is no
+    YAML, or its aliases make much of little; in which line."""
     if len(text) > LONGEST:
         raise UserError(f"it is {len(text):,} characters long, and at most {LONGEST:,} are read")
     loader = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        return None if node is None else _Document(loader, text).of(node).value
+        return None if node is None else _Document(loader, text).of(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
         hint = f" ({_HINT})" if isinstance(error, ScannerError | ParserError | ComposerError) else ""
         raise UserError(f"{where}{one_line(error.problem or str(error))}{hint}") from error
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
+    except RecursionError as error:
+        raise UserError("it is nested too deeply, or an alias stands within what it names") from error
+    except (yaml.YAMLError, ValueError, OverflowError) as error:
         raise UserError(one_line(str(error))) from error
     finally:
         if loader is not None:
             loader.dispose()
 
 
-class _NodeValue(NamedTuple):
-    """A node's value; the characters in it, with all that its aliases repeat; where its text ends (the mark of a
-    collection without brackets lies beyond comments and line breaks)."""
-
-    value: Any
-    size: int
-    end: int
-
-
 class _Document:
+    """The values of its nodes. An alias is its node once more, so what it repeats is counted."""
+
     def __init__(self, loader: Any, text: str):
-        self._loader, self._text = loader, text
-        self._parts: dict[yaml.Node, _NodeValue | None] = {}  # an alias is its node once more; None: being read
+        self._construct, self._text = loader.construct_object, text
+        self._left = 2 * len(text) + REPEATED
+        self._ends: dict[yaml.Node, int] = {}  # the mark of a collection without brackets lies beyond comments
 
-    def of(self, node: yaml.Node) -> _NodeValue:
-        if node not in self._parts:
-            self._parts[node] = None
-            self._parts[node] = self._part(node)
-        if (part := self._parts[node]) is None:
-            raise _wrong("an alias stands within what it names", node)
-        if part.size > 2 * len(self._text) + REPEATED:
-            raise _wrong(f"aliases repeat more than {REPEATED:,} characters", node)
-        return part
-
-    def _part(self, node: yaml.Node) -> _NodeValue:
-        start, end = node.start_mark.index, node.end_mark.index
-        if node.tag.startswith(_TAG) and node.tag not in (*_VALUES, *_PLAIN):
+    def of(self, node: yaml.Node) -> Any:
+        self._count(node, 1 + len(node.value))
+        if node.tag.startswith(_TAG) and node.tag not in (*_VALUES, *_TEXTS, *_COLLECTIONS):
             raise _wrong(f"the tag {node.tag} has no meaning here", node)
+        start, end = node.start_mark.index, node.end_mark.index
         if isinstance(node, yaml.ScalarNode):
-            return _NodeValue(self._scalar(node), 1 + len(node.value), end)
+            return self._scalar(node, self._text[start:end])
         is_list = isinstance(node, yaml.SequenceNode)
-        parts = [self.of(item if is_list else item[1]) for item in node.value]
-        value = [part.value for part in parts] if is_list else _mapping(node, parts)
-        size = 1 + sum(part.size for part in parts) + sum(len(key) for key in value if not is_list)
-        end = parts[-1].end if parts and not node.flow_style else end
-        return _NodeValue(Spelled(self._text, value, slice(start, end)), size, end)
+        value = List(map(self.of, node.value)) if is_list else self._mapping(node)
+        if node.value and not node.flow_style:
+            last = node.value[-1] if is_list else node.value[-1][1]
+            end = self._ends.get(last, last.end_mark.index)
+        self._ends[node] = end
+        if end - start <= _LONGEST_TEXT and "\n" not in (text := self._text[start:end]):
+            value.text = text
+        return value
 
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
-        if node.tag in _PLAIN:
+    def _scalar(self, node: yaml.ScalarNode, text: str) -> Any:
+        if node.tag in _TEXTS:
             return node.value
         if node.tag not in _VALUES:  # `!x` is no tag, but the beginning of a text
-            return Spelled(self._text, None, slice(node.start_mark.index, node.end_mark.index)).text
+            return text
         if len(node.value) > _LONGEST_NUMBER:
             raise _wrong(f"a number has more than {_LONGEST_NUMBER} characters", node)
-        return Spelled(node.value, self._loader.construct_object(node))
+        return Spelled(node.value, self._construct(node))
 
+    def _mapping(self, node: yaml.MappingNode) -> Map:
+        own, others = Map(), Map()  # the latter are those that `<<` names, of which the first counts
+        for key, inner in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _wrong("a key is a list or a mapping", key)
+            self._count(key, len(key.value))
+            value = self.of(inner)
+            if key.tag == f"{_TAG}merge":
+                for each in value if isinstance(value, list) else [value]:
+                    if not isinstance(each, dict):
+                        raise _wrong("<< takes mappings", key)
+                    others = Map({**each, **others})
+            elif key.value in own:
+                raise _wrong(f"the key {key.value} is there twice", key)
+            else:
+                own[key.value] = value
+        return Map({**others, **own})
 
-def _mapping(node: yaml.MappingNode, parts: list[_NodeValue]) -> dict[str, Any]:
-    own: dict[str, Any] = {}
-    others: dict[str, Any] = {}  # that `<<` names, of which the first counts
-    for (key, _), part in zip(node.value, parts, strict=True):
-        if key.tag == f"{_TAG}merge":
-            given = part.value.value if isinstance(part.value, Spelled) else None
-            for each in given if isinstance(given, list) else [part.value]:
-                if (mapping := mapping_of(each)) is None:
-                    raise _wrong("<< takes mappings", key)
-                others = {**mapping, **others}
-        elif not isinstance(key, yaml.ScalarNode):
-            raise _wrong("a key is a list or a mapping", key)
-        elif key.value in own:
-            raise _wrong(f"the key {key.value} is there twice", key)
-        else:
-            own[key.value] = part.value
-    return {**others, **own}
+    def _count(self, node: yaml.Node, characters: int) -> None:
+        self._left -= characters
+        if self._left < 0:
+            raise _wrong(f"aliases repeat more than {REPEATED:,} characters", node)
 
 
 def _wrong(problem: str, node: yaml.Node) -> ConstructorError:

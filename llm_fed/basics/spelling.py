@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from llm_fed.basics.documents import Spelled, read
+from llm_fed.basics.documents import Map, Spelled, plain, read
 from llm_fed.basics.errors import UserError, one_line
 
 NULLS = ("", "~", "null", "Null", "NULL")  # how YAML spells that there is no value
@@ -18,7 +18,7 @@ class Word(Spelled):
     """What stands after the `=` of a `key=value` word. It has no quotes of YAML, since the shell has its own."""
 
 
-def word(text: str) -> Any:
+def word(text: str) -> Word | Map:
     """What stands after the `=` of a `key=value` word; UserError where it holds bytes that are no text."""
     try:
         text.encode()
@@ -28,7 +28,9 @@ def word(text: str) -> Any:
         given = read(text)
     except UserError:
         given = text  # a text that is no YAML; where a number is expected, its type says so
-    value = given.value if isinstance(given, Spelled) else given
+    if isinstance(given, Map):
+        return given
+    value = plain(given)
     return Word(text, text if value is None and text not in NULLS else value)  # to YAML `# x` is nothing as well
 
 
@@ -50,12 +52,11 @@ def created(value: Any) -> Any:
 def _key(key: Any) -> str:
     if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
         return str(key)
-    if key is True:  # what other readers of YAML make of the key `on`, as in `stop.on`
-        return "on"
     raise UserError(f"the configuration holds the key {one_line(repr(key))}; keys are texts")
 
 
-_QUOTED = re.compile(r"""\s*('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")\s*(?:,|\Z)""", re.DOTALL)
+# In a list: a text in quotes, or one that stands for itself, where a comma within brackets is its own.
+_ITEM = re.compile(r"""\s*(?:('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")\s*|((?:[^,\[\]]|\[[^\[\]]*\])+))(?:,|\Z)""", re.DOTALL)
 
 
 def names(text: str) -> list[str] | None:
@@ -63,18 +64,13 @@ def names(text: str) -> list[str] | None:
     inner, items, place = text.strip(), [], 0
     if not (len(inner) > 1 and inner[0] == "[" and inner[-1] == "]"):
         return None
-    inner = inner[1:-1]
+    inner = inner[1:-1].strip()
     while place < len(inner):
-        if quoted := _QUOTED.match(inner, place):
-            items.append(_unquoted(quoted[1]))
-            place = quoted.end()
-            continue
-        end = _comma(inner, place)
-        item = inner[place:end].strip() if end is not None else ""
-        if end is None or not item:
-            return [] if end == len(inner) and not items else None
-        items.append(item)
-        place = end + 1
+        item = _ITEM.match(inner, place)
+        if item is None or not item[0].strip(", "):
+            return None
+        items.append(_unquoted(item[1]) if item[1] else item[2].strip())
+        place = item.end()
     return items
 
 
@@ -86,18 +82,6 @@ def names_of(what: str, text: str) -> list[str]:
             f"{what} is {text!r}; it takes names separated by commas, in quotes where a name has one itself"
         )
     return items
-
-
-def _comma(text: str, start: int) -> int | None:
-    """Where the next comma outside of brackets is, or the end; None where brackets are closed that are not open."""
-    depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] == "[") - (text[place] == "]")
-        if depth < 0:
-            return None
-        if text[place] == "," and not depth:
-            return place
-    return None if depth else len(text)
 
 
 def _unquoted(text: str) -> str:

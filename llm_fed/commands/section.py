@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics import documents
+from llm_fed.basics.documents import plain, text_of
 from llm_fed.basics.errors import UserError, did_you_mean, require
 from llm_fed.commands.own import OwnRows
 from llm_fed.scoring import scores
@@ -136,14 +136,14 @@ def read_section(path: str | Path) -> Section:
         UserError: the file cannot be read, or the section is not as it should be.
     """
     given = configfile.read(path).get("compare", {})
-    section = documents.plain(given)
+    section = plain(given)
     example = "compare: {seeds: [0, 1], rows: {some label: [method=fedit, adapter.rank=16]}}"
     if not isinstance(section, dict):
         raise UserError(f"{path}: compare is {section!r}; it takes a mapping, e.g. {example}")
     configfile.check_keys(section, ["seeds", "rows", "budget"], "compare.")
     rows, seeds = section.get("rows", {}), section.get("seeds", [])
-    if spelled := (documents.mapping_of(given) or {}).get("rows"):
-        rows = {label: _words(words) for label, words in (documents.mapping_of(spelled) or {}).items()} or rows
+    if isinstance(rows, dict):
+        rows = {label: _words(words) for label, words in given.get("rows", {}).items()}
     if not isinstance(rows, dict):
         raise UserError(f"{path}: compare.rows is {rows!r}; it takes labels with lists of words, e.g. {example}")
     for label, words in rows.items():
@@ -161,10 +161,7 @@ def read_section(path: str | Path) -> Section:
 
 def _words(given: Any) -> Any:
     """A row's list of words as they stand: to YAML `task.template=Q: {prompt}` is a mapping."""
-    items = given.value if isinstance(given, documents.Spelled) else given
-    if not isinstance(items, list):
-        return documents.plain(items)
-    return [item.text or documents.plain(item) if isinstance(item, documents.Spelled) else item for item in items]
+    return [text_of(word) or plain(word) for word in given] if isinstance(given, list) else plain(given)
 
 
 @contextmanager

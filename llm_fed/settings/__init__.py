@@ -1,4 +1,4 @@
-"""Settings: each field of a configuration or a method declares its type and range, and one function checks both.
+"""Settings: each field of a configuration or a method declares its type and range, and pydantic checks both.
 
     num_models: PositiveInt = 8
     mixing: Annotated[float, Above(0), AtMost(1)] = 0.4
@@ -13,69 +13,40 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from llm_fed.basics.documents import Spelled, plain
+# Under our names, and no subclasses of them: pydantic passes over a mark that it does not know.
+from annotated_types import Ge as AtLeast
+from annotated_types import GroupedMetadata, MinLen
+from annotated_types import Gt as Above
+from annotated_types import Le as AtMost
+from annotated_types import Lt as Below
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from llm_fed.basics.documents import plain, text_of
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.spelling import Word, names
 
 
 @dataclasses.dataclass(frozen=True)
-class _Bound:
-    limit: float
-    words: ClassVar[str]
-    compare: ClassVar[Callable[[Any, Any], bool]]
-
-    def holds(self, value: float) -> bool:
-        return type(self).compare(value, self.limit)
-
-    def __str__(self) -> str:
-        return f"{self.words} {self.limit}"
-
-
-class AtLeast(_Bound):
-    words, compare = "at least", operator.ge
-
-
-class Above(_Bound):
-    words, compare = "above", operator.gt
-
-
-class AtMost(_Bound):
-    words, compare = "at most", operator.le
-
-
-class Below(_Bound):
-    words, compare = "below", operator.lt
-
-
-@dataclasses.dataclass(frozen=True)
-class Finite:
-    def holds(self, value: float) -> bool:
-        return math.isfinite(value)
-
-    def __str__(self) -> str:
-        return "finite"
-
-
-@dataclasses.dataclass(frozen=True)
-class NonEmpty:
+class NonEmpty(GroupedMetadata):
     """A list or text that holds something: `what`."""
 
     what: str
 
-    def holds(self, value: Sequence[Any]) -> bool:
-        return len(value) > 0
-
-    def __str__(self) -> str:
-        return self.what
+    def __iter__(self) -> Iterator[MinLen]:
+        yield MinLen(1)
 
 
+_BOUNDS = {AtLeast: "at least", Above: "above", AtMost: "at most", Below: "below"}
+_CHECKED = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)  # `true` is no number
+_OUT_OF_RANGE = (
+    "greater_than_equal", "greater_than", "less_than_equal", "less_than", "finite_number", "too_short", "literal_error",
+)  # fmt: skip
 _WITH_COMMA = re.compile(r"[-+]?\d*,\d+(?:e[-+]?\d+)?", re.IGNORECASE)  # a number as it is written in German
 _LARGEST = 2**63  # whole numbers have 64 bits everywhere else, too
 
@@ -113,8 +84,7 @@ def hint_of(kind: type, key: Sequence[str]) -> Any:
 
 def section_of(hint: Any) -> type | None:
     """The dataclass that a field holds, if it is a section."""
-    kinds = [kind for kind, _ in members_of(hint)]
-    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+    return next((kind for kind in kinds_of(hint) if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def key_of(name: str) -> str:
@@ -146,26 +116,74 @@ def members_of(hint: Any, marks: tuple[Any, ...] = ()) -> list[Member]:
     return [(hint, () if hint is NoneType else marks)]
 
 
+def kinds_of(hint: Any) -> list[Any]:
+    """The types that a value of this type may have, without their marks."""
+    return [kind for kind, _ in members_of(hint)]
+
+
 def coerce(value: Any, hint: Any, key: str) -> Any:
-    """`value` converted to the field's type: a whole number to a float, a list to a tuple. What is `Spelled` is taken
-    as it is spelled where the type is a text. UserError where it is of another type, or out of range."""
-    members = members_of(hint)
-    try:
-        return _taken(value, members)
-    except _WrongType:
-        takes, given, how = sorted({_name(kind) for kind, _ in members}), plain(value), ""
-        if isinstance(value, Word) and any(get_origin(kind) is tuple for kind, _ in members):
+    """`value` as the field's type has it: a whole number as a float, a list as a tuple, of what is spelled the text
+    where the type is one. UserError where it is of another type, or out of range."""
+    given, kinds = plain(value), kinds_of(hint)
+    if isinstance(given, int) and float not in kinds and not -_LARGEST <= given < _LARGEST:
+        raise UserError(f"{key} is a whole number of more than 64 bits; give a smaller one")
+    beyond: list[Any] = []  # what is of the right type, but out of range
+    for reading in _readings(value):
+        try:
+            return _adapter(hint).validate_python(reading)
+        except ValidationError as refused:
+            found = refused.errors(include_url=False, include_context=False)
+            beyond += [reading for each in found if each["type"] in _OUT_OF_RANGE and _is_of_type(each)]
+    if not beyond:
+        takes, how = " or ".join(sorted({_name(kind) for kind in kinds})), ""
+        if isinstance(value, Word) and any(get_origin(kind) is tuple for kind in kinds):
             given, how = value.text, ", as in [a,b], where an item with a comma stands in quotes"
-        if "float" in takes and isinstance(given, str) and _WITH_COMMA.fullmatch(given):
+        if float in kinds and isinstance(given, str) and _WITH_COMMA.fullmatch(given):
             how = f"; type {key}={given.replace(',', '.')}"
-        raise UserError(f"{key} is {given!r} ({type(given).__name__}); it takes {' or '.join(takes)}{how}") from None
-    except _TooLargeNumber:
-        raise UserError(f"{key} is a whole number of more than 64 bits; give a smaller one") from None
-    except _OutOfRange as refused:
-        kinds = [kind for kind, _ in members if kind is not NoneType]
-        if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
-            require(key, value.text or "" if isinstance(value, Spelled) else value, get_args(kinds[0]))
-        raise UserError(f"{key} is {refused.value!r}; it must be {range_of(hint)}") from None
+        raise UserError(f"{key} is {given!r} ({type(given).__name__}); it takes {takes}{how}")
+    kinds = [kind for kind in kinds if kind is not NoneType]
+    if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
+        require(key, beyond[0], get_args(kinds[0]))
+    shown = float(beyond[0]) if kinds == [float] else list(beyond[0]) if isinstance(beyond[0], tuple) else beyond[0]
+    raise UserError(f"{key} is {shown!r}; it must be {range_of(hint)}")
+
+
+def _is_of_type(error: Mapping[str, Any]) -> bool:
+    """Of choices, which are all texts, pydantic says the same whatever they are compared with."""
+    return error["type"] != "literal_error" or isinstance(error["input"], str)
+
+
+@cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=_CHECKED)
+
+
+def _readings(value: Any) -> Iterator[Any]:
+    """What a value may mean, the likeliest first; that which its type takes is meant."""
+    if isinstance(value, Word):
+        if value.value is None:
+            yield None
+        if (items := names(value.text)) is not None:
+            yield tuple(items)
+        yield value.text
+    given = plain(value)
+    yield tuple(given) if isinstance(given, list) else given
+    if isinstance(given, int | str) and not isinstance(given, bool):
+        yield from _numbers(given)
+    if isinstance(value, list):
+        yield tuple(map(text_of, value))
+    if text := text_of(value):
+        yield text
+
+
+def _numbers(value: int | str) -> Iterator[float]:
+    """It as a float, of a text, too: YAML 1.1 takes 5e-5 for one."""
+    try:
+        yield float(value)
+    except OverflowError:  # a whole number that no float holds
+        yield math.inf if isinstance(value, int) and value > 0 else -math.inf
+    except ValueError:
+        return
 
 
 def is_text(hint: Any) -> bool:
@@ -205,102 +223,14 @@ def range_of(hint: Any) -> str:
 def _texts(kind: Any, marks: tuple[Any, ...]) -> list[str]:
     if get_origin(kind) is Literal:
         return [str(choice) for choice in get_args(kind)]
+    bounds = [f"{_BOUNDS[type(mark)]} {dataclasses.astuple(mark)[0]}" for mark in marks if type(mark) in _BOUNDS]
+    bounds += [mark.what for mark in marks if isinstance(mark, NonEmpty)]
+    both = [any(isinstance(mark, ends) for mark in marks) for ends in (AtLeast | Above, AtMost | Below)]
+    if kind is float and not all(both):
+        bounds.append("finite")
     each = range_of(get_args(kind)[0]) if get_origin(kind) is tuple else ""
-    text = ", ".join(filter(None, [" and ".join(map(str, _bounds(kind, marks))), each and f"each {each}"]))
+    text = ", ".join(filter(None, [" and ".join(bounds), each and f"each {each}"]))
     return [text] if text else []
-
-
-class _WrongType(Exception):
-    pass
-
-
-class _TooLargeNumber(Exception):
-    pass
-
-
-class _OutOfRange(Exception):
-    def __init__(self, value: Any):
-        self.value = value
-
-
-def _taken(value: Any, members: list[Member]) -> Any:
-    """`value` as the first member that takes it has it; what may be a text or something else is the latter."""
-    if isinstance(value, Spelled):
-        if value.value is None and any(kind is NoneType for kind, _ in members):
-            return None
-        members = sorted(members, key=lambda member: member[0] is str)
-    refused: Exception = _WrongType()
-    for kind, marks in members:
-        if kind is str and isinstance(value, Spelled) and isinstance(refused, _OutOfRange):
-            break  # a list that is refused for being empty is not the text "[]"
-        try:
-            converted = _converted(value, kind)
-            if all(bound.holds(converted) for bound in _bounds(kind, marks)):
-                return converted
-            refused = _OutOfRange(converted)
-        except _OutOfRange:
-            refused = _OutOfRange(value)
-        except _WrongType:
-            continue
-    raise refused
-
-
-def _converted(value: Any, kind: Any) -> Any:
-    """`value` as a `kind`, which is neither a union nor marked, has it; _WrongType where it is no such value,
-    _OutOfRange for a choice that is none, or something in a list."""
-    origin = get_origin(kind)
-    if isinstance(value, Spelled):
-        value = _as_meant(value, kind)
-    if origin is Literal:
-        choices = get_args(kind)
-        if type(value) not in map(type, choices):
-            raise _WrongType
-        if value not in choices:
-            raise _OutOfRange(value)
-        return value
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_taken(item, members_of(get_args(kind)[0])) for item in value)
-    if origin is dict and isinstance(value, dict):
-        return {str(key): _taken(item, members_of(get_args(kind)[1])) for key, item in value.items()}
-    if kind is float and _is_number(value):
-        try:
-            return float(value)
-        except OverflowError:  # a whole number that no float holds
-            return math.inf
-    if kind is int and isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
-        raise _TooLargeNumber
-    if kind is Any or (isinstance(value, origin or kind) and not (kind is int and isinstance(value, bool))):
-        return value
-    raise _WrongType
-
-
-def _as_meant(value: Spelled, kind: Any) -> Any:
-    """The text where one is expected, else the value."""
-    if kind is str and not (value.text == "" and not isinstance(value, Word)):  # in a file that is no text, but nothing
-        return value.text
-    if get_origin(kind) is Literal and all(isinstance(choice, str) for choice in get_args(kind)):
-        return value.value if isinstance(value.value, str) else value.text  # a word may have quotes of YAML here
-    if get_origin(kind) is tuple and isinstance(value, Word) and is_text(get_args(kind)[0]):
-        return names(str(value.text))
-    return plain(value) if kind is Any else value.value
-
-
-def _bounds(kind: Any, marks: tuple[Any, ...]) -> list[Any]:
-    """The marks that a value must hold; what is bounded on both sides is finite."""
-    bounds = [mark for mark in marks if not isinstance(mark, str)]
-    below, above = (any(isinstance(bound, ends) for bound in bounds) for ends in ((AtLeast, Above), (AtMost, Below)))
-    return [*bounds, Finite()] if kind is float and not (below and above) else bounds
-
-
-def _is_number(value: Any) -> bool:
-    """Text, too: YAML 1.1 reads 5e-5 as a string."""
-    if not isinstance(value, str):
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
 
 
 def _name(kind: Any) -> str:

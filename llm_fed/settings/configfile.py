@@ -14,17 +14,16 @@ from typing import Any, TypeVar, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 
 from llm_fed.basics import documents, spelling
+from llm_fed.basics.documents import List, Map, Spelled, plain, text_of
 from llm_fed.basics.errors import UserError, did_you_mean, one_line
 from llm_fed.settings import (
-    check_fields,
     coerce,
     habits,
     hint_of,
     hints,
     is_text,
     key_of,
-    members_of,
-    paths,
+    kinds_of,
     plugins,
     references,
     section_of,
@@ -46,10 +45,10 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
     else:
         given = read(path)
     given.pop("compare", None)  # of `llm-fed compare` alone
-    if isinstance(name := documents.plain(given.get("method")), str):  # as on the command line
+    if isinstance(name := plain(given.get("method")), str):  # as on the command line
         given["method"] = {"name": name}
     laid_over = _tree(words, "the configuration file", "local.lr=1e-4")
-    before, now = (documents.mapping_of(tree.get("method")) or {} for tree in (given, laid_over))
+    before, now = (method if isinstance(method := tree.get("method"), dict) else {} for tree in (given, laid_over))
     if before and str(now.get("name", before.get("name"))) != str(before.get("name")):
         given.pop("method")  # the settings of one method are not another's
     tree = _merged(given, laid_over)
@@ -81,7 +80,7 @@ def keys_of(words: Sequence[str], where: str) -> list[str]:
     `method.*`, which need the method. UserError where a word is none, its key unknown, or its value of another type or
     out of range."""
     tree = _tree(words, where)
-    _build(Config, tree, "")
+    section(Config, tree)
     return list(flat(tree))
 
 
@@ -95,10 +94,9 @@ def read(path: str | Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {one_line(str(error))}") from error
     except UserError as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    tree = {} if given is None else documents.mapping_of(given)
-    if tree is None:
-        raise UserError(f"{path} holds a {type(documents.plain(given)).__name__}, not a mapping of settings")
-    return {key: value for key, value in tree.items() if key != "format"}  # which the config.yaml of a run folder has
+    if not isinstance(given, dict | None):
+        raise UserError(f"{path} holds a {type(plain(given)).__name__}, not a mapping of settings")
+    return {key: value for key, value in (given or {}).items() if key != "format"}  # of the config.yaml of a run folder
 
 
 def laid_under(tree: Mapping[str, Any], proposed: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,16 +135,11 @@ def _joined(words: Sequence[str], place: int) -> str:
 
 
 def _value(key: str, text: str) -> Any:
-    """What a word gives: a text that may be looked up as `str`, all else with its spelling."""
-    word = spelling.word(line_breaks(text) if key == "task.template" else text)
-    hint = hint_of(Config, key.split("."))
-    if key in paths.KEYS and word.value is not None:
-        return text
-    if hint is not None and is_text(hint):  # `{prompt}` is no mapping here
-        return word if documents.mapping_of(word) is None else spelling.Word(word.text, word.text)
-    if isinstance(word.value, str) and references.is_reference(key, word.value):
-        return word.value
-    return word
+    """What a word gives, with its spelling."""
+    text = line_breaks(text) if key == "task.template" else text
+    given, hint = spelling.word(text), hint_of(Config, key.split("."))
+    is_template = isinstance(given, Map) and hint is not None and is_text(hint)  # `{prompt}` is no mapping here
+    return spelling.Word(text, text) if is_template else given
 
 
 def line_breaks(text: str) -> str:
@@ -159,7 +152,7 @@ def _parts(key: str) -> list[str]:
     parts = key.split(".")
     for length in range(1, len(parts)):
         hint = hint_of(Config, parts[:length])
-        if any(get_origin(kind) is dict for kind, _ in members_of(hint)):
+        if any(get_origin(kind) is dict for kind in kinds_of(hint)):
             return [*parts[:length], ".".join(parts[length:])]
     return parts
 
@@ -167,53 +160,68 @@ def _parts(key: str) -> list[str]:
 def _merged(one: Any, other: Any, kind: type | None = Config, where: str = "") -> Any:
     """Nested values with others laid over them; UserError where a setting is laid over a section that is a plain value,
     as that would be lost. `kind` is the section that the values are of."""
-    below, above = documents.mapping_of(one), documents.mapping_of(other)
-    if below is None or above is None:
-        if kind is not None and above is not None and documents.plain(one) is not None:
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        if kind is not None and isinstance(other, dict) and plain(one) is not None:
             raise _no_section(where, one, kind)
         return other
     sections = {} if kind is None else {key_of(name): section_of(hint) for name, hint in hints(kind).items()}
     return {
-        **below,
-        **{key: _merged(below.get(key), value, sections.get(key), f"{where}{key}.") for key, value in above.items()},
+        **one,
+        **{key: _merged(one.get(key), value, sections.get(key), f"{where}{key}.") for key, value in other.items()},
     }
 
 
 def _no_section(where: str, value: Any, section: type) -> UserError:
-    key, named = where.rstrip("."), "name" in hints(section) and isinstance(documents.plain(value), str)
-    example = f", such as {key}.name={documents.plain(value)}" if named else ""
-    return UserError(f"{key} is {value!r}; it takes a mapping of settings{example}")
+    key, named = where.rstrip("."), "name" in hints(section) and isinstance(plain(value), str)
+    example = f", such as {key}.name={plain(value)}" if named else ""
+    return UserError(f"{key} is {plain(value)!r}; it takes a mapping of settings{example}")
 
 
 def from_dict(tree: dict[str, Any]) -> Config:
     """A checked configuration from nested values; UserError as of `load`."""
-    if method := documents.mapping_of(tree.get("method")):
+    if isinstance(method := tree.get("method"), dict):
         tree = {**tree, "method": _settings_of_method(method)}
-    config = _build(Config, tree, "")
+    config = section(Config, tree)
     check(config)
     return config
 
 
-def section(kind: type[Section], tree: Any) -> Section:
-    """A checked dataclass of settings from nested values, as `read` gives them; UserError as of `load`."""
-    built = _build(kind, tree, "")
-    check_fields(built, "")
-    return built
+def section(kind: type[Section], tree: Any, where: str = "") -> Section:
+    """A dataclass of settings from nested values, as `read` gives them; UserError as of `load`.
+
+    Args:
+        where: the prefix of its keys in messages.
+    """
+    if not isinstance(tree, dict):
+        raise _no_section(where, tree, kind)
+    fields = {key_of(name): (name, hint) for name, hint in hints(kind).items()}
+    check_keys(tree, list(fields), where)
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        name, hint = fields[key]
+        inner, absent = section_of(hint), plain(value) is None and NoneType in get_args(hint)
+        if inner is not None and not absent:
+            values[name] = section(inner, value, f"{where}{key}.")
+        elif get_origin(hint) is dict and not isinstance(value, dict):
+            raise UserError(f"{where}{key} is {plain(value)!r}; it takes a mapping of settings")
+        else:
+            values[name] = coerce(value, hint, f"{where}{key}")
+    return kind(**values)
 
 
 def _settings_of_method(section: dict[str, Any]) -> dict[str, Any]:
     """A method's name and settings as plain values. Which ones are texts, its class says; no built-in one has any that
     YAML could take for something else, so only a class from outside is asked."""
-    name = str(section.get("name"))
-    section = {**section, "name": name} if "name" in section else section
-    unclear = [key for key, value in section.items() if isinstance(value, documents.Spelled)]
+    named = {"name": str(section["name"])} if "name" in section else {}
+    unclear = [key for key, value in section.items() if isinstance(value, Spelled | Map | List)]
     fields: Mapping[str, Any] = {}
-    if unclear and (":" in name or name in plugins.by_name(plugins.METHODS)):
+    if unclear and named and (":" in named["name"] or named["name"] in plugins.by_name(plugins.METHODS)):
         with suppress(UserError):  # which is said where the method is built
-            kind = plugins.find("method.name", name, plugins.METHODS, ())
+            kind = plugins.find("method.name", named["name"], plugins.METHODS, ())
             fields = hints(kind) if isinstance(kind, type) and dataclasses.is_dataclass(kind) else {}
     texts = {key: coerce(section[key], fields[key], f"method.{key}") for key in unclear if is_text(fields.get(key))}
-    return documents.plain(section) | {key: list(v) if isinstance(v, tuple) else v for key, v in texts.items()}
+    listed = {key: list(value) if isinstance(value, tuple) else value for key, value in texts.items()}
+    return plain(section) | listed | named
 
 
 def as_dict(config: Config) -> dict[str, Any]:
@@ -229,12 +237,11 @@ def as_dict(config: Config) -> dict[str, Any]:
     return plain(config)
 
 
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values by dotted key."""
     items: dict[str, Any] = {}
     for key, value in tree.items():
-        inner = documents.mapping_of(value)
-        items |= {f"{prefix}{key}": value} if inner is None else flat(inner, f"{prefix}{key}.")
+        items |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return items
 
 
@@ -242,7 +249,7 @@ def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
     """Refuse keys that are not `known`, naming what to type in their place, or the closest one."""
     for key, value in given.items():
         if key not in known:
-            value = value.text if isinstance(value, spelling.Spelled) else value
+            value = text_of(value) or value
             if advice := habits.instead(f"{where}{key}", value, flat(as_dict(Config()))):
                 raise UserError(f"unknown key {where}{key}; type {advice}")
             raise UserError(f"unknown key {where}{key}{did_you_mean(key, known)}; known: {', '.join(known) or 'none'}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llm_fed.basics.documents import Spelled
+from llm_fed.basics.documents import List, Map, plain, text_of
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.spelling import Word, created
 from llm_fed.settings import hint_of, is_text, paths
 from llm_fed.settings.config import Config
 
@@ -55,52 +56,52 @@ def is_reference(key: str, text: str) -> bool:
 
 
 def resolved(tree: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with what their references stand for; what is `Spelled` holds none.
+    """Nested values with what their references stand for.
 
     Raises:
         UserError: there is no such key, or no such path.
     """
-    places = set(_places(tree, ()))
-    if not places:
+    found: list[Place] = []
+    masked = _changed(tree, (), lambda place, leaf: _for_lookup(place, leaf, found))
+    if not found:
         return tree
     try:
-        whole = OmegaConf.create(_masked(tree, (), places), flags={"allow_objects": True})
-        values = OmegaConf.to_container(whole, resolve=True)
+        values = OmegaConf.to_container(OmegaConf.create(plain(masked)), resolve=True)
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(error).partition("\n")[0])
         raise UserError(key + one_line(reason)) from error
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(one_line(str(error))) from error
-    return dict(_replaced(tree, values, (), places))
+
+    def looked_up(place: Place, leaf: Any) -> Any:
+        value: Any = values
+        for part in place if place in found else ():
+            value = value[part]
+        return created(value) if place in found else leaf
+
+    return dict(_changed(tree, (), looked_up))
 
 
-def _children(value: Any) -> Iterator[tuple[str | int, Any]]:
-    value = value.value if isinstance(value, Spelled) else value
-    yield from value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+def _for_lookup(place: Place, leaf: Any, found: list[Place]) -> Any:
+    """A leaf for OmegaConf, to which each text with `${` is a reference; one that is none cannot be referred to."""
+    key, text = ".".join(part for part in place if isinstance(part, str)), leaf
+    if isinstance(leaf, Word):  # the shell's own, where it is no number and no path
+        hint = hint_of(Config, key.split("."))
+        text = leaf.text if key in paths.KEYS or hint is None or not is_text(hint) else None
+    if isinstance(text, str) and is_reference(key, text):
+        found.append(place)
+        return text
+    return "???" if "${" in (text_of(leaf) or "") else leaf
 
 
-def _places(value: Any, place: Place) -> Iterator[Place]:
-    if isinstance(value, str) and is_reference(".".join(part for part in place if isinstance(part, str)), value):
-        yield place
-    for part, child in _children(value):
-        yield from _places(child, (*place, part))
-
-
-def _masked(value: Any, place: Place, places: set[Place]) -> Any:
-    """For OmegaConf, to which a text with `${` is a reference and an object is none."""
-    if isinstance(value, str):
-        return value if place in places or "${" not in value else Spelled(value, value)
-    inner = value.value if isinstance(value, Spelled) else value
-    if isinstance(inner, dict):
-        return {key: _masked(child, (*place, key), places) for key, child in inner.items()}
-    return [_masked(child, (*place, n), places) for n, child in enumerate(inner)] if isinstance(inner, list) else value
-
-
-def _replaced(value: Any, values: Any, place: Place, places: set[Place]) -> Any:
-    if place in places:
-        return values
-    if not any(each[: len(place)] == place for each in places):
-        return value
-    made = {part: _replaced(child, values[part], (*place, part), places) for part, child in _children(value)}
-    return made if isinstance(values, dict) else list(made.values())
+def _changed(value: Any, place: Place, change: Callable[[Place, Any], Any]) -> Any:
+    """Nested values, each with what becomes of it."""
+    if not isinstance(value, dict | list):
+        return change(place, value)
+    if isinstance(value, dict):
+        made: Map | List = Map({key: _changed(inner, (*place, key), change) for key, inner in value.items()})
+    else:
+        made = List(_changed(inner, (*place, number), change) for number, inner in enumerate(value))
+    made.text = text_of(value)
+    return made
