@@ -123,7 +123,7 @@ def test_a_folder_from_before_a_setting_existed_goes_on(small, llm_fed, tmp_path
     config, saved = small.config(tmp_path / "c.yaml", rounds=1), tmp_path / "here/config.yaml"
     assert llm_fed("run", config, "--out", tmp_path / "here").code == 0
     before = yaml.safe_load(saved.read_text())
-    assert before.pop("delay") == {"sigma": 0.0, "per": "upload", "drop_out": 0.0}
+    assert before.pop("delay") == {"sigma": 0.0, "drop_out": 0.0}
     saved.write_text(yaml.safe_dump(before))
     refused = llm_fed("run", config, "delay.sigma=2", "--out", tmp_path / "here")
     assert refused.code == 2 and "another configuration (delay.sigma: 0.0 -> 2.0)" in refused.err

@@ -39,7 +39,7 @@ def test_the_fixed_keys_and_their_defaults():
         base: {name: meta-llama/Llama-3.2-3B-Instruct, dtype: auto, quantization: null}
         adapter: {rank: 8, alpha: 16, dropout: 0.05, target_modules: [q_proj, v_proj]}
         task: {name: flan, path: null, clients: null, max_length: 512, template: alpaca-short, validation: 0.1}
-        delay: {sigma: 0.0, per: upload, drop_out: 0.0}
+        delay: {sigma: 0.0, drop_out: 0.0}
         local: {steps: 20, epochs: null, batch_size: 4, lr: 5.0e-5, lr_end: 5.0e-6, optimizer: adamw, clip: null}
         eval: {every: 10, metric: null, limit: null}
         export: {clients: all}
@@ -110,7 +110,7 @@ def test_types(file, text, key, value):
         ("norm_bound: 1", "norm_bound is 1.0; it must be above 1 and finite, or null"),
         ("delay: {sigma: -1}", "delay.sigma is -1.0; it must be at least 0"),
         ("delay: {sigma: .inf}", "delay.sigma is inf; it must be at least 0 and finite"),
-        ("delay: {per: round}", "delay.per='round' is unknown.*; known: upload, client"),
+        ("local: {decay: round}", "local.decay='round' is unknown.*; known: constant, linear, cosine"),
         ("delay: {drop_out: 1.0}", "delay.drop_out is 1.0; it must be at least 0 and below 1"),
         ("adapter: {dropout: 1.0}", "adapter.dropout is 1.0; it must be at least 0 and below 1"),
     ],
@@ -191,7 +191,7 @@ def odd_config() -> Config:
             "seed": 5, "clients_per_pass": 3, "base": {"name": "a", "quantization": "int8", "revision": "main"},
             "adapter": {"target_modules": "q.*", "alpha": 0.5},
             "task": {"columns": {"prompt": "q"}, "partition": {"kind": "dirichlet", "clients": 3, "label": "l"}},
-            "delay": {"sigma": 5, "per": "client", "drop_out": 0.1},
+            "delay": {"sigma": 5, "drop_out": 0.1},
             "method": {"name": "fedlora", "personal_lr": 0.1}, "local": {"steps": None, "epochs": 2, "clip": 1},
             "checkpoint": {"keep_rounds": [1, 2]}, "track": {"with": ["tensorboard"]},
         }

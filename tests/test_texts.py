@@ -308,7 +308,7 @@ def test_what_cannot_be_read_says_where_and_how(file, text, line, parts):
         ("task.groups=no", r"task.groups is 'no' \(str\); .*as in \[a,b\]"),
         ("task.groups=[a],b]", r"task.groups is '\[a\],b\]' .*in quotes"),
         ("task.groups=[a,,b]", r"task.groups is '\[a,,b\]' .*in quotes"),
-        ("delay.per=no", "delay.per='no' is unknown"),
+        ("local.decay=no", "local.decay='no' is unknown"),
         ("adapter.target_modules=[]", "it must be at least one module name"),
         ("task.template=\udc80 {prompt}", "not UTF-8"),
         ("task.path=${oc.env:ABSENT}", "task.path: ABSENT is not an existing path"),

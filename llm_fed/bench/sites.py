@@ -36,9 +36,7 @@ def schedule_of(config: Config, clients: tuple[str, ...], secret: Secret) -> Sch
     if privacy.central(config.privacy):
         return Poisson(clients, config.participation, secret)
     late = config.delay
-    return Delayed(
-        clients, config.participation, config.training_seed, sigma=late.sigma, per=late.per, drop_out=late.drop_out
-    )
+    return Delayed(clients, config.participation, config.training_seed, sigma=late.sigma, drop_out=late.drop_out)
 
 
 def build(

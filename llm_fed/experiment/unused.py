@@ -72,11 +72,7 @@ RULES = (
     ),
     Rule("eval.max_new_tokens", _read("template"), "a task of text"),
     Rule("eval.of_last", lambda config: config.eval.select == "best", "eval.select=best"),
-    *(
-        Rule(f"stop.{name}", lambda config: config.stop.patience is not None, "stop.patience")
-        for name in ("min_delta", "on")
-    ),
-    Rule("delay.per", lambda config: config.delay.sigma > 0, "delay.sigma above 0"),
+    Rule("stop.min_delta", lambda config: config.stop.patience is not None, "stop.patience"),
     Rule("privacy.delta", lambda config: config.privacy.clip is not None, "privacy.clip"),
     Rule(
         "privacy.where",

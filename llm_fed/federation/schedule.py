@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -86,7 +86,6 @@ class Delayed:
 
     Args:
         sigma: standard deviation, in rounds, of the normal draw x in delay = floor(|x|).
-        per: a delay is drawn for each `upload`, or once for each `client`.
         drop_out: probability that an answer never arrives.
     """
 
@@ -94,7 +93,6 @@ class Delayed:
     participation: float = 1.0
     seed: int = 0
     sigma: float = 0.0
-    per: Literal["upload", "client"] = "upload"
     drop_out: float = 0.0
     # What follows from the settings, kept because a round's cohort depends on all rounds before it.
     _rounds: list[list[Ask]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -102,7 +100,7 @@ class Delayed:
 
     def __post_init__(self) -> None:
         _check_participation(self.participation)
-        check_fields(DelayConfig(self.sigma, self.per, self.drop_out), "delay.")
+        check_fields(DelayConfig(self.sigma, self.drop_out), "delay.")
 
     @property
     def cohort_size(self) -> int:
@@ -129,8 +127,8 @@ class Delayed:
     def _delay(self, round: int, client: str) -> int:
         if not self.sigma:
             return 0
-        parts = ("delay", client) if self.per == "client" else ("delay", client, round)
-        return math.floor(abs(np.random.default_rng(derive(self.seed, *parts)).normal(0, self.sigma)))
+        draws = np.random.default_rng(derive(self.seed, "delay", client, round))
+        return math.floor(abs(draws.normal(0, self.sigma)))
 
     def _drops_out(self, round: int, client: str) -> bool:
         return self.drop_out > 0 and bool(

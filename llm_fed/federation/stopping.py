@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llm_fed.basics.errors import RunError
 from llm_fed.settings.config import StopConfig
 
 UNSCORED = (
@@ -28,15 +27,12 @@ def reason(lines: Sequence[Mapping[str, Any]], stop: StopConfig, since: int = 0)
     Args:
         lines: the lines of scores, in the order of their rounds.
         since: a round from which the user let the run go on; only scored rounds after it are counted.
-
-    Raises:
-        RunError: the rule looks at losses, and a round has none.
     """
     if stop.patience is None:
         return ""
     best, round, waited = -math.inf, 0, 0
     for line in lines:
-        value = _value(line, stop)
+        value = float(line["mean"])
         if value > best + stop.min_delta or not round:
             best, round, waited = value, line["round"], 0
         elif line["round"] > since:
@@ -45,15 +41,6 @@ def reason(lines: Sequence[Mapping[str, Any]], stop: StopConfig, since: int = 0)
         return ""
     than = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
     return (
-        f"stop.patience={stop.patience}: the validation {stop.on} of round {round} was not improved upon{than} in "
+        f"stop.patience={stop.patience}: the validation score of round {round} was not improved upon{than} in "
         f"{waited} scored round{'' if waited == 1 else 's'}"
     )
-
-
-def _value(line: Mapping[str, Any], stop: StopConfig) -> float:
-    """Larger is better."""
-    if stop.on == "score":
-        return float(line["mean"])
-    if line["loss"] is None:
-        raise RunError(f"stop.on=loss, but the scores of round {line['round']} come without a loss; set stop.on=score")
-    return -math.inf if math.isnan(line["loss"]) else -float(line["loss"])

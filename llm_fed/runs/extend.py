@@ -21,7 +21,7 @@ ROWS = "rows"  # in what a checkpoint remembers of the search: a checksum of the
 COUNTED_BY = ("rounds", "eval.every", "eval.of_last")
 # What else may change in the middle of a run.
 _ALSO = ("eval.batch_size", "eval.select")
-STOPS = ("stop.patience", "stop.min_delta", "stop.on")
+STOPS = ("stop.patience", "stop.min_delta")
 MAY_CHANGE = (*COUNTED_BY, *SCORED_BY, *_ALSO, *STOPS)
 # Of these the results of a finished run depend, whatever it has stored of its rounds.
 _DECIDES_RESULT = ("rounds", "eval.select", "eval.of_last")

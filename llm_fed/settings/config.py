@@ -206,7 +206,6 @@ class DelayConfig:
     """Simulated delays of updates, in rounds; by default every update arrives in the round in which it was begun."""
 
     sigma: NonNegativeFloat = 0.0  # an update is floor(|N(0, sigma)|) rounds late; its client is not asked meanwhile
-    per: Literal["upload", "client"] = "upload"  # a delay is drawn for each upload, or once for each client
     drop_out: Annotated[float, AtLeast(0), Below(1)] = 0.0  # probability that an update never arrives
 
 
@@ -308,10 +307,9 @@ class EvalConfig:
 class StopConfig:
     """When a run ends before its last round; see docs/steering.md."""
 
-    # scored rounds (`eval.every`) without an improvement after which a run ends; null: it has all its rounds
+    # scored rounds (`eval.every`) without a better score on the validation examples after which a run ends; null: none
     patience: PositiveInt | None = None
     min_delta: NonNegativeFloat = 0.0  # an improvement is a difference to the best value so far of more than this
-    on: Literal["score", "loss"] = "score"  # what improves on the validation examples: a higher score, or a lower loss
 
 
 @dataclass(frozen=True)

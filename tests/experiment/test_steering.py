@@ -12,7 +12,6 @@ from typing import Any
 
 import own_steps
 import pytest
-import yaml
 
 from llm_fed.audit.audit import audit
 from llm_fed.basics.errors import RunError, UserError
@@ -22,7 +21,7 @@ from llm_fed.experiment.run import train
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import check
-from llm_fed.settings.configfile import as_dict, from_dict, load
+from llm_fed.settings.configfile import from_dict, load
 
 # With a constant learning rate a run that ends early is, to the last bit, a run of so many rounds.
 SAME_LR = {"steps": 2, "batch_size": 2, "lr": 0.02, "lr_end": 0.02}
@@ -274,16 +273,6 @@ def test_rules_that_no_score_reaches_are_refused(small, tmp_path):
             check(config(small, stop={"patience": 2}, **words))
     with pytest.raises(UserError, match=r"stop.min_delta=1.0 would change nothing"):
         unused.check(config(small, stop={"min_delta": 1.0}))
-
-
-def test_the_key_on_is_no_truth_value(small, tmp_path):
-    """YAML 1.1 reads `on` as true, as does `yaml.safe_load`, with which a program may have read its file."""
-    text = "stop: {patience: 2, on: loss}\n"
-    (tmp_path / "c.yaml").write_text(text)
-    for given in (tmp_path / "c.yaml", yaml.safe_load(text)):
-        assert load(given).stop.on == "loss"
-    again = yaml.safe_dump(as_dict(load(tmp_path / "c.yaml")))
-    assert from_dict(yaml.safe_load(again)).stop.on == "loss"
 
 
 def _without_validation(small, folder: Path) -> Any:

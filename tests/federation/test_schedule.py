@@ -29,9 +29,8 @@ def test_a_cohort_is_the_share_rounded_up_and_everybody_has_a_turn(participation
 
 
 @pytest.mark.parametrize("participation", [0.1, 0.33, 1.0])
-@pytest.mark.parametrize("per", ["upload", "client"])
-def test_without_delay_the_cohorts_are_the_synchronous_ones(participation, per):
-    synchronous, delayed = Synchronous(NAMES, participation, 3), Delayed(NAMES, participation, 3, per=per)
+def test_without_delay_the_cohorts_are_the_synchronous_ones(participation):
+    synchronous, delayed = Synchronous(NAMES, participation, 3), Delayed(NAMES, participation, 3)
     assert [delayed.asks(round) for round in ROUNDS] == [synchronous.asks(round) for round in ROUNDS]
     assert delayed.cohort_size == synchronous.cohort_size
 
@@ -49,16 +48,13 @@ def test_delays_are_half_normal(sigma):
         assert abs(counts[k] / len(drawn) - expected) < 4 * deviation, k
 
 
-def test_a_delay_per_upload_changes_and_one_per_client_stays():
-    for per, constant in (("upload", False), ("client", True)):
-        schedule = Delayed(NAMES, 0.2, sigma=4.0, per=per)
-        seen: dict[str, set[int | None]] = {}
-        for round in ROUNDS:
-            for ask in schedule.asks(round):
-                seen.setdefault(ask.client, set()).add(ask.delay)
-        assert len(seen) == len(NAMES)
-        assert all((len(values) == 1) == constant for values in seen.values())
-        assert len(set().union(*seen.values())) > 4
+def test_each_upload_has_a_delay_of_its_own():
+    schedule = Delayed(NAMES, 0.2, sigma=4.0)
+    seen: dict[str, set[int | None]] = {}
+    for round in ROUNDS:
+        for ask in schedule.asks(round):
+            seen.setdefault(ask.client, set()).add(ask.delay)
+    assert len(seen) == len(NAMES) and all(len(delays) > 1 for delays in seen.values())
 
 
 @pytest.mark.parametrize("drop_out", [0.0, 0.3])
@@ -91,9 +87,7 @@ def test_the_seed_streams_are_separate():
             assert ask.client == dropped.client and dropped.delay in (ask.delay, None)
 
 
-@pytest.mark.parametrize(
-    "settings", [{"participation": 0.5}, {"sigma": 4.0}, {"sigma": 4.0, "per": "client"}, {"drop_out": 0.4}]
-)
+@pytest.mark.parametrize("settings", [{"participation": 0.5}, {"sigma": 4.0}, {"drop_out": 0.4}])
 def test_cohorts_delays_and_drop_outs_follow_the_seed(settings):
     first, again, other = (Delayed(NAMES, seed=seed, **settings).asks(1) for seed in (1, 1, 2))
     assert first == again != other
@@ -134,7 +128,6 @@ def test_a_round_does_not_depend_on_what_was_asked_before():
     [
         ({"sigma": -1.0}, "delay.sigma is -1"),
         ({"sigma": math.inf}, "delay.sigma is inf"),
-        ({"per": "round"}, "delay.per='round' is unknown"),
         ({"drop_out": 1.0}, "delay.drop_out is 1.0"),
         ({"participation": 0}, "participation is 0"),
     ],

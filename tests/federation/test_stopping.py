@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_fed.basics.errors import RunError
 from llm_fed.federation.stopping import reason
 from llm_fed.settings.config import StopConfig
 
@@ -46,14 +45,6 @@ def test_the_reason_names_rule_and_round():
     )
 
 
-def test_losses_fall_and_may_be_no_number():
-    stop = StopConfig(1, on="loss")
-    found = [{"round": n, "mean": 0.0, "loss": loss} for n, loss in enumerate((math.nan, 2.0, 1.0, 1.5), 1)]
-    assert [bool(reason(found[:n], stop)) for n in (1, 2, 3, 4)] == [False, False, False, True]
-    with pytest.raises(RunError, match=r"stop.on=loss, .* round 2 .*stop.on=score"):
-        reason(lines(1.0), stop)
-
-
 def test_what_the_user_let_go_on_counts_anew():
     scores, stop = [10.0, 9.0, 9.0, 9.0, 9.0], StopConfig(2)
     assert ends(scores, stop) == 3 and ends(scores, stop, since=6) == 5
@@ -62,14 +53,14 @@ def test_what_the_user_let_go_on_counts_anew():
 @settings(deadline=None)
 @given(
     scores=st.lists(st.integers(0, 6).map(float), min_size=1, max_size=12),
-    patience=st.integers(1, 4), min_delta=st.sampled_from([0.0, 0.5, 1.0, 2.0]), on=st.sampled_from(["score", "loss"]),
+    patience=st.integers(1, 4), min_delta=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
 )  # fmt: skip
-def test_against_another_way_to_say_it(scores, patience, min_delta, on):
+def test_against_another_way_to_say_it(scores, patience, min_delta):
     """The run goes on exactly as long as one of the last `patience` values was an improvement when it came."""
-    found = [{"round": n, "mean": x if on == "score" else 0.0, "loss": -x} for n, x in enumerate(scores, 1)]
+    found = [{"round": n, "mean": x} for n, x in enumerate(scores, 1)]
     improved, best = [], -math.inf
     for value in scores:
         improved.append(value > best + min_delta)
         best = value if improved[-1] else best
     expected = len(scores) > patience and not any(improved[-patience:])
-    assert bool(reason(found, StopConfig(patience, min_delta, on))) == expected
+    assert bool(reason(found, StopConfig(patience, min_delta))) == expected
