@@ -307,7 +307,7 @@ class EvalConfig:
 class StopConfig:
     """When a run ends before its last round; see docs/steering.md."""
 
-    # scored rounds (`eval.every`) without a better score on the validation examples after which a run ends; null: none
+    # scored rounds (`eval.every`) without a better validation score after which a run ends; null: it has all its rounds
     patience: PositiveInt | None = None
     min_delta: NonNegativeFloat = 0.0  # an improvement is a difference to the best value so far of more than this
 
