@@ -125,15 +125,18 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
     """`value` as the field's type has it: a whole number as a float, a list as a tuple, of what is spelled the text
     where the type is one. UserError where it is of another type, or out of range."""
     given, kinds = plain(value), kinds_of(hint)
-    if isinstance(given, int) and float not in kinds and not -_LARGEST <= given < _LARGEST:
-        raise UserError(f"{key} is a whole number of more than 64 bits; give a smaller one")
     beyond: list[Any] = []  # what is of the right type, but out of range
     for reading in _readings(value):
         try:
-            return _adapter(hint).validate_python(reading)
+            taken = _adapter(hint).validate_python(reading)
         except ValidationError as refused:
             found = refused.errors(include_url=False, include_context=False)
             beyond += [reading for each in found if each["type"] in _OUT_OF_RANGE and _is_of_type(each)]
+        else:
+            if not any(map(_is_too_large, taken.values() if isinstance(taken, dict) else [taken])):
+                return taken
+    if int in kinds and _is_too_large(given):
+        raise UserError(f"{key} is a whole number of more than 64 bits; give a smaller one")
     if not beyond:
         takes, how = " or ".join(sorted({_name(kind) for kind in kinds})), ""
         if isinstance(value, Word) and any(get_origin(kind) is tuple for kind in kinds):
@@ -144,8 +147,12 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
     kinds = [kind for kind in kinds if kind is not NoneType]
     if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
         require(key, beyond[0], get_args(kinds[0]))
-    shown = float(beyond[0]) if kinds == [float] else list(beyond[0]) if isinstance(beyond[0], tuple) else beyond[0]
+    shown = float(beyond[0]) if kinds == [float] else given
     raise UserError(f"{key} is {shown!r}; it must be {range_of(hint)}")
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, int) and not -_LARGEST <= value < _LARGEST
 
 
 def _is_of_type(error: Mapping[str, Any]) -> bool:
