@@ -126,7 +126,7 @@ class _Document:
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, self._text[start:end])
         is_list = isinstance(node, yaml.SequenceNode)
-        value = List(map(self.of, node.value)) if is_list else self._mapping(node)
+        value: List | Map = List(map(self.of, node.value)) if is_list else self._mapping(node)
         if node.value and not node.flow_style:
             last = node.value[-1] if is_list else node.value[-1][1]
             end = self._ends.get(last, last.end_mark.index)

@@ -172,11 +172,11 @@ def _object(optional: Mapping[str, Any] | None = None, /, base: type[Shape] = Sh
 
 _COUNTS = ("asked", "arrived", "refused", "failed", "dropped_out", "bytes_up", "bytes_down")
 _FIGURES = ("lambda_fed", "fed_share", "a", "b", "c", "distance", "sweep", "grid")
-_APART = dict.fromkeys(("only_tested", "left_out", "unscored"), Names)
-_LINK = {"round": Count, "metrics": Mark, "chain": str}  # of the chain of digests
-_UPDATES = {"loss": float | None, "lr": float | None, "updates": dict[Name, list[Finite | None]]}
+_APART: dict[str, Any] = dict.fromkeys(("only_tested", "left_out", "unscored"), Names)
+_LINK: dict[str, Any] = {"round": Count, "metrics": Mark, "chain": str}  # of the chain of digests
+_UPDATES: dict[str, Any] = {"loss": float | None, "lr": float | None, "updates": dict[Name, list[Finite | None]]}
 _KIND = _object(kind=str)
-_METRICS = {
+_METRICS: Mapping[str, type[Shape]] = {
     "round": _object(dict.fromkeys(_COUNTS, Count) | _UPDATES, round=Count, padding=Finite),
     "client": _object({"loss": float | None, "steps": float | None, "staleness": Finite},
                       round=Count, client=Name, examples=Count, bytes_up=Count, bytes_down=Count),
@@ -191,18 +191,18 @@ _METRICS = {
     "privacy": _object({"epsilon": float | None, "delta": float | None, "unit": str, "where": str}, round=Count),
     "merge": _object(dict.fromkeys(_FIGURES, Figures), client=Name, rounds=dict[str, Count | None]),
 }  # fmt: skip
-_DIGESTS = {
+_DIGESTS: Mapping[str, type[Shape]] = {
     "begin": _object(**_LINK, state=str),
     "round": _object(**_LINK, sent=Sums, uploads=Sums, memory=Sums, state=str, due=bool),
     "end": _object(**_LINK, adapters=Sums),
 }
-_ENVIRONMENT = {
+_ENVIRONMENT: dict[str, Any] = {
     **dict.fromkeys(("processes", "threads", "clients_per_pass"), Positive),
     **dict.fromkeys(("captured", "padding_free"), bool),
     **dict.fromkeys(("secret", "fused"), str),
     "continued": list[dict[str, Any]], "base": dict[str, Any],
 }  # fmt: skip
-_SUMMARY = {
+_SUMMARY: dict[str, Any] = {
     "rounds": Count, "ended": Ended, "base": ScoreLine, "rule": Rule, "notes": list[str], "adapters": str,
     "needs": dict[str, Count | None], "examples": dict[Name, dict[str, Count]], "warnings": list[Warned],
     "unchecked": list[str],

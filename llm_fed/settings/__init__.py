@@ -232,7 +232,7 @@ def _texts(kind: Any, marks: tuple[Any, ...]) -> list[str]:
         return [str(choice) for choice in get_args(kind)]
     bounds = [f"{_BOUNDS[type(mark)]} {dataclasses.astuple(mark)[0]}" for mark in marks if type(mark) in _BOUNDS]
     bounds += [mark.what for mark in marks if isinstance(mark, NonEmpty)]
-    both = [any(isinstance(mark, ends) for mark in marks) for ends in (AtLeast | Above, AtMost | Below)]
+    both = [any(isinstance(mark, ends) for mark in marks) for ends in ((AtLeast, Above), (AtMost, Below))]
     if kind is float and not all(both):
         bounds.append("finite")
     each = range_of(get_args(kind)[0]) if get_origin(kind) is tuple else ""

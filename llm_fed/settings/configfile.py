@@ -94,7 +94,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {one_line(str(error))}") from error
     except UserError as error:
         raise UserError(f"cannot read {path}: {error}") from error
-    if not isinstance(given, dict | None):
+    if given is not None and not isinstance(given, dict):
         raise UserError(f"{path} holds a {type(plain(given)).__name__}, not a mapping of settings")
     return {key: value for key, value in (given or {}).items() if key != "format"}  # of the config.yaml of a run folder
 
