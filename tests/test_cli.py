@@ -67,6 +67,7 @@ FLAGS = {
 LARGE = [  # what no help needs
     "torch", "transformers", "datasets", "peft", "accelerate", "bitsandbytes", "evaluate", "flwr", "httpx",
     "huggingface_hub", "matplotlib", "numpy", "pandas", "pyarrow", "PIL", "rouge_score", "jinja2", "omegaconf",
+    "pydantic",
 ]  # fmt: skip
 KEYS = ["metric", "clients", "mean", "std", "worst_half", "loss", "losses"]
 

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 # Under our names, and no subclasses of them: pydantic passes over a mark that it does not know.
 from annotated_types import Ge as AtLeast
@@ -25,11 +25,13 @@ from annotated_types import GroupedMetadata, MinLen
 from annotated_types import Gt as Above
 from annotated_types import Le as AtMost
 from annotated_types import Lt as Below
-from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from llm_fed.basics.documents import plain, text_of
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.spelling import Word, names
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +45,6 @@ class NonEmpty(GroupedMetadata):
 
 
 _BOUNDS = {AtLeast: "at least", Above: "above", AtMost: "at most", Below: "below"}
-_CHECKED = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)  # `true` is no number
 _OUT_OF_RANGE = (
     "greater_than_equal", "greater_than", "less_than_equal", "less_than", "finite_number", "too_short", "literal_error",
 )  # fmt: skip
@@ -124,6 +125,8 @@ def kinds_of(hint: Any) -> list[Any]:
 def coerce(value: Any, hint: Any, key: str) -> Any:
     """`value` as the field's type has it: a whole number as a float, a list as a tuple, of what is spelled the text
     where the type is one. UserError where it is of another type, or out of range."""
+    from pydantic import ValidationError  # which no help needs
+
     given, kinds = plain(value), kinds_of(hint)
     beyond: list[Any] = []  # what is of the right type, but out of range
     for reading in _readings(value):
@@ -162,7 +165,10 @@ def _is_of_type(error: Mapping[str, Any]) -> bool:
 
 @cache
 def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=_CHECKED)
+    from pydantic import ConfigDict, TypeAdapter
+
+    strict = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)  # `true` is no number
+    return TypeAdapter(hint, config=strict)
 
 
 def _readings(value: Any) -> Iterator[Any]:
