@@ -253,23 +253,3 @@ def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
             if advice := habits.instead(f"{where}{key}", value, flat(as_dict(Config()))):
                 raise UserError(f"unknown key {where}{key}; type {advice}")
             raise UserError(f"unknown key {where}{key}{did_you_mean(key, known)}; known: {', '.join(known) or 'none'}")
-
-
-def _build(kind: type[Section], tree: Any, where: str) -> Section:
-    values: dict[str, Any] = {}
-    given = documents.mapping_of(tree)
-    if given is None:
-        raise _no_section(where, tree, kind)
-    fields = {key_of(name): (name, hint) for name, hint in hints(kind).items()}
-    check_keys(given, list(fields), where)
-    for key, value in given.items():
-        name, hint = fields[key]
-        section = section_of(hint)
-        absent = NoneType in get_args(hint) and documents.plain(value) is None
-        if section is not None and not absent:
-            values[name] = _build(section, value, f"{where}{key}.")
-        elif get_origin(hint) is dict and documents.mapping_of(value) is None:
-            raise UserError(f"{where}{key} is {value!r}; it takes a mapping of settings")
-        else:
-            values[name] = coerce(value, hint, f"{where}{key}")
-    return kind(**values)
