@@ -64,7 +64,7 @@ COMMANDS = {
     **dict.fromkeys(("evaluate", "score", "test"), "eval"),
     **dict.fromkeys(("predict", "generate", "infer", "inference"), "chat"),
     **dict.fromkeys(("benchmark", "bench", "sweep"), "compare"),
-    **dict.fromkeys(("upload", "publish"), "push"),
+    "upload": "push",
     **dict.fromkeys(("new", "setup", "create"), "init"),
 }
 
