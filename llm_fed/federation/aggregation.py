@@ -49,6 +49,8 @@ def trust(config: Config, method: Method) -> str:
     one = "One client that sends false updates can undo what the others teach"
     if central(config.privacy):
         return f"{one}, though none moves the mean by more than privacy.clip at a time."
+    if config.privacy.secure:
+        return f"{one}, and with privacy.secure nobody sees which client it was."
     if not averages(method):
         return f"{one}, and {name} has no rule of server.aggregation against it."
     return f"{one}, as server.aggregation=mean believes every one; multi-krum and others do not."

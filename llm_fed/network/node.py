@@ -239,10 +239,11 @@ class Node:
         ring = summing.ring_of(private, len(cohort.names))
         part = summing.numbers(upload, private, ring, share, summing.rounding_key(secret, order["round"], site.id))
         sent = hashlib.sha256(content_of(order, work.content)).hexdigest()
-        terms = Terms(cohort, tuple(order["present"]), sent, largest)
+        trained = hashlib.sha256(repr((work.config, order["lr"])).encode()).hexdigest()
+        terms = Terms(cohort, tuple(order["present"]), sent, largest, trained)
         with peers.taking_part(work.place.home, order["run"], site.id, peers.read(work.place.peers)) as party:
             proofs = party.mask(part, terms, order["sealed"])
-        return pack(part), {"proofs": proofs}
+        return pack(part), {"proofs": proofs, "settings": trained}
 
     def _towards_a_sum(self, work: _OrderGroup) -> dict[str, Any]:
         """The phases of `privacy.secure` before and after training."""

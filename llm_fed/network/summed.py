@@ -17,7 +17,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -78,7 +78,7 @@ class SummedClients(RemoteClients):
                 known["asked"][name] = known["asked"].get(name, 0) + 1
         with watch("local"):
             like = method.upload_like(unpack(content))
-            vectors, proofs = self._vectors(now, terms, ready, content, like, lr)
+            terms, vectors, proofs = self._vectors(now, terms, ready, content, like, lr)
         with watch("collect"):
             mean = self._mean(now, terms, ready, vectors, proofs, like)
             return self._record(now, progress, terms, mean, [*vectors], like)
@@ -138,10 +138,11 @@ class SummedClients(RemoteClients):
 
     def _vectors(
         self, now: _OneSum, terms: Terms, ready: _ReadyCohort, content: bytes, like: Message, lr: float
-    ) -> tuple[dict[str, torch.Tensor], dict[str, Mapping[str, str]]]:
-        """By client its masked numbers, and what proves to its neighbours that it has sent them."""
+    ) -> tuple[Terms, dict[str, torch.Tensor], dict[str, Mapping[str, str]]]:
+        """The terms with the settings of most clients; by client its masked numbers, and what proves to its neighbours
+        that it has sent them."""
         if terms.cohort.lacking(terms.present):
-            return {}, {}
+            return terms, {}, {}
         size = entries(like)
         numbers, kept = torch.zeros(size, dtype=torch.int32), self._known["kept"].values()
         common = {**self._common("train", terms.cohort), "lr": lr, "present": terms.present, "largest": terms.largest}
@@ -155,7 +156,10 @@ class SummedClients(RemoteClients):
         expected, length = skeleton(numbers), len(pack(numbers))
         vectors: dict[str, torch.Tensor] = {}
         proofs: dict[str, Mapping[str, str]] = {}
-        for order, reply in self._exchanged(now, orders):
+        came = self._exchanged(now, orders)
+        said = Counter(str(reply.content.get("settings")) for _, reply in came if not reply.error)
+        terms = replace(terms, settings=said.most_common(1)[0][0] if said else "")
+        for order, reply in came:
             name, ask = order.client, str(reply.content.get("ask"))
             if reply.error:
                 continue
@@ -163,12 +167,15 @@ class SummedClients(RemoteClients):
                 name, now.round, ask, 0.0, len(content), expected, length + _SLACK, self.roster.examples[name]
             )
             proved: Any = reply.content.get("proofs")
+            if reply.content.get("settings") != terms.settings:
+                now.refused[name] = "it trains with other settings than most"
+                continue
             flaw = flaw_of(asked, reply) or ("" if _is_texts(proved, terms.neighbours(name)) else "it proves nothing")
             if flaw:
                 now.refused[name] = flaw
             else:
                 vectors[name], proofs[name] = unpack(reply.answer, expected), proved
-        return vectors, proofs
+        return terms, vectors, proofs
 
     def _mean(
         self, now: _OneSum, terms: Terms, ready: _ReadyCohort, vectors: Mapping[str, torch.Tensor],

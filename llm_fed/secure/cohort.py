@@ -113,16 +113,19 @@ class Terms:
         present: who has prepared, in the cohort's order.
         message: the digest of what all of them are sent.
         largest: the largest number of examples with which a client counts.
+        settings: the digest of all with which the client trains, and in which numbers it answers. Else a server could
+            let all but one learn nothing, or in numbers too coarse to count.
     """
 
     cohort: Cohort
     present: tuple[str, ...]
     message: str
     largest: int
+    settings: str = ""
 
     @cached_property
     def digest(self) -> bytes:
-        return digest_of(self.cohort.digest.hex(), self.present, self.message, self.largest)
+        return digest_of(self.cohort.digest.hex(), self.present, self.message, self.largest, self.settings)
 
     def neighbours(self, name: str) -> list[str]:
         """With whom a client shares masks."""

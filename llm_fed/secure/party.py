@@ -7,6 +7,7 @@ round of which its part was opened.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,7 +115,10 @@ class Party:
             keys.add_stream(vector, keys.agreed(private, public, terms.digest), signs(self.name, name))
             proofs[name] = self._proof(terms, self.name, channel)
         keys.add_stream(vector, own_mask(int(secrets["own"], 16)), 1)
-        round["terms"] = {"present": list(terms.present), "message": terms.message, "largest": terms.largest}
+        round["terms"] = {
+            "present": list(terms.present), "message": terms.message, "largest": terms.largest,
+            "settings": terms.settings,
+        }  # fmt: skip
         return proofs
 
     def reveal(self, cohort: Cohort, alive: Sequence[str], proofs: Mapping[str, str]) -> dict[str, Any]:
@@ -135,7 +139,7 @@ class Party:
             raise Unsafe("vanished", f"{said}, the server says; {cohort.threshold} must, this one among them")
         for name in set(alive) - {self.name}:
             proof = self._proof(terms, name, bytes.fromhex(round["channels"][name]))
-            if proofs.get(name) != proof:
+            if not hmac.compare_digest(proofs.get(name, ""), proof):
                 raise Unsafe("proof", f"the server says that {name} has answered, on these terms, and cannot prove it")
         held = {name: dict(zip(SECRETS, round["held"][name], strict=True)) for name in there}
         told = {name: held[name]["own"] if name in alive else held[name]["pairs"] for name in there}

@@ -3,6 +3,7 @@ for what they must not tell."""
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -205,6 +206,18 @@ def test_a_server_that_lies_is_told_a_code_and_nothing_else(clients, tmp_path, c
     assert all(code in e[3] and "does not do what might open its update" in e[3] for e in told)
 
 
+@pytest.mark.parametrize("names, left", [(("c0",), 6), (NAMES[:3], 0)])
+def test_clients_that_train_unlike_are_in_no_sum_together(clients, tmp_path, names, left):
+    """A learning rate of its own for some: they are refused, and without them the others may be too few."""
+
+    def change(order):
+        return {**order, "lr": 0.0} if order["kind"] == "train" and order["client"] in names else order
+
+    federate(tmp_path, clients, settings(clients, rounds=1), change=change)
+    assert [e[1:3] for e in events(tmp_path) if e[1]] == [(name, "refused upload") for name in names]
+    assert len(lines(tmp_path, "client")) == left
+
+
 def test_a_server_that_is_killed_goes_on_and_no_round_is_opened_twice(clients, tmp_path):
     """Before its answers are there a round is begun again; after it was opened it is given up."""
 
@@ -228,6 +241,39 @@ def test_a_server_that_is_killed_goes_on_and_no_round_is_opened_twice(clients, t
         rounds = {line["round"] for line in lines(folder, "client")}
         assert rounds == ({1, 3} if opened else {1, 2, 3})
         assert sum("secure.again" in e[3] for e in events(folder)) == (7 if opened else 0)
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("writes", [3, pytest.param(10, marks=pytest.mark.slow), 17, 24])
+def test_a_kill_at_any_write_of_a_client_ends_no_run(clients, tmp_path, monkeypatch, writes, after):
+    """While clients say their keys, prepare, mask or reveal; before or after what they remember is on the disk."""
+
+    class Killed(BaseException):
+        pass
+
+    write, left = peers.write_file, [writes]
+
+    def dying(*given, **more):
+        left[0] -= 1
+        if left[0] or after:
+            write(*given, **more)
+        if not left[0]:
+            raise Killed
+
+    wanted = settings(clients)
+    monkeypatch.setattr(peers, "write_file", dying)
+    link = SecureNetwork(tmp_path, clients, wanted)
+    with pytest.raises(Killed):
+        server.train(link.config, tmp_path / "run", link)
+    again = SecureNetwork(tmp_path, clients, wanted)
+    server.train(again.config, tmp_path / "run", again)
+    given_up = [e[0] for e in events(tmp_path) if e[2] == "round given up"]
+    came = Counter(line["round"] for line in lines(tmp_path, "client"))
+    if writes < 22:
+        assert came == {1: 7, 2: 7}
+    else:  # two or three have revealed their part in round 1, and do so once: the others are just enough, or too few
+        assert came == ({2: 7} if after else {1: 5, 2: 7})
+    assert given_up == ([1] if writes > 22 and after else [])
 
 
 def test_what_the_owner_must_give_and_what_it_may_forbid(clients, tmp_path):

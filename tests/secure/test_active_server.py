@@ -150,6 +150,14 @@ def weighs_clients_differently():
     attack.reveal(NAMES)
 
 
+def trains_clients_differently():
+    """One that learns beside others that do not, or whose numbers are too coarse, would be alone in the sum."""
+    attack = Attacked(masked=False)
+    attack.mask(NAMES[:1])
+    attack.mask(NAMES[1:], terms=Terms(attack.cohort, NAMES, "message", 10, "a learning rate of 0"))
+    attack.reveal(NAMES)
+
+
 ATTACKS = {
     asks_twice_to_prepare: "again", asks_twice_for_the_vector: "again", asks_twice_to_reveal: "again",
     goes_back_to_a_round_that_was_opened: "again", replays_what_was_sealed_for_another_cohort: "sealed",
@@ -158,6 +166,7 @@ ATTACKS = {
     says_that_few_have_prepared: "cohort", drops_all_but_one: "vanished", drops_too_many: "vanished",
     says_that_one_has_answered_who_has_not: "proof", says_that_the_client_itself_has_vanished: "vanished",
     sends_clients_different_models: "proof", weighs_clients_differently: "proof",
+    trains_clients_differently: "proof",
 }  # fmt: skip
 
 

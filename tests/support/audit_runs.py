@@ -47,6 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "messages of few bits": {"transport": {"up": "int8", "down": "bfloat16"}},
     "flora, unequal ranks": {"method": {"name": "flora"}, "adapter": {"rank": [1, 2, 3]}, "participation": 0.7},
     "noise at the server": {"privacy": {"clip": 1.0, "noise": 0.5}, "participation": 0.7},
+    "sums that nobody sees through": {"privacy": {"secure": True}},
     "noise at the clients": {"privacy": {"clip": 1.0, "noise": 0.1, "where": "client"}},
     "scored every second round": {"eval": {"every": 2}, "checkpoint": {"every": 2, "keep": 1}},
     "memories on the disk": {"method": {"name": "fedsa"}, "checkpoint": {"memory_limit": 0.0}},
