@@ -34,7 +34,7 @@ def combine(shares: Mapping[int, int]) -> int:
     return sum(weight * shares[point] for point, weight in zip(points, _weights(points), strict=True)) % PRIME
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _weights(points: tuple[int, ...]) -> list[int]:
     """Lagrange's, for the value at 0."""
     weights = []
