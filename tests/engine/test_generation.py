@@ -7,7 +7,7 @@ import warnings
 import pytest
 import tiny
 import torch
-from answers import SLIDING, STOPS, Setting, scored
+from answers import SLIDING, STOPS, Setting, running, scored
 from transformers import GenerationConfig
 
 from llm_fed.basics.errors import RunError, UserError
@@ -28,6 +28,8 @@ def test_answers_are_those_of_stock_peft_whatever_the_batch(kind, changes):
     for batch_size in (1, 100):
         assert setting.generate(batch_size=batch_size) == expected
     assert setting.generate(setting.prompts[::-1], batch_size=3) == expected[::-1]
+    came = running(setting.base, setting.bank, setting.prompts, 12)  # as a server answers
+    assert [setting.base.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in came] == expected
     swapped = [((row + 1) % 3, prompt) for row, prompt in setting.prompts]
     assert setting.generate(swapped) != expected  # the adapters matter
 

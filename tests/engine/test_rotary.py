@@ -12,6 +12,7 @@ import tiny
 import tiny_base
 import torch
 import transformers as hf
+from answers import running
 from torch import nn
 
 from llm_fed.engine import generation, inference
@@ -120,6 +121,7 @@ def test_answers_that_cross_the_border_are_those_of_generate_alone(kind):
     for size in (1, 3, 32):
         got = generation.generate(setting.base, setting.bank, prompts, max_new_tokens=9, batch_size=size)
         assert got == expected
+    assert [setting.words(tokens) for tokens in running(setting.base, setting.bank, prompts, 9)] == expected
     streamed = [*generation.stream(setting.base, setting.bank, prompts[1][1], max_new_tokens=9)]
     (whole,) = generation.generate(setting.base, setting.bank, [(0, prompts[1][1])], max_new_tokens=9, batch_size=1)
     assert setting.words(streamed) == whole
