@@ -53,7 +53,7 @@ class _Meeting:
                 f"rank {self._here.rank} of {self._here.size}: the launch has ended while its processes were still "
                 f"coming ({self._address}:{self._port} has closed)"
             ) from error
-        return store
+        return distributed.PrefixStore(f"llm_fed/attempt/{attempt}", store)  # none reads what a killed attempt has left
 
     def _where(self) -> tuple[str, int]:
         address, port = (self._environment.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))

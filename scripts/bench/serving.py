@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from pathlib import Path
 
-from openai import OpenAI
+import httpx
 
 
 def main() -> None:
@@ -24,16 +24,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--tokens", type=int, default=32)
     given = parser.parse_args()
-    client = OpenAI(base_url=given.url, api_key="none", max_retries=0, timeout=3600)
-    models = given.models.split(",") if given.models else [model.id for model in client.models.list()]
+    client = httpx.Client(base_url=given.url, timeout=3600, limits=httpx.Limits(max_connections=None))
+    models = given.models.split(",") if given.models else [each["id"] for each in client.get("models").json()["data"]]
     asked = list(islice(zip(cycle(models), cycle(given.prompts.read_text().splitlines()), strict=False), given.count))
 
     def answer(pair: tuple[str, str]) -> int:
         message = {"role": "user", "content": pair[1]}
-        reply = client.chat.completions.create(  # type: ignore[call-overload]
-            model=pair[0], messages=[message], max_tokens=given.tokens, temperature=0
-        )
-        return int(reply.usage.completion_tokens)
+        body = {"model": pair[0], "messages": [message], "max_tokens": given.tokens, "temperature": 0}
+        return int(client.post("chat/completions", json=body).raise_for_status().json()["usage"]["completion_tokens"])
 
     answer(asked[0])
     began = time.perf_counter()
