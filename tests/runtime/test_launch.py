@@ -89,7 +89,8 @@ def test_torchrun_starts_a_killed_run_again(alone, tmp_path):
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", f"--master-port={free_port()}"]
     words = [sys.executable, *torchrun, "dies.py", "run", str(config), "--out", "run"]
     said = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=10 * PATIENCE)
-    assert said.returncode == 0 and "continuing at round 2" in said.stdout + said.stderr, said.stdout[-1000:] + said.stderr[:3000]
+    printed = said.stdout + said.stderr
+    assert said.returncode == 0 and "continuing at round 2" in printed, printed
     assert_same(whole, tmp_path / "run")
 
 
