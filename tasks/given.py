@@ -31,7 +31,7 @@ _SETTING = re.compile(r"\bset ([a-z]+(?:\.[a-z_]+)+=[^\s;,()]+)")
 Of = TypeVar("Of", bound=Collected)
 
 
-class Table(NamedTuple):
+class GivenTable(NamedTuple):
     """Rows of an object that belong together."""
 
     client: str | None  # None: of all
@@ -48,21 +48,21 @@ class Table(NamedTuple):
         return f"data{client}[{self.split!r}]" if self.key else f"data{client}"
 
 
-def tables_of(data: Any) -> list[Table]:
+def tables_of(data: Any) -> list[GivenTable]:
     """Whose the tables in an object are.
 
     Raises:
         UserError: there is none.
     """
     if not isinstance(data, Mapping):
-        return [Table(None, "", data)]
+        return [GivenTable(None, "", data)]
     if not data:
         raise UserError("data= is empty; give {client: rows}")
     texts = all(isinstance(own, list) and isinstance((own or [0])[0], str) for own in data.values())
     if texts and {*data} & {*USUAL_NAMES["prompt"], *USUAL_NAMES["answer"]}:
         raise UserError(f"data= is a dict of the columns {listed([*map(str, data)])}; give {{client: rows}}")
     if all(map(_is_split, data)):  # of all clients together
-        return [Table(None, key, rows) for key, rows in data.items()]
+        return [GivenTable(None, key, rows) for key, rows in data.items()]
     tables = []
     for client, own in data.items():
         parts = own if isinstance(own, Mapping) else {"": own}
@@ -71,7 +71,7 @@ def tables_of(data: Any) -> list[Table]:
                 f"data[{client!r}] has the key {unknown[0]!r}; a client's rows are {FORMS}, or a dict of such with "
                 "the keys train, validation and test"
             )
-        tables += [Table(str(client), key, rows) for key, rows in parts.items()]
+        tables += [GivenTable(str(client), key, rows) for key, rows in parts.items()]
     return tables
 
 

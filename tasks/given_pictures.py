@@ -15,7 +15,7 @@ from llm_fed.rows.objects import classes_of, rows_of
 from llm_fed.rows.pictures import Gallery
 
 if TYPE_CHECKING:
-    from llm_fed.tasks.given import Table
+    from llm_fed.tasks.given import GivenTable
 
 _IMAGES = ("image", "img", "picture", "pixels", "x")
 _LABELS = ("label", "labels", "fine_label", "class", "y", "target")
@@ -27,7 +27,7 @@ def is_picture(row: Any) -> bool:
     return any(isinstance(part, Image.Image | Tensor) or getattr(part, "ndim", 0) > 1 for part in parts)
 
 
-def gallery_of(tables: Sequence[Table], column: str | None) -> Gallery:
+def gallery_of(tables: Sequence[GivenTable], column: str | None) -> Gallery:
     """The pictures of objects, uint8, or the numbers of float tensors as they are.
 
     Args:

@@ -20,7 +20,7 @@ from llm_fed.engine.masks import not_captured
 from llm_fed.engine.memory import out_of_memory
 from llm_fed.engine.on_device import Static
 from llm_fed.engine.packing import Grid
-from llm_fed.engine.passes import Pass, PassInputs, Rows, one_pass
+from llm_fed.engine.passes import Padded, Pass, PassInputs, one_pass
 from llm_fed.merge.delta import under
 from llm_fed.method.requests import Fit
 from llm_fed.models.rotary import context, regimes
@@ -56,7 +56,7 @@ class Captures:
         self.answers = answers
         self.said.clear()
 
-    def passes(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str, layout: Rows) -> CapturedPass | None:
+    def passes(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str, layout: Padded) -> CapturedPass | None:
         """Those of these jobs; None where they cannot be captured."""
         if why := refusal(model, jobs):
             self.say(f"training passes are not captured: {why}")
@@ -121,7 +121,7 @@ class CapturedPass(Pass):
         longest: tokens of the longest text that a fit has.
     """
 
-    def __init__(self, captures: Captures, model: AdaptedModel, bank: AdapterBank, layout: Rows):
+    def __init__(self, captures: Captures, model: AdaptedModel, bank: AdapterBank, layout: Padded):
         super().__init__(model, bank, layout)
         device, num_rows = model.device, len(bank.rows)
         self.losses, self.longest = torch.zeros(num_rows, device=device), 0

@@ -174,7 +174,7 @@ class RunningBatch:
                 layer.keys, layer.values = layer.keys[:, :, start:], layer.values[:, :, start:]
 
 
-class Prompt(NamedTuple):
+class RowPrompt(NamedTuple):
     """What is to be answered.
 
     Attributes:
@@ -192,7 +192,7 @@ class Prompt(NamedTuple):
 
 def in_turn(
     batch: RunningBatch,
-    prompts: Sequence[Prompt],
+    prompts: Sequence[RowPrompt],
     stops: set[int],
     choose: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[int, int | None]]:

@@ -20,7 +20,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures
-from llm_fed.engine.continuous import Prompt, RunningBatch, in_turn
+from llm_fed.engine.continuous import RowPrompt, RunningBatch, in_turn
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.inference import log_likelihoods
 from llm_fed.engine.memory import Attempts
@@ -83,7 +83,7 @@ def generate(
     for attempt in _halved(min(len(requests), _fitting(base, batch_size, columns)) or 1, free):
         with attempt as rows:
             left = [
-                Prompt(i, *requests[i], rooms[i], None if mix is None else mix[i]) for i in order if texts[i] is None
+                RowPrompt(i, *requests[i], rooms[i], None if mix is None else mix[i]) for i in order if texts[i] is None
             ]
             answers: dict[int, list[int]] = {prompt.key: [] for prompt in left}
             if allowed(base):
@@ -118,7 +118,7 @@ def stream(
     """
     room = _room(base, prompt, max_new_tokens)
     choose = None if sampling is None else sampling.chooser(base.model.device)
-    asked = Prompt(0, 0, prompt, room, None if mix is None else mix[0])
+    asked = RowPrompt(0, 0, prompt, room, None if mix is None else mix[0])
     for _, token in in_turn(RunningBatch(base, bank, 1), [asked], stop_tokens(base), choose):
         if token is not None:
             yield token
@@ -168,7 +168,7 @@ def option_log_likelihoods(
     return [results[i] for i in range(len(requests))]
 
 
-def _in_slots(batch: SlotBatch, prompts: Iterable[Prompt]) -> Iterator[tuple[int, int | None]]:
+def _in_slots(batch: SlotBatch, prompts: Iterable[RowPrompt]) -> Iterator[tuple[int, int | None]]:
     """As `in_turn`."""
     with batch:
         for prompt in prompts:

@@ -73,7 +73,7 @@ class Chosen:
         return [k for k, _ in self.examples]
 
 
-class Rows:
+class Padded:
     """Examples side by side, padded on the right."""
 
     flat = False
@@ -112,7 +112,7 @@ class Rows:
         )  # fmt: skip
 
 
-class Flat(Rows):
+class Flat(Padded):
     """Texts end to end in one row, client by client."""
 
     flat = True
@@ -157,15 +157,15 @@ def _with_targets(inputs: PassInputs, targets: int) -> PassInputs:
     return replace(inputs, owner=repeated(inputs.owner, targets), weights=weights, owners=())
 
 
-def layout_of(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[Rows, str]:
+def layout_of(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[Padded, str]:
     """How the examples of these fits lie, and why they are padded where padding need not be."""
     if not model.padding_free:
-        return Rows(model.examples), ""
+        return Padded(model.examples), ""
     why = "teachers answer for each example" if jobs[0].teachers else ""
     if jobs[0].private is not None:
         why = "privacy.unit=example needs the gradients of single examples, which lie in rows of their own"
     why = why or end_to_end.refusal(model.model, model.structure, texts=model.examples.fixed)
-    return (Rows if why else Flat)(model.examples), why
+    return (Padded if why else Flat)(model.examples), why
 
 
 class Pass:
@@ -180,7 +180,7 @@ class Pass:
     grid: Grid | None = None
     why = ""
 
-    def __init__(self, model: AdaptedModel, bank: AdapterBank, layout: Rows):
+    def __init__(self, model: AdaptedModel, bank: AdapterBank, layout: Padded):
         self.model, self.bank, self.layout = model, bank, layout
         self.scales: Tensor | None = None
 

@@ -259,7 +259,7 @@ class Slots:
 
 
 @dataclass(eq=False)
-class Answer:
+class SlotAnswer:
     """An answer that waits or is being written.
 
     Attributes:
@@ -301,8 +301,8 @@ class SlotBatch:
     columns: int
     captures: Captures | None = None
     fuses: bool = False
-    _waiting: deque[Answer] = field(default_factory=deque, init=False)
-    _rows: list[Answer] = field(default_factory=list, init=False)
+    _waiting: deque[SlotAnswer] = field(default_factory=deque, init=False)
+    _rows: list[SlotAnswer] = field(default_factory=list, init=False)
     _attached: ExitStack | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -330,7 +330,7 @@ class SlotBatch:
         Args:
             mix: (E,) the weights of experts, where the gate of the bank's structure is `mix`.
         """
-        self._waiting.append(Answer(key, row, [*prompt], len(prompt) + room, mix))
+        self._waiting.append(SlotAnswer(key, row, [*prompt], len(prompt) + room, mix))
 
     def step(self) -> list[tuple[int, int | None]]:
         """(key, token) of each answer that has got one more token, and (key, None) of each that has ended, without the
@@ -360,7 +360,7 @@ class SlotBatch:
         budget = budget_and_overhead(self.base.device)[0]
         return min(len(free), max(1, self.most // 4, budget // len(free[0].text)))
 
-    def _write(self, going: list[Answer]) -> list[tuple[int, int | None]]:
+    def _write(self, going: list[SlotAnswer]) -> list[tuple[int, int | None]]:
         """A token of each answer."""
         if self._replayable():
             self._detach()
@@ -376,7 +376,7 @@ class SlotBatch:
     def _replayable(self) -> bool:
         return self._memory.captured and not self.bank.beneath([row.row for row in self._rows])
 
-    def _keep(self, going: list[Answer]) -> None:
+    def _keep(self, going: list[SlotAnswer]) -> None:
         """Only these rows, which then are the first ones."""
         if len(going) < len(self._rows):
             self._detach()
@@ -384,7 +384,7 @@ class SlotBatch:
             order = self._memory.keep(kept, [len(row.text) - 1 for row in self._rows])
             self._rows = [self._rows[place] for place in order]
 
-    def _attach(self, rows: Sequence[Answer]) -> None:
+    def _attach(self, rows: Sequence[SlotAnswer]) -> None:
         """The bank, until the rows change."""
         self._detach()
         with ExitStack() as stack:
@@ -398,7 +398,7 @@ class SlotBatch:
             self._attached.close()
             self._attached = None
 
-    def _mix(self, rows: Sequence[Answer]) -> Tensor | None:
+    def _mix(self, rows: Sequence[SlotAnswer]) -> Tensor | None:
         mixes = [row.mix for row in rows if row.mix is not None]
         return torch.stack(mixes) if mixes else None
 

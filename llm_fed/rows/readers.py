@@ -22,7 +22,7 @@ _BATCH = 4096  # rows of a Parquet file that are in memory at once
 Rows = Iterator[Row | BadRow]
 
 
-class _Record(NamedTuple):
+class _Cells(NamedTuple):
     number: int  # of its first line, or of its row
     cells: Sequence[Any]
     lines: int = 1
@@ -43,7 +43,7 @@ def csv_rows(file: FileRows, encoding: str) -> Rows:
     file.remark(text.remark)
 
 
-def _records(file: FileRows, reader: Any, before: int) -> Iterator[_Record | BadRow]:
+def _records(file: FileRows, reader: Any, before: int) -> Iterator[_Cells | BadRow]:
     while True:
         start = before + reader.line_num + 1
         where = f"{file.path}, line {start}"
@@ -60,10 +60,10 @@ def _records(file: FileRows, reader: Any, before: int) -> Iterator[_Record | Bad
         if any(map(formats.damaged, cells)):
             yield BadRow(where, "bytes that are not UTF-8; write the line again", lines)
         elif any(cell and not cell.isspace() for cell in cells):
-            yield _Record(start, cells, lines)
+            yield _Cells(start, cells, lines)
 
 
-def _with_header(file: FileRows, header: Sequence[str], records: Iterable[_Record | BadRow], unit: str) -> Rows:
+def _with_header(file: FileRows, header: Sequence[str], records: Iterable[_Cells | BadRow], unit: str) -> Rows:
     """Each record as a row. Of columns with one name the first counts; `file.twice` knows them all."""
     file.note_names(header)
     places = {name: place for place, name in reversed([*enumerate(header)]) if name}
@@ -137,16 +137,16 @@ def xlsx_rows(file: FileRows, encoding: str) -> Rows:
         book.close()
 
 
-def _cells(sheet: Any) -> Iterator[_Record]:
+def _cells(sheet: Any) -> Iterator[_Cells]:
     """The rows of a sheet that hold anything."""
     for number, cells in enumerate(sheet.iter_rows(values_only=True), 1):
         if number > _MOST_ROWS:
             raise UserError(f"the sheet {sheet.title!r} has more than {_MOST_ROWS:,} rows, which no workbook can have")
         if any(cell is not None and str(cell).strip() for cell in cells):
-            yield _Record(number, cells)
+            yield _Cells(number, cells)
 
 
-def _padded(record: _Record, width: int) -> _Record:
+def _padded(record: _Cells, width: int) -> _Cells:
     return record._replace(cells=(*record.cells, *[None] * (width - len(record.cells))))
 
 

@@ -62,7 +62,7 @@ class Beside(Shape):
     clients: dict[Name, Finite]
 
 
-class Scored(Shape):
+class ScoresShape(Shape):
     """Scores; where nobody could be scored there is nothing but `unscored`."""
 
     metric: str = ""
@@ -84,14 +84,14 @@ class Scored(Shape):
         return self
 
 
-class ScoreLine(Scored):
+class ScoreLine(ScoresShape):
     """The scores of a round."""
 
     round: Count
     split: str
 
 
-class Rule(ScoreLine):
+class RuleLine(ScoreLine):
     """What a rule that looks nothing up would score."""
 
     metric: str
@@ -99,7 +99,7 @@ class Rule(ScoreLine):
     rules: dict[Name, str] = {}
 
 
-class Weights(Shape):
+class WeightsShape(Shape):
     """A row of weights for each client."""
 
     clients: Names
@@ -121,7 +121,7 @@ class Warned(Shape):
     figures: dict[Name, dict[str, Any]]
 
 
-class Cross(Shape):
+class CrossShape(Shape):
     """Scores with a row per client's model, and a column per client."""
 
     metric: str
@@ -143,7 +143,7 @@ class Cross(Shape):
         return self
 
 
-class Ended(Shape):
+class EndedShape(Shape):
     """Why a run ended before its last round."""
 
     round: Positive
@@ -182,11 +182,11 @@ _METRICS: Mapping[str, type[Shape]] = {
                       round=Count, client=Name, examples=Count, bytes_up=Count, bytes_down=Count),
     "score": ScoreLine,
     "after": _object(base=ScoreLine, what=str),
-    "rule": _object({"look-up": str}, base=Rule),
+    "rule": _object({"look-up": str}, base=RuleLine),
     "event": _object({"client": str, "reason": str}, round=Count, event=str),
     "drop-out": _object(round=Count, client=Name),
     "search anew": _object(round=Count),
-    "server": _object({"weights": Weights, "chosen": dict[Name, Model]}, round=Count),
+    "server": _object({"weights": WeightsShape, "chosen": dict[Name, Model]}, round=Count),
     "clients": _object(_APART),
     "privacy": _object({"epsilon": float | None, "delta": float | None, "unit": str, "where": str}, round=Count),
     "merge": _object(dict.fromkeys(_FIGURES, Figures), client=Name, rounds=dict[str, Count | None]),
@@ -203,7 +203,7 @@ _ENVIRONMENT: dict[str, Any] = {
     "continued": list[dict[str, Any]], "base": dict[str, Any],
 }  # fmt: skip
 _SUMMARY: dict[str, Any] = {
-    "rounds": Count, "ended": Ended, "base": ScoreLine, "rule": Rule, "notes": list[str], "adapters": str,
+    "rounds": Count, "ended": EndedShape, "base": ScoreLine, "rule": RuleLine, "notes": list[str], "adapters": str,
     "needs": dict[str, Count | None], "examples": dict[Name, dict[str, Count]], "warnings": list[Warned],
     "unchecked": list[str],
 }  # fmt: skip
@@ -214,15 +214,15 @@ _FILES: Mapping[str, type[BaseModel] | Mapping[str, type[Shape]]] = {
                             seconds=Finite, parts=dict[str, Finite]),
     "samples.jsonl": _object({"base": str | None}, client=Name, prompt=str, references=list[str], answer=str),
     "experts.jsonl": _object({"std": dict[str, Finite] | None}, client=Name, examples=Count, mean=dict[str, Finite]),
-    "cross.json": Cross,
+    "cross.json": CrossShape,
     "warnings.json": _object({"unchecked": list[str]}, warnings=list[Warned]),
     "test_scores.jsonl": _object(dict.fromkeys(("own", "base", "rule"), list[Score]), client=Name),
-    "summary.json": _object(_SUMMARY | _APART, round=Count, method=str, scores=Scored),
+    "summary.json": _object(_SUMMARY | _APART, round=Count, method=str, scores=ScoresShape),
     "environment.json": _object(_ENVIRONMENT),
     "splits.json": _object(files=list[str], checksums=list[Count], codes=str, digests=str, splits=str,
                            clients=list[str], changes=list[Changes]),
     "manifest.json": _object(round=Count, sha256=str, rows=dict[str, str | Sums]),  # a row's file, or an owner's
-    "ended.json": Ended,
+    "ended.json": EndedShape,
     "continued.json": _object(round=Positive),
     "start.json": _object(sha256=str),
     "delivered.json": _object(files=Sums),

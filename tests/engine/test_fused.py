@@ -21,7 +21,7 @@ from llm_fed.engine.engine import Engine
 from llm_fed.engine.fit import fit
 from llm_fed.engine.fused import Kernels, parts
 from llm_fed.engine.generation import generate
-from llm_fed.engine.passes import Rows
+from llm_fed.engine.passes import Padded
 from llm_fed.engine.ways import Ways, describe, untried, ways
 from llm_fed.models.lora import Lora
 from llm_fed.settings.config import EngineConfig
@@ -84,7 +84,7 @@ def test_what_was_captured_with_it_is_not_replayed_without():
     captures = Captures()
     jobs = cohort(tiny.build("llama"), LORA, torch.float32, name="sgd")
     model = AdaptedModel(tiny.build("llama"), LORA, captures=captures)
-    rows = Rows(model.examples)
+    rows = Padded(model.examples)
     assert captures.passes(model, jobs, ".*", rows) is captures.passes(model, jobs, ".*", rows)
     fused = captures.passes(replace(model, fuses=True), jobs, ".*", rows)
     assert fused is not captures.passes(model, jobs, ".*", rows)
