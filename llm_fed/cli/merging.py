@@ -74,6 +74,9 @@ def merge(
             "--method, --weights, --rank, --density and --drop are of folders alone; leave out --fed, --local"
         )
     else:
+        from llm_fed.settings import configfile
+
+        configfile.keys_of(words[1:], "the method")  # what follows takes seconds, so mistakes are named first
         from llm_fed.commands.evaluate import EvaluationData
 
         source = EvaluationData(task, data, template, dtype)
@@ -111,9 +114,6 @@ def _parents(
     method: str, settings: list[str], fed: str, local: str, base: str | None, out_dir: Path, source: EvaluationData,
     client: str | None, as_json: bool,
 ) -> None:  # fmt: skip
-    from llm_fed.settings import configfile
-
-    configfile.keys_of(settings, "the method")  # what follows takes seconds, so mistakes are named first
     from llm_fed.commands import merge as posthoc
     from llm_fed.commands import merge_output
     from llm_fed.eval.merges import for_terminal

@@ -46,6 +46,7 @@ CASES: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
     (TEXT, "privacy.delta=1e-6", {"privacy.clip": 1.0}),
     (TEXT, "privacy.where=client", {"privacy.clip": 1.0}),
     (TEXT, "server.liars=0.3", {"server.aggregation": "median"}),
+    (TEXT, "privacy.bound=3.0", {"privacy.secure": True}),
 ]
 
 

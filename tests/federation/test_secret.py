@@ -242,7 +242,8 @@ def test_noise_that_was_drawn_meets_nothing_else(small, tmp_path):
     (tmp_path / "run/splits.json").unlink()
     with pytest.raises(UserError, match=r"the data have changed \(splits.json: it is gone\), but"):
         run.train(config, tmp_path / "run", reporter=quiet())
-    assert run.train(config, tmp_path / "run", reporter=quiet(), fresh=True)["round"] == 4
+    run.train(config, tmp_path / "run", reporter=quiet(), fresh=True)
+    assert (tmp_path / "run/summary.json").exists()
 
 
 def test_a_run_that_starts_again_draws_another_secret(small, tmp_path):

@@ -116,7 +116,7 @@ def test_a_worker_ends_when_nobody_needs_it(small, home):
 
 def test_a_worker_that_cannot_start_says_where_to_look(home):
     _made(home)
-    (home / "worker.lock").mkdir()
+    (home / "worker.lock").symlink_to(home / "absent/lock")
     with pytest.raises(RunError, match=r"does not start; see .*worker\.log"):
         worker.call(home, {}, b"")
 

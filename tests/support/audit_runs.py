@@ -58,6 +58,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 _BASES = Bases()
 
 
+def base_of(config: Config) -> Any:
+    """The base of a run, loaded once."""
+    return _BASES.of(config)
+
+
 def configured(family: str, data: Path) -> Config:
     """The configuration of a family; `data` is a folder for what it reads, which is made if need be."""
     if family.endswith(OF_IMAGES):
