@@ -72,7 +72,7 @@ def _next_steps(path: Path, method: str, compared: Sequence[str], *, chats: bool
     config, runs = shlex.quote(str(path)), Path("runs")
     folder = runs / (f"compare-{path.stem}" if compared else path.stem)
     place = shlex.quote(str(folder))
-    steps = [f"run {config} --dry-run  # the plan, the time and the memory that it needs"]
+    steps = [f"run {config} --dry-run  # the plan, and the memory that it needs"]
     if compared:
         steps.append(f"compare {config} --out {place}  # {listed(compared)}; --draws 10 gives a verdict")
     else:
