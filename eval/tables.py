@@ -367,7 +367,8 @@ class Table:
 
     def for_terminal(self) -> list[RichTable | Text]:
         """Of few rows the clients' scores, a line per client; of all rows the averages and costs. A terminal is narrow:
-        deviations, bytes down and bytes per round stand in the files alone."""
+        deviations, bytes down, bytes per round and, beside further scores, what server and messages hold stand in the
+        files alone."""
         lines = list(self._lines(self._columns, short=True))
         tables: list[RichTable | Text] = []
         if self._columns and len(self.rows) <= MAX_TERMINAL_ROWS:
@@ -377,11 +378,15 @@ class Table:
             tables.append(clients)
         adapter = f"1× is one adapter of {self.adapter:,} parameters"
         title = f"{with_range(self.metric)}; bytes that a client sends over the run; {adapter}"
-        heads = ["average", "worst\nhalf", *self.beside, "seeds", "steps", "bytes\nsent"]
-        heads += ["held by\nserver", "in a\nmessage", "held by\na client"]
+        beside = [name.replace(" ", "\n") for name in self.beside]
+        heads = ["average", "worst\nhalf", *beside, "seeds", "steps", "bytes\nsent"]
+        held = ["held by\nserver", "in a\nmessage", "held by\na client"]
+        shown = held[2:] if beside else held  # so that 80 characters have room for the names of rows
+        heads += shown
         averages = table_of_numbers(title, "method", heads)
         for row, cells, rest in lines:
-            averages.add_row(Text(row.label), *(_mean(row, *cell) for cell in cells[len(self._columns) :]), *rest)
+            scores = (_mean(row, *cell) for cell in cells[len(self._columns) :])
+            averages.add_row(Text(row.label), *scores, *rest[:3], *rest[-len(shown) :])
         return [*tables, averages, *map(Text, [*self._without_score(), *self.unequal, *self.verdict.for_terminal()])]
 
     @property

@@ -231,10 +231,14 @@ def test_the_terminal_shows_names_as_they_stand():
     assert "[bold]x" in text and "62.00" in text and "38.50" in text and "2×" in text
 
 
-def test_a_narrow_terminal_shows_every_score():
+@pytest.mark.parametrize("beside", [{}, {"base ability": 0.01}])
+def test_a_narrow_terminal_shows_every_score(beside):
     """Twelve clients and four methods in 80 columns: a line per client; of more methods the averages alone."""
     scores = {f"zone-{number}": 10.0 + number for number in range(12)}
-    rows = [ComparisonRow(f"method {i}", [], "x", COSTS, {0: replace(result(1, 2), clients=scores)}) for i in range(7)]
+    rows = [
+        ComparisonRow(f"method {i}", [], "x", COSTS, {0: replace(result(1, 2), clients=scores, beside=beside)})
+        for i in range(7)
+    ]
     for count, shown in ((4, True), (7, False)):
         console = Console(width=80, record=True, file=io.StringIO())
         for part in Table("rouge1", [0], 1, rows[:count]).for_terminal():
