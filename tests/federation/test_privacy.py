@@ -292,6 +292,7 @@ def test_a_private_run_from_start_to_report(small, tmp_path, name, where, own):
     settings["local"] = {"keep_optimizer": True}
     said = io.StringIO()
     config = configfile.load(small.config(tmp_path / "small.yaml", **settings))
+    toy.plant(tmp_path / "run", 1)  # which samples ada, and no client in all rounds
     summary = run.train(config, tmp_path / "run", reporter=Reporter(Console(file=said, soft_wrap=True)))
     lines = read_records(tmp_path / "run/metrics.jsonl")
     asked = Counter(line["client"] for line in lines if line["kind"] == "client")
