@@ -15,7 +15,7 @@ from llm_fed.export import factor_folders, peft_folders
 from llm_fed.export.card import merge_card
 from llm_fed.export.factor_folders import Factors
 from llm_fed.export.origins import common_base, read_origin
-from llm_fed.methods.several import RULES, weights_of
+from llm_fed.methods import FOLDER_MERGERS
 from llm_fed.models import labels
 from llm_fed.models.prompt import FILE, read_prompt
 from llm_fed.runs.tracking import Reporter
@@ -55,7 +55,7 @@ def merge_folders(
     it does not have.
 
     Args:
-        weights: of each, by which its product is multiplied (default: see `several.weights_of`).
+        weights: of each, by which its product is multiplied (default: see `_shares`).
         settings: of the method, by the names of its rule's keyword arguments.
         base: its name, which is then not looked up in the folders; needed to score where they do not name it.
         data: examples of which each parent and the merge are scored.
@@ -64,7 +64,7 @@ def merge_folders(
         UserError: they do not belong together, or the method has no such setting; or see `factor_folders.read`.
     """
     given, reporter = settings or {}, reporter or Reporter()
-    rule = lookup("--method", method, RULES)
+    rule = lookup("--method", method, FOLDER_MERGERS)
     for option in given:
         if option not in inspect.signature(rule).parameters:
             raise UserError(f"--{option} is not an option of {method}; leave it out")
@@ -72,7 +72,7 @@ def merge_folders(
         raise UserError("a merge takes at least two PEFT folders; name them one after another")
     if out.resolve() in [folder.resolve() for folder in folders]:
         raise UserError(f"{out} is one of the adapters that are merged; give another --out")
-    share = weights_of(method, weights, len(folders))
+    share = _shares(method, weights, len(folders))
     place = base or common_base({str(folder): read_origin(folder) for folder in folders})
     parents = [factor_folders.read(folder) for folder in folders]
     _check_heads(folders, parents)
@@ -115,3 +115,18 @@ def _scores(folders: Sequence[Path], base: str, data: EvaluationData, reporter: 
 
     said = {str(each): evaluate_adapter(base, each, data, reporter=reporter) for each in folders}
     return {folder: rounded(summary.mean) for folder, summary in said.items()}
+
+
+def _shares(method: str, given: Sequence[float] | None, count: int) -> Sequence[float]:
+    """A weight for each of `count` adapters: by default 1 over their number, or for ties, which takes a mean itself, 1.
+
+    Raises:
+        UserError: another number of weights, or weights that a method has no use for.
+    """
+    if given is None:
+        return [1.0 if method == "ties" else 1 / count] * count
+    if len(given) != count:
+        raise UserError(f"--weights has {len(given)} numbers for {count} adapters; give one for each")
+    if method in ("karcher", "slerp") and not (min(given) >= 0 and sum(given) > 0):
+        raise UserError(f"--weights of {method} are shares of a way: none is below 0, and one is above it")
+    return given

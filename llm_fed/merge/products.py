@@ -19,6 +19,11 @@ Coefficients = Callable[[Tensor], Sequence[float]]
 Rule = Callable[[str, Tensor], Tensor]
 
 
+def weighed(products: Tensor, weights: Sequence[float]) -> Tensor:
+    """K products (K, out, in), each multiplied by its weight."""
+    return products * products.new_tensor(weights)[:, None, None]
+
+
 def layers(state: State) -> Iterator[tuple[str, str, str]]:
     """(layer, name of its A, name of its B)."""
     for name in state:

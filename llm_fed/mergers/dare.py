@@ -3,6 +3,7 @@ Li; ICML 2024), for a federated and a local adapter."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from llm_fed.basics.figures import rounded
 from llm_fed.basics.rng import generator
-from llm_fed.merge.products import factored
+from llm_fed.merge.products import factored, weighed
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
 from llm_fed.settings import AtLeast, Below, PositiveFloat
@@ -38,6 +39,14 @@ def dare(
 
     merged, lost = factored([fed, local], rule)
     return merged, rounded({"drop": drop, "scaling": scaling, "lost": lost})
+
+
+def dare_of(
+    states: Sequence[State], weights: Sequence[float], *, drop: float = 0.5, rank: int | None = None
+) -> tuple[State, float]:
+    """The same of any number of adapters, each multiplied by its weight, and how much a lower rank loses. The same
+    entries are dropped each time."""
+    return factored(states, lambda layer, products: dropped(weighed(products, weights), drop, 0, layer), rank)
 
 
 def dropped(products: Tensor, drop: float, *seed: Any) -> Tensor:

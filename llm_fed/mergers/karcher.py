@@ -7,10 +7,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from llm_fed.merge.products import combined
+from llm_fed.state import State
+
 STEPS, NEAR = 100, 1e-10  # gradient steps, of which a dozen are enough unless two point in opposite directions
 
 
-def karcher(products: Tensor, weights: Sequence[float]) -> list[float]:
+def karcher(states: Sequence[State], weights: Sequence[float]) -> tuple[State, float]:
+    """The mean of any number of adapters on the sphere, layer by layer, exactly."""
+    return combined(states, lambda products: coefficients(products, weights)), 0.0
+
+
+def coefficients(products: Tensor, weights: Sequence[float]) -> list[float]:
     """The coefficients of K layer updates whose sum points where the mean of their directions on the unit sphere does,
     and has the mean of their lengths.
 

@@ -4,9 +4,11 @@ federated and a local adapter."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from torch import Tensor
 
+from llm_fed.basics.errors import UserError
 from llm_fed.merge.products import combined
 from llm_fed.mergers.mixing import FedShare
 from llm_fed.method.client import Client
@@ -25,6 +27,15 @@ def slerp(
     """Spherical interpolation between the two adapters' layer updates, which keeps their length even where they point
     in different directions; exactly, as one adapter of twice the rank."""
     return combined([fed, local], lambda products: arc(products, weight)), {"lambda_fed": weight}
+
+
+def slerp_of(states: Sequence[State], weights: Sequence[float]) -> tuple[State, float]:
+    """The same of two adapters without roles, exactly."""
+    if len(states) != 2:
+        raise UserError(
+            f"slerp goes from one adapter to another, and {len(states)} are given; --method karcher takes any number"
+        )
+    return combined(states, lambda products: arc(products, weights[0] / sum(weights))), 0.0
 
 
 def arc(products: Tensor, weight: float) -> tuple[float, float]:

@@ -3,13 +3,14 @@ Algorithm 1, for a federated and a local adapter."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from llm_fed.basics.figures import rounded
-from llm_fed.merge.products import factored
+from llm_fed.merge.products import factored, weighed
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
 from llm_fed.settings import Above, AtMost, PositiveFloat
@@ -35,6 +36,13 @@ def ties(
     """
     merged, lost = factored([fed, local], lambda layer, products: scaling * elected(products, density))
     return merged, rounded({"density": density, "scaling": scaling, "lost": lost})
+
+
+def ties_of(
+    states: Sequence[State], weights: Sequence[float], *, density: float = 0.2, rank: int | None = None
+) -> tuple[State, float]:
+    """The same of any number of adapters, each multiplied by its weight, and how much a lower rank loses."""
+    return factored(states, lambda layer, products: elected(weighed(products, weights), density), rank)
 
 
 def elected(differences: Tensor, density: float) -> Tensor:

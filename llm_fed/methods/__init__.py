@@ -6,16 +6,19 @@ their package (`llm_fed.settings.plugins`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llm_fed.basics.errors import UserError, lookup
-from llm_fed.mergers.dare import dare
+from llm_fed.mergers.dare import dare, dare_of
 from llm_fed.mergers.fisher_merging import fisher_merging
 from llm_fed.mergers.interpolation import grid, mean
+from llm_fed.mergers.karcher import karcher
+from llm_fed.mergers.linear import linear, svd
 from llm_fed.mergers.potara import potara
-from llm_fed.mergers.slerp import slerp
+from llm_fed.mergers.slerp import slerp, slerp_of
 from llm_fed.mergers.task_arithmetic import task_arithmetic
-from llm_fed.mergers.ties import ties
+from llm_fed.mergers.ties import ties, ties_of
 from llm_fed.method import Method
 from llm_fed.method.merge import Merge, kind_of
 from llm_fed.methods.ca2fl import CA2FL
@@ -63,6 +66,7 @@ from llm_fed.methods.rolora import RoLoRA
 from llm_fed.methods.scaffold import Scaffold
 from llm_fed.settings import coerce, objects, plugins, range_of
 from llm_fed.settings.configfile import check_keys
+from llm_fed.state import State
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -123,6 +127,15 @@ MERGERS: dict[str, type[Merge]] = {
     "ties": kind_of(ties),
     "dare": kind_of(dare),
     "slerp": kind_of(slerp),
+}
+# Of any number of adapters without roles and their weights: the merged one, and the share that a lower rank loses.
+FOLDER_MERGERS: dict[str, Callable[..., tuple[State, float]]] = {
+    "linear": linear,
+    "svd": svd,
+    "ties": ties_of,
+    "dare": dare_of,
+    "karcher": karcher,
+    "slerp": slerp_of,
 }
 
 ALIASES = {"standalone": "local", "fedavg": "fedit", "fedavg+": "fedlora", "fisher": "fisher-merging"}

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from llm_fed.mergers.karcher import karcher
+from llm_fed.mergers.karcher import coefficients
 
 KINDS = {
     "plain": {"r": 2, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
@@ -103,11 +103,12 @@ def test_what_the_others_compute(small, folders, llm_fed, tmp_path, method):
 
 def test_the_mean_of_directions_by_hand():
     """Of three axes the diagonal; of weights the nearer; a zero has no direction, and of opposites there is none."""
-    assert karcher(torch.eye(3).double(), [1, 1, 1]) == pytest.approx([3**-0.5] * 3)
-    near, far = karcher(torch.eye(2).double(), [2, 1])
+    assert coefficients(torch.eye(3).double(), [1, 1, 1]) == pytest.approx([3**-0.5] * 3)
+    near, far = coefficients(torch.eye(2).double(), [2, 1])
     assert torch.tensor(near).acos() == pytest.approx(torch.pi / 6) and near**2 + far**2 == pytest.approx(1)
-    assert karcher(torch.tensor([[4.0, 0], [0, 0]]).double(), [1, 1]) == pytest.approx([0.5, 0])  # half of its length
-    assert karcher(torch.tensor([[1.0, -1], [-1, 1]]).double(), [1, 1]) == [0, 0]
+    half_as_long = coefficients(torch.tensor([[4.0, 0], [0, 0]]).double(), [1, 1])
+    assert half_as_long == pytest.approx([0.5, 0])
+    assert coefficients(torch.tensor([[1.0, -1], [-1, 1]]).double(), [1, 1]) == [0, 0]
 
 
 def test_each_parent_and_the_merge_are_scored(small, folders, llm_fed, tmp_path):
