@@ -57,6 +57,15 @@ def test_paths_of_tests_in_the_documentation_exist():
     assert len(named) > 10 and not {name for name in named if not (ROOT / name).is_file()}
 
 
+def test_one_parser_reads_yaml():
+    """So that its bounds hold for whatever a stranger may have written."""
+    houses = [path for house in ("llm_fed", "tasks", "eval") for path in ROOT.glob(f"{house}/**/*.py")]
+    reads = [
+        path for path in houses if re.search(r"yaml\.(safe_|full_|unsafe_)?(load|compose|parse)", path.read_text())
+    ]
+    assert [path.name for path in reads] == ["documents.py"]
+
+
 def test_a_class_name_means_one_thing():
     """A private class does not share its name with another either."""
     houses = [path for house in ("llm_fed", "tasks", "eval") for path in ROOT.glob(f"{house}/**/*.py")]

@@ -4,14 +4,13 @@ files of a saved data set, and at the head of a README. Features are what `datas
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from llm_fed.basics.documents import load, load_json
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.files import read_file
 from llm_fed.rows.layout import Part, split_of
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def of_schema(source: Source, schema: pyarrow.Schema) -> dict[str, Any]:
     """By column the features that are written into an Arrow or Parquet file."""
     written = (schema.metadata or {}).get(b"huggingface")
     try:
-        return dict(json.loads(written)["info"]["features"]) if written else {}
+        return dict(load_json(written)["info"]["features"]) if written else {}
     except (KeyError, TypeError, ValueError):
         source.remark("without what its metadata says of its columns")
         return {}
@@ -75,7 +74,7 @@ def of_schema(source: Source, schema: pyarrow.Schema) -> dict[str, Any]:
 def shown(path: Path) -> list[str] | None:
     """The columns of a saved data set (`save_to_disk`) that its format does not hide; None: all."""
     try:
-        state = json.loads((path.parent / "state.json").read_text())
+        state = load_json(read_file(path.parent / "state.json"))
         return None if state["_output_all_columns"] else state["_format_columns"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -89,14 +88,16 @@ def of_readme(folder: Path) -> tuple[dict[str, Any], list[Part]]:
         UserError: it says so in a form that cannot be read.
     """
     path = folder / README
-    head = path.read_text(errors="ignore").partition("\n---")[0] if path.is_file() else ""
+    head = read_file(path).decode(errors="ignore").partition("\n---")[0] if path.is_file() else ""
     head = head if head.startswith("---") else ""
     if not ("dataset_info:" in head or "configs:" in head or (folder / OLDER).is_file()):
         return {}, []
     from datasets.info import DatasetInfosDict
 
     try:
-        configs = (yaml.safe_load(head.strip("-")) or {}).get("configs") or [{}]
+        configs = (load(head.strip("-")) or {}).get("configs") or [{}]  # which also bounds what datasets reads next
+        if (folder / OLDER).exists():
+            load_json(read_file(folder / OLDER))
         infos = [info.features for info in DatasetInfosDict.from_directory(str(folder)).values() if info.features]
         parts = _parts(folder, configs[0].get("data_files") or []) if len(configs) == 1 else []
     except Exception as error:  # of any kind: whatever a person may write there

@@ -4,6 +4,7 @@ keys in the names of folders, splits of a README, the index of a frame; in every
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import BadRow, FileRows, HubRows
+from llm_fed.rows.declared import shown
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks import given, labelled
 
@@ -275,6 +277,19 @@ def test_what_a_readme_says_of_splits(tmp_path):
         assert {*tasks.load(config_with(TaskConfig("files", str(tmp_path)), client="client"), 0).clients} == {
             "a0", "a1", "b0", "b1",
         }  # fmt: skip
+
+
+def test_a_strangers_readme_makes_no_much_of_little_and_a_pipe_is_not_waited_for(tmp_path):
+    written(declared([0, 1]), tmp_path / "train.jsonl")
+    bomb = "\n".join(f"n{n}: &n{n} [{', '.join([f'*n{n - 1}'] * 9)}]" for n in range(1, 12))
+    (tmp_path / "README.md").write_text(f"---\nn0: &n0 [x]\n{bomb}\nconfigs: *n11\n---\n")
+    with pytest.raises(UserError, match="README.md says what the data are in a form that cannot be read: .*aliases"):
+        tasks.files.plan_of(tmp_path, ColumnsConfig())
+    os.mkfifo(tmp_path / "state.json")
+    assert shown(tmp_path / "train.jsonl") is None
+    (tmp_path / "README.md").unlink()
+    os.mkfifo(tmp_path / "dataset_infos.json")
+    assert tasks.files.plan_of(tmp_path, ColumnsConfig())[1].features == {}
 
 
 def test_rows_under_one_key_name_what_stands_beside_them(tmp_path):
