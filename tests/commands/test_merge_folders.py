@@ -101,6 +101,15 @@ def test_what_the_others_compute(small, folders, llm_fed, tmp_path, method):
         torch.testing.assert_close(found[layer].double(), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("method", ["slerp", "karcher", "linear"])
+def test_all_weight_on_the_first_gives_the_first(small, folders, llm_fed, tmp_path, method):
+    paths, shares = [folders["plain"], folders["rslora"]], ("--method", method, "--weights", "1,0")
+    assert llm_fed("merge", *paths, "--out", tmp_path / "out", *shares).code == 0
+    first, found = added(small, paths[0]), added(small, tmp_path / "out")
+    for layer, value in first.items():
+        torch.testing.assert_close(found[layer], value, rtol=1e-4, atol=1e-4)
+
+
 def test_the_mean_of_directions_by_hand():
     """Of three axes the diagonal; of weights the nearer; a zero has no direction, and of opposites there is none."""
     assert coefficients(torch.eye(3).double(), [1, 1, 1]) == pytest.approx([3**-0.5] * 3)
