@@ -12,6 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import yaml
 from hostile import changed
@@ -236,5 +237,6 @@ def test_no_error_and_no_setting_tells_the_server_what_stands_in_rows(small, tmp
 @pytest.mark.slow
 def test_none_of_many(small, tmp_path, content, node, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)  # orders name bases that nobody has
     codes = attack(node, small, tmp_path, content, 3000, 2)
     assert codes[""] > 100 and codes["failed"] > 100, codes
