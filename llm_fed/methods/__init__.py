@@ -42,7 +42,6 @@ from llm_fed.methods.fedkd import FedKD
 from llm_fed.methods.fedmerge import FedMerge, FedMergeFixed
 from llm_fed.methods.fedmoe import FedMoE
 from llm_fed.methods.fedopt import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from llm_fed.methods.fedpool import FedPool
 from llm_fed.methods.fedproto import FedProto
 from llm_fed.methods.fedprox import FedProx
 from llm_fed.methods.fedrot_lora import FedRotLoRA
@@ -108,7 +107,6 @@ METHODS: dict[str, type[Method]] = {
     "fl-hc": FLHC,
     "fedmerge": FedMerge,
     "fedmerge-fixed": FedMergeFixed,
-    "fedpool": FedPool,
     "fedasync": FedAsync,
     "fedbuff": FedBuff,
     "ca2fl": CA2FL,

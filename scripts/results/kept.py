@@ -1,6 +1,6 @@
 """The table and the verdict of the scores that lie beside the results pages, one line per row and draw.
 
-    python scripts/results/kept.py docs/results/rows/flan_methods.jsonl --rows local,fedit,fedpool
+    python scripts/results/kept.py docs/results/rows/flan_methods.jsonl --rows local,fedit,fedmerge
     python scripts/results/kept.py docs/results/rows/flan_methods.jsonl --add runs/flan-methods
 
 The first command trains nothing: it says what the pages say, of the rows that are asked for (default: of all). `--add`

@@ -63,7 +63,7 @@ def test_work_is_counted_from_what_was_done(compared):
 
 @pytest.mark.parametrize(
     ("method", "steps", "own"),
-    [("local", 8, 0), ("pooled", 8, 0), ("fedlora", 8, 4), ("fedpool", 8, 4), ("ditto", 16, 0), ("potara", 0, 0)],
+    [("local", 8, 0), ("pooled", 8, 0), ("fedlora", 8, 4), ("ditto", 16, 0), ("potara", 0, 0)],
 )
 def test_the_plan_says_it_before(small, method, steps, own):
     built = prepare(

@@ -95,12 +95,6 @@ def test_the_pool_of_fedmerge_is_its_soup(finished, small, base, tmp_path, llm_f
     assert torch.equal(entry, adapter(tmp_path / "new", base)[short])
 
 
-def test_the_pool_of_fedpool_is_one_model_where_it_sees_no_groups(small, tmp_path):
-    folder = train(small, tmp_path, {"name": "fedpool"}, rounds=1)
-    recipe = join(folder, file_of(small, "ada"), tmp_path / "new").recipe
-    assert recipe["pool"] == "the model of fedpool's server after round 1" and recipe["weights"] == {"model 0": 1.0}
-
-
 @pytest.mark.parametrize("name", ["ifca", "fedmerge-fixed"])
 def test_other_methods_with_several_models_at_the_server(small, tmp_path, name):
     settings = {"ifca": {"warmup_rounds": 1}, "fedmerge-fixed": {"models_per_client": 1}}[name]

@@ -58,7 +58,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "ifca": {"num_models": 2, "warmup_rounds": 1},
     "fedmerge": {"num_models": 2},
     "fedmerge-fixed": {"num_models": 2, "models_per_client": 1},
-    "fedpool": {},
     "feddle": {"search_lr": 0.05},
     "feddf": {"server_lr": 0.01},
     "potara": {"samples": 4, "grid": True},

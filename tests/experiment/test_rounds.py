@@ -27,7 +27,6 @@ SAME_LR = {"steps": 2, "batch_size": 2, "lr": 0.02, "lr_end": 0.02}
 METHODS: dict[str, dict[str, Any]] = {
     "fedit": {"method": {"name": "fedit"}},
     "own steps": {"method": {"name": "fedlora"}},
-    "fedpool": {"method": {"name": "fedpool"}},
     "memories": {"method": {"name": "local"}},
     "late": {"method": {"name": "fedbuff", "buffer": 2}, "delay": {"sigma": 0.8}},
     "a merge that draws": {"method": {"name": "dare"}},
@@ -38,7 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
 
 def config(small, family: str, **changes: Any) -> Any:
     given = {"rounds": ROUNDS, "local": SAME_LR, "eval": {"select": "last", "every": 1}, **METHODS[family], **changes}
-    if given["method"]["name"] in ("fedlora", "fedpool"):
+    if given["method"]["name"] == "fedlora":
         given |= own_steps.alone(after=given["rounds"], name=given["method"]["name"])
     given["checkpoint"] = {"keep": 1, "keep_rounds": [KEPT]}
     given["eval"] = {"max_new_tokens": 1, "cross": False, **given["eval"]}

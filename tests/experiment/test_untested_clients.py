@@ -292,7 +292,7 @@ def _federation(draws: random.Random) -> dict[str, Any]:
 
 METHODS = (
     "local", "fedit", "fedlora", "fedprox", "scaffold", "feddyn", "ditto", "fedsa", "feddpa", "fedalt", "pfedmoe",
-    "fedem", "ifca", "fedmerge", "fedpool", "fedbuff", "potara", "grid", "mean", "hetlora", "flora", "rolora",
+    "fedem", "ifca", "fedmerge", "fedbuff", "potara", "grid", "mean", "hetlora", "flora", "rolora",
 )  # fmt: skip
 
 

@@ -194,7 +194,7 @@ def test_with_privacy_by_example_no_table_is_made_and_the_run_says_why(tree, mon
 
 
 def test_own_steps_after_the_last_round_are_scored_as_the_rounds_are(tree, tmp_path):
-    done = experiment.train(from_dict(tree(**own_steps.alone(after=2, name="fedpool"))), tmp_path / "run")
+    done = experiment.train(from_dict(tree(**own_steps.alone(after=2, name="fedlora"))), tmp_path / "run")
     lines = read_records(tmp_path / "run/metrics.jsonl")
     (after,) = [line for line in lines if line["kind"] == "after"]
     rounds = [line for line in lines if line["kind"] == "score" and line["split"] == "validation"]

@@ -116,7 +116,7 @@ def test_which_methods_those_are():
         "fedem", "ditto", "fedrot-lora",
     }  # fmt: skip
     assert {name for name, takes in found.items() if not takes} == {
-        "local", "scaffold", "fedalt", "fedpool", "hetlora", "flexlora", "flora", "fedex-lora", "fd", "fedproto",
+        "local", "scaffold", "fedalt", "hetlora", "flexlora", "flora", "fedex-lora", "fd", "fedproto",
         "fedasync", "ca2fl", "center", "pooled", "feddf", "potara",
         "fisher-merging", "mean", "grid", "task-arithmetic", "ties", "dare", "slerp",
     }  # fmt: skip

@@ -18,7 +18,7 @@ NAMES = [*FEDERATED, *WHOLE_MODELS]
 # the rare ones. Of the other methods it makes what one run of their federation shows, and their golden curve; of those
 # that train whole models as they train adapters, nothing. `make long` makes every check of every method.
 FAMILIES = (
-    "local", "fedlora", "scaffold", "ditto", "rolora", "feddpa", "flora", "fedem", "ifca", "fedmerge", "fedpool",
+    "local", "fedlora", "scaffold", "ditto", "rolora", "feddpa", "flora", "fedem", "ifca", "fedmerge",
     "fedbuff", "feddf", "feddle", "lg-fedavg of pictures",
 )  # fmt: skip
 OF_WHOLE_MODELS = [name + OF_PICTURES for name in methods.METHODS if name + OF_PICTURES in NAMES and name not in NAMES]
