@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterable
 
-import torch
+import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -16,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
-_BLOCK = 2**16  # numbers of a stream that are drawn at once, and stay in the cache meanwhile
+_BLOCK = 2**15  # numbers of a stream that are drawn at once: with those that they are added to, in the cache of a core
 _ZEROS = bytes(4 * _BLOCK)
 _NONCE = 12
 
@@ -85,11 +86,14 @@ def is_signed(identity: ec.EllipticCurvePublicKey, text: bytes, signature: bytes
     return True
 
 
-def add_stream(total: Tensor, key: bytes, sign: int) -> None:
-    """Add the stream of a key to (P,) int32 modulo 2^32, or subtract it (`sign` -1): AES-256 in counter mode from 0, of
-    which each key has one."""
-    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    buffer = bytearray(4 * _BLOCK + 15)
-    for part in total.split(_BLOCK):
-        encryptor.update_into(memoryview(_ZEROS)[: 4 * len(part)], buffer)
-        part.add_(torch.frombuffer(buffer, dtype=torch.int32, count=len(part)), alpha=sign)
+def add_streams(total: Tensor, signed: Iterable[tuple[bytes, int]]) -> None:
+    """Add the stream of each key to (P,) int32 modulo 2^32, or subtract it (sign -1): AES-256 in counter mode from 0,
+    of which each key has one. All streams of a part come one after another, as the part then stays in the cache."""
+    numbers, buffer = total.numpy(), bytearray(4 * _BLOCK + 15)
+    drawn = np.frombuffer(buffer, np.int32, _BLOCK)
+    streams = [(Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor(), sign) for key, sign in signed]
+    for start in range(0, len(numbers), _BLOCK):
+        part = numbers[start : start + _BLOCK]
+        for encryptor, sign in streams:
+            encryptor.update_into(memoryview(_ZEROS)[: part.nbytes], buffer)
+            (np.add if sign > 0 else np.subtract)(part, drawn[: len(part)], out=part)

@@ -34,11 +34,12 @@ def open_sum(
         GivenUp: why the sum stays closed.
     """
     own, pairs = _unlocked(terms.cohort, alive, told)
+    masks: list[tuple[bytes, int]] = []
     for name in alive:
         secret = _recovered(terms.cohort, name, own)
         if commitment(secret) != prepared[name]["own"]:
             raise GivenUp(f"the shares of {name}'s mask do not belong together")
-        keys.add_stream(total, own_mask(secret), -1)
+        masks.append((own_mask(secret), -1))
     there = set(alive)
     for name in unanswered(terms, alive):
         private = keys.private_of(_recovered(terms.cohort, name, pairs))
@@ -46,7 +47,8 @@ def open_sum(
             raise GivenUp(f"the shares of {name}'s key do not belong together")
         for other in there.intersection(terms.neighbours(name)):
             public = bytes.fromhex(prepared[other]["public"])
-            keys.add_stream(total, keys.agreed(private, public, terms.digest), -signs(other, name))
+            masks.append((keys.agreed(private, public, terms.digest), -signs(other, name)))
+    keys.add_streams(total, masks)
 
 
 def _unlocked(cohort: Cohort, alive: Collection[str], told: Mapping[str, Any]) -> tuple[Shares, Shares]:

@@ -107,14 +107,15 @@ class Party:
         if missing := [name for name in neighbours if name not in sealed]:
             raise Unsafe("sealed", f"the server says that {missing[0]} has prepared, and brings nothing of it")
         private, proofs = keys.private_of(int(secrets["pairs"], 16)), {}
+        masks = [(own_mask(int(secrets["own"], 16)), 1)]
         for name in neighbours:
             channel = bytes.fromhex(round["channels"][name])
             key = self._sealing(terms.cohort, name, self.name, channel)
             opened = keys.unseal(key, bytes.fromhex(sealed[name]))
             public, round["held"][name] = opened[:32], [opened[at : at + 32].hex() for at in (32, 64, 96)]
-            keys.add_stream(vector, keys.agreed(private, public, terms.digest), signs(self.name, name))
+            masks.append((keys.agreed(private, public, terms.digest), signs(self.name, name)))
             proofs[name] = self._proof(terms, self.name, channel)
-        keys.add_stream(vector, own_mask(int(secrets["own"], 16)), 1)
+        keys.add_streams(vector, masks)
         round["terms"] = {
             "present": list(terms.present), "message": terms.message, "largest": terms.largest,
             "settings": terms.settings,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llm_fed.secure.keys import add_stream
+from llm_fed.secure.keys import add_streams
 
 LEAST_BITS = 15  # of a number beside its sign, with the largest cohort
 MOST_CLIENTS = (2**31 - 1) >> LEAST_BITS
@@ -36,7 +36,7 @@ class Ring:
             key: 32 bytes, from which the rounding is drawn.
         """
         draws = torch.zeros(len(vector), dtype=torch.int32)
-        add_stream(draws, key, 1)
+        add_streams(draws, [(key, 1)])
         scaled = draws.double().add_(2.0**31).mul_(2.0**-32)  # in [0, 1)
         scaled.add_(vector.double(), alpha=1 / self.step).floor_()
         return scaled.clamp_(-self.levels, self.levels).to(torch.int32)

@@ -3,9 +3,9 @@ whose value at 0 is the secret. `Crypto.Protocol.SecretSharing` takes 80 times a
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Mapping
-from functools import lru_cache
 
 PRIME = 2**255 - 19
 
@@ -29,19 +29,10 @@ def split(secret: int, number: int, threshold: int) -> list[int]:
 
 
 def combine(shares: Mapping[int, int]) -> int:
-    """The secret of as many shares as the threshold, by point; of others another number."""
-    points = tuple(sorted(shares))
-    return sum(weight * shares[point] for point, weight in zip(points, _weights(points), strict=True)) % PRIME
-
-
-@lru_cache(maxsize=4096)
-def _weights(points: tuple[int, ...]) -> list[int]:
-    """Lagrange's, for the value at 0."""
-    weights = []
-    for point in points:
-        above = below = 1
-        for other in points:
-            if other != point:
-                above, below = above * other % PRIME, below * (other - point) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
-    return weights
+    """The secret of as many shares as the threshold, by point; of others another number. It is Lagrange's polynomial at
+    0, over one denominator: points are small, so that is one, and the inverse modulo the prime is what takes time."""
+    above = math.prod(shares)
+    below = {point: point * math.prod(other - point for other in shares if other != point) for point in shares}
+    common = math.lcm(*below.values())
+    found = sum(common // below[point] * share for point, share in shares.items())
+    return found * above * pow(common, -1, PRIME) % PRIME
