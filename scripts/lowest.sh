@@ -18,7 +18,7 @@ import tomllib
 with open("pyproject.toml", "rb") as file:
     project = tomllib.load(file)["project"]
 extras = project["optional-dependencies"]
-for line in project["dependencies"] + extras["privacy"] + extras["analysis"] + extras["excel"] + extras["gguf"]:
+for line in project["dependencies"] + extras["privacy"] + extras["excel"] + extras["gguf"]:
     name, lowest = re.fullmatch(r"([\w-]+)>=([\d.]+).*", line).groups()
     if name != "torch":
         print(f"{name}=={lowest}")
@@ -26,7 +26,7 @@ END
 if [ -n "${TORCH:-}" ]; then echo "torch==$TORCH" >> "$work/lowest.txt"; fi
 # Not the extra `dev`: Flower needs newer versions of its own dependencies than this project does. So the tests of the
 # site and of Flower's keys are left out, and those that need Flower skip themselves. Tests build wheels with setuptools.
-"$work/venv/bin/pip" install --quiet ${PIPFLAGS:-} --constraint "$work/lowest.txt" --editable '.[privacy,analysis,excel,gguf]' \
+"$work/venv/bin/pip" install --quiet ${PIPFLAGS:-} --constraint "$work/lowest.txt" --editable '.[privacy,excel,gguf]' \
   'pytest>=8' 'pytest-xdist>=3.6' 'hypothesis>=6.100' 'setuptools>=77'
 "$work/venv/bin/pip" list --format=freeze
 export VENV="$work/venv" OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
