@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # What is too long for every change (`make long`): slow tests, answers, configurations and files that nobody honest gives,
-# federations in random forms of files, rows beside others in every family of models, kills, full disks, flipped bits,
-# damaged folders, links, the soak, the quickstart at three seeds, and all tests with the
-# lowest versions of dependencies. All steps run, also after one that fails; the last lines say how each ended.
+# federations in random forms of files, rows beside others in every family of models, kills, full disks,
+# damaged folders, links, the soak, the quickstart at three seeds, and all tests with the lowest versions of
+# dependencies. All steps run, also after one that fails; the last lines say how each ended.
 # With LLM_FED_BASE and LLM_FED_DATA set, also the benchmark of cohorts on real data.
 #
 #   bash scripts/long.sh               # all; hours on two cores
-#   bash scripts/long.sh flips links   # only these steps
+#   bash scripts/long.sh kills links   # only these steps
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin="${VENV:-.venv}/bin"
@@ -64,20 +64,19 @@ reported() {
 }
 
 step slow_tests slow_tests
-step hostile support hostile --examples 200000 --out "$work/hostile"
+step hostile support hostile --cases 200000 --out "$work/hostile"
 step hostile_answers support hostile_answers
 for kind in configurations folders data; do
-  step "fuzz_$kind" support fuzz "$kind" --cases 10000 --out "$work/fuzzed"
+  step "fuzz_$kind" support fuzz --kinds "$kind" --cases 10000 --out "$work/fuzzed"
 done
 step federations support any_form --cases 5000 --out "$work/misread"
 # With LLM_FED_WILD set to a folder whose bases/ holds real tokenizers, also with these.
 step talks support talks --cases 20000 ${LLM_FED_WILD:+--bases "$LLM_FED_WILD/bases"}
 step rows_alone support rows_alone
 step classifiers_alone support classifiers_alone
-step kills support disk_faults kills
-step full_disks support disk_faults full
-step flips support flips --cases 2000
-step damage support damage --cases 2000
+step kills support disk_faults --kinds kills
+step full_disks support disk_faults --kinds full
+step damage support damage --cases 4000
 step links support links
 step soak "$bin/python" scripts/bench/soak.py
 for seed in 0 1 2; do

@@ -85,7 +85,7 @@ def measured(goal: Goal, lines: Sequence[Line]) -> tuple[float | None, bool]:
 
 
 def table(step: Step, lines: Sequence[Line]) -> str:
-    """A row per case and card, and at the end one with all cases that were not measured."""
+    """A row per case and card, and at the end one with the number of cases that were not measured."""
     heads = ["case", *step.columns.values(), "card, torch, code"]
     rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     left: list[str] = []
@@ -97,7 +97,8 @@ def table(step: Step, lines: Sequence[Line]) -> str:
         if not latest:
             left.append(case)
     if left:
-        rows.append("| " + " | ".join([f"not run: {'; '.join(left)}", *[""] * (len(heads) - 1)]) + " |")
+        said = f"{len(left)} of {len(step.cases)} cases: not run"
+        rows.append("| " + " | ".join([said, *[""] * (len(heads) - 1)]) + " |")
     return "\n".join(rows)
 
 

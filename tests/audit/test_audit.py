@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import audit_faults
 import audit_runs
 import every
 import pytest
@@ -25,18 +26,6 @@ from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 
 ROWS = "ada/train.jsonl"  # of the data of all runs
-
-
-@pytest.fixture(scope="module")
-def faults() -> Any:
-    """scripts/studies/audit_faults.py"""
-    import importlib
-    import sys
-
-    folder = str(Path(__file__).parents[2] / "scripts" / "studies")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [folder, *sys.path])
-        yield importlib.import_module("audit_faults")
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +54,7 @@ def runs(tmp_path_factory) -> dict[str, tuple[Any, Path]]:
         ),
     ],
 )
-def test_a_clean_run_gives_no_finding(faults, runs, family):
+def test_a_clean_run_gives_no_finding(runs, family):
     config, folder = runs[family]
     found = audit_runs.audited(folder, config)
     assert (found.findings, found.unchecked) == ([], [])
@@ -73,34 +62,37 @@ def test_a_clean_run_gives_no_finding(faults, runs, family):
     assert f"rounds {rounds}, trained again" in found.checked
 
 
-def test_a_resumed_run_has_the_same_digests_and_no_finding(faults, runs):
+def test_a_resumed_run_has_the_same_digests_and_no_finding(runs):
     (_, whole), (config, resumed) = runs["fedit"], runs["resumed"]
     assert (resumed / digests.FILE).read_bytes() == (whole / digests.FILE).read_bytes()
     assert not audit_runs.audited(resumed, config).findings
 
 
 @pytest.mark.parametrize("number", [*range(6), *(pytest.param(n, marks=pytest.mark.slow) for n in range(6, 20))])
-def test_an_injected_fault_is_found_and_named(faults, runs, tmp_path, number):
-    kind, family = faults.KINDS[number % 6], ("fedit", "fedmerge", "fedproto, image models", "scaffold")[number % 4]
+def test_an_injected_fault_is_found_and_named(runs, tmp_path, number):
+    kind, family = (
+        audit_faults.KINDS[number % 6],
+        ("fedit", "fedmerge", "fedproto, image models", "scaffold")[number % 4],
+    )
     config, clean = runs[family]
     draw, fault = random.Random(number), None
     while fault is None:
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        fault = faults.inject(kind, family, config, clean, tmp_path / "run", draw)
+        fault = audit_faults.inject(kind, family, config, clean, tmp_path / "run", draw)
     found = audit_runs.audited(tmp_path / "run", config)
     assert fault.named(found), (kind, family, fault, found.findings)
 
 
-def test_one_clients_fault_is_no_finding_about_another(faults, runs, tmp_path):
+def test_one_clients_fault_is_no_finding_about_another(runs, tmp_path):
     """Nor are the rounds that follow from it: they cannot be made again, which is said."""
     config, clean = runs["fedit"]
-    fault = faults.inject("stale message", "fedit", config, clean, tmp_path / "run", random.Random(1))
+    fault = audit_faults.inject("stale message", "fedit", config, clean, tmp_path / "run", random.Random(1))
     found = audit_runs.audited(tmp_path / "run", config)
     assert {(item.round, item.client) for item in found.findings} == {(fault.round, fault.client)}
     assert any("the server's step of round" in line for line in found.unchecked)
 
 
-def test_a_line_of_the_chain_cannot_be_changed_alone(faults, runs, tmp_path):
+def test_a_line_of_the_chain_cannot_be_changed_alone(runs, tmp_path):
     config, clean = runs["fedit"]
     folder = shutil.copytree(clean, tmp_path / "run")
     lines = (folder / digests.FILE).read_text().splitlines()
@@ -165,9 +157,9 @@ def test_elsewhere_a_round_that_ends_aside_is_found_from_the_tolerance_on(runs, 
 
 
 @pytest.mark.parametrize(("kind", "family"), [("no broadcast", "fedit"), ("swapped clients", "fedmerge")])
-def test_elsewhere_a_fault_between_kept_checkpoints_is_found(faults, runs, tmp_path, kind, family):
+def test_elsewhere_a_fault_between_kept_checkpoints_is_found(runs, tmp_path, kind, family):
     config, clean = runs[family]
-    fault = faults.inject(kind, family, config, clean, tmp_path / "run", random.Random(1))
+    fault = audit_faults.inject(kind, family, config, clean, tmp_path / "run", random.Random(1))
     found = audit_runs.audited(tmp_path / "run", config, elsewhere=1)
     assert fault and ("server", "server step") in {(item.client, item.kind) for item in found.findings}
 

@@ -201,21 +201,6 @@ def another_rank(folder: Path, small: small_run.Small) -> None:
     (folder / "adapter_config.json").write_text(json.dumps({**config, "r": 3}))
 
 
-def truncated(folder: Path, small: small_run.Small) -> None:
-    data = (folder / "adapter_model.safetensors").read_bytes()
-    (folder / "adapter_model.safetensors").write_bytes(data[: len(data) // 2])
-
-
-def corrupt(folder: Path, small: small_run.Small) -> None:
-    data = bytearray((folder / "adapter_model.safetensors").read_bytes())
-    data[10:20] = b"\xff" * 10
-    (folder / "adapter_model.safetensors").write_bytes(data)
-
-
-def without_weights(folder: Path, small: small_run.Small) -> None:
-    (folder / "adapter_model.safetensors").unlink()
-
-
 def gone(folder: Path, small: small_run.Small) -> None:
     shutil.rmtree(folder)
 
@@ -224,9 +209,6 @@ def gone(folder: Path, small: small_run.Small) -> None:
     "damage, parts",
     [
         (another_rank, ["rank 3"]),
-        (truncated, ["adapter_model.safetensors is absent, damaged or cut short"]),
-        (corrupt, ["adapter_model.safetensors is absent, damaged or cut short"]),
-        (without_weights, ["no adapter_model.safetensors", "safetensors"]),
         (gone, ["no personal adapter of bob any more", "--fresh"]),
     ],
 )

@@ -93,8 +93,27 @@ def test_half_of_a_character_in_a_digest_is_a_finding(damaged, llm_fed, tmp_path
 
 def test_damage_anywhere(damaged):
     """A sample; the same every time."""
-    for _, case in zip(range(8), damaged.cases(random.Random(7)), strict=False):
+    for _, case in zip(range(12), damaged.cases(random.Random(7)), strict=False):
         assert damaged.check(*case) == "", case
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "text", "named"),
+    [
+        ("json", "summary.json", b'"rounds"', True),
+        ("json", "config.yaml", b"seed: 0", True),
+        ("json", "adapters/ada/adapter_config.json", b'"lora_alpha": 8', True),
+        ("json", "adapters/ada/adapter_model.safetensors", b"lora_B", True),
+        ("json", "adapters/ada/README.md", b"ada", False),
+        ("half", "checkpoints/round-0002/manifest.json", b"sha256", False),  # an earlier one is whole
+        ("half", "metrics.jsonl", b'"loss": ', True),
+        ("half", "timing.jsonl", b"parts", True),
+    ],
+)
+def test_a_flipped_bit_is_named_or_without_effect(damaged, command, file, text, named):
+    """The last bit of the last letter of a text: still JSON or YAML, but another one."""
+    data = (damaged.origin("fedmerge", command) / file).read_bytes()
+    assert damaged.names_flip("fedmerge", command, file, data.index(text) + len(text) - 1, 0) is named
 
 
 # (file, command, exit codes): a reader that opens the file waits for a writer that never comes.

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import every
@@ -23,14 +19,12 @@ METHODS = {
     "local": {"name": "local"},
     "fedlora": own_steps.alone(after=ROUNDS)["method"],
     "fedmerge": {"name": "fedmerge", "num_models": 3},
-    "fedbuff": {"name": "fedbuff", "buffer": 2},
     "ca2fl": {"name": "ca2fl", "buffer": 2},
     "stopping": own_steps.alone(after=ROUNDS)["method"],  # its rule ends it after round 2 of 3
 }
 STOPS_AFTER = {"stopping": 2}
 SECTIONS = {
     "fedlora": {"rounds": ROUNDS + 1},
-    "fedbuff": {"delay": {"sigma": 0.8, "drop_out": 0.5}},
     "ca2fl": {"checkpoint": {"keep": 1, "memory_limit": 0.0}},  # no row stays in the RAM
     "stopping": {"rounds": ROUNDS + 1, "stop": {"patience": 1, "min_delta": 100.0}},
 }
@@ -42,18 +36,6 @@ CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
         (Kill("os:fsync", match="state.safetensors"), 2),  # a checkpoint's file is written, not yet safe
         (Kill("os:replace", match="checkpoints/round-0002"), 2),  # it is complete under its temporary name
         (Kill("llm_fed.runs.folder:Run.log_timing"), 3),  # between rounds
-    ],
-    "local": [
-        (Kill("os:fsync", 2, match="checkpoints/rows"), None),  # one memory is written, the next not yet safe
-        (Kill("llm_fed.runs.folder:Run.log", 7), 2),  # between two clients' lines of round 2
-        (Kill("os:replace", match="round-0001"), 3),  # before the old checkpoint is put aside
-        (Kill("shutil:rmtree", match=".round-0002.partial"), 3),  # while it is deleted
-    ],
-    "fedbuff": [
-        (Kill("os:fsync", match="checkpoints/rows"), None),  # an answer on its way is written, not yet safe
-        (Kill("llm_fed.runs.folder:Run.log_timing"), 2),  # between rounds, with answers on their way
-        (Kill("os:replace", match="checkpoints/round-0002"), 2),
-        (Kill("llm_fed.runs.folder:Run.log_timing"), 3),
     ],
     "ca2fl": [
         (Kill("os:fsync", match="checkpoints/rows"), None),  # the limit writes a row in the middle of round 1
@@ -148,23 +130,6 @@ def test_killed_while_fresh_deletes_the_earlier_run(small, uninterrupted, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["local", "stopping"])
-@pytest.mark.parametrize("function", ["os:fsync", "os:replace"])
-def test_killed_at_every_step_to_the_disk(small, uninterrupted, tmp_path, function, method):
-    """Whenever something is made safe or renamed, the process may die instead; the next one finishes the run."""
-    for n in range(1, 200):
-        out = tmp_path / str(n) / "run"
-        out.parent.mkdir()
-        code, _ = start(small, method, out, Kill(function, n))
-        if code == 0:
-            break
-        assert code == -signal.SIGKILL
-        assert start(small, method, out)[0] == 0, n
-        assert results(out) == results(uninterrupted(method)), n
-    assert code == 0 and n > 20  # so many times it was killed; the last run found no n-th call
-
-
-@pytest.mark.slow
 def test_killed_while_an_ended_run_goes_on(small, uninterrupted, tmp_path):
     """Whatever was deleted by then, `--continue` goes on, and ends as where nobody disturbed it."""
     out, whole = tmp_path / "run", tmp_path / "whole/run"
@@ -181,19 +146,3 @@ def test_killed_while_an_ended_run_goes_on(small, uninterrupted, tmp_path):
         assert start(small, "stopping", out, kill, "--continue")[0] == -signal.SIGKILL, kill
     assert start(small, "stopping", out)[0] == 0  # it has said so before
     assert results(out) == results(whole) and not (out / "ended.json").exists()
-
-
-@pytest.mark.slow
-def test_the_command_itself_killed_from_outside(small, uninterrupted, tmp_path):
-    """`python -m llm_fed.cli` in a process of its own, killed as soon as its second round's lines appear."""
-    config = small.config(tmp_path / "config.yaml", method=METHODS["fedmerge"], **CONFIG)
-    words = [sys.executable, "-m", "llm_fed.cli", "run", str(config), "--out", str(tmp_path / "run")]
-    metrics = tmp_path / "run/metrics.jsonl"
-    process = subprocess.Popen(words, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
-    while process.poll() is None and not (metrics.exists() and '"round": 2' in metrics.read_text()):
-        time.sleep(0.001)
-    process.kill()
-    assert process.wait() == -signal.SIGKILL
-    code, continued = start(small, "fedmerge", tmp_path / "run")
-    assert code == 0 and continued in (2, 3)
-    assert results(tmp_path / "run") == results(uninterrupted("fedmerge"))

@@ -6,42 +6,10 @@ import json
 import math
 
 import pytest
-from tokenizers.processors import TemplateProcessing
 
 from llm_fed import tasks
 from llm_fed.commands.evaluate import evaluate_run
-from llm_fed.kinds.encoding import Encoder
 from llm_fed.settings.config import TaskConfig
-from llm_fed.tasks.common import Example
-from llm_fed.tasks.conversations import encoded
-from llm_fed.tasks.templates import encode_prompt
-from llm_fed.testing import tiny
-
-
-def tokenizer_of(bos: bool):
-    """One with a token before every text, or without."""
-    found = tiny.tokenizer(**tiny.SPECIAL, bos_token="w2")
-    if bos:
-        found.backend_tokenizer.post_processor = TemplateProcessing("w2 $A", special_tokens=[("w2", 2)])
-    return found
-
-
-@pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("template", ["alpaca", "{prompt}"])
-def test_a_text_is_its_own_tokens(bos, template):
-    """BOS if the tokenizer has one, the text, EOS: no template, and no loss on the first token."""
-    tokenizer, begun = tokenizer_of(bos), [2] if bos else []
-    found = encoded(Example("", ("w4 w5 w6",)), tokenizer, template)
-    assert found.input_ids == [*begun, 4, 5, 6, 1]
-    assert found.target == [False, *[True] * (len(found.input_ids) - 1)]
-    assert encode_prompt("", tokenizer, template=template) == begun
-
-
-def test_lengths_are_those_of_the_tokens():
-    tokenizer = tokenizer_of(bos=True)
-    examples = [Example("", ("w4 w5 w6",)), Example("w1", ("w3",))]
-    (found,) = Encoder(tokenizer, TaskConfig(template="alpaca")).lengths([examples])
-    assert [length.whole for length in found] == [len(encoded(e, tokenizer, "alpaca").input_ids) for e in examples]
 
 
 def test_a_folder_of_texts_from_init_to_scores(small, llm_fed, tmp_path):

@@ -11,7 +11,6 @@ import huggingface_hub
 import pytest
 import tiny_images
 import torch
-import yaml
 from equal_runs import files
 from image_runs import LATE, RUNS, UNLIKE, Killer, configured
 from safetensors.torch import load_file
@@ -162,16 +161,6 @@ def test_traffic_is_per_client_where_the_server_is_tested(finished):
     lines = [line for line in read_records(finished("center") / "metrics.jsonl") if line["kind"] == "client"]
     traffic = read_traffic(finished("center"))
     assert len(lines) == 9 and traffic.down == sum(line["bytes_down"] for line in lines) / 3
-
-
-def test_two_rows_are_compared(llm_fed, data, tmp_path, without_reports):
-    tree = configured(data, "fedit", rounds=1)
-    tree["compare"] = {"seeds": [0], "rows": {"averaged": ["method=fedavg"], "searched": ["method=feddle"]}}
-    (tmp_path / "rows.yaml").write_text(yaml.safe_dump(tree))
-    said = llm_fed("compare", tmp_path / "rows.yaml", "--out", tmp_path / "table")
-    assert said.code == 0, said.err
-    table = (tmp_path / "table/table.md").read_text()
-    assert "accuracy" in table and "averaged" in table and "searched" in table and "nan" not in table
 
 
 # Mistakes

@@ -45,10 +45,6 @@ def test_values_and_gradients_are_those_of_the_logits(dtype, tolerance, bias, mo
     assert torch.equal(head_losses(inputs, weight, b if bias else None, labels), got)  # without a gradient
 
 
-def of_logits(model, batch):
-    return cross_entropy(TEXT.predictions(model, batch), batch.labels, reduction="none")
-
-
 def both(model):
     """Losses, and their gradients for the embeddings: as they are had, and of logits of all targets."""
     batch, seen = collate(TEXTS), []

@@ -30,10 +30,6 @@ def go(small, folder, rounds: int) -> str:
     return said.getvalue()
 
 
-def silent() -> Reporter:
-    return Reporter(Console(file=io.StringIO()))
-
-
 def test_what_is_recorded_and_what_has_changed(small, tmp_path):
     go(small, tmp_path / "run", 1)
     file = tmp_path / "run/environment.json"

@@ -11,16 +11,12 @@ import tiny
 import tiny_base
 import tiny_images
 import torch
-import yaml
 from torch import nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.commands import compare
 from llm_fed.experiment import run
 from llm_fed.export import peft_folders, peft_settings
-from llm_fed.models.base import Base
 from llm_fed.models.lora import Lora, check_names, layout, targets
-from llm_fed.runs.records import read_records
 from llm_fed.settings.config import AdapterConfig
 from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
@@ -83,22 +79,6 @@ def test_a_regular_expression_has_no_names(chosen):
     check_names(tiny.build("llama"), AdapterConfig(target_modules=chosen))
 
 
-def test_a_run_is_refused_before_it_begins(small, llm_fed, tmp_path):
-    config = small.config(tmp_path / "c.yaml", rounds=1)
-    words = ("adapter.target_modules=[q_proj,vproj]", "--out", tmp_path / "run")
-    llm_fed("run", config, *words).assert_refused("'vproj'", "v_proj")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_row_of_a_comparison_is_refused_before_any_is_trained(small, tmp_path):
-    rows = {"good": ["method=local"], "bad": ["method=fedit", "adapter.target_modules=[q_proj,vproj]"]}
-    tree = small.tree(rounds=1, compare={"seeds": [0], "rows": rows})
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
-    with pytest.raises(UserError, match="row 'bad'.*'vproj'"):
-        compare.compare(tmp_path / "c.yaml", out=tmp_path / "out")
-    assert not list(tmp_path.glob("out/*/metrics.jsonl"))
-
-
 def test_an_image_model_is_checked_too(tmp_path):
     path = tiny_images.npz(tmp_path / "a.npz", train=24, test=12)
     tiny_images.save(tiny_images.vit(torch.float32), tmp_path / "vit")
@@ -108,19 +88,6 @@ def test_an_image_model_is_checked_too(tmp_path):
     )  # fmt: skip
     with pytest.raises(UserError, match="'vproj'"):
         run.train(from_dict(tree), tmp_path / "run")
-
-
-def test_a_run_from_before_the_check_goes_on(small, tmp_path, monkeypatch):
-    """One was begun with such a name when nobody looked: the same command continues it."""
-    tree = small.tree(rounds=2, adapter={"target_modules": ["q_proj", "vproj"]})
-    with monkeypatch.context() as before:
-        before.setattr(Base, "check_names", lambda base, adapter: None)
-        run.train(from_dict(tree), tmp_path / "run")
-    (tmp_path / "run/summary.json").unlink()  # as if it had been killed at the end
-    assert run.train(from_dict(tree), tmp_path / "run")["rounds"] == 2
-    assert max(line.get("round", 0) for line in read_records(tmp_path / "run/metrics.jsonl")) == 2
-    with pytest.raises(UserError, match="'vproj'"):
-        run.train(from_dict(tree), tmp_path / "run", fresh=True)
 
 
 def test_a_strangers_folder_may_name_more(tmp_path):

@@ -13,7 +13,7 @@ import torch
 from network import HELLO, NETWORK, NetworkInProcess, federate, lines, only, tree
 
 from llm_fed.basics.errors import UserError
-from llm_fed.network import clients, server
+from llm_fed.network import clients
 from llm_fed.network.link import Reply
 from llm_fed.network.roster import Roster, homes
 from llm_fed.state import Layout, State
@@ -168,15 +168,3 @@ def test_numbers_of_examples_are_those_of_the_beginning_and_count_so_far(small, 
     free = roster(link, [], weight_bound=None)
     free.examples = found.examples
     assert free.weight("bob", everybody) == many
-
-
-def test_a_server_of_before_goes_on(small, tmp_path):
-    """A run folder of the version before knows no numbers of examples."""
-    federate(tmp_path, small, tree(small, rounds=1))
-    path = tmp_path / "run/network.json"
-    known = json.loads(path.read_text())
-    del known["examples"], known["checksum"]
-    path.write_text(json.dumps(known))
-    link = NetworkInProcess(tmp_path, small, tree(small, rounds=1))
-    (tmp_path / "run/summary.json").unlink()
-    assert server.train(link.config, tmp_path / "run", link)["round"] == 1

@@ -29,7 +29,6 @@ from llm_fed.state.wire import pack
 
 pytestmark = pytest.mark.usefixtures("quick")
 TRAIN = {"kind": "train", "run": "r", "client": "ada", "round": 1, "lr": 0.1, "after": 0, "kept": []}
-EVALUATE = {"kind": "evaluate", "run": "r", "client": "ada", "after": 0, "split": "validation"}
 NOISY = {"clip": 1.0, "noise": 1.0, "where": "client"}
 
 

@@ -138,45 +138,6 @@ def test_an_old_answer_sent_again_is_refused(small, tmp_path):
     assert [line["round"] for line in refused] == [2] and "another order" in refused[0]["reason"]
 
 
-@pytest.fixture(scope="module", params=every.quick(["fedit", "fedalt", "fedmerge"], ["fedalt"]))
-def undisturbed(request, small, tmp_path_factory):
-    """The configuration of a run, its folder and its summary."""
-    settings, folder = (
-        tree(small, method={"name": request.param}, checkpoint={"every": 2}),
-        tmp_path_factory.mktemp("a"),
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clients, "_PAUSE", 0.01)
-        _, whole = federate(folder, small, settings)
-    return settings, folder, whole
-
-
-@pytest.mark.parametrize("dies", ["before the answers", "after the checkpoint"])
-def test_a_server_that_is_killed_continues_and_ends_the_same(small, undisturbed, tmp_path, dies):
-    """Also where clients have already done, and remembered, what the server then asks again."""
-    settings, folder, whole = undisturbed
-
-    class Killed(BaseException):
-        pass
-
-    def die(order, reply):
-        last = order["kind"] == "train" and order["round"] == 3 and order["client"] == "cyd"
-        if last if dies == "before the answers" else order["kind"] == "finish":
-            raise Killed
-        return reply
-
-    link = NetworkInProcess(tmp_path, small, settings, die)
-    with pytest.raises(Killed):
-        server.train(link.config, tmp_path / "run", link)
-    link, again = federate(tmp_path, small, settings)
-    assert again == whole
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (folder / "run/metrics.jsonl").read_bytes()
-    for client in CLIENTS:
-        mine, theirs = (adapters(run / f"home-{client}/adapters") for run in (folder, tmp_path))
-        assert mine.keys() == theirs.keys()
-        assert all(mine[file][name].equal(theirs[file][name]) for file in mine for name in mine[file])
-
-
 def test_memories_that_no_checkpoint_refers_to_are_deleted(small, tmp_path):
     settings = tree(small, rounds=3, method={"name": "local"}, checkpoint={"keep": 1}, eval={"every": 0})
     federate(tmp_path, small, settings)

@@ -14,8 +14,6 @@ from llm_fed.runs import digests
 from llm_fed.runs.folder import Run
 from llm_fed.scoring.scores import summarize
 
-FILES = (digests.FILE, "metrics.jsonl")
-
 
 class Death(KeyboardInterrupt):
     """The process ends here, as far as the run can tell."""

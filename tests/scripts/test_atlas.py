@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -52,11 +51,6 @@ def run(config) -> Path:
     """Its finished run."""
     experiment.train(configfile.load(config), config.parent / "run")
     return config.parent / "run"
-
-
-def table(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def test_spreads_are_the_quantiles_and_the_negative_share():

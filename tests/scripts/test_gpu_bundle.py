@@ -45,11 +45,6 @@ def test_a_bundle_holds_the_code_of_a_commit(bundle):
     assert again.returncode == 2 and "is not empty" in again.stderr
 
 
-def test_a_bundle_that_is_too_large_is_refused(tmp_path):
-    done = made(tmp_path / "out", "--code-only", MOST=1)
-    assert done.returncode == 1 and "bundle.sh: that is more than 1 MiB" in done.stderr
-
-
 def test_a_relative_folder_is_where_one_is_and_not_where_tests_start(bundle, tmp_path):
     """`equality` starts pytest in the code's folder, with the same path of modules."""
     python = stub(tmp_path / "python", f'echo "$PYTHONPATH" >> {tmp_path}/paths')

@@ -32,13 +32,6 @@ PATHOLOGICAL = [f"task.partition.{word}" for word in ("kind=pathological", "clie
 CLUSTER = ["task.partition.kind=cluster", "task.partition.sizes=[2,1]"]
 
 
-def test_pictures_are_divided_by_their_class(config):
-    task = configfile.load(config, PATHOLOGICAL).task
-    clients = tasks.load(task, 0).clients.values()
-    assert all(len({picture.label for picture in client.train + client.test}) == 2 for client in clients)
-    assert sum(len(client.train) + len(client.test) for client in clients) == 54
-
-
 @pytest.fixture
 def script(monkeypatch, config):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "scripts" / "figures"))
@@ -84,9 +77,3 @@ def test_the_script_parts_clusters_and_draws_many_cells_as_a_heat_map(script, co
     assert drawn["lines"] == [1.5]  # below two of three rows
     assert np.nansum(drawn["shown"]) == 36 and np.isnan(drawn["shown"]).tolist() == [[0, 0, 1, 1]] * 2 + [[1, 1, 0, 0]]
     assert {row["client"] for row in rows} == {"cluster0-client0", "cluster0-client1", "cluster1-client2"}
-
-
-def test_the_script_ends_with_a_plain_error(script, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        script(*PATHOLOGICAL, out="held.jpeg")
-    assert "held.jpeg: pictures are .png or .svg" in capsys.readouterr().err

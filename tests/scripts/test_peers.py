@@ -43,31 +43,6 @@ def test_all_read_the_planned_tokens_and_end_alike(scripts, folder):
     assert scripts.peers.apart(ends["peft"], ends["ours"], start) < 1e-3
 
 
-def test_the_plan(folder):
-    """Clients have 16 examples each; a step has three of them, and each round asks two clients."""
-    work = json.loads((folder / "work.json").read_text())
-    for clients in work["rounds"]:
-        assert [len(client["batches"]) for client in clients] == [2, 2]
-        assert all(len(batch) == 3 for client in clients for batch in client["batches"])
-        assert [client["num_examples"] for client in clients] == [16, 16]
-        for ids, labels in (example for client in clients for batch in client["batches"] for example in batch):
-            assert 0 < sum(label >= 0 for label in labels) < len(ids) == len(labels)
-            assert all(label in (-100, id) for id, label in zip(ids, labels, strict=True))
-
-
-def test_more_clients_than_the_data_has_divide_it(scripts):
-    words = scripts.peers.settings(Namespace(**{**vars(SETTINGS), "clients": 30, "asked": 3}))
-    experiment = scripts.peers.built(words)
-    assert (len(experiment.clients), experiment.schedule.cohort_size) == (30, 3)
-
-
-def test_the_mean_is_weighted_by_examples(scripts):
-    """(1 * 1 + 2 * 4) / 3 = 3."""
-    adapters = [{"a": torch.tensor([1.0])}, {"a": torch.tensor([4.0])}]
-    found = scripts.peer_loops.mean(adapters, [{"num_examples": 10}, {"num_examples": 20}])
-    torch.testing.assert_close(found["a"], torch.tensor([3.0]))
-
-
 def test_how_far_results_lie_apart(scripts):
     """From 0, training went to (3, 4); another result is (3, 3.5): 0.5 of 5 away."""
     start, one, other = ({"a": torch.tensor([a]), "b": torch.tensor([b])} for a, b in ((0.0, 0), (3, 3.5), (3, 4)))
@@ -108,27 +83,6 @@ def test_a_peer_that_does_other_work_ends_the_benchmark(scripts, folder, monkeyp
         scripts.peers.compare(given, ["ours", "trl"], tmp_path)
     with pytest.raises(SystemExit, match=r"peft ends 0\.5 of the way from what ours ends with"):
         scripts.peers.compare(given, ["ours", "peft"], tmp_path)
-
-
-def test_memory_is_that_of_a_process_and_its_children(scripts, monkeypatch, tmp_path):
-    """The process fills 100 MiB and its child another 200."""
-    child = "kept = bytearray(b'x') * (200 << 20); time.sleep(0.5)"
-    loops = tmp_path / "loops.py"
-    loops.write_text(f"""import json, subprocess, sys
-kept = bytearray(b"x") * (100 << 20)
-subprocess.run([sys.executable, "-c", "import time; " + {child!r}], check=True)
-print(json.dumps({{"seconds": [1.0], "tokens": [7]}}))""")
-    monkeypatch.setattr(scripts.peers, "LOOPS", loops)
-    said, peak = scripts.peers.measured("peft", tmp_path)
-    assert said == {"seconds": [1.0], "tokens": [7]} and 300 < peak < 360
-
-
-def test_a_process_that_fails_is_shown(scripts, monkeypatch, tmp_path):
-    loops = tmp_path / "loops.py"
-    loops.write_text("raise ValueError('no memory')")
-    monkeypatch.setattr(scripts.peers, "LOOPS", loops)
-    with pytest.raises(SystemExit, match=r"(?s)ValueError: no memory\npeers.py: peft ended with exit code 1"):
-        scripts.peers.measured("peft", tmp_path)
 
 
 def test_what_a_common_prefix_would_leave_out(scripts):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import every
@@ -73,10 +72,6 @@ def checked(name: str, words: list[str]) -> Config:
     return config
 
 
-def test_there_are_run_files():
-    assert {"flan.yaml", "flan_cpu.yaml"} <= set(FILES)
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_and_each_of_its_rows_resolve_to_what_they_say(name):
     """A file without rows is a configuration; as a run saves it, it is the same one."""
@@ -136,13 +131,6 @@ def test_rows_share_their_runs(name, runs, tmp_path):
     assert len(list(comparison.ComparisonPlan(FOLDER / name, [], [], [0], tmp_path).jobs())) == runs
 
 
-def test_potara_merges_the_local_run_of_the_table(tmp_path):
-    planned = comparison.ComparisonPlan(FOLDER / "commonsense.yaml", [], [], [0], tmp_path)
-    merged = planned.cells["potara", 0].parents
-    assert merged["local"] is planned.cells["local", 0]
-    assert merged["fedit"].config.rounds == 300 and 50 in merged["fedit"].config.checkpoint.keep_rounds
-
-
 PERSONAL = [f"task.partition.{word}" for word in ("kind=dirichlet", "sizes=null", "clients=50", "alpha=0.1")]
 
 
@@ -178,11 +166,3 @@ WORDS = [  # what the files' first comments say of other settings and stand-ins
 def test_the_words_in_a_file_s_comment_resolve(name, words):
     rows = {"the file": [], **compare.load_rows(FOLDER / name)}
     every.passes(rows, lambda label: checked(name, [*rows[label], *words]) and None)
-
-
-def test_the_parts_of_feddle_are_added_one_by_one():
-    rows = compare.load_rows(FOLDER / "feddle_table5.yaml")
-    built = [methods.build(configfile.load(FOLDER / "feddle_table5.yaml", words).method) for words in rows.values()]
-    parts = [(m.normalize, m.importance, m.fallback_start, m.regularization > 0) for m in built]  # type: ignore[attr-defined]
-    assert [sum(row) for row in parts] == [0, 1, 2, 3, 4]
-    assert all(set(zip(one, two, strict=True)) <= {(0, 0), (0, 1), (1, 1)} for one, two in pairwise(parts))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import copy
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -137,13 +136,6 @@ def test_scores_of_clients_are_set_against_each_other(finished, tmp_path, analys
     ]
 
 
-def test_one_run_alone_and_many_clients_are_drawn(finished, analysis, figures, monkeypatch):
-    monkeypatch.setattr(analysis("clients"), "MAX_LABELS", 2)
-    analysis("clients", finished("standalone"))
-    analysis("clients", finished("standalone"), finished("fedproto"))
-    assert len(figures[0].axes) == 1 and figures[1].axes[1].get_xlabel() == "client"
-
-
 def test_only_runs_on_the_same_data_are_compared(finished, tmp_path, refused):
     one, other = (scored(finished, tmp_path, f"seed {seed}", [1, 2, 3], seed=seed) for seed in (0, 1))
     refused("differ in seed, task or clients", "clients", one, other)
@@ -208,19 +200,6 @@ def test_merging_weights_are_drawn_with_the_lines_of_clusters(finished, analysis
         assert [line.get_ydata()[0] for line in axes.lines] == [1.5]
         assert axes.images[0].get_array().tolist() == shown["values"]
     (run / "report.html").unlink()
-
-
-def test_merging_weights_of_several_rounds_are_one_picture(finished, analysis, figures, refused):
-    run = finished("fedmerge")
-    analysis("weights", run, "--rounds", "2,1")
-    lines = {line["round"]: line["weights"] for line in read_records(run / "metrics.jsonl") if line["kind"] == "server"}
-    rows = rows_of(run / "analysis" / "weights_by_round.csv")
-    assert [(int(row["round"]), row["client"]) for row in rows] == [(k, name) for k in (1, 2) for name in CLIENTS]
-    assert [[float(row[str(j)]) for j in range(3)] for row in rows] == [*lines[1]["values"], *lines[2]["values"]]
-    maps = [axes for axes in figures[-1].axes if axes.images]
-    assert [axes.get_title() for axes in maps] == ["after round 1", "after round 2"]
-    assert [axes.images[0].get_array().tolist() for axes in maps] == [lines[1]["values"], lines[2]["values"]]
-    refused("has no merging weights after this round", "weights", run, "--rounds", "99")
 
 
 def test_only_ids_that_name_a_cluster_do():
@@ -299,16 +278,3 @@ def test_models_of_a_kept_round_are_scored(finished, analysis, refused, capsys):
     first = script.after(built, run, 1)
     assert not any(torch.equal(first[id].row, states[id].row) for id in CLIENTS)
     refused("give a round of checkpoint.keep_rounds", "batchnorm", run, "--round", 9)
-
-
-def test_models_without_batchnorm_are_refused(finished, refused):
-    refused("have no BatchNorm", "batchnorm", finished("standalone"))
-
-
-def test_clients_without_test_pictures_are_refused(finished, analysis, refused, monkeypatch):
-    run = finished("fedavg")
-    built, base, states = analysis("finished").whole(run)
-    for site in built.clients.values():
-        site.data = replace(site.data, queries={})
-    monkeypatch.setattr(analysis("batchnorm"), "whole", lambda run: (built, base, states))
-    refused("no client has test pictures", "batchnorm", run)

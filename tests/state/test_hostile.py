@@ -26,7 +26,6 @@ from llm_fed.state.outline import difference, infinite, outline, skeleton
 from llm_fed.state.wire import EXPANSION, WireError, pack, unpack
 
 STATE = State.of({"a": torch.ones(2, 3), "b": torch.ones(4)}, {"mean": torch.ones(2)})
-ROW = {"0": torch.ones(10), "1": torch.ones(2)}
 LAYOUT: list[Any] = [["a", "b"], [[2, 3], [4]]]
 EXTRAS: list[Any] = [["mean", {"t": "1"}]]
 

@@ -11,7 +11,6 @@ FOLDER.
 
 from __future__ import annotations
 
-import argparse
 import bz2
 import csv
 import gzip
@@ -21,16 +20,15 @@ import json
 import lzma
 import random
 import shutil
-import sys
 import tempfile
-import time
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import campaign
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
@@ -400,15 +398,14 @@ def check(written: Written, data: TaskData) -> None:
     assert said.keys() == written.lines, (said, written.lines)
 
 
-def attempt(draw: random.Random, folder: Path) -> Counter[str]:
-    """One federation in one form, its clean twin, and the form with a bad row.
+def attempt(draw: random.Random, folder: Path) -> str:
+    """One federation in one form, its clean twin, and the form with a bad row; the layout of the form.
 
     Raises:
         AssertionError, UserError: it was misread, refused, or said what it should not.
     """
     given = federation(draw)
     how = form(draw, given)
-    counts = Counter[str]([how.layout])
     for name, its, bad in (("form", how, False), ("clean", clean(how), False), ("bad", how, True)):
         place = folder / name
         written = write(given, its, place, draw, bad)
@@ -427,27 +424,20 @@ def attempt(draw: random.Random, folder: Path) -> Counter[str]:
         rows = sum(len(part) for parts in given.rows.values() for part in parts.values())
         if rows >= 20:
             check(written, read(written, bad_rows="skip"))
-    return counts
+    return how.layout
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("misread"))
-    given = parser.parse_args()
-    found, layouts, started = 0, Counter[str](), time.monotonic()
-    for number in range(given.cases):
+def cases(given: Any) -> Iterator[campaign.Case]:
+    def check(number: int) -> str:
         with tempfile.TemporaryDirectory() as folder:
             try:
-                layouts += attempt(random.Random(f"{given.seed}-{number}"), Path(folder))
-            except Exception as error:
-                found += 1
+                return attempt(random.Random(f"{given.seed}-{number}"), Path(folder))
+            except Exception:
                 shutil.copytree(folder, given.out / f"{given.seed}-{number}", dirs_exist_ok=True)
-                print(f"{number}: {type(error).__name__}: {str(error)[:300]}", flush=True)
-    print(f"{given.cases:,} federations in {time.monotonic() - started:.0f} s: {dict(layouts)}, {found} findings")
-    sys.exit(bool(found))
+                raise
+
+    return ((number, partial(check, number)) for number in range(given.cases))
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, cases, cases=1000, seed=0, out=Path("misread"))

@@ -2,35 +2,47 @@
 
     PYTHONPATH=tests/support python tests/support/damage.py --cases 2000 --seed 1
 
-A finished run is copied and one thing in it is changed: a value somewhere in a JSON, JSONL or YAML file becomes
-another one or goes, a line is gone, twice or cut, bytes are flipped, a file is empty, a folder or gone. Checksums are
-left out of what is changed, as by somebody who does it on purpose. Whatever a command says must be printable.
+A run is copied and one thing in it is changed: a value somewhere in a JSON, JSONL or YAML file becomes another one or
+goes, a line is gone, twice or cut, bytes are flipped, a file is empty, a folder or gone. Checksums are left out of what
+is changed, as by somebody who does it on purpose; a flipped bit is named, or the outcome is what it is without it.
+Whatever a command says must be printable.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import io
+import itertools
 import json
-import os
 import random
 import re
 import shutil
-import signal
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import campaign
+import families
+import image_runs
+import pytest
 import small_run
+import without
 import yaml
 
+import llm_fed
+from llm_fed import cli
 from llm_fed.basics import checksum
+from llm_fed.basics.errors import RunError, UserError
+from llm_fed.eval.report import write_report
+from llm_fed.experiment import run
+from llm_fed.settings import configfile
 
-SECONDS = 60  # of processor time for one command
+SECONDS = 60  # of computing for one command
 NAMES = ("fedit", "fedmerge", "potara", "images")
 COMMANDS = {
     "eval": ["eval", "run"],
@@ -44,6 +56,7 @@ COMMANDS = {
     "merge": ["merge", "mean", "--fed", "run", "--local", "other", "--out", "both"],
     "more": ["run", "config.yaml", "--out", "run", "rounds=3"],
     "again": ["run", "config.yaml", "--out", "run"],
+    "half": ["run", "config.yaml", "--out", "run", "--json", "rounds=3"],  # of a run that was killed in round 3
     "compare": ["compare", "config.yaml", "--methods", "fedit", "--out", "."],
     "python": [],
 }  # fmt: skip
@@ -60,12 +73,6 @@ class Damaged:
     """Finished runs, and what the commands say of them when they are damaged."""
 
     def __init__(self, folder: Path, names: tuple[str, ...] = NAMES):
-        import families
-
-        from llm_fed import cli
-        from llm_fed.experiment import run
-        from llm_fed.settings import configfile
-
         self.folder, self.names = folder, names
         small = small_run.make(folder)
         self._configs = {}
@@ -76,16 +83,23 @@ class Damaged:
             else:
                 path = small.as_usual().config(folder / f"{name}.yaml", rounds=2, method={"name": name})
             self._configs[name] = path
-            run.train(configfile.load(path), folder / "origins" / name)
+            with contextlib.suppress(KeyboardInterrupt):
+                run.train(configfile.load(path, ["rounds=3"]), self.origin(name, "half"), reporter=image_runs.Killer(3))
+            run.train(configfile.load(path), self.origin(name))
         run.train(configfile.load(small.config(folder / "other.yaml", rounds=2, seed=1)), folder / "other")
         for name in {"fedit", "fedmerge"} & {*names}:
-            _call(cli.main, ["eval", str(folder / "origins" / name), "--cross"])
+            call(["eval", str(self.origin(name)), "--cross"])
+        self._expected: dict[tuple[str, str], Any] = {}
+
+    def origin(self, name: str, command: str = "") -> Path:
+        """The run that a command begins with."""
+        return self.folder / "origins" / (f"{name}-half" if command == "half" else name)
 
     def cases(self, rng: random.Random) -> Iterator[tuple[str, str, str, int]]:
         """(run, command, file, seed) without an end: each kind of file is as likely as another."""
         while True:
             name, command = rng.choice(self.names), rng.choice(sorted(COMMANDS))
-            origin = self.folder / "origins" / name
+            origin = self.origin(name, command)
             by_kind: dict[str, list[Path]] = {}
             for path in sorted(origin.rglob("*")):
                 if path.name.startswith(".lock") or "checkpoints" in path.parts and rng.random() < 0.7:
@@ -99,29 +113,50 @@ class Damaged:
 
     def check(self, name: str, command: str, file: str, seed: int) -> str:
         """What is wrong with what a command does; empty if nothing is."""
-        from llm_fed import cli
-
-        work = self.folder / "work"
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(self.folder / "origins" / name, work / "run")
-        shutil.copytree(self.folder / "other", work / "other")
-        shutil.copyfile(self._configs[name], work / "config.yaml")
-        what = damage(work / "run" / file, random.Random(seed))
-        here = os.getcwd()
-        os.chdir(work)
-        try:
-            if command == "python":
-                code, said = _call(_from_python, [])
-            else:
-                code, said = _call(cli.main, COMMANDS[command])
-        finally:
-            os.chdir(here)
+        what, code, said, result = self._done(name, command, lambda run: damage(run / file, random.Random(seed)))
         lines = [line for line in said.splitlines() if line.startswith("llm-fed: ")]
         if code not in (0, 1, 2) or "Traceback" in said or (code and not lines and command not in ("audit", "compare")):
             return f"{what}: exit code {code}: {said[-2500:]}"
         if found := _UNPRINTABLE.search(said):
             return f"{what}: prints {found[0]!r}: {said[max(0, found.start() - 200) : found.end() + 80]!r}"
+        if what == "flipped bits" and not code and command in ("json", "half") and result != self._usual(name, command):
+            return f"{what}: another result: {result}"
         return ""
+
+    def names_flip(self, name: str, command: str, file: str, position: int, bit: int) -> bool:
+        """Whether a flipped bit is named in two lines at most; AssertionError where it changes the result instead."""
+        _, code, said, result = self._done(name, command, lambda run: flip(run / file, position, bit))
+        lines = said.strip().splitlines()
+        start = next((n for n, line in enumerate(lines) if line.startswith("llm-fed: ")), 0)
+        assert code in (0, 1, 2) and "Traceback" not in said and (not code or len(lines) - start <= 2), said
+        assert code or result == self._usual(name, command), "another result"
+        return bool(code)
+
+    def _usual(self, name: str, command: str) -> Any:
+        """The result without damage."""
+        if (name, command) not in self._expected:
+            _, code, said, self._expected[name, command] = self._done(name, command, lambda run: "")
+            assert code == 0, said
+        return self._expected[name, command]
+
+    def _done(self, name: str, command: str, change: Callable[[Path], str]) -> tuple[str, int, str, Any]:
+        """(what was changed, exit code, all that was said, the result), at the same place each time."""
+        work = self.folder / "work"
+        shutil.rmtree(work, ignore_errors=True)
+        shutil.copytree(self.origin(name, command), work / "run")
+        shutil.copytree(self.folder / "other", work / "other")
+        shutil.copyfile(self._configs[name], work / "config.yaml")
+        what, metrics = change(work / "run"), work / "run" / "metrics.jsonl"
+        with contextlib.chdir(work):
+            code, out, err = call(COMMANDS[command]) if command != "python" else call([], _from_python)
+        return what, code, out + err, (out, metrics.read_bytes() if command == "half" and not code else b"")
+
+
+def flip(path: Path, position: int, bit: int) -> str:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+    return "flipped bits"
 
 
 def damage(path: Path, rng: random.Random) -> str:
@@ -202,14 +237,10 @@ def _changed(tree: Any, rng: random.Random) -> tuple[Any, str]:
 
 
 def _bytes(path: Path, rng: random.Random) -> str:
-    data = bytearray(path.read_bytes())
-    if not data:
-        return "nothing"
-    for _ in range(rng.choice([1, 1, 5])):
-        place = rng.randrange(len(data))
-        data[place] ^= 1 << rng.randrange(8)
-    path.write_bytes(data)
-    return "flipped bits"
+    size = path.stat().st_size
+    for _ in range(rng.choice([1, 1, 5]) if size else 0):
+        flip(path, rng.randrange(size), rng.randrange(8))
+    return "flipped bits" if size else "nothing"
 
 
 def _lines(path: Path, rng: random.Random) -> str:
@@ -246,10 +277,6 @@ def _whole(path: Path, rng: random.Random) -> str:
 
 def _from_python(words: list[str]) -> None:
     """What a notebook does with a run."""
-    import llm_fed
-    from llm_fed.basics.errors import RunError, UserError
-    from llm_fed.eval.report import write_report
-
     try:
         opened = llm_fed.open_run("run")
         write_report(Path("run"))
@@ -263,67 +290,44 @@ def _from_python(words: list[str]) -> None:
     raise SystemExit(0)
 
 
-class Hangs(BaseException):
-    """Nothing in the project catches this."""
-
-
-def _call(command: Callable[[list[str]], None], words: list[str]) -> tuple[int, str]:
-    import traceback
-
-    def out_of_time(*given: object) -> None:
-        raise Hangs
-
-    said = io.StringIO()
-    signal.signal(signal.SIGVTALRM, out_of_time)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
+def call(words: list[str], command: Callable[[list[str]], None] = cli.main) -> tuple[int, str, str]:
+    """The exit code of a command in this process (-1: an exception), and what it wrote on both streams."""
+    out, err = io.StringIO(), io.StringIO()
     stdin, sys.stdin = sys.stdin, io.StringIO("w20\n/client\n/client bob\n")
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), warnings.catch_warnings():
+        with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            try:
+            with campaign.limited(SECONDS):
                 command(words)
-            except SystemExit as ended:
-                return int(ended.code or 0), said.getvalue()
-            except (Exception, Hangs):
-                return -1, f"{said.getvalue()[-300:]}\n{traceback.format_exc(limit=-6)}"
-        return 0, said.getvalue()
+        return 0, out.getvalue(), err.getvalue()
+    except SystemExit as ended:
+        return int(ended.code or 0), out.getvalue(), err.getvalue()
+    except (Exception, campaign.Slow):
+        return -1, out.getvalue(), f"{err.getvalue()[-300:]}\n{traceback.format_exc(limit=-6)}"
     finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         sys.stdin = stdin
 
 
 def prepare(patch: Any) -> None:
     """No pictures and no measurements, which take most of the time."""
-    import torch
-    import without
-
-    torch.set_num_threads(1)
     without.disks(patch)
     without.measures(patch)
     without.pictures(patch)
 
 
-def main() -> None:
-    import pytest
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--names", nargs="+", default=list(NAMES), choices=NAMES)
-    given = parser.parse_args()
+def cases(given: Any) -> Iterator[campaign.Case]:
     prepare(pytest.MonkeyPatch())
-    tried = faults = 0
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
+    with tempfile.TemporaryDirectory() as folder:
         damaged = Damaged(Path(folder).resolve(), tuple(given.names))
-        for _, case in zip(range(given.cases), damaged.cases(random.Random(given.seed)), strict=False):
-            wrong = damaged.check(*case)
-            tried += 1
-            if wrong:
-                faults += 1
-                print(f"{case}: {wrong}\n", flush=True)
-    print(f"{tried} damaged folders, {faults} faults")
-    sys.exit(bool(faults))
+        for case in itertools.islice(damaged.cases(random.Random(given.seed)), given.cases):
+            yield case, partial(_verdict, damaged, case)
+
+
+def _verdict(damaged: Damaged, case: tuple[str, str, str, int]) -> str:
+    wrong = damaged.check(*case)
+    assert not wrong, wrong
+    return case[1]
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, cases, cases=2000, seed=0, names=NAMES)

@@ -1,7 +1,6 @@
 """Small runs whose process is killed before every operation on a file, or whose disk is full at every write.
 
-    PYTHONPATH=tests/support python tests/support/disk_faults.py kills [--families local images] [--every 1]
-    PYTHONPATH=tests/support python tests/support/disk_faults.py full
+    PYTHONPATH=tests/support python tests/support/disk_faults.py [--kinds kills] [--families local images] [--every 1]
 
 A kill leaves the folder as it is at that moment, so one run is enough to see all of them: before each operation its
 folder is copied, where it is another one than before. Of a file that has grown since, two more states are tried, as a
@@ -12,10 +11,10 @@ half-written, and once there is room the same command must end with the same byt
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import resource
@@ -23,10 +22,12 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import campaign
 import families
 import pytest
 import torch
@@ -255,28 +256,21 @@ def _faults(kind: str, run: Faulty, every: int) -> Iterator[tuple[str, str]]:
         n += every
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=("kills", "full"))
-    parser.add_argument("--families", nargs="+", default=list(families.FAMILIES), choices=families.FAMILIES)
-    parser.add_argument("--every", type=int, default=1, help="only every n-th state")
-    given = parser.parse_args()
-    failed = 0
+def cases(given: Any) -> Iterator[campaign.Case]:
     with tempfile.TemporaryDirectory() as folder:
         configs = families.write(Path(folder), tuple(given.families))
         prepare(configs.values())
-        for name, config in configs.items():
-            started, tried, wrong = time.monotonic(), 0, 0
-            (Path(folder) / "work" / name).mkdir(parents=True)
-            for place, fault in _faults(given.kind, Faulty(Path(folder) / "work" / name, config), given.every):
-                tried += 1
-                if fault:
-                    wrong += 1
-                    print(f"{name} {place}: {fault}", flush=True)
-            failed += wrong
-            print(f"{given.kind}, {name}: {tried} tried, {wrong} wrong, {time.monotonic() - started:.0f} s", flush=True)
-    sys.exit(bool(failed))
+        for kind, (name, config) in itertools.product(given.kinds, configs.items()):
+            work = Path(folder) / "work" / f"{kind}-{name}"
+            work.mkdir(parents=True)
+            for place, wrong in _faults(kind, Faulty(work, config), given.every):
+                yield f"{kind}, {name} {place}", partial(_verdict, kind, wrong)
+
+
+def _verdict(kind: str, wrong: str) -> str:
+    assert not wrong, wrong
+    return kind
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, cases, kinds=("kills", "full"), families=families.FAMILIES, every=1)

@@ -1,8 +1,6 @@
 """Configurations, adapter folders and data files that somebody else wrote: real ones, changed at random.
 
-    PYTHONPATH=tests/support python tests/support/fuzz.py configurations --cases 100000 [--seed 0] [--out FOLDER]
-    PYTHONPATH=tests/support python tests/support/fuzz.py folders --cases 10000
-    PYTHONPATH=tests/support python tests/support/fuzz.py data --cases 10000
+    PYTHONPATH=tests/support python tests/support/fuzz.py --kinds configurations folders data --cases 10000
 
 Each must be taken, or refused by a UserError or RunError in one or two lines, within 5 s of computing, in a process
 that may take 2 GiB more than it had with all imports. What fails is written to FOLDER; once it is mended, what was
@@ -11,25 +9,22 @@ wrong becomes a test.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
 import random
-import resource
 import shutil
-import signal
 import struct
-import sys
 import tempfile
-import time
 import warnings
-from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import campaign
 import families
 import hostile
 import numpy as np
@@ -346,61 +341,33 @@ def survive(kind: Any, case: Any, draw: random.Random) -> bool:
     return True
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("fuzzed"))
-    given = parser.parse_args()
-    torch.set_num_threads(1)
+def cases(given: Any) -> Iterator[campaign.Case]:
     with tempfile.TemporaryDirectory() as work:
-        sys.exit(bool(_try(given, KINDS[given.kind](Path(work)))))
+        made = [(name, KINDS[name](Path(work))) for name in given.kinds]
+        draw = random.Random("warm")
+        for _, kind in made:
+            for _ in range(30):  # so that all is loaded
+                with suppress(Exception):
+                    survive(kind, kind.make(draw), draw)
+        campaign.bound_memory()
+        for name, kind in made:
+            for number in range(given.cases):
+                yield f"{name} {number}", partial(tried, kind, given.out / f"{name}-{given.seed}-{number}")
 
 
-def _try(given: argparse.Namespace, kind: Any) -> int:
-    draw = random.Random("warm")
-    for _ in range(30):  # so that all is loaded
-        with suppress(Exception):
-            survive(kind, kind.make(draw), draw)
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (pages + 2 * hostile.GIB, pages + 2 * hostile.GIB))
-    signal.signal(signal.SIGPROF, hostile.ring)
-    found, outcomes, started, slowest = 0, Counter[str](), time.monotonic(), 0.0
-    for number in range(given.cases):
-        if number % 1000 == 999:
-            print(f"{number + 1:,} of {given.cases:,}: {dict(outcomes)}, {found} findings", flush=True)
-        draw = random.Random(f"{given.seed}-{number}")
-        try:
-            case = kind.make(draw)
-        except Exception:
-            outcomes["not made"] += 1  # the change is none that such a file can hold
-            continue
-        before = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, hostile.SECONDS)  # of this process: others may keep the machine busy
-        try:
-            outcomes["taken" if survive(kind, case, draw) else "refused"] += 1
-        except BaseException as error:  # PyO3's panics are no Exceptions
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            found += 1
-            given.out.mkdir(parents=True, exist_ok=True)
-            kind.keep(case, given.out / f"{given.kind}-{given.seed}-{number}")
-            place = error.__traceback__
-            while place is not None and place.tb_next is not None:
-                place = place.tb_next
-            where = f"{place.tb_frame.f_code.co_filename}:{place.tb_lineno}" if place else ""
-            print(f"{number}: {type(error).__name__}: {str(error)[:200]!r} at {where}", flush=True)
-        finally:
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            slowest = max(slowest, time.process_time() - before)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(
-        f"{given.cases:,} {given.kind} in {time.monotonic() - started:.0f} s: {dict(outcomes)}, {found} findings; "
-        f"slowest {slowest:.2f} s, peak {peak:.2f} GiB with all imports"
-    )
-    return found
+def tried(kind: Any, out: Path) -> str:
+    draw = random.Random(out.name.partition("-")[2])
+    try:
+        case = kind.make(draw)
+    except Exception:
+        return "not made"  # the change is none that such a file can hold
+    try:
+        return "taken" if survive(kind, case, draw) else "refused"
+    except BaseException:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        kind.keep(case, out)
+        raise
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, cases, seconds=5, kinds=tuple(KINDS), cases=10_000, seed=0, out=Path("fuzzed"))

@@ -1,7 +1,6 @@
 """Data that grow, shrink and are moved about while a run goes on: no row that was trained on may ever be held out.
 
 python tests/support/growing.py [--cases 2000] [--seed 0]
-python tests/support/growing.py --new-runs 20000    # how often an added row moves others, where no run remembers them
 
 A case is a federation in files, in a random layout, that is divided six times. In between, rows are added, copied,
 removed, shuffled, spelled otherwise and moved to another file, and files are renamed; and now and then another seed,
@@ -11,18 +10,19 @@ through JSON each time.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import campaign
 import numpy as np
 
 from llm_fed import tasks
@@ -214,36 +214,15 @@ def moved(size: int, seed: int, share: float = tasks.TEST_SHARE) -> tuple[int, i
     return int((~before & after[:-1]).sum()), int((before & ~after[:-1]).sum()), int(before.sum())
 
 
-def new_runs(cases: int) -> None:
-    """Print how often an added row moves others, by the size of the client."""
-    print("| rows | tested, % | additions that move a row to test | to training |\n|---:|---:|---:|---:|")
-    for size in (2, 3, 5, 10, 20, 50, 100):
-        found = np.array([moved(size, seed) for seed in range(cases)])
-        to_test, to_training = (100 * (found[:, column] > 0).mean() for column in (0, 1))
-        print(f"| {size} | {100 * found[:, 2].mean() / size:.1f} | {to_test:.2f} % | {to_training:.2f} % |", flush=True)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=2000)
-    parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    parser.add_argument("--new-runs", type=int, metavar="CASES", help="of each size of client, instead")
-    given = parser.parse_args()
-    if given.new_runs:
-        return new_runs(given.new_runs)
-    divided, refused, leaks = 0, Counter[str](), 0
-    with tempfile.TemporaryDirectory() as scratch:
-        for seed in range(given.seed, given.seed + given.cases):
+def cases(given: Any) -> Iterator[campaign.Case]:
+    def check(seed: int) -> str:
+        with tempfile.TemporaryDirectory() as scratch:
             outcome = case(seed, Path(scratch) / "data")
-            divided += outcome.divided
-            refused += outcome.refused
-            if outcome.leaked:
-                leaks += 1
-                print(f"case {seed}: {outcome.leaked[0]} was trained on and is held out", flush=True)
-    print(f"{given.cases} cases, divided {divided} times, refused {refused.total()} times; {leaks} with a leak")
-    for why, count in refused.most_common(12):
-        print(f"{count:6} {why}")
+        assert not outcome.leaked, f"{outcome.leaked[0]} was trained on and is held out"
+        return f"divided {outcome.divided} times"
+
+    return ((seed, partial(check, seed)) for seed in range(given.seed, given.seed + given.cases))
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, cases, cases=2000, seed=0)

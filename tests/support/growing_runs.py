@@ -8,16 +8,17 @@ The federations and what happens to them are those of `growing`. What sites are 
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import campaign
 import growing
 import tiny_base
 from image_runs import Killer
@@ -136,28 +137,19 @@ def done(action: str, draw: random.Random, tree: dict[str, Any], folder: Path, f
         join(folder / "run", folder / "mine.jsonl", folder / f"joined-{number}", steps=1, reporter=quiet)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    given = parser.parse_args()
+def cases(given: Any) -> Iterator[campaign.Case]:
     run.quiet()
-    total, leaks = Outcome(), 0
     with tempfile.TemporaryDirectory() as scratch:
         base = tiny_base.folder(Path(scratch) / "base")
-        for seed in range(given.seed, given.seed + given.cases):
-            folder = Path(scratch) / str(seed)
-            folder.mkdir()
+
+        def check(seed: int) -> str:
+            (folder := Path(scratch) / str(seed)).mkdir()
             outcome = case(seed, folder, base)
-            total.done += outcome.done
-            total.refused += outcome.refused
-            if outcome.leaked:
-                leaks += 1
-                print(f"case {seed}: {min(outcome.leaked)} was trained on and is held out", flush=True)
-    print(f"{given.cases} cases: {dict(total.done)}; refused {total.refused.total()}; {leaks} with a leak")
-    for why, count in total.refused.most_common(12):
-        print(f"{count:6} {why}")
+            assert not outcome.leaked, f"{min(outcome.leaked)} was trained on and is held out"
+            return f"refused {outcome.refused.total()} times"
+
+        yield from ((seed, partial(check, seed)) for seed in range(given.seed, given.seed + given.cases))
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, cases, cases=200, seed=0)

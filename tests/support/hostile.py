@@ -1,6 +1,6 @@
 """Answers that no honest client gives: real ones, changed at random in their structure, their tensors or their bytes.
 
-    python tests/support/hostile.py --examples 200000 [--seed 0] [--out FOLDER]
+    python tests/support/hostile.py --cases 200000 [--seed 0] [--out FOLDER]
 
 runs so many through everything that the server does with one, in a process that may take 2 GiB more than it had with
 all imports, and 5 s for each. What fails is written to FOLDER; put it into `tests/state/test_hostile.py`, mended.
@@ -8,22 +8,19 @@ all imports, and 5 s for each. What fails is written to FOLDER; put it into `tes
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
-import resource
-import signal
 import struct
-import sys
-import time
-from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import campaign
 import torch
 
 from llm_fed.eval import merges
@@ -35,7 +32,6 @@ from llm_fed.state.lowrank import truncated
 from llm_fed.state.outline import skeleton
 from llm_fed.state.wire import WireError, pack, unpack
 
-SECONDS, GIB = 5, 2**30
 CONTENT = {"ask": "1-1", "examples": 6, "loss": 1.5, "steps": 2}
 RECIPE = {"lambda_fed": 0.4, "a": 1.0, "b": 2.0, "c": 0.0, "sweep": {"0.001": 0.4}, "note": "it has memorised them"}
 CLAIMS = {"error": "", "failed": "", "score": 50.0, "clients": {"ada": 6}, "recipe": RECIPE}
@@ -253,56 +249,27 @@ def changed_bytes(data: bytes, draw: random.Random) -> bytes:
     return bytes(spoilt)
 
 
-class Slow(BaseException):
-    """More than SECONDS for one answer."""
-
-
-def ring(*_: Any) -> None:
-    raise Slow
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--examples", type=int, default=200_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("hostile"))
-    given = parser.parse_args()
-    torch.set_num_threads(1)
+def cases(given: Any) -> Iterator[campaign.Case]:
     survive(KINDS["int8"], KINDS["int8"].data, dict(CONTENT))  # so that all is loaded
-    pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (pages + 2 * GIB, pages + 2 * GIB))
-    signal.signal(signal.SIGALRM, ring)
-    found, outcomes, started, slowest = 0, Counter[str](), time.monotonic(), 0.0
-    for number in range(given.examples):
+    campaign.bound_memory()
+
+    def check(number: int) -> str:
         draw = random.Random(f"{given.seed}-{number}")
         name = draw.choice(list(KINDS))
         try:
             data, content = mutated(KINDS[name], draw), claimed(draw)
         except Exception:
-            outcomes["not made"] += 1  # the change is none that JSON can hold
-            continue
-        before = time.monotonic()
-        signal.alarm(SECONDS)
+            return "not made"  # the change is none that JSON can hold
         try:
-            outcomes["refused" if survive(KINDS[name], data, content) else "taken"] += 1
-        except BaseException as error:  # PyO3's panics are no Exceptions
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            found += 1
+            return "refused" if survive(KINDS[name], data, content) else "taken"
+        except BaseException:
             given.out.mkdir(exist_ok=True)
-            (given.out / f"{found}.bin").write_bytes(data)
-            (given.out / f"{found}.json").write_text(json.dumps([name, content]))
-            print(f"{number} {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
-        finally:
-            signal.alarm(0)
-            slowest = max(slowest, time.monotonic() - before)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(
-        f"{given.examples:,} answers in {time.monotonic() - started:.0f} s: {dict(outcomes)}, {found} findings; "
-        f"slowest {slowest:.2f} s, peak {peak:.2f} GiB with all imports"
-    )
-    sys.exit(bool(found))
+            (given.out / f"{number}.bin").write_bytes(data)
+            (given.out / f"{number}.json").write_text(json.dumps([name, content]))
+            raise
+
+    return ((number, partial(check, number)) for number in range(given.cases))
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, cases, seconds=5, cases=200_000, seed=0, out=Path("hostile"))

@@ -11,21 +11,20 @@ more than where they are real.
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import battery
+import campaign
 import torch
 from torch import Tensor
 
@@ -328,29 +327,18 @@ def attack(name: str, folder: Path, chosen: Callable[[list[Case]], list[Case]]) 
     return outcomes, findings
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--method", nargs="*", help="as in tests/support/battery.py (default: all)")
-    parser.add_argument("--of", type=int, help="at most so many cases of each method, drawn at random")
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    draw, total, findings, started = random.Random(given.seed), Counter[str](), [], time.monotonic()
+def cases(given: Any) -> Iterator[campaign.Case]:
+    draw = random.Random(given.seed)
 
-    def chosen(cases: list[Case]) -> list[Case]:
-        return cases if given.of is None or given.of >= len(cases) else draw.sample(cases, given.of)
-
-    for name in given.method or names():
+    def check(name: str) -> str:
         with TemporaryDirectory() as folder:
-            outcomes, found = attack(name, Path(folder), chosen)
-        total, findings = total + outcomes, [*findings, *found]
-        print(f"{name}: {dict(outcomes)}, {len(found)} findings", flush=True)
-        for line in found:
-            print(f"  {line}", flush=True)
-    took = time.monotonic() - started
-    print(f"{total.total():,} false answers in {took:.0f} s: {dict(total)}, {len(findings)} findings")
-    sys.exit(bool(findings))
+            outcomes, found = attack(name, Path(folder), lambda all: draw.sample(all, min(given.of, len(all))))
+        print(f"{name}: {dict(outcomes)}", flush=True)
+        assert not found, "\n  ".join(found)
+        return "as they should be"
+
+    return ((name, partial(check, name)) for name in given.method)
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, cases, seconds=1e6, method=tuple(names()), of=10**6, seed=0)

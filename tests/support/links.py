@@ -11,22 +11,25 @@ that of `run`, and takes seconds for each.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import io
 import math
 import os
 import shutil
-import signal
 import sys
 import tempfile
-import warnings
-from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import campaign
+import pytest
 import small_run
-from damage import Hangs
+import without
+from damage import call
+
+from llm_fed.experiment import run
+from llm_fed.settings import configfile
 
 # What a command begins with: a finished run, one that a kill has left, or nothing.
 COMMANDS = {
@@ -47,16 +50,12 @@ COMMANDS = {
 }  # fmt: skip
 TARGETS = ("file", "folder", "nothing")
 MOST = 64
-SECONDS = 60  # of processor time for one command
 
 
 class Links:
     """Commands in a folder, whose own runs lie in `run`."""
 
     def __init__(self, folder: Path):
-        from llm_fed.experiment import run
-        from llm_fed.settings import configfile
-
         self.folder = folder
         small = small_run.make(folder)
         self._config = small.config(folder / "c.yaml", rounds=2, eval={"max_new_tokens": 1, "cross": False})
@@ -83,7 +82,8 @@ class Links:
         if command not in self._places:
             with self._work(command) as work:
                 before, seen = _content(work / "run"), _Watch(work / "run")
-                code, said = self._call(command, work, seen)
+                with seen:
+                    code, *said = call(COMMANDS[command][1])
                 assert code == 0, (command, said)
                 after = _content(work / "run")
                 changed = {path for path in after if before.get(path) != after[path]}
@@ -104,7 +104,8 @@ class Links:
                 link.unlink(missing_ok=True)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(victim / target)
-            code, said = self._call(command, work)
+            code, out, err = call(COMMANDS[command][1])
+            said = out + err
             if _content(victim) != before:
                 return f"the victim's folder has changed (exit code {code}): {said[-200:]}"
             lines = [line for line in said.splitlines() if line.startswith("llm-fed: ")]
@@ -118,42 +119,8 @@ class Links:
         work = self.folder / "work"
         shutil.rmtree(work, ignore_errors=True)
         shutil.copytree(self.folder / "origins" / COMMANDS[command][0], work / "run")
-        here = os.getcwd()
-        os.chdir(work)
-        try:
+        with contextlib.chdir(work):
             yield work
-        finally:
-            os.chdir(here)
-
-    def _call(self, command: str, work: Path, seen: _Watch | None = None) -> tuple[int, str]:
-        from llm_fed import cli
-
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            with seen or contextlib.nullcontext(), _limited():
-                try:
-                    cli.main(COMMANDS[command][1])
-                except SystemExit as ended:
-                    return int(ended.code or 0), said.getvalue()
-                except BaseException as error:
-                    return -1, f"{said.getvalue()} Traceback {type(error).__name__}: {error}"
-        raise AssertionError("a command ends with SystemExit")
-
-
-@contextlib.contextmanager
-def _limited() -> Iterator[None]:
-    """Within it a command that takes too much processor time ends with an exception."""
-
-    def out_of_time(*given: object) -> None:
-        raise Hangs(f"it took {SECONDS} s of processor time")
-
-    signal.signal(signal.SIGVTALRM, out_of_time)
-    signal.setitimer(signal.ITIMER_VIRTUAL, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
 
 class _Watch:
@@ -206,27 +173,21 @@ def _content(folder: Path) -> dict[str, object]:
     }
 
 
-def main() -> None:
-    import pytest
-    import without
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--commands", nargs="+", choices=COMMANDS, default=list(COMMANDS))
-    parser.add_argument("--most", type=int, default=MOST, help="places of each command")
-    given = parser.parse_args()
-    patch, tried, faults = pytest.MonkeyPatch(), Counter[str](), 0
+def cases(given: Any) -> Iterator[campaign.Case]:
+    patch = pytest.MonkeyPatch()
     without.measures(patch)
     without.pictures(patch)
-    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
+    with tempfile.TemporaryDirectory() as folder:
         links = Links(Path(folder).resolve())
-        for command, place, target in links.cases(given.commands, given.most):
-            tried[command] += 1
-            if wrong := links.check(command, place, target):
-                faults += 1
-                print(f"{command}, {place} -> {target}: {wrong}", flush=True)
-    print(f"{tried.total()} links, {faults} faults: {dict(tried)}")
-    sys.exit(bool(faults))
+        for case in links.cases(given.commands, given.most):
+            yield case, partial(_verdict, links, case)
+
+
+def _verdict(links: Links, case: tuple[str, str, str]) -> str:
+    wrong = links.check(*case)
+    assert not wrong, wrong
+    return case[0]
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, cases, commands=tuple(COMMANDS), most=MOST)

@@ -1,23 +1,22 @@
 """Every family of causal language models, tiny, with an adapter folded in by `export --merged`, read by others.
 
-    PYTHONPATH=tests/support python tests/support/merged_models.py [--only llama,qwen3] [--part 1/4] [--older FOLDER]
+    PYTHONPATH=tests/support python tests/support/merged_models.py [--only llama qwen3] [--older DIR]
 
-Each is exported, which compares it with base and adapter, and then read by the older libraries in FOLDER (`reader.py`).
+Each is exported, which compares it with base and adapter, and then read by the older libraries in DIR (`reader.py`).
 Families that cannot be bases are counted as refused.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import architectures
+import campaign
 import torch
 from reader import read_by
 from safetensors.torch import save_file
@@ -171,48 +170,38 @@ def read_elsewhere(outcomes: list[Outcome], older: Path, work: Path) -> None:
             each.flaw = f"transformers 4.57: {said}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--only", type=lambda text: text.split(","), default=list(dict.fromkeys(architectures.families()))
-    )
-    parser.add_argument(
-        "--part", type=lambda text: [int(number) for number in text.split("/")], default=[1, 1], metavar="K/N",
-        help="the K-th of N parts of the families",
-    )  # fmt: skip
-    parser.add_argument("--older", type=Path)
-    given = parser.parse_args()
-    part, parts = given.part
-    torch.set_num_threads(1)
+def cases(given: Any) -> Iterator[campaign.Case]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    counts, outcomes = Counter[str](), []
+    outcomes = list[Outcome]()
     with tempfile.TemporaryDirectory() as folder:
-        for family in given.only[part - 1 :: parts]:
+
+        def check(family: str, name: str) -> str:
             try:
-                forms = list(variants(family))
+                outcome = export(name, family, dict(variants(family))[name], Path(folder))
             except Exception as error:
-                counts["not made"] += 1
-                print(f"{family} is not made: {type(error).__name__}: {' '.join(str(error).split())[:120]}", flush=True)
-                continue
-            for name, changes in forms:
-                try:
-                    outcomes.append(export(name, family, changes, Path(folder)))
-                except Exception as error:
-                    counts["not made"] += 1
-                    print(
-                        f"{name} is not made: {type(error).__name__}: {' '.join(str(error).split())[:120]}", flush=True
-                    )
+                return f"not made: {type(error).__name__}"
+            outcomes.append(outcome)
+            assert not outcome.flaw, outcome.flaw
+            return outcome.kind
+
+        for family in given.only[given.part - 1 :: given.parts]:
+            try:
+                names = list(dict(variants(family)))
+            except Exception:  # it cannot be made
+                names = [family]
+            yield from ((name, partial(check, family, name)) for name in names)
         readable = [each for each in outcomes if not (each.flaw or each.needs or each.refused)]
         if given.older:
             read_elsewhere(readable, given.older, Path(folder))
-        for each in outcomes:
-            counts[each.kind] += 1
-            if each.flaw:
-                print(f"{each.name}: {each.flaw}", flush=True)
-    print(dict(counts))
-    sys.exit(bool(counts["wrong"]))
+            yield from ((each.name, partial(read_alike, each)) for each in readable)
+
+
+def read_alike(outcome: Outcome) -> str:
+    assert not outcome.flaw, outcome.flaw
+    return "read elsewhere"
 
 
 if __name__ == "__main__":
-    main()
+    only = tuple(dict.fromkeys(architectures.families()))
+    campaign.main(__doc__, cases, only=only, part=1, parts=1, older=None)

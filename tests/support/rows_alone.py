@@ -2,21 +2,20 @@
 configuration: training, losses, gradients, features, option scores and answers of rows beside others against the same
 rows alone, and both against the stock model.
 
-    PYTHONPATH=tests/support python tests/support/rows_alone.py [FAMILY ...] [--part 1/2]
+    PYTHONPATH=tests/support python tests/support/rows_alone.py [--families NAME ...] [--part 1 --parts 2]
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import re
-import sys
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import campaign
 import every_family
 import tiny
 import torch
@@ -294,40 +293,24 @@ def examine(family: str, variant: str, changes: dict[str, Any]) -> Found:
     return found
 
 
-def trials(families: Sequence[str], chosen: Sequence[str] = ()) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """(family, variant, what it changes); one of a family that cannot be made."""
-    for family in families:
-        try:
-            known = every_family.variants(family)
-        except Exception:
-            known = {"as it is": {}}
-        for variant, changes in known.items():
-            if chosen and variant not in chosen:
-                continue
-            yield family, variant, changes
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("families", nargs="*", help="all, if none is named")
-    parser.add_argument("--part", default="1/1", help="2/3: the second third of the families")
-    parser.add_argument("--variants", nargs="+", default=[], help="all, if none is named")
-    args = parser.parse_args()
+def cases(given: Any) -> Iterator[campaign.Case]:
     warnings.simplefilter("ignore")
     hf.logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    number, parts = map(int, args.part.split("/"))
-    families = (args.families or every_family.FAMILIES)[number - 1 :: parts]
-    verdicts = Counter[str]()
-    for family, variant, changes in trials(families, args.variants):
-        found = examine(family, variant, changes)
-        verdicts[found.verdict] += 1
-        print(f"{family}, {variant}: {found.verdict} {found.refused or found.impossible}".rstrip(), flush=True)
-        for check, what in found.wrong.items():
-            print(f"    {check}: {what}", flush=True)
-    print(f"{len(families)} families, {verdicts.total()} variants: {dict(verdicts)}")
-    return 1 if verdicts["differs"] else 0
+    for family in given.families[given.part - 1 :: given.parts]:
+        try:
+            known = every_family.variants(family)
+        except Exception:  # it cannot be made
+            known = {"as it is": {}}
+        for variant, changes in known.items():
+            yield f"{family}, {variant}", partial(verdict, family, variant, changes)
+
+
+def verdict(family: str, variant: str, changes: dict[str, Any]) -> str:
+    found = examine(family, variant, changes)
+    assert not found.wrong, "".join(f"\n    {check}: {what}" for check, what in found.wrong.items())
+    print(f"{family}, {variant}: {found.verdict} {found.refused or found.impossible}".rstrip(), flush=True)
+    return found.verdict
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    campaign.main(__doc__, cases, families=tuple(every_family.FAMILIES), part=1, parts=1)

@@ -1,26 +1,25 @@
 """Random adapters of stock PEFT, read here, written here and read by stock PEFT, and folded into their bases.
 
-    PYTHONPATH=tests/support python tests/support/stock_adapters.py --cases 1000 [--seed 0] [--only 3,17] [--older DIR]
+    PYTHONPATH=tests/support python tests/support/stock_adapters.py --cases 1000 [--seed 0] [--older DIR]
 
 Logits must be equal, or the adapter is refused by the name of a feature that it has. What is written here is also read
-by the older libraries in a folder (`reader.py`), if one is given; `--only` tries the cases of these numbers.
+by the older libraries in a folder (`reader.py`), if one is given.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import random
 import shutil
-import sys
 import tempfile
 import warnings
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import architectures
+import campaign
 import peft
 import tiny_base
 import torch
@@ -204,38 +203,23 @@ def _under_bank(base: Base, structure: Lora, state: State) -> Tensor:
         return logits(base.model)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", type=lambda text: [int(number) for number in text.split(",")])
-    parser.add_argument("--older", type=Path)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
+def cases(given: Any) -> Iterator[campaign.Case]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     warnings.filterwarnings("ignore")
-    counts = Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         adapters = Adapters(Path(folder))
-        for number in given.only or range(given.cases):
-            before = len(adapters.written)
-            try:
-                counts[adapters.try_one(random.Random(f"{given.seed}-{number}"))] += 1
-            except AssertionError as error:
-                counts["wrong"] += 1
-                print(f"{number}: {error}", flush=True)
-            for item in adapters.written[before:]:
-                item["number"] = str(number)
+        for number in range(given.cases):
+            yield number, lambda number=number: adapters.try_one(random.Random(f"{given.seed}-{number}"))
         items = adapters.written if given.older else []
         for item, said in zip(items, read_by(given.older, items, Path(folder)) if items else [], strict=True):
-            counts["read elsewhere"] += 1
-            if not said.get("apart", 1.0) < NEAR:
-                counts["wrong"] += 1
-                print(f"{item['number']}: {item['what']}: read elsewhere: {said}", flush=True)
-    print(dict(counts))
-    sys.exit(bool(counts["wrong"]))
+            yield f"{item['what']}, read elsewhere", lambda said=said: read_alike(said)
+
+
+def read_alike(said: dict[str, Any]) -> str:
+    assert said.get("apart", 1.0) < NEAR, said
+    return "read elsewhere"
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, cases, cases=1000, seed=0, older=None)

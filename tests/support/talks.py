@@ -10,19 +10,17 @@ folder of bases whose own tokenizers and chat templates are tried, too.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
-import sys
-import time
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
+import campaign
 from asked import TOOLS, check_asked, check_bare, with_tools
 from chat_forms import BLOCK, CHATML, FORMS, OWN, STYLES, Form, form_for
 from odd_tokenizers import WORDS, tokenizers
@@ -307,26 +305,17 @@ def encode_conversation(turns: Sequence[Turn], tokenizer: Any, *, template: str 
     return filled(template, tokenizer).conversation(turns)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--bases", type=Path)
-    given = parser.parse_args()
-    known, started, findings = cases(given.bases), time.monotonic(), Counter[str]()
+def tried(given: Any) -> Iterator[campaign.Case]:
+    known = cases(given.bases)
     for number in sorted(range(given.cases), key=lambda number: number % len(known)):  # one template after another
         case = known[number % len(known)]
-        try:
-            attempt(case, random.Random(f"{given.seed}-{number}"))
-        except Exception as error:
-            findings[case[0]] += 1
-            print(f"{number} ({case[0]}): {type(error).__name__}: {str(error)[:300]}", flush=True)
-    print(
-        f"{given.cases:,} conversations, {len(known)} pairs of tokenizer and template, in "
-        f"{time.monotonic() - started:.0f} s: {findings.total()} findings"
-    )
-    sys.exit(bool(findings))
+        yield f"{number} ({case[0]})", lambda case=case, number=number: attempted(case, f"{given.seed}-{number}")
+
+
+def attempted(case: Case, seed: str) -> str:
+    attempt(case, random.Random(seed))
+    return "as it should be"
 
 
 if __name__ == "__main__":
-    main()
+    campaign.main(__doc__, tried, cases=10_000, seed=0, bases=None)

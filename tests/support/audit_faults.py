@@ -1,22 +1,10 @@
-"""Injects faults into tiny runs and counts how many `llm-fed audit --all` finds, by kind and by family of runs.
-
-    PYTHONPATH=tests/support python scripts/studies/audit_faults.py --faults 300 --out DIR
-
-With --elsewhere 2 the audit is in another environment than the run's: it has two threads, other kernels and another
-packing of clients into passes. The script then prints how far clean runs end from what they have kept.
-
-A fault is made either in the round loop while a run goes on, or in the files of a run that is finished. It counts as
-found if the audit finds anything, and as named if a finding has its round, its client and its kind. Draws that change
-nothing (a stale message that is the same as the new one, say) are drawn again.
-"""
+"""Faults for `llm-fed audit`: in the round loop while a tiny run goes on, or in the files of one that is finished."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,12 +12,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-from audit_runs import FAMILIES, audited, configured, train
+from audit_runs import train
 from safetensors.torch import load_file, save_file
 
 from llm_fed.audit.findings import Audit
-from llm_fed.basics.terminal import lasting_streams
 from llm_fed.federation import loop
 from llm_fed.federation.clients import LocalClients, broadcast
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
@@ -214,61 +200,3 @@ def _edit_file(folder: Path, place: str, draw: random.Random) -> Fault | None:
     state.row[draw.randrange(state.row.numel())] += 1e-3
     checkpoints.save(round, saved.state, saved.rows)
     return Fault(round, "server", ("checkpoint",))
-
-
-def _clean(family: str, config: Config, folder: Path, elsewhere: int) -> tuple[Path, float]:
-    """(a run of a family without a fault, of which the audit must find nothing; how far its replay ends elsewhere)."""
-    if not (folder / "summary.json").exists():  # of an earlier call
-        shutil.rmtree(folder, ignore_errors=True)
-        train(family, config, folder)
-    result = audited(folder, config, elsewhere=elsewhere)
-    assert not result.findings, (family, result.findings)
-    return folder, max([0.0, *result.drift.values()])
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--faults", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--all-clean", action="store_true", help="audit a clean run of every family, drawn or not")
-    parser.add_argument("--elsewhere", type=int, default=0, metavar="THREADS")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    draw = random.Random(given.seed)
-    configs = {family: configured(family, given.out / "data") for family in FAMILIES}
-    clean: dict[str, Path] = {}
-    made: Counter[str] = Counter()
-    detected, named, drift = made.copy(), made.copy(), 0.0
-    faulty, number = given.out / f"faulty-{given.seed}", 0
-    while number < given.faults:
-        kind, family = KINDS[number % len(KINDS)], draw.choice(list(FAMILIES))
-        if family not in clean:
-            clean[family], share = _clean(family, configs[family], given.out / family, given.elsewhere)
-            drift = max(drift, share)
-        shutil.rmtree(faulty, ignore_errors=True)
-        fault = inject(kind, family, configs[family], clean[family], faulty, draw)
-        if fault is None:
-            continue
-        number += 1
-        result = audited(faulty, configs[family], elsewhere=given.elsewhere)
-        made[kind] += 1
-        detected[kind] += bool(result.findings)
-        named[kind] += fault.named(result)
-        if not fault.named(result):
-            print(f"{kind} in {family}: {fault}: {result.findings}", flush=True)
-        if number % 6 == 0:
-            print(f"{number}: {sum(detected.values())} found, {sum(named.values())} named", flush=True)
-    for family in FAMILIES if given.all_clean else ():
-        if family not in clean:
-            clean[family], share = _clean(family, configs[family], given.out / family, given.elsewhere)
-            drift = max(drift, share)
-    print(f"{len(clean)} clean runs: no finding" + (f", {drift:.2g} of the way" if given.elsewhere else ""))
-    print("| fault | injected | found | named |\n|---|---|---|---|")
-    for kind in KINDS:
-        print(f"| {kind} | {made[kind]} | {detected[kind]} | {named[kind]} |")
-
-
-if __name__ == "__main__":
-    with lasting_streams():
-        main()
