@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -333,14 +334,14 @@ def _likely(tokenizer: Any, tokens: Sequence[Token], chat: bool) -> dict[str, An
 
 async def _whole(writing: Writing, request: Request) -> None:
     """Until the answer has ended; one whose client has left is stopped."""
+    looked = time.monotonic()
     while not writing.finish:
-        try:
-            news = await asyncio.wait_for(writing.news.get(), WATCH)
-        except TimeoutError:
+        with suppress(TimeoutError):
+            writing.add(await asyncio.wait_for(writing.news.get(), WATCH))
+        if time.monotonic() - looked > WATCH:
+            looked = time.monotonic()
             if await request.is_disconnected():
                 writing.finish = "stop"
-            continue
-        writing.add(news)
 
 
 async def _events(head: ReplyHead, writings: Sequence[Writing], told: bool) -> AsyncIterator[str]:

@@ -212,6 +212,25 @@ def test_a_full_queue_and_a_hang_up(run, monkeypatch):
     server.close()
 
 
+def test_a_whole_answer_that_nobody_waits_for_is_not_written_to_its_end(run, monkeypatch):
+    """Tokens come faster than one looks for its client."""
+    stepped, steps = RunningBatch.step, []
+    monkeypatch.setattr(RunningBatch, "step", lambda batch: steps.append(time.sleep(0.1)) or stepped(batch))
+    server = of_runs([str(run)], 2)
+    body = json.dumps({"model": "ada", "prompt": "w20", "max_tokens": 63, "stop": ["never"]}).encode()
+    with served(server) as address:
+        host, port = address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as silent:
+            silent.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                           + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)  # fmt: skip
+            while not steps:
+                time.sleep(0.01)
+        while server.load["running"]:
+            time.sleep(0.01)
+    server.close()
+    assert len(steps) < 50  # of 63, the model's context
+
+
 def test_an_answer_that_cannot_be_computed_is_an_error(run, monkeypatch):
     server = of_runs([str(run)], 8)
 
