@@ -22,7 +22,7 @@ from llm_fed.experiment.merging import merge
 from llm_fed.experiment.rounds import best_round, models_at
 from llm_fed.export import models, peft_folders
 from llm_fed.export.card import model_card
-from llm_fed.export.origins import as_trained, check_text, common_base, read_origin
+from llm_fed.export.origins import as_trained, check_text, common_base, read_origin, say_differences
 from llm_fed.export.peft_settings import CONFIG
 from llm_fed.kinds import Kind
 from llm_fed.models.lora import Lora, adapted
@@ -275,6 +275,7 @@ def _said(sources: Mapping[str, MergeParent], base: Kind, keys: Collection[str],
         if silent:
             used = next((prompt.template.name for prompt in said.values()), TaskConfig.template)
             reporter.note(f"{silent} does not name its prompt template, so {used} is used; --template chooses another")
+    say_differences(said, {option: sources[option].origin for option in order}, reporter.note, keys)
     return next(iter(said.values()), None)
 
 

@@ -14,9 +14,10 @@ from llm_fed.basics.files import write_folder
 from llm_fed.export import factor_folders, peft_folders
 from llm_fed.export.card import merge_card
 from llm_fed.export.factor_folders import Factors
-from llm_fed.export.origins import common_base, read_origin
+from llm_fed.export.origins import common_base, read_origin, say_differences
 from llm_fed.methods import FOLDER_MERGERS
 from llm_fed.models import labels
+from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import FILE, read_prompt
 from llm_fed.runs.tracking import Reporter
 
@@ -73,14 +74,15 @@ def merge_folders(
     if out.resolve() in [folder.resolve() for folder in folders]:
         raise UserError(f"{out} is one of the adapters that are merged; give another --out")
     share = _shares(method, weights, len(folders))
-    place = base or common_base({str(folder): read_origin(folder) for folder in folders})
+    origins = {str(folder): read_origin(folder) for folder in folders}
+    place = base or common_base(origins)
     parents = [factor_folders.read(folder) for folder in folders]
     _check_heads(folders, parents)
     merged, lost = rule(factor_folders.aligned(parents), share, **given)
     recipe = {"method": method, **given, "weights": {str(each): w for each, w in zip(folders, share, strict=True)}}
     recipe |= {"lost": rounded(lost)} if lost else {}
     contents = factor_folders.contents(merged, factor_folders.mean_head(parents, share), parents)
-    files = {**contents, peft_folders.CARD: merge_card(place, recipe).encode(), **_beside(folders, reporter)}
+    files = {**contents, peft_folders.CARD: merge_card(place, recipe).encode(), **_beside(folders, origins, reporter)}
     write_folder(out, files, peft_folders.WHAT)
     return MergedFolder(out, recipe, _scores([*folders, out], place, data, reporter) if data else {})
 
@@ -97,13 +99,14 @@ def _check_heads(folders: Sequence[Path], parents: Sequence[Factors]) -> None:
             )
 
 
-def _beside(folders: Sequence[Path], reporter: Reporter) -> dict[str, bytes]:
+def _beside(folders: Sequence[Path], origins: Mapping[str, Origin | None], reporter: Reporter) -> dict[str, bytes]:
     """The first one's prompt.json and labels.json."""
     prompts = {folder: prompt for folder in folders if (prompt := read_prompt(folder))}
     first = next(iter(prompts), folders[0])
     for folder, prompt in prompts.items():
         if (prompt.template.text, prompt.template.date) != (prompts[first].template.text, prompts[first].template.date):
             reporter.note(f"{first} and {folder} were trained with different prompt templates; that of {first} is kept")
+    say_differences({str(folder): prompt for folder, prompt in prompts.items()}, origins, reporter.note)
     files = [path for path in (first / FILE, first / labels.FILE) if path.is_file()]
     return {path.name: path.read_bytes() for path in files}
 

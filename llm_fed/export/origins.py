@@ -16,7 +16,7 @@ from llm_fed.models import labels
 from llm_fed.models.images import ARCHITECTURES
 from llm_fed.models.loading import is_language
 from llm_fed.models.origin import Origin
-from llm_fed.models.prompt import FILE, ORIGIN, read_prompt
+from llm_fed.models.prompt import FILE, ORIGIN, Prompt, read_prompt
 from llm_fed.settings.config import BaseConfig
 
 
@@ -56,6 +56,30 @@ def common_base(origins: Mapping[str, Origin | None]) -> str:
                 "one base can be merged; if both are the same model, give --base"
             )
     return next(iter(known.values())).place if known else ""
+
+
+def say_differences(
+    prompts: Mapping[str, Prompt],
+    origins: Mapping[str, Origin | None],
+    note: Callable[[str], None],
+    keys: Collection[str] = (),
+) -> None:
+    """Say where the parents of a merge differ in what ends an answer, or in how their base was loaded: the merge has
+    what the first one says.
+
+    Args:
+        prompts, origins: by what a message calls a parent.
+        keys: the settings that were given explicitly, which count for both.
+    """
+    lengths = {name: prompt.max_new_tokens for name, prompt in prompts.items()}
+    ends = {name: list(prompt.stop) for name, prompt in prompts.items()}
+    loaded = {
+        name: origin.quantization or "full precision" for name, origin in origins.items() if origin and origin.dtype
+    }
+    for key, values in (("eval.max_new_tokens", lengths), ("stop_token_ids", ends), ("base.quantization", loaded)):
+        said = [f"{value} of {name}" for name, value in values.items()]
+        if key not in keys and any(value != next(iter(values.values())) for value in values.values()):
+            note(f"the adapters differ in {key}: {', '.join(said)}; the merge has {said[0]}")
 
 
 def _in_prompt(folder: Path) -> Origin | None:

@@ -256,8 +256,15 @@ def test_merged_adapters_carry_what_their_parents_say(runs, base, llm_fed, tmp_p
     given = read_prompt(tmp_path / "given/merged")
     assert given and given.template.name == "plain" and given.max_new_tokens == 5
     longer = edited(chat, tmp_path / "longer", max_new_tokens=9)
-    assert llm_fed(*merge_words(chat, longer, tmp_path / "set"), "eval.max_new_tokens=7").code == 0
+    said = llm_fed(*merge_words(chat, longer, tmp_path / "set"), "eval.max_new_tokens=7")
+    assert said.code == 0 and "differ" not in said.err
     assert json.loads((tmp_path / "set/merged" / FILE).read_text())["max_new_tokens"] == 7
+    origin = json.loads((chat / FILE).read_text())["base"] | {"quantization": "nf4"}
+    other = edited(chat, tmp_path / "other", max_new_tokens=9, stop_token_ids=[3], base=origin)
+    for words in (merge_words(chat, other, tmp_path / "two"), ("merge", chat, other, "--out", tmp_path / "folders")):
+        said = llm_fed(*words)
+        assert said.code == 0 and said.err.count("the adapters differ in ") == 3, said.err
+        assert "eval.max_new_tokens: 5 of " in said.err and "base.quantization: full precision of " in said.err
     # The card's snippet works on a merged adapter, too.
     asked = ["w20 w21", "w22 w23"]
     expected = load_client(tmp_path / "same/merged", str(base)).generate(asked)
