@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Generator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 from rich.console import Console
@@ -29,12 +29,12 @@ from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
-from llm_fed.experiment import announce, sharing, splits, unused
+from llm_fed.experiment import announce, on_ray, sharing, splits, unused
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.costs import Costs
 from llm_fed.experiment.ending import check_scored
 from llm_fed.experiment.job import Job, spent_together
-from llm_fed.experiment.side_by_side import SideBySide
+from llm_fed.experiment.side_by_side import Process, SideBySide, Start
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.pace import duration
 from llm_fed.runs.reading import scores_by_round
@@ -46,6 +46,8 @@ from llm_fed.settings.paths import public_text
 from llm_fed.tasks import natural
 
 HEAD = ("local", "pooled")  # methods of the first rows, between which the others are read
+RAY: Final = "ray"  # as a number of jobs: as many as Ray's machines can train
+Jobs = int | Literal["ray"]
 A_MINUTE = 60.0  # seconds; of a shorter comparison nobody needs to know the rest
 
 
@@ -67,7 +69,7 @@ def compare(
     out: Path,
     reporter: Reporter | None = None,
     own: OwnRows = NO_OBJECTS,
-    jobs: int = 1,
+    jobs: Jobs = 1,
 ) -> Table:
     """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
     also as a page.
@@ -77,7 +79,7 @@ def compare(
         chosen: labels of rows, or names of methods as plain rows (default: all rows of the file).
         seeds: instead of those of the file (default: the configuration's own seed).
         own: objects in the place of names, which must be at hand.
-        jobs: how many runs are trained at a time; from two on each in a process of its own.
+        jobs: how many runs are trained at a time; from two on each in a process of its own. `RAY`: on Ray's machines.
 
     Returns:
         The table; a run that failed has its reason there, and the others are not lost.
@@ -103,7 +105,7 @@ def dry_run(
     seeds: Sequence[int] = (),
     out: Path,
     reporter: Reporter | None = None,
-    jobs: int = 1,
+    jobs: Jobs = 1,
 ) -> dict[str, Any]:
     """What `compare` would do with the same arguments, as JSON values: its runs, how many at a time, and the memory
     that they take. Nothing is trained or written.
@@ -115,7 +117,7 @@ def dry_run(
     with reporter.working(), turns.taken(reporter.note):
         prepared = _prepare(path, words, chosen, seeds, out, reporter, jobs=jobs, costs=True)
     return {
-        "jobs": prepared.processes,
+        "jobs": prepared.processes or RAY,
         "runs": [
             {"folder": job.shown, "complete": bool(job.outcome), "begun": holds_results(job.folder),
              "starts_from": [parent.shown for parent in job.parents.values()]}
@@ -130,7 +132,7 @@ class _Prepared:
     """A comparison that has been checked and is still to be trained.
 
     Attributes:
-        processes: how many runs are trained at a time.
+        processes: how many runs are trained at a time; 0: as many as Ray's machines can.
         demands: what that takes of memory, where it was asked for, or where several are trained at a time.
         spread: whether these processes are divided among the GPUs.
     """
@@ -152,7 +154,7 @@ def _prepare(
     out: Path,
     reporter: Reporter,
     own: OwnRows = NO_OBJECTS,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     costs: bool = False,
 ) -> _Prepared:
     check_jobs(jobs, own)
@@ -160,33 +162,37 @@ def _prepare(
     for note in [*plan.notes, *([own.in_words] if own.in_words else [])]:
         reporter.note(note)
     bases, prices = Bases(reuse=True), list[Costs]()
-    processes = max(1, min(jobs, sum(not job.outcome for job in plan.jobs())))
+    waiting = sum(not job.outcome for job in plan.jobs())
+    processes = int(not waiting) if jobs == RAY else max(1, min(jobs, waiting))
     table = _empty_table(plan, bases, prices if costs else None)
     device = bases.of(plan.file).device
     spread = not any(job.config.base.device_map for job in plan.jobs())  # which gives one process all GPUs
     demands = []
     if costs or processes > 1:
         step = max((price.step or 0 for price in prices), default=0)
-        demands = sharing.demands(processes, weights([bases.of(plan.file).model]), step, device, spread)
-    for demand in demands if processes > 1 else ():
-        demand.check(jobs)
+        demands = sharing.demands(max(1, processes), weights([bases.of(plan.file).model]), step, device, spread)
+    if jobs != RAY and processes > 1:
+        for demand in demands:
+            demand.check(jobs)
     return _Prepared(plan, table, bases, processes, demands, device, spread)
 
 
-def check_jobs(jobs: int, own: OwnRows = NO_OBJECTS) -> None:
+def check_jobs(jobs: Jobs, own: OwnRows = NO_OBJECTS) -> None:
     """Refuse a number of jobs that cannot be.
 
     Raises:
-        UserError: it is no number from 1 on, or several processes would need what only this one has.
+        UserError: it is no number from 1 on, or several processes would need what only this one has; or Ray is missing.
     """
-    if type(jobs) is not int or jobs < 1:
-        raise UserError(f"jobs is {jobs!r}; it takes a whole number from 1 on, the number of runs at a time")
-    if jobs > 1 and own.in_words:
+    if jobs == RAY:
+        on_ray.check_installed()
+    elif type(jobs) is not int or jobs < 1:
+        raise UserError(f"jobs is {jobs!r}; it takes a whole number from 1 on, the number of runs at a time, or {RAY}")
+    if jobs != 1 and own.in_words:
         raise UserError(
             f"jobs={jobs} trains in other processes, which cannot look up objects of this program; leave it out, or "
             "give names, such as module:Name, in the place of objects"
         )
-    if jobs > 1 and (size := launch.processes()) > 1:
+    if jobs != 1 and (size := launch.processes()) > 1:
         raise UserError(
             f"--jobs {jobs} starts processes of its own, but this is one of {size} of a launch, which share each run; "
             "leave --jobs out, or start the command without a launcher"
@@ -233,14 +239,23 @@ def _trainings(
             yield job, ""
         return
     prepared.bases.give_back()
+    with ExitStack() as stack:
+        begins = progress.begins if prepared.processes else lambda job: None  # Ray's processes say so themselves
+        runs = SideBySide(jobs, _starts(prepared, reporter, stack), out, reporter, begins)
+        for job in stack.enter_context(closing(runs.trained())):
+            log = runs.log(job)
+            yield job, f"; its log is {log}" if log.exists() else ""
+
+
+def _starts(prepared: _Prepared, reporter: Reporter, stack: ExitStack) -> list[Start]:
+    """What begins a run, as many as are trained at a time; within `stack`."""
+    if not prepared.processes:
+        waiting = sum(not job.outcome for job in prepared.plan.jobs())
+        return [stack.enter_context(on_ray.cluster(waiting, prepared.plan.file.device, reporter.note))] * waiting
     shares = sharing.shares(prepared.processes, prepared.device, prepared.spread)
     threads = shares[0].get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
     reporter.note(f"{prepared.processes} runs at a time, each in a process of its own; threads of each: {threads}")
-    runs = SideBySide(jobs, shares, out, reporter, progress.begins)
-    with closing(runs.trained()) as trained:
-        for job in trained:
-            log = runs.log(job)
-            yield job, f"; its log is {log}" if log.exists() else ""
+    return [partial(Process.begin, share) for share in shares]
 
 
 class _Countdown:

@@ -15,10 +15,11 @@ import time
 from _thread import interrupt_main
 from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, Signals
-from typing import IO, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
 
@@ -42,19 +43,50 @@ _POLL = 0.1  # seconds
 _START = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
 
 
+class Work(Protocol):
+    """A run that is being trained, with verbs of `subprocess.Popen`."""
+
+    returncode: Any
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> object: ...
+    def end(self) -> None:
+        """Tell it to end."""
+
+
+Start = Callable[[Mapping[str, Any], Path], Work]  # from what `perform` takes, and the log
+
+
+class Process(subprocess.Popen[bytes]):
+    """A run in a process of this machine."""
+
+    @classmethod
+    def begin(cls, environment: Mapping[str, str], order: Mapping[str, Any], log: Path) -> Process:
+        """Args: variables that it gets beside those of this one."""
+        with open(log, "ab") as stream:
+            process = cls(
+                [sys.executable, "-c", _START, json.dumps(sys.path)], stdin=subprocess.PIPE, stdout=stream,
+                stderr=stream, env={**os.environ, **environment}, bufsize=0,
+                start_new_session=True,  # so that Ctrl-C reaches only this process
+            )  # fmt: skip
+        assert process.stdin is not None
+        with suppress(BrokenPipeError):  # it has ended, which its exit code says
+            process.stdin.write(json.dumps(order).encode() + b"\n")
+        return process
+
+    def end(self) -> None:
+        assert self.stdin is not None
+        self.stdin.close()
+
+
 @dataclass(eq=False)
-class _Process:
+class _Running:
     """A run that is being trained."""
 
     job: Job
-    environment: Mapping[str, str]
-    popen: subprocess.Popen[bytes]
-    log: BinaryIO  # opened for reading, where this process begins to write
-
-    @property
-    def input(self) -> IO[bytes]:
-        assert self.popen.stdin is not None
-        return self.popen.stdin
+    start: Start
+    work: Work
+    log: BinaryIO  # opened for reading, where it begins to write
 
 
 class SideBySide:
@@ -62,7 +94,7 @@ class SideBySide:
 
     Args:
         jobs: all runs of the comparison in their order, also those that have ended.
-        environments: variables of the processes, as many as run at a time.
+        starts: what begins a run, as many as run at a time.
         out: the folder of the comparison.
         begins: is told of each run that begins.
     """
@@ -70,14 +102,14 @@ class SideBySide:
     def __init__(
         self,
         jobs: Sequence[Job],
-        environments: Sequence[Mapping[str, str]],
+        starts: Sequence[Start],
         out: Path,
         reporter: Reporter,
         begins: Callable[[Job], None],
     ):
         self._jobs, self._waiting = jobs, [job for job in jobs if not job.outcome]
         self._turns = _turns(jobs)
-        self._free, self._running = [*environments], list[_Process]()
+        self._free, self._running = [*starts], list[_Running]()
         self._logs, self._reporter, self._begins = out / LOGS, reporter, begins
 
     def trained(self) -> Generator[Job, None, None]:
@@ -96,14 +128,14 @@ class SideBySide:
                     elif self._free and self._is_ready(job):
                         self._waiting.remove(job)
                         self._start(job)
-                for process in self._ended():
-                    self._end(process)
-                    yield process.job
+                for running in self._ended():
+                    self._end(running)
+                    yield running.job
         finally:
-            for process in self._running:
-                process.input.close()
-            for process in self._running:
-                process.popen.wait()
+            for running in self._running:
+                running.work.end()
+            for running in self._running:
+                running.work.wait()
 
     def log(self, job: Job) -> Path:
         """Where what a run prints is kept."""
@@ -112,19 +144,19 @@ class SideBySide:
     def _is_ready(self, job: Job) -> bool:
         """Whether nothing that it waits for is still to come. Two merges of one run are not made at once, as each of
         them opens its folder for writing."""
-        running = {process.job for process in self._running}
+        running = {each.job for each in self._running}
         opened = {parent for other in running for parent in other.parents.values()}
         to_come, parents = running.union(self._waiting), {*job.parents.values()}
         return not (parents & (opened | to_come) or self._turns[job] & to_come)
 
-    def _ended(self) -> list[_Process]:
-        """The processes that have ended, once any has; until then what all of them print is shown."""
+    def _ended(self) -> list[_Running]:
+        """The runs that have ended, once any has; until then what all of them print is shown."""
         while self._running:
-            if ended := [process for process in self._running if process.popen.poll() is not None]:
+            if ended := [running for running in self._running if running.work.poll() is not None]:
                 return ended
             time.sleep(_POLL)
-            for process in self._running:
-                self._repeat(process)
+            for running in self._running:
+                self._repeat(running)
         return []
 
     def _start(self, job: Job) -> None:
@@ -135,56 +167,48 @@ class SideBySide:
             "parents": {name: str(parent.folder) for name, parent in job.parents.items()},
             "base": next((str(other.folder) for other in self._jobs if _has_scored_base(other, job)), ""),
         }
-        log, environment = self.log(job), self._free.pop(0)
+        log, start = self.log(job), self._free.pop(0)
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             check_unlinked(log)
             with open(log, "ab") as stream:
                 stream.write(f"--- {time_of_day()} {job.folder}\n".encode())
-                reading = open(log, "rb")  # noqa: SIM115
-                reading.seek(0, os.SEEK_END)
-                popen = subprocess.Popen(
-                    [sys.executable, "-c", _START, json.dumps(sys.path)], stdin=subprocess.PIPE, stdout=stream,
-                    stderr=stream, env={**os.environ, **environment}, bufsize=0,
-                    start_new_session=True,  # so that Ctrl-C reaches only this process
-                )  # fmt: skip
-            self._running.append(process := _Process(job, environment, popen, reading))
-            process.input.write(json.dumps(order).encode() + b"\n")
-        except BrokenPipeError:
-            pass  # it has ended, which its exit code says
+            reading = open(log, "rb")  # noqa: SIM115
+            reading.seek(0, os.SEEK_END)
+            self._running.append(_Running(job, start, start(order, log), reading))
         except OSError as error:
             raise RunError(
                 f"cannot start a process that writes {log}: {error.strerror or error}; fewer --jobs may do"
             ) from error
 
-    def _end(self, process: _Process) -> None:
-        """Take over what became of a run whose process has ended."""
-        self._running.remove(process)
-        self._free.append(process.environment)
-        last = self._repeat(process)
-        process.log.close()
-        process.input.close()
-        if (code := process.popen.returncode) == 0:
-            process.job.read()
-            assert process.job.outcome, f"{process.job.folder} has no summary"
+    def _end(self, running: _Running) -> None:
+        """Take over what became of a run that has ended."""
+        self._running.remove(running)
+        self._free.append(running.start)
+        last, job = self._repeat(running), running.job
+        running.log.close()
+        running.work.end()
+        if (code := running.work.returncode) == 0:
+            job.read()
+            assert job.outcome, f"{job.folder} has no summary"
         elif code == -SIGKILL:
-            process.job.outcome = (
+            job.outcome = (
                 "its process was killed (SIGKILL), as the kernel does where memory runs out; a smaller --jobs needs "
                 "less memory"
             )
         elif code < 0:
-            process.job.outcome = f"its process ended with the signal {Signals(-code).name}"
+            job.outcome = f"its process ended with the signal {Signals(-code).name}"
         else:
-            process.job.outcome = last or f"its process ended with exit code {code}"
+            job.outcome = last or f"its process ended with exit code {code}"
 
-    def _repeat(self, process: _Process) -> str:
-        """Show the lines that a process has printed since it was looked at; the last of them."""
-        lines = process.log.readlines()
-        if lines and not lines[-1].endswith(b"\n") and process.popen.poll() is None:
-            process.log.seek(-len(lines.pop()), os.SEEK_CUR)
+    def _repeat(self, running: _Running) -> str:
+        """Show the lines that a run has printed since it was looked at; the last of them."""
+        lines = running.log.readlines()
+        if lines and not lines[-1].endswith(b"\n") and running.work.poll() is None:
+            running.log.seek(-len(lines.pop()), os.SEEK_CUR)
         texts = [printable(line.decode(errors="replace").strip()) for line in lines if line.strip()]
         for text in texts:
-            self._reporter.note(f"{process.job.folder.name}: {text}")
+            self._reporter.note(f"{running.job.folder.name}: {text}")
         return texts[-1] if texts else ""
 
 
@@ -214,6 +238,14 @@ def main() -> None:
     """The process of one run; its exit code is 1 and its last line the reason where the run fails."""
     order = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    try:
+        sys.exit(perform(order) or 0)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def perform(order: Mapping[str, Any]) -> str:
+    """Train the run of an order, or go on with it; why it failed, and empty where it did not."""
     config, baselines = from_dict(order["config"]), Baselines()
     parents = {name: Path(folder) for name, folder in order["parents"].items()}
     run.quiet()
@@ -229,9 +261,8 @@ def main() -> None:
                 mode=Simulation(parents, baselines=baselines),
             )
     except (RunError, UserError, torch.OutOfMemoryError) as error:
-        sys.exit(" ".join(str(error).split()))
-    except KeyboardInterrupt:
-        sys.exit(130)
+        return " ".join(str(error).split())
+    return ""
 
 
 def _end_with_parent() -> None:

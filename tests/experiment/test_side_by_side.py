@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,19 +42,15 @@ class Pretended:
         self.fails, self.dies = set[str](), set[str]()
 
     class Process:
-        def __init__(self, place: Pretended, stdout):
-            self.place, self.log, self.stdin, self.returncode = place, Path(stdout.name), self, None
-
-        def write(self, data):
-            """The order, on its standard input."""
-            order = json.loads(data)
+        def __init__(self, place: Pretended, order, log: Path):
+            self.place, self.log, self.returncode = place, log, None
             job = self.place.jobs[order["folder"]]
             assert configfile.from_dict(order["config"]) == job.config
             assert order["parents"] == {name: str(parent.folder) for name, parent in job.parents.items()}
             self.name = job.folder.name
             self.place.begins(self, job)
 
-        def close(self):
+        def end(self):
             assert self not in self.place.running
 
         def wait(self):
@@ -96,11 +92,10 @@ def train(small, tmp_path, monkeypatch):
         made.fails, made.dies = set(fails), set(dies)
         begun: list[Job] = []
         with monkeypatch.context() as patch:
-            patch.setattr(side_by_side.subprocess, "Popen", lambda words, stdout, **_: made.Process(made, stdout))
             patch.setattr(side_by_side.time, "sleep", lambda seconds: None)
             patch.setattr(Job, "read", lambda job: setattr(job, "outcome", {"base": {"metric": "rouge1"}}))
             reporter = side_by_side.Reporter(Console(quiet=True))
-            runs = SideBySide(jobs, [{}] * processes, tmp_path / "out", reporter, begun.append)
+            runs = SideBySide(jobs, [partial(made.Process, made)] * processes, tmp_path / "out", reporter, begun.append)
             ended = [job.folder.name for job in runs.trained()]
         assert sorted(ended) == sorted(job.folder.name for job in jobs)  # each once
         assert [job.folder.name for job in begun] == made.began
