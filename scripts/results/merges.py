@@ -1,21 +1,25 @@
-"""How far merged adapters are from what a merge means, by `llm-fed merge` and by PEFT's `add_weighted_adapter`.
+"""How far merged adapters are from what a merge means, by `llm-fed merge`, PEFT's `add_weighted_adapter` and mergekit.
 
-python scripts/results/merges.py
+pip install mergekit && python scripts/results/merges.py
 
 Of each pair of random adapters on the tiny base the products s B A are merged densely, layer by layer; the table has
-the norm of the difference over that of the exact merge, of all layers together.
+the norm of the difference over that of the exact merge, of all layers together. mergekit merges whole models: it gets
+the base with each adapter merged in, and what it adds to the base's weights counts.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import peft
 import torch
+from mergekit.config import MergeConfiguration
+from mergekit.merge import run_merge
+from mergekit.options import MergeOptions
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -34,6 +38,12 @@ PAIRS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "other layers": ({"r": 8, "lora_alpha": 8}, {"r": 8, "lora_alpha": 8, "target_modules": ["k_proj", "v_proj"]}),
 }
+MERGEKIT: Mapping[str, dict[str, Any]] = {
+    "linear": {"merge_method": "linear", "parameters": {"weight": 0.5}},
+    "ties at rank 16": {
+        "merge_method": "ties", "base_model": str(TINY_BASE), "parameters": {"weight": 1.0, "density": 0.5},
+    },
+}  # fmt: skip
 MERGES: Mapping[str, tuple[Callable[[Tensor], Tensor], dict[str, Any], dict[str, Any]]] = {
     "linear": (lambda both: both.mean(0), {}, {"combination_type": "linear"}),
     "linear, as cat": (lambda both: both.mean(0), {}, {"combination_type": "cat"}),
@@ -58,7 +68,7 @@ def added(model: Any, name: str) -> dict[str, Tensor]:
 
 
 def main() -> None:
-    print("| adapters | merge | llm-fed merge | PEFT's add_weighted_adapter |\n|---|---|---:|---:|")
+    print("| adapters | merge | llm-fed merge | PEFT's add_weighted_adapter | mergekit |\n|---|---|---:|---:|---:|")
     for what, settings in PAIRS.items():
         for merge, (wanted, ours, theirs) in MERGES.items():
             print(f"| {what} | {merge} | {' | '.join(_errors(settings, merge, wanted, ours, theirs))} |")
@@ -93,9 +103,24 @@ def _errors(
         try:
             weights = [1.0, 1.0] if merge.startswith("ties") else [0.5, 0.5]
             model.add_weighted_adapter(["a", "b"], weights, "theirs", **theirs)
-            return [*found, _away(exact, added(model, "theirs"))]
+            found.append(_away(exact, added(model, "theirs")))
         except Exception as error:
-            return [*found, f"refused ({type(error).__name__})"]
+            found.append(f"refused ({type(error).__name__})")
+        return [*found, _away(exact, _mergekit(folders, MERGEKIT[merge], exact)) if merge in MERGEKIT else "-"]
+
+
+def _mergekit(folders: Sequence[Path], settings: Mapping[str, Any], layers: Iterable[str]) -> dict[str, Tensor]:
+    """What mergekit's merge of whole models adds to the base, by layer."""
+    whole = [folder.with_name(f"{folder.name}-whole") for folder in folders]
+    for folder, path in zip(folders, whole, strict=True):
+        peft.PeftModel.from_pretrained(base(), folder).merge_and_unload().save_pretrained(path)
+    config = {**settings, "models": [{"model": str(path)} for path in whole], "dtype": "float32"}
+    out = folders[0].with_name("mergekit")
+    run_merge(MergeConfiguration.model_validate(config), str(out), MergeOptions(copy_tokenizer=False))
+    merged, before = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), base()
+    names = {place: f"{place.removeprefix('base_model.model.')}.weight" for place in layers}
+    after, start = merged.state_dict(), before.state_dict()
+    return {place: (after[name].double() - start[name].double()) for place, name in names.items()}
 
 
 def _away(exact: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:

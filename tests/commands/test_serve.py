@@ -249,7 +249,7 @@ def test_an_answer_that_cannot_be_computed_is_an_error(run, monkeypatch):
         assert httpx.post(f"{address}/v1/completions", json=body, timeout=60).status_code == 503
 
 
-@pytest.mark.parametrize("method", ["fedem", "pfedmoe", "feddpa"])
+@pytest.mark.parametrize("method", ["fedem", "pfedmoe", "feddpa", "fedalt"])
 def test_mixtures_are_served(small, tmp_path, method):
     """Methods whose personal model is a router or a mixture answer as their own model does, beside one another."""
     config = small.tree(rounds=1, method={"name": method}, adapter={"dropout": 0.0}, eval={"max_new_tokens": 6})
