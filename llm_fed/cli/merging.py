@@ -120,8 +120,9 @@ def _parents(
     from llm_fed.experiment.run import quiet
 
     quiet()
-    parents = posthoc.Parents(fed, local, base)
-    merged = posthoc.merge_adapters({"name": method}, parents, out_dir, data=source, client=client, words=settings)
+    merged = posthoc.merge_adapters(
+        {"name": method}, fed, local, out_dir, base=base, data=source, client=client, words=settings
+    )
     scores = merge_output.scores_in(out_dir)
     if as_json:
         clients = {item.client: {"folder": str(item.folder), **item.recipe} for item in merged}

@@ -33,7 +33,7 @@ from llm_fed.runs.place import BEST, Place
 from llm_fed.runs.reading import read_config, saved_summary
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
-from llm_fed.settings.config import BaseConfig, Config, TaskConfig
+from llm_fed.settings.config import Config, TaskConfig
 from llm_fed.settings.configfile import as_dict, from_dict, keys_of
 from llm_fed.state import State
 from llm_fed.state.entries import FACTORS, factor_of
@@ -123,15 +123,6 @@ class MergeParent:
 
 
 @dataclass(frozen=True)
-class Parents:
-    """The two adapters that are merged, each DIR or DIR@ROUND."""
-
-    fed: str
-    local: str
-    base: str | None = None  # instead of the base that they name
-
-
-@dataclass(frozen=True)
 class Merged:
     """One client's merged adapter."""
 
@@ -142,9 +133,11 @@ class Merged:
 
 def merge_adapters(
     settings: Mapping[str, Any],
-    parents: Parents,
+    fed: str,
+    local: str,
     out: Path,
     *,
+    base: str | None = None,
     data: EvaluationData | None = None,
     client: str | None = None,
     words: Sequence[str] = (),
@@ -155,6 +148,8 @@ def merge_adapters(
 
     Args:
         settings: of a merger, with its name (`methods.merger`).
+        fed, local: the two adapters, each DIR or DIR@ROUND.
+        base: instead of the base that they name.
         data: for two PEFT folders, from whose examples the weights come; a run brings its clients' examples.
         client: only this one.
         words: `key=value` words laid over the configuration, of the run or of this merge, see `evaluate.lay_over`.
@@ -165,11 +160,8 @@ def merge_adapters(
     reporter = reporter or Reporter()
     merge_output.check_place(out)
     kind = methods.merger(settings["name"])
-    sources = {
-        option: MergeParent.parse(option, text)
-        for option, text in zip(OPTIONS, (parents.fed, parents.local), strict=True)
-    }
-    name = parents.base or common_base({option: source.origin for option, source in sources.items()})
+    sources = {option: MergeParent.parse(option, text) for option, text in zip(OPTIONS, (fed, local), strict=True)}
+    name = base or common_base({option: source.origin for option, source in sources.items()})
     if not name:
         raise UserError("neither adapter names its base; give --base NAME")
     runs = [source.config for source in reversed(sources.values()) if source.config]
@@ -183,51 +175,51 @@ def merge_adapters(
         raise UserError("--task and --data only work with two PEFT folders; leave them out, as a run brings its own")
     config = replace(runs[0], method=dict(settings)) if runs else _config(settings, name, data)
     config = lay_over(config, words, "the method", also=("method.",))
-    config = replace(config, base=_loaded_as(sources, replace(config.base, name=name), keys, reporter))
+    config = replace(config, base=replace(config.base, name=name))
     if not runs:
+        first = next((source.origin for source in sources.values() if source.origin), None)
+        config = replace(config, base=as_trained(config.base, first, keys, reporter.note))
         task_name = config.task.name if "task.name" in keys else data.task
         data = replace(data, task=task_name, path=Path(config.task.path) if config.task.path else None)
-    if not runs and not data.task:
-        for source in sources.values():
+        for source in sources.values() if not data.task else ():
             check_text(source.folder, config.base)
-    if not runs and not kind.merger.data_free and not (data.task or data.path):
-        raise UserError("the mixing weight is computed from examples; give --data FILE, or --task NAME with --client")
-    of_task = runs or data.task
-    if of_task:
+        if not (kind.merger.data_free or data.task or data.path):
+            raise UserError(
+                "the mixing weight is computed from examples; give --data FILE, or --task NAME with --client"
+            )
+    if runs or data.task:
         task = tasks.load(config.task, config.federation_seed, config.evaluation_seed, _known(sources))
     else:
         task = _one_client(data.path, config.task, _known(sources))
     loaded: Any = kinds.load(config, task, choose_device(config.device))
     loaded, config, said = loaded.as_said(config, lambda: _said(sources, loaded, keys, reporter), keys)
-    structure = _common_structure(sources, loaded)
-    adapter = structure.as_config()
+    adapter = _common_structure(sources, loaded).as_config()
     experiment = prepare(config if runs else replace(config, adapter=adapter), reporter, base=loaded, task=task)
     if runs:
         experiment.clients = experiment.trainers  # the others have no adapter of their own
     _choose(experiment, client, every=bool(runs))
-    parents_of = zip(experiment.method.parents, sources.values(), strict=True)
-    given = {parent.name: source.states(experiment) for parent, source in parents_of}
+    method = experiment.method
+    parents = {parent.name: source for parent, source in zip(method.parents, sources.values(), strict=True)}
+    given = {name: source.states(experiment) for name, source in parents.items()}
     distances = {id: round(distance(*(states[id] for states in given.values())), 4) for id in experiment.clients}
     if (apart := max(distances.values())) > UNRELATED:
         reporter.note(
-            f"warning: the A matrices of {parents.fed} and {parents.local} are {apart:.2f} apart (0: equal, 1.41: "
+            f"warning: the A matrices of {fed} and {local} are {apart:.2f} apart (0: equal, 1.41: "
             "unrelated), so the two adapters hardly share an initialisation, and their mixture is often worse than "
             "either; train both with the same seed"
         )
     merge(experiment, given)
-    origin = {"fed": str(sources["--fed"]), "local": str(sources["--local"])}
     prompt = experiment.base.prompt_of(experiment.config) if said or "task.template" in keys else None
-    sites, method = experiment.clients.items(), experiment.method
-    states = experiment.runtime.run({id: method.personalize(site, None) for id, site in sites})
+    states = experiment.runtime.run({id: method.personalize(site, None) for id, site in experiment.clients.items()})
+    origin = {"fed": str(sources["--fed"]), "local": str(sources["--local"])}
     origins = {id: origin | {"distance": distances[id]} for id in experiment.clients}
     merge_output.clear(out)
     merged = _write(experiment, out, states, origins, prompt)
+    recipes = {item.client: item.recipe for item in merged}
     if runs:
-        recipes = {item.client: item.recipe for item in merged}
-        by_parent = zip(experiment.method.parents, sources.values(), strict=True)
-        rounds = {parent.name: source.number for parent, source in by_parent if source.number is not None}
+        rounds = {name: source.number for name, source in parents.items() if source.number is not None}
         merge_output.write(experiment, out, states, recipes, rounds, _known(sources))
-    draw_curves({item.client: item.recipe for item in merged}, experiment.metric, out / "curves.png")
+    draw_curves(recipes, experiment.metric, out / "curves.png")
     return merged
 
 
@@ -277,17 +269,6 @@ def _said(sources: Mapping[str, MergeParent], base: Kind, keys: Collection[str],
             reporter.note(f"{silent} does not name its prompt template, so {used} is used; --template chooses another")
     say_differences(said, {option: sources[option].origin for option in order}, reporter.note, keys)
     return next(iter(said.values()), None)
-
-
-def _loaded_as(
-    sources: Mapping[str, MergeParent], base: BaseConfig, keys: Collection[str], reporter: Reporter
-) -> BaseConfig:
-    """The base as the run's adapters were trained on it, or of two folders as the first one says, but for what was set
-    explicitly."""
-    if any(source.config for source in sources.values()):
-        return base
-    origins = [source.origin for source in sources.values() if source.origin]
-    return as_trained(base, next(iter(origins), None), keys, reporter.note)
 
 
 def _common_structure(sources: Mapping[str, MergeParent], base: Kind) -> Lora:

@@ -24,7 +24,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.commands import compare
 from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter, evaluate_run
-from llm_fed.commands.merge import Parents, merge_adapters
+from llm_fed.commands.merge import merge_adapters
 from llm_fed.experiment import announce, finish
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.simulation import Simulation
@@ -310,7 +310,7 @@ POTARA = {"name": "potara", "samples": 4, "grid": True}
 
 
 def test_two_runs_merged_afterwards_are_the_runs_of_the_method(parents, tmp_path):
-    merged = merge_adapters(POTARA, Parents(str(parents / "fedit"), str(parents / "local")), tmp_path)
+    merged = merge_adapters(POTARA, str(parents / "fedit"), str(parents / "local"), tmp_path)
     logged = {x["client"]: x for x in read_records(parents / "potara/metrics.jsonl") if x["kind"] == "merge"}
     assert [item.client for item in merged] == ["client0", "client1", "client2"]
     for item in merged:
@@ -325,7 +325,7 @@ def test_two_runs_merged_afterwards_are_the_runs_of_the_method(parents, tmp_path
 
 def test_two_folders_are_merged_with_a_task_of_images(files, parents, tmp_path):
     fed, local = (str(parents / name / "adapters/client0") for name in ("fedit", "local"))
-    (found,) = merge_adapters(POTARA, Parents(fed, local), tmp_path, data=EvaluationData("images", files / "own.npz"))
+    (found,) = merge_adapters(POTARA, fed, local, tmp_path, data=EvaluationData("images", files / "own.npz"))
     assert (found.client, found.recipe["samples"]) == ("all", 4) and 0 < found.recipe["lambda_fed"] < 1
     one, other, own = (
         load_file(Path(folder) / "adapter_model.safetensors") for folder in (fed, local, tmp_path / "all")
@@ -340,7 +340,7 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
 
     def refused(match: str, *sources: str, data: EvaluationData | None = None) -> None:
         with pytest.raises(UserError, match=match):
-            merge_adapters(POTARA, Parents(*sources), tmp_path / "out", data=data)
+            merge_adapters(POTARA, *sources, tmp_path / "out", data=data)
         assert not (tmp_path / "out").exists()
 
     whole = tmp_path / "whole"

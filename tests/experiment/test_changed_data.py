@@ -20,7 +20,7 @@ from llm_fed.commands.compare import compare
 from llm_fed.commands.evaluate import EvaluationData
 from llm_fed.commands.finished import compare_runs
 from llm_fed.commands.join import join
-from llm_fed.commands.merge import Parents, merge_adapters
+from llm_fed.commands.merge import merge_adapters
 from llm_fed.experiment import finish, run, splits
 from llm_fed.experiment.shown import shown
 from llm_fed.runs.folder import SPLITS
@@ -239,11 +239,11 @@ def test_a_merge_of_folders_holds_no_row_out_that_their_runs_have_trained_on(tre
     runs = {option: tmp_path / method for option, method in (("fed", "fedit"), ("local", "local"))}
     for folder in runs.values():
         run.train(from_dict(tree(method={"name": folder.name}, seed=3)), folder)
-    parents = Parents(**{option: str(folder / "adapters/ada") for option, folder in runs.items()})
+    fed, local = (str(folder / "adapters/ada") for folder in runs.values())
     given = EvaluationData("files", data, "plain") if whose == "task" else EvaluationData(None, data / "ada.jsonl")
     with growing_runs.built() as built:
         merge_adapters(
-            {"name": "grid"}, parents, tmp_path / "out", data=given, client="ada", words=["task.max_length=64"]
+            {"name": "grid"}, fed, local, tmp_path / "out", data=given, client="ada", words=["task.max_length=64"]
         )
     (one,) = built
     assert one.held and not one.held & one.trained
