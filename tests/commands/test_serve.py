@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import threading
 import time
@@ -263,6 +264,16 @@ def test_mixtures_are_served(small, tmp_path, method):
             found = list(pool.map(lambda pair: chat(client, *pair).choices[0].message.content, asked))
     server.close()
     assert found == ["".join(models.model(name).reply(prompt)) for name, prompt in asked]
+
+
+def test_runs_that_cannot_be_served_together(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other")
+    lines = [line for line in (other / "config.yaml").read_text().splitlines() if not line.startswith("#")]
+    (other / "config.yaml").write_text("\n".join(lines).replace("dtype: float32", "dtype: bfloat16"))
+    with pytest.raises(UserError, match="two models are called 'ada'"):
+        of_runs([str(run), str(other)], 8)
+    with pytest.raises(UserError, match="the runs are of different bases; serve each on a port of its own"):
+        of_runs([str(run), f"{other}@2"], 8)
 
 
 def test_where_it_listens():
