@@ -1,6 +1,7 @@
 """How far merged adapters are from what a merge means, by `llm-fed merge`, PEFT's `add_weighted_adapter` and mergekit.
 
-pip install mergekit && python scripts/results/merges.py
+pip install mergekit
+python scripts/results/merges.py
 
 Of each pair of random adapters on the tiny base the products s B A are merged densely, layer by layer; the table has
 the norm of the difference over that of the exact merge, of all layers together. mergekit merges whole models: it gets
