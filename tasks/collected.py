@@ -39,12 +39,17 @@ class Collected:
         self._has = set[str]()  # roles whose configured column some file has
         self._lacks: dict[str, tuple[str, list[str]]] = {}  # the first file without it, and its columns
         self._named = set[str]()  # ids that files or folders say, of whom there may be no row
+        groups = config.groups
+        self._groups = None if groups is None else {names.folder_name(names.composed(name)) for name in groups}
 
     def add(self, client: str | None, split: str, sources: Iterable[Source], *, named: bool = True) -> None:
         """Rows of a client, or of those that a column names. UserError where a source or a row cannot be used. `named`:
-        whether the split is said; else a column may say it."""
+        whether the split is said; else a column may say it. Of clients that are not among `task.groups` nothing is
+        read."""
         if client is not None:
             self.name(client)
+            if not self.asked(self.id(client)):
+                return
         for source in sources:
             self._read(source, client, split, named)
 
@@ -53,13 +58,21 @@ class Collected:
         self._named.add(self.id(client))
         self._of(self.id(client))
 
+    def asked(self, id: str) -> bool:
+        """Whether the rows of a client are wanted. Of another one the name is kept, which messages list."""
+        whole = WHOLE.fullmatch(id)
+        if self._groups is None or id in self._groups or (whole and whole[1] in self._groups):
+            return True
+        self.name(id)
+        return False
+
     def clients(self) -> dict[str, ClientData]:
         """By id, in natural order; also those without a row that are named. UserError where there is no row at all."""
         for id in [*self._places]:
             if (match := WHOLE.fullmatch(id)) and match[1] in self._places:  # 11.0 is 11 in a column with gaps
                 for split, places in self._places.pop(id).items():
                     self._places[match[1]][split].extend(places)
-        if not any(any(splits.values()) for splits in self._places.values()):
+        if self._groups is None and not any(any(splits.values()) for splits in self._places.values()):
             empty = f" (none in {few(self.reading.empty, 'files')})" if self.reading.empty else ""
             raise UserError(f"{self.where} has no rows{empty}; it needs a train split with at least one row")
         for role in self._lacks.keys() - self._has:
@@ -147,6 +160,8 @@ class Collected:
         if client is None:
             client = text_of(row, roles["client"]).strip() if "client" in roles else ALL
         id, split = self.id(client), _split(row, roles["split"]) if "split" in roles else split
+        if not self.asked(id):
+            return
         example = scheme.example(row, text_of(row, label) if label else id)
         self._of(id)[split].append(self.store.add(self.taken(example, row.where, split), source.where, row.where))
 

@@ -50,7 +50,9 @@ def collect(config: TaskConfig, kind: type[Kind]) -> Kind:
         root, plan = plan_of(path, config.columns)
         collected = kind(config, str(path), f"{root}/")
         without = [name for name in plan.unused if _is_client_without_files(name, plan)]
-        collected.reading.files += [name for name in plan.unused if name not in without]
+        others = {part.client for part in plan.parts if part.client and not collected.asked(collected.id(part.client))}
+        passed = {name for name in plan.unused if name in without or name.partition("/")[0] in others}
+        collected.reading.files += [name for name in plan.unused if name not in passed]
         for name in without:
             collected.name(name.removesuffix("/"))
         for part in plan.parts:
@@ -97,7 +99,7 @@ def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
     plan = layout.plan(listing(folder), str(folder), client=client)
     if not any(part.split == "train" for part in plan.parts):
         raise UserError(f"client {client!r} has no train file; add train.jsonl, .csv or .parquet")
-    collected = Collected(replace(config, columns=replace(config.columns, client=None)), str(folder))
+    collected = Collected(replace(config, groups=None, columns=replace(config.columns, client=None)), str(folder))
     for part in plan.parts:
         collected.add(client, part.split, [FileRows(folder / name) for name in part.files], named=part.named)
     (data,) = collected.clients().values()
@@ -107,7 +109,7 @@ def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
 
 def read_file(path: Path, config: TaskConfig) -> tuple[Example, ...]:
     """The examples of one file, whoever's they are; UserError for a file or row that cannot be used, or none."""
-    collected = Collected(replace(config, columns=replace(config.columns, client=None)), str(path))
+    collected = Collected(replace(config, groups=None, columns=replace(config.columns, client=None)), str(path))
     collected.add(ALL, "train", [FileRows(path)])
     if collected.reading.empty:
         raise UserError(f"{path} holds no example")

@@ -47,6 +47,7 @@ FLAGS = {
     ],
     "report": ["run_dir"],
     "audit": ["run_dir", "--rounds", "--sample", "--all", "--allow", "--json"],
+    "forget": ["run_dir", "--client", "--yes", "-y", "--allow"],
     "chat": [
         "run_dir", "--client", "--base", "--adapter", "--template", "--dtype", "--max-new-tokens", "--sampling",
         "--system", "--allow",

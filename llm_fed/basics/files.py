@@ -98,16 +98,15 @@ def remove(path: Path) -> None:
 
 def put_folder(whole: Path, folder: Path) -> None:
     """Give a complete folder beside `folder`, on the disk, its name; what had the name is there until then."""
-    if not os.path.lexists(folder):
-        os.replace(whole, folder)
-    elif _exchange(whole, folder):
+    if os.path.lexists(folder) and _exchange(whole, folder):
         remove(whole)
-    else:
-        replaced = _beside(folder, "replaced")
+        return
+    replaced = _beside(folder, "replaced")
+    if os.path.lexists(folder):
         remove(replaced)
         os.replace(folder, replaced)
-        os.replace(whole, folder)
-        remove(replaced)
+    os.replace(whole, folder)
+    remove(replaced)  # also what a kill between the two has left
 
 
 def _private(path: str, flags: int) -> int:

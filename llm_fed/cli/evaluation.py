@@ -1,4 +1,4 @@
-"""Commands on a run that is there: eval, report, audit and chat."""
+"""Commands on a run that is there: eval, report, audit, forget and chat."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import UserError, printable
 from llm_fed.cli.printing import (
     RUN,
     TEMPLATE,
@@ -149,6 +149,34 @@ def audit(
     from llm_fed.commands.audit import show
 
     raise typer.Exit(show(run_dir, rounds, sample, every, as_json))
+
+
+@app.command(rich_help_panel="Use a finished run")
+def forget(
+    run_dir: Annotated[
+        Path, typer.Argument(help="The folder of a finished run, all of whose rows are on this machine.")
+    ],
+    client: Annotated[str, typer.Option(help="Whom the run forgets.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing: say what it costs, and begin.")] = False,
+    allow: Allow = None,
+) -> None:
+    """Make a run what it would be if a client had never been there, by training it again without the client. Until
+    that is done the run stays as it is, and the same command continues it."""
+    from llm_fed.commands import forget as forgetting
+    from llm_fed.experiment.run import quiet
+
+    def agreed(cost: str) -> bool:
+        print(printable(cost), file=sys.stderr, flush=True)
+        nobody = yes or sys.stdin is None or not sys.stdin.isatty()
+        return nobody or typer.confirm("Go on?", err=True)
+
+    quiet()
+    if not (lasting := forgetting.forget(run_dir, client, agreed)):
+        out.print("nothing was changed")
+        return
+    out.print(f"{run_dir} is as if {client} had never been there. What this cannot take back, where there is any:")
+    for line in lasting:
+        out.print(f"  {line}")
 
 
 @app.command(rich_help_panel="Use a finished run")

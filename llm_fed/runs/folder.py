@@ -46,7 +46,7 @@ SPLITS = "splits.json"  # in which split each row has been, see `experiment/spli
 # What a finished run has handed out, and all that a run writes, in the order in which `fresh` deletes it: a crash in
 # between leaves no folder that seems complete.
 _RESULTS = ("summary.json", "report.html", SAMPLES, EXPERTS, CROSS, EXAMPLES, WARNINGS, "adapters")
-_WRITTEN = (
+WRITTEN = (
     *_RESULTS, REOPENED, "trackers", "environment.json", "start.json", ENDED, CONTINUED, BAD_ROWS, inputs.FILE,
     digests.DELIVERED, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", secrecy.FILE,
     "config.yaml", "checkpoints", "needs",
@@ -156,7 +156,7 @@ class Run:
             )
         if not self._fresh:
             beside = [*_linked_away(self.folder / "trackers"), *(self.folder / "needs").glob("*")]
-            for path in [*(self.folder / name for name in _WRITTEN), *beside]:
+            for path in [*(self.folder / name for name in WRITTEN), *beside]:
                 check_unlinked(path)
         if not self._fresh and (self.folder / "config.yaml").exists():
             self.saved = saved_config(self.folder)
@@ -177,7 +177,7 @@ class Run:
         """
         secret = self.secret if self.config.privacy.draws else None
         if not self.continues:
-            self._delete(_WRITTEN)
+            self._delete(WRITTEN)
         elif self._reopened:  # what it handed out stays until there is something new
             self.remember(REOPENED, {"round": self.reached})
             self._delete([ENDED] if self._goes_on else ())

@@ -3,10 +3,11 @@
 python scripts/flower/keys.py OUT --host superlink.example.org --nodes anna,ben,carla
 
 Writes OUT/ca.crt and OUT/ca.key, OUT/server.crt and OUT/server.key, OUT/gateway.conf, and per node OUT/anna and
-OUT/anna.pub (ECDSA on P-384 in OpenSSH's formats, as `flower-supernode` and `flwr supernode register` read them), then
-prints the commands that come next. A node gets ca.crt and its own private key, and nothing else. Keep ca.key offline,
-or delete it: it is needed for the next certificate only. In a real federation every site makes its own key pair
-(`ssh-keygen -t ecdsa -b 384 -N "" -f anna`) and sends in anna.pub; give no --nodes then.
+OUT/anna.pub (ECDSA on P-384 in OpenSSH's formats, as `flower-supernode` and `flwr supernode register` read them), and
+OUT/peers with a line for each node, which privacy.secure needs at all of them; then prints the commands that come next.
+A node gets ca.crt, peers and its own private key, and nothing else. Keep ca.key offline, or delete it: it is needed for
+the next certificate only. In a real federation every site makes its own key pair (`ssh-keygen -t ecdsa -b 384 -N "" -f
+anna`), sends in anna.pub, and gives it to the other sites without the server; give no --nodes then.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from llm_fed.basics.errors import UserError
 
-FILES = ("ca.crt", "ca.key", "server.crt", "server.key", "gateway.conf")
+FILES = ("ca.crt", "ca.key", "server.crt", "server.key", "gateway.conf", "peers")
 PEM, OPENSSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
 
 
@@ -55,11 +56,14 @@ def make(folder: Path, host: str, nodes: Sequence[str], days: int = 365) -> None
     (folder / "server.crt").write_bytes(server.public_bytes(PEM))
     gateway = (Path(__file__).parent / "gateway.conf").read_text()
     (folder / "gateway.conf").write_text(gateway.replace("KEYS", str(folder.resolve())))
+    peers = []
     for node in nodes:
         node_key = ec.generate_private_key(ec.SECP384R1())
         _write_private(folder / node, _private(node_key, serialization.PrivateFormat.OpenSSH))
         public = node_key.public_key().public_bytes(OPENSSH, serialization.PublicFormat.OpenSSH)
         (folder / f"{node}.pub").write_bytes(public + b"\n")
+        peers.append(f"{node} {public.decode()}\n")
+    (folder / "peers").write_text("".join(peers))
 
 
 def next_steps(folder: Path, host: str, nodes: Sequence[str]) -> str:
@@ -85,6 +89,8 @@ def next_steps(folder: Path, host: str, nodes: Sequence[str]) -> str:
                 f"""--node-config 'home="FOLDER FOR MEMORIES" path="FOLDER WITH ITS DATA" clients="{node}"'"""
                 for node in nodes or ["NODE"]
             ),
+            "# With privacy.secure the words in --node-config have, too: "
+            + f'key="{folder}/NODE" peers="{folder}/peers"',
             "# A node that is refused with 401 although it is registered: is its clock right?",
             f"curl -sI --cacert {folder}/ca.crt https://{address} | grep -i ^date; date -u",
             "# 5. On the server: flwr run APP llm-fed --stream",

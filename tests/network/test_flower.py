@@ -135,6 +135,25 @@ def test_fedmerge_over_flower_is_fedmerge_in_one_process(small, tmp_path):
     assert up < traffic["inbound-bytes"] < up + 6 * 3 * 2500
 
 
+def test_sums_that_nobody_sees_through_over_flower_are_those_in_one_process(small, tmp_path):
+    """Each node signs with the key that Flower is given, and knows the others by the file that keys.py writes."""
+    config = settings(small, privacy={"secure": True, "bound": 50.0})
+    experiment.train(config, tmp_path / "here")
+    flower_app.write(tmp_path / "app", config, "small")
+    net = deploy(tmp_path, small)
+    keys = net.folder / "keys"
+    net.nodes = {
+        name: {**node, "key": str(keys / name), "peers": str(keys / "peers")} for name, node in net.nodes.items()
+    }
+    with net:
+        run = net.run(tmp_path / "app", {"out": str(tmp_path / "run")})
+        assert net.wait(run, 500) == "finished:completed", net.logs(run)
+    equal_adapters(tmp_path / "here", tmp_path, 1e-4)
+    assert not records(tmp_path, "event")
+    came = records(tmp_path, "client")
+    assert len(came) == 3 * 3 and not any("loss" in line for line in came)
+
+
 @pytest.mark.parametrize("kind", ["preferences", "labels"])
 def test_other_kinds_over_flower_are_those_in_one_process(kind, small, tmp_path):
     """Pairs with the client's own last model as the reference, and texts with labels under a head."""

@@ -3,6 +3,8 @@ for what they must not tell."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from disk_faults import Camera
 from network import lines, tree
 from secure_network import NAMES, WAIT, SecureNetwork, line_of, private_key, seven
 
@@ -133,8 +136,9 @@ def test_who_vanishes_is_not_in_the_sum_or_the_sum_is_given_up(clients, tmp_path
     assert not states(tmp_path / "three")[0].equal(states(tmp_path / "two")[0])
 
 
-def test_a_client_that_comes_back_takes_part_in_the_next_round(clients, tmp_path):
-    federate(tmp_path, clients, settings(clients), spoil=lost("train", ("c1",)))
+@pytest.mark.parametrize("kind", ["prepare", "train"])
+def test_a_client_that_comes_back_takes_part_in_the_next_round(clients, tmp_path, kind):
+    federate(tmp_path, clients, settings(clients), spoil=lost(kind, ("c1",)))
     came = [(line["round"], line["client"]) for line in lines(tmp_path, "client")]
     assert came == [(1, name) for name in NAMES if name != "c1"] + [(2, name) for name in NAMES]
 
@@ -272,6 +276,34 @@ def test_a_kill_at_any_write_of_a_client_ends_no_run(clients, tmp_path, monkeypa
     came = Counter(line["round"] for line in lines(tmp_path, "client"))
     assert came[2] == 7 and given_up in ([], [1])  # who has revealed its part in round 1 does so once
     assert came[1] == 0 if given_up else came[1] >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_a_kill_at_any_operation_on_a_file_ends_no_run(clients, tmp_path, part):
+    """Of the server or of a node. From each state of all folders the run goes on, and a round is whole or given up."""
+    whole, shots, wanted = tmp_path / "whole", tmp_path / "shots", settings(clients)
+    link = SecureNetwork(whole, clients, wanted)
+    if not (child := os.fork()):  # what listens to operations cannot be taken away any more
+        try:
+            Camera(whole, shots).arm()
+            server.train(link.config, whole / "run", link)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    states, given_up = sorted(shots.iterdir())[part::8], Counter[int]()
+    for state in states:
+        shutil.rmtree(whole)
+        shutil.copytree(state, whole)
+        again = SecureNetwork(whole, clients, wanted)
+        server.train(again.config, whole / "run", again)
+        came = Counter(line["round"] for line in lines(whole, "client"))
+        lost = [round for round, _, event, _ in events(whole) if event == "round given up"]
+        assert len(lost) <= 1 and came == {round: 7 for round in (1, 2) if round not in lost}, state.name
+        given_up.update(lost)
+    print(f"{len(states)} states, rounds given up: {dict(given_up)}")
+    assert len(states) > 5
 
 
 def test_what_the_owner_must_give_and_what_it_may_forbid(clients, tmp_path):

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flower_deployment import keys
 
 from llm_fed.basics.errors import UserError
+from llm_fed.network import peers
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def test_each_node_has_a_key_pair_of_its_own(folder):
         assert isinstance(key, ec.EllipticCurvePrivateKey) and isinstance(key.curve, ec.SECP384R1)
         public[node] = load_ssh_public_key((folder / f"{node}.pub").read_bytes())
         assert public[node] == key.public_key()
-    assert public["anna"] != public["ben"]
+    assert public["anna"] != public["ben"] and peers.read(str(folder / "peers")) == public
 
 
 def test_no_key_is_overwritten_and_then_nothing_is_written(folder):

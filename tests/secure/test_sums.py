@@ -60,6 +60,27 @@ def test_a_third_may_vanish_at_each_point(point):
         assert len(alive) == 10 - 3 * (point < 2) and torch.equal(total, added(vectors, alive))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("point", range(3))
+def test_thirty_percent_vanish_among_a_hundred_neighbours(point):
+    """Of 120 clients with 100 neighbours each 36 go, in 20 draws. Nobody can say for whom of them 33 of 101 or fewer
+    are gone, so a round is exact, or given up: in its last phase by nobody having been opened."""
+    names, rounds = names_of(120), Counter[str]()
+    for seed in range(20):
+        vanish = [set(), set(), set()]
+        vanish[point] = set(random.Random(seed).sample(names, 36))
+        vectors = vectors_of(names, 5, seed)
+        try:
+            total, alive = Parties(names).round(vectors, vanish)
+        except (GivenUp, Unsafe):
+            rounds["given up"] += 1
+            continue
+        rounds["exact"] += 1
+        assert len(alive) == 120 - 36 * (point < 2) and torch.equal(total, added(vectors, alive))
+    print(f"vanished before phase {point + 1}: {dict(rounds)}")
+    assert rounds["exact"]
+
+
 def test_with_one_more_than_a_third_gone_nothing_is_opened():
     names = names_of(10)
     for point in range(3):

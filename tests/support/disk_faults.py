@@ -72,7 +72,7 @@ class Faulty:
         shots = self._work / "shots"
         shutil.rmtree(shots, ignore_errors=True)
         shots.mkdir()
-        code, said = self.start(_Camera(self.out, shots).arm)
+        code, said = self.start(Camera(self.out, shots).arm)
         assert code == 0, said
         return sorted(shots.iterdir())
 
@@ -110,7 +110,7 @@ class Faulty:
         return self.finished()
 
 
-class _Camera:
+class Camera:
     """Copies a folder before every operation on files, where it has changed since the last one."""
 
     def __init__(self, folder: Path, shots: Path):
