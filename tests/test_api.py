@@ -1,7 +1,5 @@
 """llm_fed from Python: the same runs and tables as by the commands, and what a finished run gives."""
 
-from __future__ import annotations
-
 import html
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shifted and mirrored training pictures: the pictures themselves, and who trains on them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """The memory that a container, a job or a shell leaves to a process, on made-up trees of /proc and /sys."""
 
-from __future__ import annotations
-
 import resource
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """Checksums within files: of values, whatever their order, and of texts."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The command line: what each command prints where, its exit codes, and its frozen list of flags."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

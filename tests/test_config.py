@@ -1,7 +1,5 @@
 """Configurations: YAML and words to typed values and back, wrong keys named, the settings that are shipped."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The method and the task that CONTRIBUTING.md prints, as printed: tried by the battery, and run."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Paths of data: of this machine alone, unless hf:// says that a data set is the Hub's."""
 
-from __future__ import annotations
-
 import random
 import string
 

@@ -1,7 +1,5 @@
 """The pages: short enough to read, and without a link that leads nowhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Whether run or not, a command of llm_fed is one that its command line takes, wit
 Python compiles, YAML is a configuration, and JSON can be read.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import importlib

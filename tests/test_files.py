@@ -1,7 +1,5 @@
 """Folders that are written in batches appear complete or not at all, and are brought to the disk once per batch."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,8 +1,6 @@
 """What is typed out of habit is answered with the one thing to type, on the command line, in YAML and from Python; and
 that is a setting that there is."""
 
-from __future__ import annotations
-
 import pytest
 
 import llm_fed as package

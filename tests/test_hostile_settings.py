@@ -1,7 +1,5 @@
 """Settings that somebody else wrote: whatever they hold, they are refused in one line, and read no secret."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

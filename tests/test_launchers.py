@@ -1,7 +1,5 @@
 """What launchers, job systems and shells leave in the environment."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

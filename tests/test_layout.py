@@ -1,8 +1,6 @@
 """The tests' own folders: one for each package that has tests, what they share in one place, and paths that exist; and
 the names of classes, each of which means one thing."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

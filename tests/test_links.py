@@ -1,7 +1,5 @@
 """What links lead to stays as it is: a few of the places where commands write; `tests/support/links.py` tries all."""
 
-from __future__ import annotations
-
 import links
 import pytest
 

@@ -1,7 +1,5 @@
 """The Makefile: what it declares has a rule, and what `make help` does not show is not meant to be given by hand."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The notebook in examples/ runs from its first cell to its last, and what it says comes out."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """What is printed reaches its reader, and no reader ends a command: a few of what `tests/support/odd_terminals.py`
 tries, and each kind that once was wrong."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """One's own objects in `llm_fed.run`: model, data, method, metric and callbacks, and results as data frames."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

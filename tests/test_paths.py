@@ -1,7 +1,5 @@
 """Paths: a run means the same from any working directory, and what is handed on names no path of this machine."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The package of methods in examples/personal_methods: outsiders' methods, by the public interface alone."""
 
-from __future__ import annotations
-
 import ast
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Methods and tasks from outside: by their class or by an entry point, everywhere where a built-in one is named."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """A mistake in a configuration is named before anything is imported that takes seconds: the modules are looked at, not
 the clock."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

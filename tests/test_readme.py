@@ -1,7 +1,5 @@
 """The first page: short enough to be read, its links lead somewhere, and its method is what it says."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

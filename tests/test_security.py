@@ -1,7 +1,5 @@
 """SECURITY.md promises nothing without a test."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run files by name: those of llm_fed where no such file is here, and what is said where there is none at all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

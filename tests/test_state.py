@@ -1,7 +1,5 @@
 """State, stacking, means and the wire format."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

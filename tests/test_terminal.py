@@ -1,7 +1,5 @@
 """What the terminal shows: help with all of its words, brackets that are text, one JSON object, what to do next."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

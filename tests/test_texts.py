@@ -1,7 +1,5 @@
 """Settings that are texts: whatever YAML would make of them, they are taken as they stand, and come back so."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Iterator

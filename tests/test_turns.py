@@ -1,7 +1,5 @@
 """Threads of one process: turns at models, runs side by side, and what the program around may not change."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

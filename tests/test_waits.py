@@ -1,7 +1,5 @@
 """Locks of other packages: a wait for one is named, and one that a disk does not have is no riddle."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import logging

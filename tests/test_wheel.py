@@ -1,7 +1,5 @@
 """The wheel holds every module and asset, built of what the Dockerfiles copy, and works outside the checkout."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

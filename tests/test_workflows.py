@@ -1,7 +1,5 @@
 """The workflows name files, extras and Pythons that are there, and nothing is published before its tests."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

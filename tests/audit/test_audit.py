@@ -1,7 +1,5 @@
 """`llm-fed audit`: clean runs give no finding, injected faults are found, and the chain survives a resume."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """llm-fed chat: who answers, what is remembered, and what a line of input does."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Comparisons: rows and seeds of one file, shared runs, continuing, failures and draws."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`llm-fed eval RUN --cross`: the model of each client on the examples of each client."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

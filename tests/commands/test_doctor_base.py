@@ -1,7 +1,5 @@
 """`llm-fed doctor --base`: what it says of bases as they are, and of names that are none."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

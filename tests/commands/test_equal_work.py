@@ -1,7 +1,5 @@
 """Rows of a comparison take the same work of each client, or the table says which do not."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`key=value` settings of `llm-fed eval` and `llm-fed merge`, as their errors advise, and the score of a bare base."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`llm-fed compare --runs`: finished runs grouped by everything but seeds, paired, and judged; what does not go
 together is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """llm-fed init: what it sees in a user's data, and that the configuration it writes runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

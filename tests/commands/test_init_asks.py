@@ -1,7 +1,5 @@
 """What `init` asks, whom it names, and how long it waits for the Hub."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """`llm-fed init` for labelled texts under an encoder: what it writes runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

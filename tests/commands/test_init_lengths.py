@@ -1,7 +1,5 @@
 """The largest length that `init` proposes: no single row sets it, and whoever loses rows by it is named."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

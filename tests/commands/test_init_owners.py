@@ -1,7 +1,5 @@
 """The column that names the client of a row: chosen where it is plain, offered where it may be one, never a label."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

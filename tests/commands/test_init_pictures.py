@@ -1,7 +1,5 @@
 """llm-fed init on pictures: whatever a run reads becomes a configuration that runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How much `init` proposes to train: it follows the data, and the comparison with `local` is at equal work."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """`llm-fed join`: a client that was never part of a run gets an adapter from the run's pool."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

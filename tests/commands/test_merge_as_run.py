@@ -1,7 +1,5 @@
 """What `llm-fed merge` makes of runs is scored, compared, exported and chatted with like a run."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

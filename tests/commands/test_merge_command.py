@@ -1,7 +1,5 @@
 """`llm-fed merge` on runs, on PEFT folders, and on what does not belong together."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

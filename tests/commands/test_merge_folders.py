@@ -1,7 +1,5 @@
 """`llm-fed merge A B C --method M` on PEFT folders of any rank, alpha and scaling, as stock PEFT wrote them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

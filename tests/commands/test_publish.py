@@ -1,7 +1,5 @@
 """`llm-fed publish` against a small stand-in of vLLM's routes, which keeps names and folders and answers for them."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

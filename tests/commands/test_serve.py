@@ -1,7 +1,5 @@
 """`llm-fed serve` as the openai package and a plain HTTP client see it, with the server in a thread."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Damaged, foreign and full places: run folders, their logs and checkpoints, the disk. Nothing is lost."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bad input through the command line: what was got, where, what to do, in one or two lines; nothing half-written."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

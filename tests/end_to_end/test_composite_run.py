@@ -1,7 +1,5 @@
 """Runs whose clients have several experts: exported, scored again, copied and loaded for use."""
 
-from __future__ import annotations
-
 import json
 
 import peft

@@ -1,7 +1,5 @@
 """A federation that trains on conversations, whose last turns are scored, and whose adapters answer in a chat."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """Damaged run folders are named in a line, whatever is damaged; `tests/support/damage.py` tries thousands."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

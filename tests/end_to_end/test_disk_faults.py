@@ -1,8 +1,6 @@
 """Runs that are killed between any two operations on files, and runs whose disk is full; a few of all places, of which
 `tests/support/disk_faults.py` tries every one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import disk_faults

@@ -1,7 +1,5 @@
 """Runs with engine.fast=on, on a CPU: the training that they were, what they record, and how they go on."""
 
-from __future__ import annotations
-
 import json
 
 import every

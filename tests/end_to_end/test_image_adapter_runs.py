@@ -1,7 +1,5 @@
 """Whole runs of adapters on a vision transformer: every method, what it exports, and whose the head is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

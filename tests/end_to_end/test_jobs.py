@@ -1,8 +1,6 @@
 """`llm-fed compare --jobs N` with real processes: the runs equal those that were trained one after another, also after
 kills."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

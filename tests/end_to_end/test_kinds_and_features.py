@@ -1,7 +1,5 @@
 """Every kind of training with everything that a run may have beside it: rules, noise, delay, resume, audit, reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

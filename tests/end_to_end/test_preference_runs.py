@@ -1,7 +1,5 @@
 """Runs that learn from preferences, from files to adapters, and what is refused before them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Whole runs on a 4-bit base, and with activation checkpointing: they train, continue, evaluate and export like any."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace

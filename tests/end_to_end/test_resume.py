@@ -1,7 +1,5 @@
 """A run that is killed with SIGKILL, again and again, ends as if nothing had happened."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of sequence classification and regression: training, scores, heads, resume, merges, audit, network, export."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A run that is started, killed, ended, left, continued, finished and looked at in a random order: see
 `support/steered_runs.py`."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test

@@ -1,7 +1,5 @@
 """Runs on texts without prompts: they are learned as they stand, and scored by how likely they are."""
 
-from __future__ import annotations
-
 import json
 import math
 

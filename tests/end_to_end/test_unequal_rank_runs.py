@@ -1,7 +1,5 @@
 """Whole runs whose clients have ranks of their own: what is exported, what stock PEFT makes of it, and mistakes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

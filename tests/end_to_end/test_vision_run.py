@@ -1,7 +1,5 @@
 """Whole runs on images: every method that suits whole models, killed and continued, and the commands afterwards."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

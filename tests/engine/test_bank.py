@@ -1,7 +1,5 @@
 """The bank against stock PEFT on the same base: structure, forward, gradients, and what it leaves behind."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """The families of language models: adapters of every linear layer (of a mixture of experts: of the attention) train as
 stock PEFT trains them, answer as it does, and come back from disk into it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Captured passes, without a GPU: the same pass on static memory, in shapes of a grid, is the training that it was."""
 
-from __future__ import annotations
-
 import gc
 import math
 from dataclasses import replace

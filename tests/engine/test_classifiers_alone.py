@@ -1,8 +1,6 @@
 """Texts in a batch are what they are alone: some families with a head, of which `tests/support/classifiers_alone.py`
 tries every one (`make long`)."""
 
-from __future__ import annotations
-
 import classifiers_alone
 import pytest
 from classifiers_alone import FAMILIES, examined

@@ -1,7 +1,5 @@
 """Driving coroutine clients, and who is asked when."""
 
-from __future__ import annotations
-
 import pytest
 
 from llm_fed.basics.errors import UserError

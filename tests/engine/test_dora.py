@@ -1,7 +1,5 @@
 """DoRA against stock PEFT: training, folders and folded weights; with preferences, and what it does not go with."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Rows of a batch are what they are alone: a seeded sample of all families of transformers and their variants, of which
 `tests/support/rows_alone.py` tries every one (`make long`)."""
 
-from __future__ import annotations
-
 import random
 
 import every

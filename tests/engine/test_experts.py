@@ -1,7 +1,5 @@
 """Several experts and a gate in one AdapterBank: against plain loops in PyTorch, on disk, and in generation."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Fused elementwise work is what a base computes itself, to rounding; and nobody else notices."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

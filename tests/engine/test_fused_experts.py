@@ -1,8 +1,6 @@
 """Adapters on the experts of a mixture, as PEFT has them by `target_parameters`: training, answers, folders and folded
 weights, against stock PEFT."""
 
-from __future__ import annotations
-
 import copy
 import json
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Generation and option scoring: each row is what it would be alone with stock PEFT, whoever shares its batch."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

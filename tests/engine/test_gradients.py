@@ -1,7 +1,5 @@
 """Per-example gradients in chunks against a loop of single backward passes through stock PEFT, and their moments."""
 
-from __future__ import annotations
-
 import pytest
 import tiny
 import torch

@@ -1,7 +1,5 @@
 """Adapters of image models in the bank: fused training, experts and gates, gradients, losses, and merges."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

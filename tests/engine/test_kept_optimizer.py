@@ -1,7 +1,5 @@
 """`local.keep_optimizer`: what an optimizer remembers goes from one fit to the next, and from round to round."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,8 +1,6 @@
 """Losses that are had from the inputs of the last layer are those of the logits, for every family of transformers, and
 no pass holds the logits of all targets."""
 
-from __future__ import annotations
-
 import every_family
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What a step and an answer ask of a GPU, on a device that computes nothing: launches, and how often the host waits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

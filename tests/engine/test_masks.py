@@ -1,7 +1,5 @@
 """The one place where functions of transformers are swapped that are not public."""
 
-from __future__ import annotations
-
 import pytest
 import tiny
 import torch

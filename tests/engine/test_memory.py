@@ -1,7 +1,5 @@
 """What of a GPU's memory is free, and which errors say that it is not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

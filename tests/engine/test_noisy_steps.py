@@ -1,7 +1,5 @@
 """DP-SGD in the bank against a loop over single examples through stock PEFT, and what it must not depend on."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

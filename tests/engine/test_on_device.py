@@ -1,7 +1,5 @@
 """Work that clients share equals the work of each alone, on the CPU and, marked `gpu`, on a GPU."""
 
-from __future__ import annotations
-
 import every
 import pytest
 import tiny

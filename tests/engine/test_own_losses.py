@@ -1,7 +1,5 @@
 """Losses of a method's own for adapters: what they are given, that a client's are its own, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Training on texts that lie end to end is the training in rows with padding, by the reference that a CPU runs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Losses on preferences against plain torch around stock PEFT, what their references are, and what fused training and
 noisy steps make of them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Losses and gradients of preferences against TRL's own trainers, where TRL is installed (`pip install trl`); llm_fed
 does not need it."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The bank on bitsandbytes' 4- and 8-bit layers, against stock PEFT on the same quantised base (on the CPU)."""
 
-from __future__ import annotations
-
 import bitsandbytes as bnb
 import pytest
 import tiny

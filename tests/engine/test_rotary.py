@@ -2,8 +2,6 @@
 whoever stands beside it and whatever was computed before. Training, gradients, losses, answers on both sides of the
 border, shared beginnings and options are checks of `rows_alone`, against a fresh copy of the stock model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import every_family

@@ -1,7 +1,5 @@
 """Sequence classification: fused training equals training alone and PEFT, whatever the architecture."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from typing import Any

@@ -1,7 +1,5 @@
 """Losses, logits and gradients, of image models and of language models, against autograd."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers in slots equal those of rows that are answered alone, whoever comes and goes beside them."""
 
-from __future__ import annotations
-
 import gc
 import random
 import weakref

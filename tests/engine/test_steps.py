@@ -1,7 +1,5 @@
 """Steps of many clients together against plain torch, one client after another: bit for bit the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """The losses of tokens are those of PyTorch, to the bit, with less memory."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.functional import cross_entropy

@@ -1,7 +1,5 @@
 """Fused training against client-by-client training with stock PEFT and transformers' own loss."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from itertools import combinations

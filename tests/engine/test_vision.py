@@ -1,7 +1,5 @@
 """Training, losses and gradients of image models against plain loops of PyTorch and stock PEFT."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The picture of clients over time: what it holds of a run's lines, and that it can be drawn."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from llm_fed.eval import activity, plots

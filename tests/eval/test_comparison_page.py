@@ -1,7 +1,5 @@
 """The page of a comparison: what stands in it, and that a browser sorts it."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from pathlib import Path

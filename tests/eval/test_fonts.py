@@ -1,7 +1,5 @@
 """Names in scripts that the usual font of pictures does not have."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

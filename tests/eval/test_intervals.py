@@ -1,7 +1,5 @@
 """Intervals of differences over examples and of slopes, against sums by hand and scipy."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

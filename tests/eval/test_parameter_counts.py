@@ -1,8 +1,6 @@
 """Parameters and bytes as the POTARA paper counts them (Section 4.3), from configurations of the models, without
 weights."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

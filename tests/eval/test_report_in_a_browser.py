@@ -1,8 +1,6 @@
 """The report as a browser shows it: nothing is asked for, and what a reader can do works; light, dark, narrow, printed,
 and without scripts."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

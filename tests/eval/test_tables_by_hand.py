@@ -1,7 +1,5 @@
 """The table of a comparison in every form, from scores that were written by hand."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

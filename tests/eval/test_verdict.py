@@ -1,7 +1,5 @@
 """The verdict: intervals by hand for each kind of draws, who is best, what is not judged, and how often it is wrong."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import math

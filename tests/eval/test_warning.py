@@ -1,7 +1,5 @@
 """Warnings: each kind where it belongs, silence where nothing is wrong, and rates of false ones."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What a run says before its first round, and what a dry run says of it and leaves behind: nothing."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,8 +1,6 @@
 """`eval.base`: the base without any adapter is scored as round 0 and on the test split, which shows what training
 brought."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

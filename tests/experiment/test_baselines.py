@@ -1,7 +1,5 @@
 """What stands beside a run's scores without being asked for: the base alone, and the best rule that trains nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A run whose data have changed: what it trained on is not tested, what continues is defined, and the user is told."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a dry run says of a run's memory, in words."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`base.dtype: auto`: what it means where, that a run keeps what it began with, and that equal runs are equal."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What does not fit into `task.max_length` is left out of training and of evaluation, and counted."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

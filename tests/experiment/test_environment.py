@@ -1,7 +1,5 @@
 """What a run writes down of the place where it computes, and what it says when that has changed."""
 
-from __future__ import annotations
-
 import io
 import json
 

@@ -1,7 +1,5 @@
 """How much each expert counts, as a finished run says it: for which methods, of which clients, and that it is true."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

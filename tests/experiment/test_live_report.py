@@ -1,7 +1,5 @@
 """The report of a run while it goes on: written by the run itself, or beside it by `llm-fed report`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

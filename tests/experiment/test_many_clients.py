@@ -1,8 +1,6 @@
 """What a run with very many clients does once for all of them, and what it does not hold for each of them. Calls and
 objects are counted, not seconds."""
 
-from __future__ import annotations
-
 import gc
 import json
 from collections import Counter

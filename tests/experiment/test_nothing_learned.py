@@ -1,7 +1,5 @@
 """A run in which no update counts says so at its end, instead of only showing the scores of an untrained model."""
 
-from __future__ import annotations
-
 import pytest
 
 from llm_fed.experiment import finish

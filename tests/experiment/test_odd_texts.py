@@ -1,8 +1,6 @@
 """One set of odd texts through every kind of base and of row: what data spell like a control token is text in each, and
 each says in how many examples that is so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pictures on the device that computes. Here it is `meta`, which holds shapes without values."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A round's models are what the run would have exported had it ended there, and nothing in the run's folder changes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sample predictions of a finished run: whose they are, that they are what was scored, and where there are none."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The loss beside each score: of the same examples under the same personal model, whatever a client's model is."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

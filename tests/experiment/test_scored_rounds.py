@@ -1,7 +1,5 @@
 """Which rounds are scored, on which split, and which of them is the best: `eval.every`, `during` and `of_last`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

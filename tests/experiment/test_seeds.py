@@ -1,7 +1,5 @@
 """Seeds of parts of a run: each moves what it says and nothing else, and all from `seed` where none is given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What each of several processes may take of a machine, and whether all of them fit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import psutil

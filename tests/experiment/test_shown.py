@@ -1,7 +1,5 @@
 """`llm-fed run CONFIG --dry-run --show N`: the first examples of each client, with what is trained."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run that starts from the adapters of another: `adapter.start`, `llm-fed run --from`."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

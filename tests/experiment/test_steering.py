@@ -1,7 +1,5 @@
 """A run that ends before its last round, by its stop rule or by its user, is what a run of so many rounds is."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

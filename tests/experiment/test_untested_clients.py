@@ -1,8 +1,6 @@
 """Clients that lack test, training or validation examples: who trains, who is scored, who is left out, and where it is
 said. Each case has a twin with whole clients, in which nothing is said."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Settings that would change nothing are refused, and every other setting changes something."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections.abc import Mapping

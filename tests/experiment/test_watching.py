@@ -1,7 +1,5 @@
 """A run says at its end what is wrong, the same in all places, and nothing where nothing is wrong."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """PEFT folders: stock PEFT loads what is written here and the reverse; bad folders end as one clear message."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import json

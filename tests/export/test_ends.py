@@ -1,7 +1,5 @@
 """The token that ends a turn in a chat template ends answers everywhere, also where the tokenizer's EOS is another."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

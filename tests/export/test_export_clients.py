@@ -1,7 +1,5 @@
 """`export.clients`: whose personal model is written at the end, and what is said where one is missing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

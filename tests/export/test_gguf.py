@@ -1,7 +1,5 @@
 """GGUF files: what stands in them, that llama.cpp answers from them as base and adapter do, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`llm-fed push` against a Hub on loopback: what arrives there, what a second push sends, and every refusal."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

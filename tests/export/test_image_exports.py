@@ -1,7 +1,5 @@
 """Image models that a run hands out, one or several that answer together, loaded back outside of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """`llm-fed export --merged`: whole models that plain transformers loads, and that answer as base and adapter do."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections import namedtuple

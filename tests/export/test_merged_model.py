@@ -1,8 +1,6 @@
 """A merged export is the model that was scored: with a head of its own, the base's tokenizer, greedy decoding, for
 transformers 4.57 as well; and what is another model is not written."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is exported names its base so that another machine finds the same, and is evaluated on the base as it was."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

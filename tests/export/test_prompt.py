@@ -1,7 +1,5 @@
 """An adapter carries how its prompts are put: its folder, what reads it, and the snippet of its card."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -2,8 +2,6 @@
 
 `make long` tries many more, and lets transformers 4.57 and PEFT 0.18 read what was written."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

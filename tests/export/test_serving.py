@@ -1,7 +1,5 @@
 """Which exported folders vLLM and LoRAX can serve, and why not the others; docs/serving.md says the same."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

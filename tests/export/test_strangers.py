@@ -1,7 +1,5 @@
 """Adapter folders of strangers: whatever they hold is refused in one line, and soon."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """`server.aggregation` in rounds: which methods take it, what a liar does to each, and too few answers."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

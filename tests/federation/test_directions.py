@@ -1,7 +1,5 @@
 """How clients' updates compare in norm and direction."""
 
-from __future__ import annotations
-
 import torch
 
 from llm_fed.federation.directions import compared

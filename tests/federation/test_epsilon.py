@@ -1,7 +1,5 @@
 """The accountant's epsilon against published values, and against the formulas of the mechanism."""
 
-from __future__ import annotations
-
 import math
 from statistics import NormalDist
 

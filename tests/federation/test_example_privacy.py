@@ -1,7 +1,5 @@
 """Differential privacy of examples: what is sampled, what is counted, what is said, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import math
 

@@ -1,7 +1,5 @@
 """The round loop and its checkpoints, on a federation with closed-form clients (tests/support/toy.py)."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

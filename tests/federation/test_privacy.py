@@ -1,7 +1,5 @@
 """Differential privacy at the client level: clipping, noise, sampling, accounting, and what is refused."""
 
-from __future__ import annotations
-
 import io
 import math
 import sys

@@ -1,7 +1,5 @@
 """What a checkpoint gives back of the clients' memories."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

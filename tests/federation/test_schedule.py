@@ -1,7 +1,5 @@
 """Late answers: who is asked, how late they are, what never arrives, and that no method and no restart changes it."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from statistics import NormalDist, fmean, stdev

@@ -1,7 +1,5 @@
 """The secret of a run with privacy: its numbers, its file, and that no other file or message holds it."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -1,7 +1,5 @@
 """When a stop rule ends a run, by hand and against a rule that is written in another way."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

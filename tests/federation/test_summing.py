@@ -1,8 +1,6 @@
 """`privacy.secure` in a simulation: runs equal the plain ones up to the rounding, and what needs more than sums is
 refused by name."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

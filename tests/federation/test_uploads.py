@@ -1,7 +1,5 @@
 """Checks of what clients send: shapes, types, values that are not finite, and norms beside the others' norms."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

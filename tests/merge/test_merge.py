@@ -1,7 +1,5 @@
 """Merging as pure functions: POTARA's closed form, Fisher merging, mixtures and grids, by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

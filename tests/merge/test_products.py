@@ -1,7 +1,5 @@
 """Two adapters merged as differences of weights: sums, arcs, TIES and DARE."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Robust means: each rule against its definition in numpy, and what a few liars can do to it."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """RoLoRA, FedRot-LoRA and FedSVD: whose factors travel, which products stay the same, and numbers derived by hand."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

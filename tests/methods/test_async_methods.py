@@ -1,7 +1,5 @@
 """Methods for late answers: numbers by hand, special cases, and every method under delays, also when it is killed."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from pathlib import Path

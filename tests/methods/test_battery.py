@@ -1,7 +1,5 @@
 """Every method passes the battery (`llm_fed.testing`), and its losses are what they were when it was accepted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """Every method that trains adapters passes the battery with DoRA on pairs of answers and beside a head, and on the
 experts of a mixture, or says why it cannot."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every method that trains adapters passes the battery on classifiers of texts, too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

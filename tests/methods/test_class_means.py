@@ -1,7 +1,5 @@
 """What is exchanged by class, or of the head alone: FD, FedProto and LG-FedAvg against plain computations."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

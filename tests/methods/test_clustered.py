@@ -1,7 +1,5 @@
 """CFL and FL+HC: clusters by hand, and what they are where they find none."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from unittest.mock import patch

@@ -4,8 +4,6 @@ of a language model and on whole image models.
 The reference asks for plain gradients of batches, and takes every step itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Models that teach each other: FML, FedKD and FedAPEN against plain loops; mistakes in all such methods."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """FLoRA and FedEx-LoRA: what is added to the base for all clients is exactly what the mean of products needs."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

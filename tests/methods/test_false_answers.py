@@ -1,7 +1,5 @@
 """Answers of the right form with numbers that no honest client gives, through each method's own server step."""
 
-from __future__ import annotations
-
 import random
 
 import hostile_answers

@@ -1,7 +1,5 @@
 """FedBN: which layers stay with their client, what travels, and two rounds by hand."""
 
-from __future__ import annotations
-
 import pytest
 import tiny_images
 import torch

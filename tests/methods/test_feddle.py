@@ -1,7 +1,5 @@
 """Feddle's search against autograd through all anchors, over images and over text."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, replace
 from typing import Any

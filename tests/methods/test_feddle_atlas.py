@@ -1,7 +1,5 @@
 """Feddle by hand: FedBuff as a special case, the atlas, the start of the search and its regularisation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

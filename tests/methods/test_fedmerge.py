@@ -1,7 +1,5 @@
 """FedMerge: each formula against numbers derived by hand, and the special cases that must equal other methods."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 

@@ -1,7 +1,5 @@
 """The LoRA methods beside FedMerge: what travels, what stays, numbers derived by hand, and the special cases."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from dataclasses import replace

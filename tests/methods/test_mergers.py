@@ -1,7 +1,5 @@
 """Mergers of one's own: functions under @Merger, named where a method is named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,7 +28,6 @@ from llm_fed.settings import AtLeast, AtMost
 from llm_fed.state import State
 """
 BLEND = f"""
-from __future__ import annotations
 {IMPORTS}
 def whole(settings):
     if settings.share == 1 and settings.of == "local":

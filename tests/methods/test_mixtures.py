@@ -1,7 +1,5 @@
 """FedMoE, pFedMoE and FedEM on whole image models against plain PyTorch loops in float64; clients with little data."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

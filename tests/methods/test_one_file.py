@@ -1,8 +1,6 @@
 """One paper, one file: a method derives from Method alone, a merger is a function, and what two of them share is a
 module of functions."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pkgutil

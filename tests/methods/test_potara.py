@@ -1,7 +1,5 @@
 """Runs that merge the results of other runs: POTARA, Fisher merging, a mean, a grid."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

@@ -1,8 +1,6 @@
 """Methods that train at the server - Fed+FT, Center, Pooled, HFCL, FedDF - by hand, and distillation against plain
 loops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

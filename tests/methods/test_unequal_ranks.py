@@ -1,7 +1,5 @@
 """Clients whose adapters differ in rank: what each is sent, what is averaged, and numbers derived by hand."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

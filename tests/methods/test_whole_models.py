@@ -1,7 +1,5 @@
 """FedMerge, IFCA and FedAvg+ on whole image models: what they must equal, and their defaults there."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Image models that are built here: their sizes are the papers', and the gate's normalisation is that of Luo et al."""
 
-from __future__ import annotations
-
 import pytest
 import small_process
 import torch

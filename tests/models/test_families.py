@@ -1,7 +1,5 @@
 """Families of language models that cannot be bases are refused before their weights are read, with the reason."""
 
-from __future__ import annotations
-
 import json
 
 import every_family

@@ -1,7 +1,5 @@
 """What people give as a base and is none: each form is named in one line, with what to give instead."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

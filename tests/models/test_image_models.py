@@ -1,7 +1,5 @@
 """Image models as they are loaded and drawn, and what is exported: stock libraries load it as the card says."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Loading a base: frozen, in the dtype asked for, quantized or not; users' mistakes end as one short message."""
 
-from __future__ import annotations
-
 import json
 import os
 

@@ -1,7 +1,5 @@
 """Which base something was trained on: a folder of the Hub's cache, a link to it, a copy, a folder of one's own."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

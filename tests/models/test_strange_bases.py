@@ -1,7 +1,5 @@
 """Bases of strangers: what their config.json and tokenizer.json ask for is refused before it is done."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Names in a configuration's `adapter.target_modules` match, or are named with the closest layers of that base."""
 
-from __future__ import annotations
-
 import json
 
 import architectures

@@ -1,7 +1,5 @@
 """What a server may name on a node: built-in methods and tasks, and of others only what the node's operator allows."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One message to each node: what lies in it, what may be wrong with a reply, and where it is cut."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

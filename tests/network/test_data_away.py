@@ -1,7 +1,5 @@
 """Clients of a network whose data go away and come back, or that lack training or test examples."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

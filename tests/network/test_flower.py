@@ -1,7 +1,5 @@
 """Over Flower itself, with real processes: SuperLink with TLS and keys, three SuperNodes with data of their own."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """What `llm-fed flower` writes is what Flower takes, by its name and by that of its folder; else it is refused."""
 
-from __future__ import annotations
-
 import re
 import string
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who may join a deployment: real processes of Flower on 127.0.0.1, with the keys that scripts/flower/keys.py makes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

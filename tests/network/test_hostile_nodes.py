@@ -1,7 +1,5 @@
 """A registered node that does not keep to the rules: it can neither stop a run, nor own it, nor take others' names."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

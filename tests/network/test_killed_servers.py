@@ -1,7 +1,5 @@
 """A server that is killed again and again, each time a little later, ends as one that was never interrupted."""
 
-from __future__ import annotations
-
 import json
 from itertools import count
 from pathlib import Path

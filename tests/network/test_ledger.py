@@ -1,7 +1,5 @@
 """What a client has released stays in its node's ledger, whatever a server forgets, repeats or goes back to."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

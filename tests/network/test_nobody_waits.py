@@ -1,7 +1,5 @@
 """No node holds the others up: one that lacks its client, answers no greeting, or withholds what it has announced."""
 
-from __future__ import annotations
-
 import threading
 import time
 

@@ -1,7 +1,5 @@
 """What a node keeps of its rows for each run, whose data never leave it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

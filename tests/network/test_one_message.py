@@ -1,7 +1,5 @@
 """A node with several clients: one message, one pass over the base, the numbers of one process; each fails alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The owner's file decides what a server may ask of a node, whatever configuration and orders say."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

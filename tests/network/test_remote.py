@@ -1,7 +1,5 @@
 """Clients on other machines: equal to one process, and what happens when replies are lost, late, spoilt or old."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

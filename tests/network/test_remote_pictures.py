@@ -1,7 +1,5 @@
 """Clients with pictures on other machines, each of which has folders of its own: equal to one process."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When a round over a network ends, who is asked in it, and in which round an answer counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """`privacy.secure` over a network: the sums of one process, and what happens when clients vanish, lie, or are asked
 for what they must not tell."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter

@@ -1,8 +1,6 @@
 """One's own Trainer as the client of a node: equal to our client where settings agree, and refused where it would be
 another client than the federation's."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -1,7 +1,5 @@
 """Warnings over a network: a node tries only models of its own clients, and the server believes figures alone."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The process that keeps a machine's base between orders: private, found again, and one per machine."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

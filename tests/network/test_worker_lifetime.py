@@ -1,8 +1,6 @@
 """A worker ends with the SuperNodes that it serves, and with nothing else: not with its caller, nor while another node
 of the machine needs it. The nodes here are scripts with the names of Flower's commands."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

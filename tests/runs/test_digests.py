@@ -1,7 +1,5 @@
 """digests.jsonl: a run that dies at any write ends with the same file, and a run of an older version begins one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A run that is continued with more rounds, or with other settings of the search for its best round."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

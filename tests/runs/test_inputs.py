@@ -1,7 +1,5 @@
 """Runs that move: the same files under other paths are the same, others are refused by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The lock of a folder: on disks with locks and without, of processes that were killed, and of other machines."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

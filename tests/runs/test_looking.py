@@ -1,7 +1,5 @@
 """Looking at a run folder does not run the code that it names, unless the user allows the name."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

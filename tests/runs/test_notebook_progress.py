@@ -1,7 +1,5 @@
 """Progress in a notebook is one line that is replaced; nothing is printed beside it. IPython is a stand-in here."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """Digests by value: whatever two objects of one name differ in is seen, and what is equal is equal in every process."""
 
-from __future__ import annotations
-
 import functools
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Where a run is and how long it will take: words, estimates on a clock of our own, and lines that come in time."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -1,7 +1,5 @@
 """The row store: what of single clients lies in RAM and what on disk, what is written, and that nothing is lost."""
 
-from __future__ import annotations
-
 import os
 from copy import copy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run folder that another configuration finds: taken over, or left alone."""
 
-from __future__ import annotations
-
 import pytest
 import toy
 

@@ -1,7 +1,5 @@
 """What runs write is taken as it is; tests/end_to_end/test_damage.py has what is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from llm_fed.runs import shapes

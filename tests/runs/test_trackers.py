@@ -1,7 +1,5 @@
 """Experiment trackers: the same names in each, rounds and steps, one entry for a continued run, and what is kept."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

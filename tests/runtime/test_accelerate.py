@@ -1,8 +1,6 @@
 """Several ranks: every method as in one process, shares of unequal work, and what travels. Ranks here are engines in
 one process, all that they are told having become bytes; tests/runtime/test_launch.py has processes of their own."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Two real processes of one launch, over gloo: the same numbers as one, kills, errors, and nobody left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

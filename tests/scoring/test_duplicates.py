@@ -1,7 +1,5 @@
 """Test examples that are almost training examples: found where they are, and none where a template makes them alike."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,8 +1,6 @@
 """Metrics of the library evaluate, from local scripts as they lie on the Hub: scaled where they say 0 to 1, refused
 where less is better."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Metrics of labels and numbers, compared with scikit-learn and scipy, and by hand."""
 
-from __future__ import annotations
-
 import math
 import warnings
 

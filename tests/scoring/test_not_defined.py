@@ -1,7 +1,5 @@
 """A score that is not defined for a client is no 0: it is named, counts in no mean, and never ends a run."""
 
-from __future__ import annotations
-
 import json
 
 import outside

@@ -1,7 +1,5 @@
 """The best rule that trains nothing: data on which each of the rules wins, ties, and what a rule may see."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

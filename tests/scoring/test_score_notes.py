@@ -1,7 +1,5 @@
 """Scores that are capped, or mean something else than one would think, say so; the others say nothing."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

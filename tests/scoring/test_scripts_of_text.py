@@ -1,7 +1,5 @@
 """Metrics in every script: tokens of ROUGE, credit for a right answer, and the warning where no answer can have any."""
 
-from __future__ import annotations
-
 import json
 import random
 import string

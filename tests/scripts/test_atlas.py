@@ -1,7 +1,5 @@
 """Merging coefficients in reports, and the scripts of the Feddle paper's figures, on tiny runs."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

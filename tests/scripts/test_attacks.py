@@ -1,7 +1,5 @@
 """The script that measures attacks: what liars send and train on, and its table."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

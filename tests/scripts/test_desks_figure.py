@@ -1,7 +1,5 @@
 """The bars of the five desks: those of the page's first table, as the script draws them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,8 +1,6 @@
 """The Dockerfiles: they copy all that a wheel is built from (test_wheel.py builds it of that), name a version of all
 that they start from, and do not run as root. They were linted with hadolint, and built nowhere yet."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """scripts/flower/keys.py: what it writes, who may read it, and that it never overwrites."""
 
-from __future__ import annotations
-
 import ssl
 import stat
 

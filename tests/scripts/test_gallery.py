@@ -1,7 +1,5 @@
 """The gallery: its page shows what its script draws, by the script's commands, and pictures are small."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """scripts/gpu: `run.sh`, which goes through the steps and says what became of each, and tables from their lines."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import ModuleType

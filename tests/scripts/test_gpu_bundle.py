@@ -1,7 +1,5 @@
 """scripts/gpu/bundle.sh: what a bundle holds, and that it runs on a machine that has little."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

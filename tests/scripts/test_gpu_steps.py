@@ -1,7 +1,5 @@
 """The steps of scripts/gpu, with tiny shapes on a CPU: each works, and what was cut off comes last."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The script that keeps the scores behind a results page, and says its table and verdict again."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

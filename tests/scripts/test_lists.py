@@ -1,7 +1,5 @@
 """The pages that list methods, tasks and settings are what the classes and tables say."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The faults of `make mutants` can still be planted, and one that is planted is noticed."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from unittest import mock

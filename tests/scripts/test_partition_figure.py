@@ -1,7 +1,5 @@
 """The script that shows a partition: its table, its counts, circles and heat maps, on pictures that clients divide."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import sys

@@ -1,7 +1,5 @@
 """The benchmark beside TRL, Flower and plain loops: everybody has the same work, and what its tables say."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from argparse import Namespace

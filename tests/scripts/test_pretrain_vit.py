@@ -1,7 +1,5 @@
 """The script that trains a small vision transformer: what it saves, and that it learns."""
 
-from __future__ import annotations
-
 import runpy
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Federations of real rows: whose a row is, and what a client is tested on."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Every file in scripts/runs loads, and every row of its comparison resolves to a run that could begin."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The documentation site: it builds without a warning, asks no other host, and its pages are what they should be."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

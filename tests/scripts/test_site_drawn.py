@@ -1,7 +1,5 @@
 """How the site draws formulas and pictures: LaTeX becomes MathML, and pictures of the dark follow the site's switch."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

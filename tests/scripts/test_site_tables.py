@@ -1,7 +1,5 @@
 """Which tables of the site become lists on a phone, and how its figures are kept whole."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """The batch file for SLURM, with stand-ins for what a cluster has: they say what they were called with."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The scripts for pictures of vision runs - clients, weights, targets, representations, BatchNorm statistics - and
 cluster lines in a report: on tiny runs, with their numbers by hand."""
 
-from __future__ import annotations
-
 import copy
 import csv
 import json

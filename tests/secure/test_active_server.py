@@ -1,7 +1,5 @@
 """A server that does not keep to the protocol: each attack ends in an error at the client (docs/privacy.md)."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from typing import Any

@@ -1,7 +1,5 @@
 """Secure aggregation opens the sum of those who answered, bit for bit, or nothing."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Bytes that no honest party sends: each is refused in one line, before it costs more than what was asked for."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Updates that travel as factors: the truncation, the wire, and how FedKD keeps server and clients in step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

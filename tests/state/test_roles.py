@@ -1,7 +1,5 @@
 """What each part of an upload may hold: bounds of its role, beside what was sent and beside what the others send."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Compressed messages: what each form costs, how far off it is, and that a run computes from what arrives."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

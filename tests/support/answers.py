@@ -1,7 +1,5 @@
 """A tiny base with three adapters, prompts of unequal lengths, and what stock PEFT answers to each alone."""
 
-from __future__ import annotations
-
 import tiny
 import tiny_base
 import torch

@@ -9,8 +9,6 @@ plain JSON lines. With one bad row more the file must be named, and the row alon
 FOLDER.
 """
 
-from __future__ import annotations
-
 import bz2
 import csv
 import gzip

@@ -1,7 +1,5 @@
 """Every causal language model that the installed transformers can make from a configuration, tiny."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What training and evaluation make of one example: a conversation, a single question, options, calls of tools, or a
 text without a prompt."""
 
-from __future__ import annotations
-
 import random
 import unicodedata
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Faults for `llm-fed audit`: in the round loop while a tiny run goes on, or in the files of one that is finished."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

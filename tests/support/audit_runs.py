@@ -1,7 +1,5 @@
 """Tiny runs of every family of methods and of what else decides how a round goes, for `llm-fed audit`."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import replace

@@ -5,8 +5,6 @@ one in SETTINGS only where its defaults do not suit a run of three rounds. The c
 `llm_fed.testing`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path

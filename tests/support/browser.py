@@ -1,7 +1,5 @@
 """A headless Chromium that shows a file and says what it saw; tests that need one are skipped where there is none."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A tokenizer whose tokens are bytes, so that what is encoded can be read."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast

@@ -1,7 +1,5 @@
 """Campaigns, which `make long` runs: many cases of one check, how many came out how, and what failed where."""
 
-from __future__ import annotations
-
 import argparse
 import resource
 import signal

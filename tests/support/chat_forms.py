@@ -1,7 +1,5 @@
 """Chat templates of every kind, and what each is known to write of a conversation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Tiny encoders and decoders for sequence classification, their tokenizer, and labelled texts, all made here."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

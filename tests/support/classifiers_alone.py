@@ -4,8 +4,6 @@ trains alone, and what stock PEFT trains?
 PYTHONPATH=tests/support python tests/support/classifiers_alone.py [--families NAME ...]
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from functools import partial

@@ -8,8 +8,6 @@ is changed, as by somebody who does it on purpose; a flipped bit is named, or th
 Whatever a command says must be printable.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

@@ -9,8 +9,6 @@ end with the same bytes as without a kill. Where the disk is full, the command m
 half-written, and once there is room the same command must end with the same bytes, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

@@ -1,7 +1,5 @@
 """Whether two run folders hold the same run."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

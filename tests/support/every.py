@@ -1,7 +1,5 @@
 """Many cases that are alike: one test that tries all of them and names each that fails, or a few in every run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 

@@ -1,8 +1,6 @@
 """Every family of causal language models that transformers can make from a configuration, made tiny with random
 weights, in the variants of its configuration: kinds of RoPE, windows of attention."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small runs of every family of methods, as configuration files: what is tried on run folders is tried on these."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

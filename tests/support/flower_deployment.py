@@ -1,7 +1,5 @@
 """Makes scripts/flower importable for tests, and says why they are skipped where Flower is not installed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -7,8 +7,6 @@ that may take 2 GiB more than it had with all imports. What fails is written to 
 wrong becomes a test.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """scripts/gpu from tests: its shell scripts with pretended Pythons, and its modules."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import subprocess

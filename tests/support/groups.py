@@ -1,7 +1,5 @@
 """Made-up trees of control groups: /proc and /sys as a kernel shows them to one process, and what is free there."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

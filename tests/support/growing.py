@@ -8,8 +8,6 @@ share or rule is asked for. What is divided is what a run divides, with what it 
 through JSON each time.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

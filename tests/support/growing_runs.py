@@ -6,8 +6,6 @@ python tests/support/growing_runs.py [--cases 200] [--seed 0]
 The federations and what happens to them are those of `growing`. What sites are given is taken down as it is built.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections import Counter

@@ -6,8 +6,6 @@ runs so many through everything that the server does with one, in a process that
 all imports, and 5 s for each. What fails is written to FOLDER; put it into `tests/state/test_hostile.py`, mended.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

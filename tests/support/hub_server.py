@@ -1,7 +1,5 @@
 """A small Hub on loopback: the calls that huggingface_hub makes to push a model repository and to fetch it again."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Whole runs on images: how each method that suits whole models is configured, and what kills such a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records as files of one JSON object a line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

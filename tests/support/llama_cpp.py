@@ -4,8 +4,6 @@ All numbers are kept in float32, so that an answer differs from transformers' on
 library brings its own libllama.so, which needs glibc 2.38; LLAMA_CPP_LIB names one that was built elsewhere.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -6,8 +6,6 @@ Each is exported, which compares it with base and adapter, and then read by the 
 Families that cannot be bases are counted as refused.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Bytes that are alive while something runs: what a memory formula is measured against, on any device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Small mixtures of experts with random weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

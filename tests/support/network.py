@@ -1,7 +1,5 @@
 """A network in one process: nodes with folders of their own behind a link that can lose, delay and spoil replies."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -6,8 +6,6 @@ Whatever the terminal, the command ends as it would elsewhere: with its exit cod
 client's name can be read, and nothing is a traceback. A full disk behind standard output is exit code 1, in one line.
 """
 
-from __future__ import annotations
-
 import fcntl
 import gc
 import io

@@ -1,8 +1,6 @@
 """Small tokenizers of every kind, built here: with line breaks that merge, spaces before texts, bytes for what is
 unknown, and control tokens that are words of the vocabulary, too."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

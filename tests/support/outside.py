@@ -1,7 +1,5 @@
 """Methods and tasks as a researcher brings them: a file in her folder, or an installed package with entry points."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """FedLoRA whose clients train some rounds together, and then take the steps of some more alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,7 +1,5 @@
 """A cohort and its server in one process: every message is JSON on its way, and is kept."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

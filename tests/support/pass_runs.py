@@ -1,7 +1,5 @@
 """Small runs whose passes are forced by `engine.*`: what they record, and how far apart two of them end."""
 
-from __future__ import annotations
-
 import torch
 from safetensors.torch import load_file
 

@@ -1,7 +1,5 @@
 """Files of pairs, made of files of examples."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pairs of answers for a tiny base, and what the engine makes of their losses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

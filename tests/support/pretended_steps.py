@@ -3,8 +3,6 @@
 In a process of its own, as torch takes one such device for good.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

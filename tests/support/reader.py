@@ -11,8 +11,6 @@ FOLDER comes from `pip install --no-deps --target FOLDER transformers==4.57.3 to
 peft==0.18.0`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

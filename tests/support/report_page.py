@@ -1,7 +1,5 @@
 """A made-up run folder, and what a reader finds in the page that is made of it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

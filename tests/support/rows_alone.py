@@ -5,8 +5,6 @@ rows alone, and both against the stock model.
     PYTHONPATH=tests/support python tests/support/rows_alone.py [--families NAME ...] [--part 1 --parts 2]
 """
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

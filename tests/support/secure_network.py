@@ -1,7 +1,5 @@
 """A network in one process whose nodes have registered keys, and which keeps all that crosses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

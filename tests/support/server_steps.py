@@ -1,7 +1,5 @@
 """One server step of a method, with uploads in the order given."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from llm_fed.engine.drive import drive

@@ -1,7 +1,5 @@
 """The command line in several processes of one launch, as `accelerate launch` or torchrun would start them."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import signal

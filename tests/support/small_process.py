@@ -4,8 +4,6 @@ They are forked from a server that has imported what a run imports, so each cost
 is itself forked from the tests' process, before its first test and any thread of torch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -4,8 +4,6 @@ Whatever came before, a finished run is to the last bit one that nobody disturbe
 after which it has ended. What reads it changes nothing in its folder, and no round that is kept is trained again.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

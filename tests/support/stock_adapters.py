@@ -6,8 +6,6 @@ Logits must be equal, or the adapter is refused by the name of a feature that it
 by the older libraries in a folder (`reader.py`), if one is given.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Training in the bank, and the same training as anyone would write it with stock PEFT."""
 
-from __future__ import annotations
-
 import math
 
 import tiny

@@ -8,8 +8,6 @@ data became a control token, and that all tokens are those of the tokenizer for 
 folder of bases whose own tokenizers and chat templates are tried, too.
 """
 
-from __future__ import annotations
-
 import random
 import re
 import unicodedata

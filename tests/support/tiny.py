@@ -1,7 +1,5 @@
 """Tiny random models of every shape the project supports, inputs for them, and stock PEFT around them."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import AbstractContextManager
 

@@ -1,7 +1,5 @@
 """Tiny bases with a tokenizer, in memory and as folders."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import tiny

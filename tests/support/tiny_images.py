@@ -1,7 +1,5 @@
 """Small pictures that can be told apart, models for them, parties that hold them, and a whole run of them."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Sequence

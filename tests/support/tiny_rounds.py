@@ -1,7 +1,5 @@
 """Rounds of a method on small whole image models, by hand: what a plain PyTorch loop is compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A federation without a language model: each client pulls one vector towards its own target, in closed form."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any

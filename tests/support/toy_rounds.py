@@ -1,7 +1,5 @@
 """Rounds of the federation in closed form (toy.py)."""
 
-from __future__ import annotations
-
 import toy
 
 from llm_fed.federation.clients import LocalClients

@@ -1,7 +1,5 @@
 """A federation as files in which some clients have few examples, or none of a split."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

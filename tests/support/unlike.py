@@ -1,7 +1,5 @@
 """Small federations of image models that may differ, by hand: sites, rounds over the wire, the same models alone."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Sequence

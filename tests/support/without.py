@@ -1,8 +1,6 @@
 """What takes most of the time of a small run, or depends on the machine, and few tests look at: pictures, safety from a
 power cut, what is measured before a run begins, and a base that was loaded before."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import os

@@ -1,8 +1,6 @@
 """Tokens and loss of conversations against TRL's own trainer, where TRL is installed (`pip install trl`); llm_fed does
 not need it."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

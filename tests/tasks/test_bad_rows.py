@@ -1,7 +1,5 @@
 """Rows that cannot be used: each ends the reading with file, line and a way out, or is left out, counted and listed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

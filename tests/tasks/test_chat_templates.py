@@ -1,7 +1,5 @@
 """What of a chat template's rendering is prompt and what is target, on templates of every kind, and with tools."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The task `commonsense`: LLM-Adapters' form from a folder and from the Hub's data sets, sizes, and its metric."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from pathlib import Path

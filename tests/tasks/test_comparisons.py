@@ -1,8 +1,6 @@
 """Rows that compare answers in forms that are not read: the message names the columns and the remedy, and rows that
 only look like them are read in silence."""
 
-from __future__ import annotations
-
 import pytest
 from jsonl import write
 

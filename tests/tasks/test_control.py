@@ -1,7 +1,5 @@
 """Data stay text: what they spell like a control token has the tokens of text, and all else has the tokenizer's own."""
 
-from __future__ import annotations
-
 import random
 import re
 from typing import Any

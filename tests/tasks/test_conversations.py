@@ -1,7 +1,5 @@
 """Conversations: what a row may hold, whose tokens count, and a federation that trains on them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

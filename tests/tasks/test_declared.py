@@ -1,8 +1,6 @@
 """What a source declares beside its cells is used, named, or refused: names of classes, transforms, hidden columns,
 keys in the names of folders, splits of a README, the index of a frame; in every form of source."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

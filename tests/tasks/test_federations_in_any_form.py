@@ -1,8 +1,6 @@
 """Known federations in random forms (`tests/support/any_form.py`): what is read is what was written, and `init`
 makes a configuration of each that reads the same."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from pathlib import Path

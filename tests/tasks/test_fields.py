@@ -1,7 +1,5 @@
 """Columns that mean something: each becomes part of the Example, or is named as not used."""
 
-from __future__ import annotations
-
 import csv
 import json
 from decimal import Decimal

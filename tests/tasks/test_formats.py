@@ -1,8 +1,6 @@
 """Files of every form, encoding and compression: what is in them is read, whatever their names say, and how it was read
 is said where it had to be found out. What cannot be read is named as what it is."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

@@ -1,7 +1,5 @@
 """GLUE by name, from a folder laid out like the Hub's, and through `datasets.load_dataset`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`task.groups`: which natural clients take part, in every task; and Flan's two sizes."""
 
-from __future__ import annotations
-
 import pytest
 from datasets import Dataset, DatasetDict
 from jsonl import records, write

@@ -1,7 +1,5 @@
 """The image tasks on real data, in the folder that LLM_FED_DATA names."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

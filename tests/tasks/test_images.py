@@ -1,7 +1,5 @@
 """Image tasks: npz files, folders of image files, Parquet files with the Hub's columns; label noise; bad input."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace

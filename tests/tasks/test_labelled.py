@@ -1,7 +1,5 @@
 """Texts with labels and numbers: which labels there are, which rows cannot be used, and where they stand."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

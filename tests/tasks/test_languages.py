@@ -1,7 +1,5 @@
 """The tasks `xquad` and `xnli`: one language per client, the same content in each; and SQuAD's F1 and exact match."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Whose a file is: listings of names, and what is made of them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

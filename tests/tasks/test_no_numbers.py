@@ -1,7 +1,5 @@
 """Numbers that are none, in data files: they never become text; pictures and folders of strange shapes."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Rows of odd values under preferences and under labels: each is read, or refused with its file, its line and a remedy;
 none is dropped without a word, and nothing ends in a traceback."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 from typing import Any

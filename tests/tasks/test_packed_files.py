@@ -1,7 +1,5 @@
 """Files that unpack to far more than they are: refused before the memory is taken, whatever packs them."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

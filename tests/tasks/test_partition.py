@@ -1,7 +1,5 @@
 """Partitions of examples into clients: disjoint, complete, seeded, refused where there is too little data."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 from collections import Counter

@@ -1,7 +1,5 @@
 """Rows of preferences in every form, as examples and as tokens; and those that cannot be used."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The task `rolebench`: roles as clients, half of each, several reference answers."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The server's own data: drawn from the test split, or another task's; the test set of one model for all."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Held-out splits by content: which rows are equal, that rows do not move each other, what a run remembers."""
 
-from __future__ import annotations
-
 import json
 import logging
 import unicodedata

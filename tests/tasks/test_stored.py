@@ -1,7 +1,5 @@
 """Examples on the disk are what was put there, and become objects only while somebody looks at them."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

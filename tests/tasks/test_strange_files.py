@@ -1,7 +1,5 @@
 """Data files that somebody else wrote: whatever they hold, they are read, or refused in one line."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """The task `planted` (what is held out, who conflicts with whom) and the base model that is shipped for it."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import runpy

@@ -1,7 +1,5 @@
 """Tasks from files: a user's own data in every layout and format, Flan, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

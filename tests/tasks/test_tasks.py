@@ -1,7 +1,5 @@
 """Tasks: tokens and their loss mask, held-out splits, the table of tasks."""
 
-from __future__ import annotations
-
 import pytest
 from byte_tokenizer import BOS, EOS, byte_tokenizer
 from transformers import PreTrainedTokenizerFast

@@ -1,7 +1,5 @@
 """Each check of the battery fails on a method that lacks its property, and says what was got, expected and where."""
 
-from __future__ import annotations
-
 import textwrap
 
 import outside
