@@ -81,11 +81,7 @@ def test_models_are_clients_rounds_and_the_base(client, run):
 def test_answers_are_those_of_chat_alone_and_all_at_once(client, run):
     """A hundred, each under its own adapter, one after another as `chat` writes them, and in one running batch."""
     asked = [(name, prompt) for name in ("ada", "bob", "cyd", "ada@2") for prompt in PROMPTS]
-    clients = {
-        "ada": open_run(run).model("ada"),
-        "bob": open_run(run).model("bob"),
-        "cyd": open_run(run).model("cyd"),
-    }
+    clients = {"ada": open_run(run).model("ada"), "bob": open_run(run).model("bob"), "cyd": open_run(run).model("cyd")}
     alone = [chat(client, name, prompt).choices[0].message.content for name, prompt in asked]
     for (name, prompt), answer in zip(asked, alone, strict=True):
         if name in clients:

@@ -113,10 +113,7 @@ def malformed_line(data: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage, parts",
-    [
-        (no_folder, ["no such file or folder"]),
-        (malformed_line, ["bob/train.jsonl, line 7", "malformed JSON"]),
-    ],
+    [(no_folder, ["no such file or folder"]), (malformed_line, ["bob/train.jsonl, line 7", "malformed JSON"])],
 )
 def test_wrong_data(small, llm_fed, tmp_path, damage, parts):
     damage(small_run.write_data(tmp_path / "data"))
@@ -204,11 +201,7 @@ def gone(folder: Path, small: small_run.Small) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage, parts",
-    [
-        (another_rank, ["rank 3"]),
-        (gone, ["no personal adapter of bob any more", "--fresh"]),
-    ],
+    "damage, parts", [(another_rank, ["rank 3"]), (gone, ["no personal adapter of bob any more", "--fresh"])]
 )
 def test_a_damaged_adapter(small, llm_fed, finished, tmp_path, damage, parts):
     shutil.copytree(finished, tmp_path / "run")

@@ -270,10 +270,7 @@ def test_a_comparison_counts_the_head_apart(files, tmp_path, monkeypatch):
     [
         ({"adapter": None}, "fedit trains, sends or merges parts of LoRA adapters, but adapter is null"),
         ({"task": {"server": {"examples": 6, "test": True}}}, "gives each client a personal one"),
-        (
-            {"method": {"name": "hfcl", "private_head": True}},
-            "private_head is a setting of fedit, .*; hfcl takes",
-        ),
+        ({"method": {"name": "hfcl", "private_head": True}}, "private_head is a setting of fedit, .*; hfcl takes"),
     ],
 )
 def test_heads_of_their_own_do_not_go_with_everything(files, changes, said):

@@ -75,10 +75,7 @@ def test_each_row_is_stock_peft_with_its_own_adapter(kind, index):
 def test_gradients_add_up_and_respect_train():
     model, structure = tiny.build("llama", DOUBLE), structure_of("llama")
     states = random_states(model, structure, 2)
-    everything, only_b = (
-        bank_of(model, structure, states),
-        bank_of(model, structure, states, train=r"lora_B$"),
-    )
+    everything, only_b = (bank_of(model, structure, states), bank_of(model, structure, states, train=r"lora_B$"))
     for bank, times in ((everything, 1), (only_b, 2)):
         for _ in range(times):
             with bank.attached(torch.tensor([0, 1])):

@@ -181,10 +181,7 @@ def test_mixing_weights_by_hand(base):
 def test_weights_of_experts_are_means_over_tokens_and_layers(base):
     """Of three examples of different lengths under two states: softmax(router @ x) at every real token, by hand."""
     states, examples = [state(base, ROUTED, k) for k in range(2)], tiny.examples(0, [4, 9, 6])
-    asked = [
-        ExpertWeights("a", ROUTED, states[0], examples[:2]),
-        ExpertWeights("b", ROUTED, states[1], examples[2:]),
-    ]
+    asked = [ExpertWeights("a", ROUTED, states[0], examples[:2]), ExpertWeights("b", ROUTED, states[1], examples[2:])]
     got = torch.cat(list(Engine(base, EvalConfig()).execute(asked)))
     for one, example, weights in zip([states[0], states[0], states[1]], examples, got, strict=True):
         seen: list[Tensor] = []

@@ -9,17 +9,7 @@ import pytest
 import tiny
 import torch
 from byte_tokenizer import byte_tokenizer
-from preference_runs import (
-    LORA,
-    adapted,
-    encoded_pairs,
-    federation,
-    gradient,
-    judged,
-    moved,
-    trained,
-    with_reference,
-)
+from preference_runs import LORA, adapted, encoded_pairs, federation, gradient, judged, moved, trained, with_reference
 from torch.nn.functional import logsigmoid
 
 from llm_fed.basics.errors import UserError

@@ -26,13 +26,7 @@ from llm_fed.state import State
 
 
 def plain(
-    base: Images,
-    module: nn.Module,
-    local: LocalConfig,
-    lr: float,
-    batches: Any,
-    train: str = "",
-    proximal: float = 0.0,
+    base: Images, module: nn.Module, local: LocalConfig, lr: float, batches: Any, train: str = "", proximal: float = 0.0
 ) -> tuple[dict[str, Tensor], list[float]]:
     """Training as anyone would write it: the module's values after it, and the losses."""
     module.requires_grad_(True).train()

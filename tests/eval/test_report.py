@@ -152,12 +152,7 @@ def test_the_file_needs_nothing_from_outside(full):
 def test_the_report_is_the_only_thing_written_and_always_the_same(full):
     run, _ = full
     first = (run / "report.html").read_bytes()
-    assert {path.name for path in run.iterdir()} == {
-        "config.yaml",
-        "metrics.jsonl",
-        "timing.jsonl",
-        "report.html",
-    }
+    assert {path.name for path in run.iterdir()} == {"config.yaml", "metrics.jsonl", "timing.jsonl", "report.html"}
     assert write_report(run).read_bytes() == first
 
 

@@ -34,11 +34,7 @@ def make(kind="llama", targets=None, alpha=5.0, seed=1, **changes):
     base = tiny_base.around(tiny.build(kind, **changes))
     structure = Lora(3, alpha, 0.1, targets or tiny.TARGETS[kind])
     places = layout(base.model, structure)
-    return (
-        base,
-        structure,
-        State(places, 0.2 * torch.randn(places.size, generator=generator(seed, "adapter"))),
-    )
+    return (base, structure, State(places, 0.2 * torch.randn(places.size, generator=generator(seed, "adapter"))))
 
 
 def bank_logits(base, structure, state, kind="llama"):
@@ -51,13 +47,7 @@ def bank_logits(base, structure, state, kind="llama"):
 
 def stock_folder(folder, base, **settings):
     """An adapter that stock PEFT made, with random B, saved by stock PEFT; and its model."""
-    settings = {
-        "r": 3,
-        "lora_alpha": 5,
-        "target_modules": ["q_proj", "v_proj"],
-        "task_type": "CAUSAL_LM",
-        **settings,
-    }
+    settings = {"r": 3, "lora_alpha": 5, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM", **settings}
     wrapped = peft.get_peft_model(copy.deepcopy(base.model), peft.LoraConfig(**settings))
     draws = generator(2, "stock")
     for name, parameter in wrapped.named_parameters():

@@ -273,11 +273,7 @@ OTHER = {**LAYERS, "full_attention": {"rope_type": "default", "rope_theta": 1e6}
 @pytest.mark.parametrize(
     ("family", "rope", "why"),
     [
-        (
-            "nemotron",
-            {"rope_type": "yarn", "factor": 2.0},
-            "does not know rotary embeddings of nemotron",
-        ),
+        ("nemotron", {"rope_type": "yarn", "factor": 2.0}, "does not know rotary embeddings of nemotron"),
         ("olmo", {"rope_type": "yarn", "factor": 2.0}, "of olmo with rope_type=yarn"),
         ("olmo", {"rope_type": "linear", "factor": 2.0}, ""),
         ("llama4_text", {"rope_type": "linear", "factor": 2.0}, "of llama4_text with rope_type=linear"),

@@ -82,11 +82,7 @@ RECIPES: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "said",
-    every.quick(BESIDE, [BESIDE[0], BESIDE[2]]),
-    ids=str,
-)
+@pytest.mark.parametrize("said", every.quick(BESIDE, [BESIDE[0], BESIDE[2]]), ids=str)
 def test_what_comes_beside_an_answer_ends_no_run(small, tmp_path, said):
     def spoil(order, reply):
         return reply if order["kind"] == "hello" or order["client"] != "bob" else says(**said)(reply)

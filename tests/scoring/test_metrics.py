@@ -36,11 +36,7 @@ def test_rouge_is_the_mean_over_examples():
 
 
 def test_rouge_equals_the_stock_scorer():
-    predictions = [
-        "Running quickly, the foxes jumped over lazy dogs.",
-        "It is not possible to tell",
-        "1296.65 people",
-    ]
+    predictions = ["Running quickly, the foxes jumped over lazy dogs.", "It is not possible to tell", "1296.65 people"]
     references = [
         ("The quick fox jumps over a lazy dog", "foxes were running"),
         ("it's impossible to tell",),

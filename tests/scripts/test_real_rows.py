@@ -23,11 +23,7 @@ def script(monkeypatch) -> ModuleType:
 @pytest.fixture
 def data(monkeypatch, tmp_path) -> None:
     """As many rows as the data sets have, in a few of their forms."""
-    asked = (
-        "What is {} ?",
-        "Q: What is {} ?\n\nWhich one of these?",
-        'Is the question "What is {} ?" about a thing?',
-    )
+    asked = ("What is {} ?", "Q: What is {} ?\n\nWhich one of these?", 'Is the question "What is {} ?" about a thing?')
 
     def of_common_gen(n: int) -> tuple[str, str, str]:
         if n % 2:

@@ -42,11 +42,7 @@ class Setting:
 
     def generate(self, prompts=None, max_new_tokens=12, batch_size=4):
         return generate(
-            self.base,
-            self.bank,
-            prompts or self.prompts,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
+            self.base, self.bank, prompts or self.prompts, max_new_tokens=max_new_tokens, batch_size=batch_size
         )
 
     def alone(self, row, prompt, max_new_tokens=12):

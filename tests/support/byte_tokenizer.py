@@ -22,9 +22,5 @@ def byte_tokenizer(around: str = "$A", chat_template: str | None = None) -> PreT
     inner.decoder = decoders.ByteLevel()
     inner.post_processor = processors.TemplateProcessing(single=around, special_tokens=[("<s>", BOS), ("</s>", EOS)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        chat_template=chat_template,
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", pad_token="<pad>", chat_template=chat_template
     )

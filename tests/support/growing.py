@@ -145,11 +145,7 @@ def settings(draw: random.Random, tested: bool) -> dict[str, Any]:
     server = draw.choice([ServerConfig()] * 4 + [ServerConfig(examples=2), ServerConfig(examples=1, each=True)])
     if kind != "test" and draw.random() < 0.1:
         server = replace(server, test=True)
-    return {
-        "validation": draw.choice([0.0, 0.1, 0.3]),
-        "partition": partition,
-        "server": server,
-    }
+    return {"validation": draw.choice([0.0, 0.1, 0.3]), "partition": partition, "server": server}
 
 
 @dataclass

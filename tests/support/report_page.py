@@ -27,21 +27,10 @@ def write_run(folder, rounds=20, clients=CLIENTS, final=True, tail=""):
         losses = {client: 2 * math.exp(-number / 8) + 0.1 * i for i, client in enumerate(clients)}
         if number % 10 == 0:
             losses[clients[0]] = None
-            event = {
-                "client": clients[0],
-                "event": "client failed",
-                "reason": "the loss is not finite at step 3",
-            }
+            event = {"client": clients[0], "event": "client failed", "reason": "the loss is not finite at step 3"}
             lines.append({"kind": "event", "round": number, **event})
         for client, loss in losses.items():
-            work = {
-                "loss": loss,
-                "steps": 20,
-                "examples": 300,
-                "bytes_up": 1500,
-                "bytes_down": 2500,
-                "staleness": 0,
-            }
+            work = {"loss": loss, "steps": 20, "examples": 300, "bytes_up": 1500, "bytes_down": 2500, "staleness": 0}
             lines.append({"kind": "client", "round": number, "client": client, **work})
         counts = {"asked": 4, "arrived": 4, "refused": 0, "failed": int(number % 10 == 0)}
         traffic = {"bytes_up": 6000, "bytes_down": 10000, "padding": 0.07}

@@ -15,11 +15,7 @@ from typing import Any, Literal, TypeVar
 import pytest
 import torch
 import typer.main
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
-)
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoModelForSequenceClassification
 
 from llm_fed.basics import cgroups, files
 from llm_fed.commands import compare
@@ -43,9 +39,7 @@ PIXEL = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", _HEADER) + _chunk(b"IDAT", zlib.c
 
 
 def pictures(
-    patch: pytest.MonkeyPatch,
-    drawn_here: Literal["always", "once", "never"] = "once",
-    known: set[str] | None = None,
+    patch: pytest.MonkeyPatch, drawn_here: Literal["always", "once", "never"] = "once", known: set[str] | None = None
 ) -> None:
     """Reports are written as always, but each picture is one pixel. Before that it is drawn of the run's numbers:
     always, or once of each kind.
