@@ -47,29 +47,18 @@ from llm_fed.runs.records import read_records
         ("track.with=[weights]", ["track.with", "weights"]),
         ("local.steps", ["'local.steps'", "local.lr=1e-4"]),
         ("task=5", ["task is 5", "mapping"]),
+        ("method=fedlora method.personal_share=1", ["method.personal_share is 1", "at least 0 and below 1"]),
+        ("method=fedlora method.personal_share=-0.1", ["method.personal_share is -0.1", "at least 0 and below 1"]),
+        ("method=fedlora method.personal_steps=9", ["method.personal_steps is gone", "set it, such as 0.5"]),
+        ("method=fedlora method.personal_lr=-1", ["method.personal_lr is -1", "above 0"]),
+        ("method=fedlora method.personal_lr=nan", ["method.personal_lr is nan", "above 0"]),
+        ("local.lr=inf", ["local.lr is inf", "above 0"]),
     ],
 )
 def test_a_wrong_setting(small, llm_fed, tmp_path, word, parts):
     config = small.config(tmp_path / "c.yaml", method={"name": "fedmerge"}, rounds=1)
-    llm_fed("run", config, word, "--out", tmp_path / "runs/a").assert_refused(*parts)
+    llm_fed("run", config, *word.split(), "--out", tmp_path / "runs/a").assert_refused(*parts)
     assert not (tmp_path / "runs/a").exists()
-
-
-@pytest.mark.parametrize(
-    "word, parts",
-    [
-        ("method.personal_share=1", ["method.personal_share is 1", "at least 0 and below 1"]),
-        ("method.personal_share=-0.1", ["method.personal_share is -0.1", "at least 0 and below 1"]),
-        ("method.personal_steps=9", ["method.personal_steps is gone", "set it, such as 0.5"]),
-        ("method.personal_lr=-1", ["method.personal_lr is -1", "above 0"]),
-        ("method.personal_lr=nan", ["method.personal_lr is nan", "above 0"]),
-        ("local.lr=inf", ["local.lr is inf", "above 0"]),
-    ],
-)
-def test_a_wrong_setting_of_fedlora(small, llm_fed, tmp_path, word, parts):
-    config = small.config(tmp_path / "c.yaml", method={"name": "fedlora"}, rounds=1)
-    llm_fed("run", config, word, "--out", tmp_path / "a").assert_refused(*parts)
-    assert not (tmp_path / "a").exists()
 
 
 def test_more_clients_than_data(small, llm_fed, tmp_path):

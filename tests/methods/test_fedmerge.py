@@ -79,24 +79,13 @@ def test_logit_gradient_by_hand_and_against_autograd():
     )
 
 
-def test_soup_step_normalized():
-    """n = (1, 3), w = ((1/2, 1/2), (1, 0)): model 1 moves by (1/2 Delta_1 + 3 Delta_2) / 3.5, model 2 by Delta_1."""
-    moved = step_soup(
-        tensor([0, 0], [1, 1]),
-        tensor([7, 0], [0, 7]),
-        soup_mixing(tensor([0.5, 0.5], [1, 0]), torch.tensor([1.0, 3.0], dtype=torch.float64), "normalized"),
-    )
-    assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(8), pytest.approx(1)]]
-
-
-def test_soup_step_gradient():
-    """Eq. 8 with n_i / n = 1/4, 3/4: model 1 moves by 1/8 Delta_1 + 3/4 Delta_2, model 2 by 1/8 Delta_1."""
-    moved = step_soup(
-        tensor([0, 0], [1, 1]),
-        tensor([8, 0], [0, 8]),
-        soup_mixing(tensor([0.5, 0.5], [1, 0]), torch.tensor([1.0, 3.0], dtype=torch.float64), "gradient"),
-    )
-    assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(2), pytest.approx(1)]]
+@pytest.mark.parametrize(("step", "deltas", "second"), [("normalized", 7, 8), ("gradient", 8, 2)])
+def test_soup_steps(step, deltas, second):
+    """n = (1, 3), w = ((1/2, 1/2), (1, 0)). Normalized, model 1 moves by (1/2 Delta_1 + 3 Delta_2) / 3.5, model 2 by
+    Delta_1; by Eq. 8 with n_i / n = 1/4, 3/4 model 1 by 1/8 Delta_1 + 3/4 Delta_2, model 2 by 1/8 Delta_1."""
+    mixing = soup_mixing(tensor([0.5, 0.5], [1, 0]), torch.tensor([1.0, 3.0], dtype=torch.float64), step)
+    moved = step_soup(tensor([0, 0], [1, 1]), tensor([deltas, 0], [0, deltas]), mixing)
+    assert moved.tolist() == [[pytest.approx(1), pytest.approx(6)], [pytest.approx(second), pytest.approx(1)]]
 
 
 def test_the_soup_moves_by_robust_means():

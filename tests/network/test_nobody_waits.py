@@ -51,32 +51,19 @@ def test_with_nobody_a_run_ends(small, tmp_path):
         server.train(link.config, tmp_path / "run", link)
 
 
-def test_a_node_whose_greeting_is_lost_is_greeted_again(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(roster, "_UNHEARD", 0.05)
-    lost = []
+@pytest.mark.parametrize(("pause", "error"), [("_UNHEARD", ""), ("_AGAIN", "out of memory")], ids=["lost", "fails"])
+def test_a_node_whose_greeting_comes_to_nothing_is_greeted_again(small, tmp_path, monkeypatch, pause, error):
+    monkeypatch.setattr(roster, pause, 0.05)
+    spoilt = []
 
-    def lose(order, reply):
-        if order["kind"] == "hello" and "bob" in reply.content["clients"] and not lost:
-            lost.append(order)
-            return None
+    def spoil(order, reply):
+        if order["kind"] == "hello" and "bob" in reply.content["clients"] and not spoilt:
+            spoilt.append(order)
+            return type(reply)({"error": error}) if error else None
         return reply
 
-    federate(tmp_path, small, tree(small, rounds=1, eval={"every": 0}, network={**NETWORK, "wait": None}), spoil=lose)
-    assert lost and {line["client"] for line in lines(tmp_path, "client")} == set(CLIENTS)
-
-
-def test_a_node_whose_greeting_fails_once_is_greeted_again(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(roster, "_AGAIN", 0.0)
-    failed = []
-
-    def fail(order, reply):
-        if order["kind"] == "hello" and "bob" in reply.content["clients"] and not failed:
-            failed.append(order)
-            return type(reply)({"error": "out of memory"})
-        return reply
-
-    federate(tmp_path, small, tree(small, rounds=1, eval={"every": 0}, network={**NETWORK, "wait": None}), spoil=fail)
-    assert failed and {line["client"] for line in lines(tmp_path, "client")} == set(CLIENTS)
+    federate(tmp_path, small, tree(small, rounds=1, eval={"every": 0}, network={**NETWORK, "wait": None}), spoil=spoil)
+    assert spoilt and {line["client"] for line in lines(tmp_path, "client")} == set(CLIENTS)
 
 
 def test_what_hangs_holds_up_nothing_else(monkeypatch):
