@@ -49,13 +49,13 @@ def cluster(runs: int, device: str, note: Callable[[str], None]) -> Iterator[Sta
         share = "each takes a GPU" if gpus else f"threads of each: {cores}"
         note(f"{runs} runs are given to Ray, which has {sum(cpus)} CPUs on {len(machines)} machine(s); {share}")
         remote = ray.remote(num_cpus=cores, num_gpus=gpus, max_retries=RETRIES, max_calls=1)(_perform)
-        yield lambda order, log: Task(remote.remote(order, str(log), os.getcwd()), log)
+        yield lambda order, log: RayTask(remote.remote(order, str(log), os.getcwd()), log)
     finally:
         if own:
             ray.shutdown()
 
 
-class Task:
+class RayTask:
     """A run that Ray has, with the verbs of `subprocess.Popen`."""
 
     def __init__(self, reference: Any, log: Path):

@@ -43,7 +43,7 @@ _POLL = 0.1  # seconds
 _START = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
 
 
-class Work(Protocol):
+class RunProcess(Protocol):
     """A run that is being trained, with verbs of `subprocess.Popen`."""
 
     returncode: Any
@@ -54,7 +54,7 @@ class Work(Protocol):
         """Tell it to end."""
 
 
-Start = Callable[[Mapping[str, Any], Path], Work]  # from what `perform` takes, and the log
+Start = Callable[[Mapping[str, Any], Path], RunProcess]  # from what `perform` takes, and the log
 
 
 class Process(subprocess.Popen[bytes]):
@@ -85,7 +85,7 @@ class _Running:
 
     job: Job
     start: Start
-    work: Work
+    work: RunProcess
     log: BinaryIO  # opened for reading, where it begins to write
 
 
