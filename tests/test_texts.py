@@ -13,15 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llm_fed import methods
-from llm_fed.basics import documents, spelling
+from llm_fed.basics import documents
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import section
 from llm_fed.method import Method
 from llm_fed.runs.reading import read_config
 from llm_fed.settings import configfile, hints, is_text, key_of, members_of, paths, section_of
 from llm_fed.settings.config import Config
-from llm_fed.settings.configfile import as_dict, flat, load
-from llm_fed.settings.references import is_reference
+from llm_fed.settings.configfile import as_dict, flat, is_reference, load
 
 ODD = [
     "no", "11", "1e5", "0x10", "1_000", "12:30", "2024-01-01", "null", "~", "true", "011", "NULL", "yes", "off", "1.0",
@@ -116,7 +115,7 @@ def file(tmp_path_factory) -> Path:
 @given(field=st.sampled_from(FIELDS), text=LETTERS)
 def test_any_text_by_word(field, text):
     text = fitting(field, text)
-    nothing = field.nullable and not field.is_list and text in spelling.NULLS
+    nothing = field.nullable and not field.is_list and text in documents.NULLS
     looked_up = field.key in paths.KEYS and ("${" in text or text == "???")
     if looked_up or (field.key == "task.template" and r"\n" in text):
         return
@@ -161,9 +160,9 @@ def _is_taken_as_it_stands(file, field, text, unicode, flow):
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(texts=st.lists(LETTERS, max_size=4))
 def test_any_list_in_brackets(texts):
-    assert spelling.names(in_brackets(texts)) == texts
+    assert documents.names(in_brackets(texts)) == texts
     simple = [text for text in texts if text == text.strip() and text and not set(text) & set("[],'\"")]
-    assert spelling.names(f"[{', '.join(simple)}]") == simple
+    assert documents.names(f"[{', '.join(simple)}]") == simple
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -171,7 +170,7 @@ def test_any_list_in_brackets(texts):
 def test_any_text_for_a_method_from_outside(file, key, text):
     """Its types are known from its class alone."""
     word = in_brackets([text]) if key == "tags" else text
-    nothing = key == "note" and text in spelling.NULLS
+    nothing = key == "note" and text in documents.NULLS
     expected: Any = (text,) if key == "tags" else None if nothing else text
     config = load({}, [f"method.name={METHOD}", f"method.{key}={word}", "method.scale=1e-3"])
     assert getattr(methods.build(config.method), key) == expected
@@ -342,7 +341,7 @@ def test_rows_of_a_comparison(file):
     rows = section.read_rows(file, [], [], [])
     assert list(rows.rows) == ["no", "11", "fedit, twice"]
     assert rows.cells["fedit, twice", 0].task.template == "Question: {prompt}"
-    chosen = section.read_rows(file, [], spelling.names_of("--methods", "no, 'fedit, twice'"), [])
+    chosen = section.read_rows(file, [], documents.names_of("--methods", "no, 'fedit, twice'"), [])
     assert list(chosen.rows) == ["no", "fedit, twice"]
 
 

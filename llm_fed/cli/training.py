@@ -185,7 +185,7 @@ def compare(
         raise UserError(
             f"--draws {draws} is the same as --seeds {','.join(map(str, range(draws)))}; give only one of the two"
         )
-    from llm_fed.basics.spelling import names_of
+    from llm_fed.basics.documents import names_of
     from llm_fed.commands import section
 
     try:

@@ -15,9 +15,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from llm_fed.basics.documents import load_json
+from llm_fed.basics.documents import load_json, names_of
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.spelling import names_of
 from llm_fed.network import worker
 from llm_fed.network.pulls import Pulls
 from llm_fed.network.refusals import told

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 # Under our names, and no subclasses of them: pydantic passes over a mark that it does not know.
 from annotated_types import Ge as AtLeast
@@ -26,9 +26,8 @@ from annotated_types import Gt as Above
 from annotated_types import Le as AtMost
 from annotated_types import Lt as Below
 
-from llm_fed.basics.documents import plain, text_of
+from llm_fed.basics.documents import Word, names, plain, text_of
 from llm_fed.basics.errors import UserError, require
-from llm_fed.basics.spelling import Word, names
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -74,13 +73,26 @@ def hints(kind: type) -> Mapping[str, Any]:
     return _hints(kind)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
 
 
+class Setting(NamedTuple):
+    """A field of a dataclass."""
+
+    name: str
+    hint: Any  # its type, with its marks
+    section: type | None  # the dataclass that it holds, if it is a section
+
+
+@cache
+def schema(kind: type) -> Mapping[str, Setting]:
+    """The fields of a dataclass by their keys in a file."""
+    return {key_of(name): Setting(name, hint, section_of(hint)) for name, hint in hints(kind).items()}
+
+
 def hint_of(kind: type, key: Sequence[str]) -> Any:
     """The type of a field of a dataclass, or of one of its sections; None where it has no such field."""
-    hint = {key_of(name): hint for name, hint in hints(kind).items()}.get(key[0])
-    if len(key) == 1:
-        return hint
-    section = section_of(hint)
-    return hint_of(section, key[1:]) if section else None
+    found = schema(kind).get(key[0])
+    if found is None or len(key) == 1:
+        return found and found.hint
+    return hint_of(found.section, key[1:]) if found.section else None
 
 
 def section_of(hint: Any) -> type | None:
@@ -96,12 +108,12 @@ def key_of(name: str) -> str:
 def check_fields(settings: Any, where: str) -> None:
     """UserError for the first value of a dataclass that does not have the declared type and range, and what it must be.
     `where` is the prefix of field names in messages, such as `method.` in `method.wait_for`."""
-    for name, hint in hints(type(settings)).items():
-        value, key = getattr(settings, name), f"{where}{key_of(name)}"
+    for key, (name, hint, _) in schema(type(settings)).items():
+        value = getattr(settings, name)
         if dataclasses.is_dataclass(value):
-            check_fields(value, f"{key}.")
+            check_fields(value, f"{where}{key}.")
         else:
-            coerce(value, hint, key)
+            coerce(value, hint, f"{where}{key}")
 
 
 Member = tuple[Any, tuple[Any, ...]]  # a type that is no union, and its marks
@@ -127,7 +139,6 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
     where the type is one. UserError where it is of another type, or out of range."""
     from pydantic import ValidationError  # which no help needs
 
-    given, kinds = plain(value), kinds_of(hint)
     beyond: list[Any] = []  # what is of the right type, but out of range
     for reading in _readings(value):
         try:
@@ -138,20 +149,26 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
         else:
             if not any(map(_is_too_large, taken.values() if isinstance(taken, dict) else [taken])):
                 return taken
+    raise _refusal(value, hint, key, beyond)
+
+
+def _refusal(value: Any, hint: Any, key: str, beyond: Sequence[Any]) -> UserError:
+    """What is wrong with a value; `beyond`: what it may mean that is of the right type, but out of range."""
+    given, kinds = plain(value), kinds_of(hint)
     if int in kinds and _is_too_large(given):
-        raise UserError(f"{key} is a whole number of more than 64 bits; give a smaller one")
+        return UserError(f"{key} is a whole number of more than 64 bits; give a smaller one")
     if not beyond:
         takes, how = " or ".join(sorted({_name(kind) for kind in kinds})), ""
         if isinstance(value, Word) and any(get_origin(kind) is tuple for kind in kinds):
             given, how = value.text, ", as in [a,b], where an item with a comma stands in quotes"
         if float in kinds and isinstance(given, str) and _WITH_COMMA.fullmatch(given):
             how = f"; type {key}={given.replace(',', '.')}"
-        raise UserError(f"{key} is {given!r} ({type(given).__name__}); it takes {takes}{how}")
+        return UserError(f"{key} is {given!r} ({type(given).__name__}); it takes {takes}{how}")
     kinds = [kind for kind in kinds if kind is not NoneType]
     if len(kinds) == 1 and get_origin(kinds[0]) is Literal:
         require(key, beyond[0], get_args(kinds[0]))
     shown = float(beyond[0]) if kinds == [float] else given
-    raise UserError(f"{key} is {shown!r}; it must be {range_of(hint)}")
+    return UserError(f"{key} is {shown!r}; it must be {range_of(hint)}")
 
 
 def _is_too_large(value: Any) -> bool:

@@ -431,6 +431,11 @@ class Config:
 def check(config: Config) -> None:
     """UserError for the first value that is not what its field says, or does not go with another."""
     check_fields(config, "")
+    check_together(config)
+
+
+def check_together(config: Config) -> None:
+    """UserError for the first value that does not go with another; each by itself is what its field says."""
 
     def require(good: bool, key: str, what: str) -> None:
         if not good:

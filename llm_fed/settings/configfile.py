@@ -1,20 +1,27 @@
-"""Configurations as text: YAML plus `key=value` words in, plain values out. Unknown keys and wrong types are
-refused."""
+"""Configurations as text: YAML plus `key=value` words in, plain values out. Unknown keys and wrong types are refused.
+
+`${rounds}` is what another key has, and `${oc.env:NAME,default}` a path from the environment; OmegaConf looks them up.
+A text is a reference only if it names a key of a configuration, or the environment: `${amount}` in a template is text.
+In a number or a path `${` always begins a reference, so a mistyped one is an error.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from llm_fed.basics import documents, spelling
-from llm_fed.basics.documents import List, Map, Spelled, plain, text_of
+from llm_fed.basics import documents
+from llm_fed.basics.documents import List, Map, Spelled, Word, plain, text_of
 from llm_fed.basics.errors import UserError, did_you_mean, one_line
 from llm_fed.settings import (
     coerce,
@@ -24,14 +31,16 @@ from llm_fed.settings import (
     is_text,
     key_of,
     kinds_of,
+    paths,
     plugins,
-    references,
-    section_of,
+    schema,
     shipped,
 )
-from llm_fed.settings.config import Config, check
+from llm_fed.settings.config import Config, check_together
 
 Section = TypeVar("Section")
+Place = tuple[str | int, ...]  # keys, and positions in lists
+_REFERENCE = re.compile(r"\$\{(?:oc\.env:[^{}]*|([a-z_]+(?:\.\w+)*))\}")
 
 
 def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Config:
@@ -58,7 +67,7 @@ def load(path: str | Path | Mapping[str, Any], words: Sequence[str] = ()) -> Con
             f"{path} does not set {' and '.join(missing)}; give {' '.join(f'{key}=...' for key in missing)}"
         )
     try:
-        tree = references.resolved(tree)
+        tree = _resolved(tree)
     except UserError as error:
         raise UserError(f"cannot use {' '.join([str(path), *words])}: {error}") from error
     return from_dict(tree)
@@ -69,7 +78,7 @@ def overlay(config: Config, words: Sequence[str], where: str) -> Config:
     words stand after, for messages."""
     keys_of(words, where)
     try:
-        laid_over = references.resolved(_tree(words, where))
+        laid_over = _resolved(_tree(words, where))
     except UserError as error:
         raise UserError(f"cannot use {' '.join(words)}: {error}") from error
     return from_dict(_merged(as_dict(config), laid_over))
@@ -106,7 +115,7 @@ def laid_under(tree: Mapping[str, Any], proposed: Mapping[str, Any]) -> dict[str
 
 def created(tree: Mapping[str, Any]) -> dict[str, Any]:
     """Nested values as `read` would give them; UserError for a value that no file could hold."""
-    return dict(spelling.created(OmegaConf.to_container(tree) if isinstance(tree, DictConfig) else tree))
+    return dict(documents.created(OmegaConf.to_container(tree) if isinstance(tree, DictConfig) else tree))
 
 
 def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat") -> dict[str, Any]:
@@ -135,11 +144,11 @@ def _joined(words: Sequence[str], place: int) -> str:
 
 
 def _value(key: str, text: str) -> Any:
-    """What a word gives, with its spelling."""
+    """What a word gives, with its documents."""
     text = line_breaks(text) if key == "task.template" else text
-    given, hint = spelling.word(text), hint_of(Config, key.split("."))
+    given, hint = documents.word(text), hint_of(Config, key.split("."))
     is_template = isinstance(given, Map) and hint is not None and is_text(hint)  # `{prompt}` is no mapping here
-    return spelling.Word(text, text) if is_template else given
+    return documents.Word(text, text) if is_template else given
 
 
 def line_breaks(text: str) -> str:
@@ -164,10 +173,13 @@ def _merged(one: Any, other: Any, kind: type | None = Config, where: str = "") -
         if kind is not None and isinstance(other, dict) and plain(one) is not None:
             raise _no_section(where, one, kind)
         return other
-    sections = {} if kind is None else {key_of(name): section_of(hint) for name, hint in hints(kind).items()}
+    known = {} if kind is None else schema(kind)
     return {
         **one,
-        **{key: _merged(one.get(key), value, sections.get(key), f"{where}{key}.") for key, value in other.items()},
+        **{
+            key: _merged(one.get(key), value, key in known and known[key].section or None, f"{where}{key}.")
+            for key, value in other.items()
+        },
     }
 
 
@@ -182,7 +194,7 @@ def from_dict(tree: dict[str, Any]) -> Config:
     if isinstance(method := tree.get("method"), dict):
         tree = {**tree, "method": _settings_of_method(method)}
     config = section(Config, tree)
-    check(config)
+    check_together(config)
     return config
 
 
@@ -194,12 +206,12 @@ def section(kind: type[Section], tree: Any, where: str = "") -> Section:
     """
     if not isinstance(tree, dict):
         raise _no_section(where, tree, kind)
-    fields = {key_of(name): (name, hint) for name, hint in hints(kind).items()}
+    fields = schema(kind)
     check_keys(tree, list(fields), where)
     values: dict[str, Any] = {}
     for key, value in tree.items():
-        name, hint = fields[key]
-        inner, absent = section_of(hint), plain(value) is None and NoneType in get_args(hint)
+        name, hint, inner = fields[key]
+        absent = plain(value) is None and NoneType in get_args(hint)
         if inner is not None and not absent:
             values[name] = section(inner, value, f"{where}{key}.")
         elif get_origin(hint) is dict and not isinstance(value, dict):
@@ -227,14 +239,11 @@ def _settings_of_method(section: dict[str, Any]) -> dict[str, Any]:
 def as_dict(config: Config) -> dict[str, Any]:
     """The configuration as nested plain values, as YAML and JSON want them."""
 
-    def plain(value: Any) -> Any:
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return {key_of(f.name): plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+    return dataclasses.asdict(config, dict_factory=_as_section)
 
-    return plain(config)
+
+def _as_section(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key_of(name): list(value) if isinstance(value, tuple) else value for name, value in fields}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -253,3 +262,82 @@ def check_keys(given: dict[str, Any], known: list[str], where: str) -> None:
             if advice := habits.instead(f"{where}{key}", value, flat(as_dict(Config()))):
                 raise UserError(f"unknown key {where}{key}; type {advice}")
             raise UserError(f"unknown key {where}{key}{did_you_mean(key, known)}; known: {', '.join(known) or 'none'}")
+
+
+def _variable(name: str, default: str | None = "") -> str | None:
+    """`${oc.env:NAME,default}`: a path from the environment. Other values are refused, since a file of settings may be
+    somebody else's, and what it reads is stored in the run folder: no token is a file or folder that exists."""
+    value = os.environ.get(name)
+    if value is None and default != "":
+        return default
+    if value is None or not Path(value).exists():
+        raise ValueError(f"{name} is not an existing path, and only paths are read from the environment")
+    return value
+
+
+# OmegaConf 2.4 warns of the one, and 2.3 means something older by the other.
+if "replace" in signature(OmegaConf.register_resolver).parameters:
+    OmegaConf.register_resolver("oc.env", _variable, replace=True)
+else:
+    OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
+
+
+def is_reference(key: str, text: str) -> bool:
+    """Whether a text that is the value of this dotted key is looked up."""
+    hint = hint_of(Config, key.split("."))
+    if "${" in text and (key in paths.KEYS or (hint is not None and not is_text(hint))):
+        return True
+    named = _REFERENCE.search(text)
+    return bool(named and (named[1] is None or hint_of(Config, named[1].split(".")) is not None))
+
+
+def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
+    """Nested values with what their references stand for.
+
+    Raises:
+        UserError: there is no such key, or no such path.
+    """
+    found: list[Place] = []
+    masked = _changed(tree, (), lambda place, leaf: _for_lookup(place, leaf, found))
+    if not found:
+        return tree
+    try:
+        values = OmegaConf.to_container(OmegaConf.create(plain(masked)), resolve=True)
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if error.full_key else ""
+        reason = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(error).partition("\n")[0])
+        raise UserError(key + one_line(reason)) from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(one_line(str(error))) from error
+
+    def looked_up(place: Place, leaf: Any) -> Any:
+        value: Any = values
+        for part in place if place in found else ():
+            value = value[part]
+        return documents.created(value) if place in found else leaf
+
+    return dict(_changed(tree, (), looked_up))
+
+
+def _for_lookup(place: Place, leaf: Any, found: list[Place]) -> Any:
+    """A leaf for OmegaConf, to which each text with `${` is a reference; one that is none cannot be referred to."""
+    key, text = ".".join(part for part in place if isinstance(part, str)), leaf
+    if isinstance(leaf, Word):  # the shell's own, where it is no number and no path
+        hint = hint_of(Config, key.split("."))
+        text = leaf.text if key in paths.KEYS or hint is None or not is_text(hint) else None
+    if isinstance(text, str) and is_reference(key, text):
+        found.append(place)
+        return text
+    return "???" if "${" in (text_of(leaf) or "") else leaf
+
+
+def _changed(value: Any, place: Place, change: Callable[[Place, Any], Any]) -> Any:
+    """Nested values, each with what becomes of it."""
+    if not isinstance(value, dict | list):
+        return change(place, value)
+    if isinstance(value, dict):
+        made: Map | List = Map({key: _changed(inner, (*place, key), change) for key, inner in value.items()})
+    else:
+        made = List(_changed(inner, (*place, number), change) for number, inner in enumerate(value))
+    made.text = text_of(value)
+    return made
