@@ -11,10 +11,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from llm_fed.method.optimizer import MOMENTS
-from llm_fed.models.trained import Structure
-from llm_fed.settings.config import LocalConfig
-
 
 def weights(modules: Iterable[nn.Module]) -> int:
     """Bytes of the parameters and buffers of models, as they are held: quantised ones packed, with their scales."""
@@ -33,22 +29,6 @@ def _scales(parameter: Tensor) -> list[Tensor]:
     holders = [vars(parameter).get("SCB"), *(vars(s).values() for s in (state, getattr(state, "state2", None)) if s)]
     found = [each for holder in holders for each in ([holder] if isinstance(holder, Tensor) else holder or ())]
     return [each for each in found if isinstance(each, Tensor)]
-
-
-def moments(local: LocalConfig) -> int:
-    """How many numbers the optimizer remembers for each that it trains."""
-    return MOMENTS[local.optimizer] + bool(local.momentum)
-
-
-def training_copies(structure: Structure, local: LocalConfig, per_pass: int) -> int:
-    """How many numbers training holds for each number of a client's state, over the clients of a pass.
-
-    Row, gradient, the optimizer's moments and what a step adds up for all rows at once, where fused once per client;
-    then what each client starts from and what it ends with.
-    """
-    at_once = per_pass if structure.fused else 1
-    sums = 2 * bool(local.proximal) + bool(local.optimizer == "sgd" and local.weight_decay)  # anchor, drift; decayed
-    return at_once * (2 + moments(local) + sums) + 2 * per_pass
 
 
 def peak_of(work: Callable[[], None], device: torch.device) -> int:

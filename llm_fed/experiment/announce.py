@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import Tensor
 
 from llm_fed.basics import signs
-from llm_fed.bench.costs import after_a_step
 from llm_fed.engine.drive import drive
-from llm_fed.engine.footprint import moments, peak_of, weights
+from llm_fed.engine.footprint import peak_of, weights
 from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit
 from llm_fed.engine.ways import describe as describe_passes
 from llm_fed.experiment import cross
@@ -37,8 +35,6 @@ from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.launch import processes
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.scoring.notes import notes_on_length
-from llm_fed.state import State
-from llm_fed.state.trees import leaves
 from llm_fed.state.wire import Message, entries, pack, unpack
 
 if TYPE_CHECKING:
@@ -261,50 +257,34 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
     Args:
         folder: the run folder, which need not exist.
         parents: the plans, with costs, of the runs that this one starts from.
+
+    Raises:
+        UserError: a training step takes more memory than is free, as a CPU has no error for want of memory.
     """
-    config, base, method, server = built.config, built.base, built.method, built.server
-    sites, down, up, messages, exact = built.trainers or built.clients, {}, {}, {}, True
-    state, asked = method.init(server), method.asked([*sites])
-    for client, sent in broadcast(method, state, asked, config.transport.down).items():
-        messages[client] = unpack(sent)
-        answer = method.upload_like(messages[client])
-        down[client], up[client] = len(sent), len(pack(answer, config.transport.up))
-        exact = exact and _fixed(answer)
-    later = down
-    if not exact:  # what is sent may depend on the round, too
-        after = broadcast(method, after_a_step(method, server, state, messages), asked, config.transport.down)
-        later = {client: max(down[client], len(sent)) for client, sent in after.items()}
-    asks = [built.schedule.asks(round) for round in range(1, config.rounds + 1)] if down else []
-    moved_down = [sum((later if n else down)[ask.client] for ask in round) for n, round in enumerate(asks)] or [0]
-    moved_up = [sum(up[ask.client] for ask in round if ask.delay is not None) for round in asks] or [0]
-    trainers = [site for site in sites.values() if site.train]
-    at_once = min(built.runtime.clients_per_pass, server.cohort)
-    layouts = {site.structure: base.layout(site.structure) for site in trainers}
-    largest = max(trainers, key=lambda site: layouts[site.structure].size, default=None)
-    remembered = 0
-    if largest:
-        remembered = 4 * moments(config.local) * layouts[largest.structure].size if config.local.keep_optimizer else 0
+    config, base, method = built.config, built.base, built.method
+    sites, down, up = built.trainers or built.clients, {}, {}
+    state = method.init(built.server)
+    for client, sent in broadcast(method, state, method.asked([*sites]), config.transport.down).items():
+        down[client], up[client] = len(sent), len(pack(method.upload_like(unpack(sent)), config.transport.up))
+    asks = [ask for round in range(1, config.rounds + 1) for ask in built.schedule.asks(round)] if down else []
+    trainers = sorted((sites[id] for id in down if sites[id].train), key=partial(_size, base), reverse=True)
+    at_once = min(built.runtime.clients_per_pass, built.server.cohort)
     prices = [parent.costs for parent in parents if parent.costs]
-    models = [base.model, *map(base.model_of, layouts)]
+    models = [base.model, *map(base.model_of, {site.structure: None for site in sites.values() if site.train})]
+    fewer = [f"clients_per_pass={max(1, at_once // 2)}"] * (at_once > 1)
     costs = Costs(
         down=CountSummary.of(down.values()), up=CountSummary.of(up.values()),
-        exact=exact and all(price.exact for price in prices),
-        down_first=moved_down[0], up_first=moved_up[0],
-        down_run=sum(moved_down) + sum(price.down_run for price in prices),
-        up_run=sum(moved_up) + sum(price.up_run for price in prices),
-        base=weights(models), step=None, memory_free=free_memory(base.device), memory_limit=memory_limit(base.device),
-        smaller=_smaller(built, at_once),
-        state=len(pack(state)), kept=remembered + (
-            _kept(method.broadcast(state, next(iter(sites))), layouts, method.trained)
-            if sites and state is not None else 0
-        ),
+        down_run=sum(down[ask.client] for ask in asks) + sum(price.down_run for price in prices),
+        up_run=sum(up[ask.client] for ask in asks if ask.delay is not None) + sum(price.up_run for price in prices),
+        base=weights(models), step=None,
+        memory_free=free_memory(base.device), memory_limit=memory_limit(base.device),
+        smaller=(*fewer, *base.saves(config.base)), state=len(pack(state)),
         disk_free=shutil.disk_usage(next(p for p in [folder, *folder.absolute().parents] if p.is_dir())).free,
     )  # fmt: skip
-    training = sorted((site for site in trainers if site.id in down), key=partial(_size, base), reverse=True)
-    if training and base.device.type == "cpu":
-        replace(costs, step=_expected_peak(built, state, training[:at_once])).check()
-    if training:
-        costs = replace(costs, step=_peak(built, state, training[:at_once]))
+    if trainers and base.device.type == "cpu":
+        replace(costs, step=_expected_peak(built, state, trainers[:at_once])).check()
+    if trainers:
+        costs = replace(costs, step=_peak(built, state, trainers[:at_once]))
         costs.check()
     return replace(plan, costs=costs, parents=tuple(parents))
 
@@ -320,11 +300,8 @@ def _expected_peak(built: Experiment, state: Message, sites: Sequence[Client]) -
 
 
 def _peak(built: Experiment, state: Message, sites: Sequence[Client], size: int | None = None) -> int:
-    """Bytes that one step of these clients takes at the most; what they learn and remember is forgotten.
-
-    Args:
-        size: examples in its batch (default: as configured).
-    """
+    """Bytes that one step of these clients takes at the most, on `size` examples (default: as configured); what they
+    learn and remember is forgotten."""
     method = built.method
     messages = broadcast(method, state, [site.id for site in sites], built.config.transport.down)
 
@@ -457,27 +434,6 @@ def _dtype(base: Any) -> str:
 def _size(base: Kind, site: Site) -> tuple[int, int]:
     """By which the site is found that needs most memory: the length of its longest example, and what it trains."""
     return max(map(base.examples(site.structure).length, site.train)), base.layout(site.structure).size
-
-
-def _fixed(message: Message) -> bool:
-    """Whether the size of messages like this one does not depend on what they hold."""
-    return all(leaf is None or isinstance(leaf, Tensor | State) for _, leaf in leaves(message))
-
-
-def _smaller(built: Experiment, at_once: int) -> tuple[str, ...]:
-    """Settings with which a run would need less memory, the least harmful first."""
-    fewer = [f"clients_per_pass={max(1, at_once // 2)}"] * (at_once > 1)
-    return (*fewer, *built.base.saves(built.config.base))
-
-
-def _kept(message: Message, layouts: Mapping[Structure, Any], trained: str) -> int:
-    """Bytes of the entries that a client trains but is not sent, hence keeps; of unlike clients the most."""
-    sent = message.layout.slices if isinstance(message, State) else {}
-    return max(
-        (4 * sum(layout.slices[name].stop - layout.slices[name].start for name in layout.matching(trained)
-                 if name not in sent) for layout in layouts.values()),
-        default=0,
-    )  # fmt: skip
 
 
 def _count(number: int, what: str, several: str = "") -> str:

@@ -32,26 +32,19 @@ class Costs:
 
     Attributes:
         down, up: of what one client is sent in round 1, and of its answer.
-        exact: whether `up` is exact; else what an answer holds depends on what is learned.
-        down_first, up_first: over all clients in round 1.
         down_run, up_run: over the whole run, if each client moves in every round what it moves in the first.
         base: the weights of the base and of clients' own models.
-        step: what a training step of the clients that train at once takes beside it, at the most, as measured; None
-            where no client trains here.
+        step: what a training step of the clients that train at once takes beside it, by a measured step; None where no
+            client trains here.
         memory_free: on the device, with the base loaded.
         memory_limit: what allows no more, where the machine has more: a container's or a job's limit.
         smaller: settings that would make less of it necessary.
         state: the server's part of a checkpoint.
-        kept: what a client that was asked adds to it at most: the entries that it trains and does not send,
-            and its optimizer's moments where it keeps them.
         disk_free: where the run folder is, or will be.
     """
 
     down: CountSummary
     up: CountSummary
-    exact: bool
-    down_first: int
-    up_first: int
     down_run: int
     up_run: int
     base: int
@@ -59,7 +52,6 @@ class Costs:
     memory_free: int
     smaller: tuple[str, ...]
     state: int
-    kept: int
     disk_free: int
     memory_limit: str = ""
 
@@ -75,21 +67,14 @@ class Costs:
         within = f"; limited by {self.memory_limit}" if self.memory_limit else ""
         memory = f"{in_words(self.memory_free)} of memory (with the base loaded{within})"
         free = f"{memory}, {in_words(self.disk_free)} of disk"
-        return {**rows, "disk": self._disk(), "free": free}
+        return {**rows, "disk": f"{in_words(self.state)} per checkpoint for the server's state", "free": free}
 
     def _messages(self, several: bool) -> str:
-        about = "" if self.exact else "about "
         if not self.down_run and not self.up_run:
             return "nothing is sent"
-        each = (
-            ""
-            if several
-            else (
-                f"a client receives {self.down.each()} bytes and sends {about}{self.up.each()}; "
-                f"{in_words(self.down_first)} down and {about}{in_words(self.up_first)} up in round 1, "
-            )
-        )
-        return f"{each}{in_words(self.down_run)} down and {about}{in_words(self.up_run)} up in the whole run"
+        each = f"a client receives {self.down.each()} bytes and sends {self.up.each()} in round 1; "
+        whole = f"about {in_words(self.down_run)} down and {in_words(self.up_run)} up in the whole run"
+        return whole if several else each + whole
 
     def _memory(self) -> str:
         if self.step is None:
@@ -111,10 +96,6 @@ class Costs:
                 f"a training step takes about {in_words(self.step)} of memory beside the base, and "
                 f"{in_words(self.memory_free)} are free{change}"
             )
-
-    def _disk(self) -> str:
-        kept = f", and up to {in_words(self.kept)} for each client that was sampled" if self.kept else ""
-        return f"{in_words(self.state)} per checkpoint for the server's state{kept}"
 
 
 def in_words(number: float) -> str:

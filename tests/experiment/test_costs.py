@@ -12,10 +12,9 @@ GB = 10**9
 
 def costs(**changes: Any) -> Costs:
     given: dict[str, Any] = {
-        "down": CountSummary(), "up": CountSummary(), "exact": True,
-        "down_first": 0, "up_first": 0, "down_run": 0, "up_run": 0,
+        "down": CountSummary(), "up": CountSummary(), "down_run": 0, "up_run": 0,
         "base": 6 * GB, "step": 2 * GB, "memory_free": 10 * GB, "smaller": ("base.quantization=nf4",), "state": 0,
-        "kept": 0, "disk_free": 0,
+        "disk_free": 0,
     }  # fmt: skip
     return Costs(**{**given, **changes})
 
