@@ -15,7 +15,7 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError, listed, lookup
 from llm_fed.rows.reading import few
-from llm_fed.settings import datapath, plugins
+from llm_fed.settings import paths, plugins
 from llm_fed.settings.config import NUMBER, TaskConfig
 from llm_fed.settings.objects import named
 from llm_fed.tasks import (
@@ -27,7 +27,7 @@ from llm_fed.tasks import (
     images,
     labelled,
     rolebench,
-    server,
+    splits,
     synthetic,
     xnli,
     xquad,
@@ -174,8 +174,8 @@ def load(
         raise UserError(
             f"task.labels names classes, but {config.name} has none; leave it out, or set task.name=classification"
         )
-    datapath.check("task.path", config.path, config.name)
-    datapath.check("task.server.path", config.server.path, config.server.name)
+    paths.check("task.path", config.path, config.name)
+    paths.check("task.server.path", config.server.path, config.server.name)
     data = row.load(config, seed)
     if not isinstance(data, TaskData):
         raise UserError(f"task.name={config.name!r}: its load returns {data!r:.60}, not a TaskData")
@@ -259,7 +259,7 @@ def _with_server(
 ) -> tuple[dict[str, ClientData], TaskData]:
     """The natural clients without what the server takes of them, and the task with the server's data."""
     asked = config.server
-    natural, own = server.in_domain(natural, asked, seed, rule)
+    natural, own = splits.in_domain(natural, asked, seed, rule)
     if asked.name is None:
         return natural, dataclasses.replace(data, server=own)
     row = find(asked.name, "task.server.name")
@@ -269,7 +269,7 @@ def _with_server(
         )
     other = TaskConfig(asked.name, asked.path, image_size=config.image_size)
     others = images.load(other, seed, only=asked.examples) if row.selects else row.load(other, seed)
-    own = server.out_of_domain(own, others.clients, asked.examples, seed, rule)
+    own = splits.out_of_domain(own, others.clients, asked.examples, seed, rule)
     return natural, dataclasses.replace(data, server=own, server_labels=others.labels)
 
 

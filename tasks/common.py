@@ -1,8 +1,11 @@
-"""What every task shares: examples, pictures, clients, names of templates, tokens with a loss mask, held-out splits."""
+"""What every task shares: examples, pictures, clients, names of templates, tokens with a loss mask, held-out splits;
+and when two rows are the same row, whatever file they stand in: 64 bits of what they say, and draws from these."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
@@ -12,7 +15,6 @@ import torch
 
 from llm_fed.basics.errors import UserError, lookup
 from llm_fed.basics.rng import derive
-from llm_fed.tasks import content
 
 if TYPE_CHECKING:
     from llm_fed.rows.reading import Reading
@@ -30,6 +32,8 @@ TEMPLATES: dict[str, str | None] = {
     "plain": "{prompt}\n",
     "chat": None,  # the tokenizer's own chat template
 }
+_PARTS, _TEXTS = "\x1d", "\x1f"  # between the parts of a row, and between the texts of a part: `plain` leaves none
+_WHOLE = 2**64  # of how many numbers one is drawn
 
 
 @dataclass(frozen=True)
@@ -76,12 +80,12 @@ class Example:
 
     @cached_property
     def digest(self) -> int:
-        """Of what it says, whatever its group, see `content`."""
+        """64 bits of what it says, whatever its group."""
         turns = [] if isinstance(self.prompt, str) else self.prompt
         said = [[turn.role, turn.content, *([turn.fields] if turn.fields else [])] for turn in turns]
         said_beside = [text for text in (self.fields, self.pair) if text]
         answers = [*self.answers, *said_beside, *self.compared]
-        return content.of_texts([self.prompt] if isinstance(self.prompt, str) else sum(said, []), answers, self.options)
+        return of_texts([self.prompt] if isinstance(self.prompt, str) else sum(said, []), answers, self.options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +98,8 @@ class Picture:
 
     @cached_property
     def digest(self) -> int:
-        """Of its pixels, see `content`."""
-        return content.of_pixels(self.pixels)
+        """64 bits of its pixels."""
+        return of_pixels(self.pixels)
 
 
 def text_of(prompt: str | Sequence[Turn]) -> str:
@@ -252,6 +256,49 @@ def where(examples: Sequence[Item], mask: np.ndarray) -> Sequence[Item]:
 
 
 def select(examples: Sequence[Item], places: Sequence[int]) -> Sequence[Item]:
-    """Those at these places: in a tuple, or still on the disk where they lie there (`stored.Stored`)."""
+    """Those at these places: in a tuple, or still on the disk where they lie there (`collected.Stored`)."""
     take = getattr(examples, "take", None)
     return tuple(examples[place] for place in places) if take is None else take(places)
+
+
+def plain(text: str) -> str:
+    """A text without what copying and editing programs change: normal form, letter case and white space."""
+    return " ".join(unicodedata.normalize("NFC", text).casefold().split())
+
+
+def of_texts(prompt: Sequence[str], answers: Iterable[str], options: Iterable[str]) -> int:
+    """The digest of a row of text. The options count in any order, as many data sets shuffle them. `prompt`: one text,
+    or role and content of each message in turn."""
+    if len(prompt) == 2 and prompt[0] == "user":  # the same question as a conversation of one message
+        prompt = prompt[1:]
+    parts = (map(plain, prompt), map(plain, answers), sorted(map(plain, options)))
+    return _digest(_PARTS.join(_TEXTS.join(part) for part in parts).encode("utf-8", "surrogatepass"))
+
+
+def of_pixels(pixels: torch.Tensor) -> int:
+    """The digest of a picture, whatever its label."""
+    return _digest(repr(tuple(pixels.shape)).encode() + pixels.cpu().contiguous().numpy().tobytes())
+
+
+def digests(items: Sequence[Any]) -> np.ndarray:
+    """(N,) uint64, of examples or pictures."""
+    known = getattr(items, "digests", None)  # of those on the disk
+    return np.fromiter((item.digest for item in items), np.uint64, len(items)) if known is None else known
+
+
+def drawn(rows: np.ndarray, seed: int) -> np.ndarray:
+    """(N,) uint64: a number for each digest, uniform over all 64 bits, the same for equal digests and seeds. The
+    finaliser of SplitMix64 (Steele et al. 2014), which passes for random where what goes in is a digest."""
+    mixed = rows ^ np.uint64(seed % _WHOLE)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def below(draws: np.ndarray, share: float) -> np.ndarray:
+    """(N,) bool: which numbers of `drawn` belong to that share, at least 0 and below 1, of all there are."""
+    return draws < np.uint64(share * _WHOLE)
+
+
+def _digest(data: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -20,7 +20,7 @@ from typing import TypeVar
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import FileRows, HubRows, Listed, Row, declared, formats, hub_data, layout
 from llm_fed.rows.layout import FolderLayout, Part, split_of
-from llm_fed.settings import datapath
+from llm_fed.settings import paths
 from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import ALL, Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
@@ -42,11 +42,11 @@ def collect(config: TaskConfig, kind: type[Kind]) -> Kind:
     """The rows that `task.path` has, as Examples of that `kind`."""
     if config.path is None:
         raise UserError(f"task.path is not set; the task `{config.name}` needs a folder, a file, or hf://owner/name")
-    if hub := datapath.hub_id("task.path", config.path):
+    if hub := paths.hub_id("task.path", config.path):
         collected = kind(config, config.path)
         _add_hub(collected, hub)
     else:
-        path = datapath.local("task.path", config.path)
+        path = paths.local("task.path", config.path)
         root, plan = plan_of(path, config.columns)
         collected = kind(config, str(path), f"{root}/")
         without = [name for name in plan.unused if _is_client_without_files(name, plan)]

@@ -17,7 +17,7 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import FileRows, HubRows, Source, hub_data
-from llm_fed.settings import datapath
+from llm_fed.settings import paths
 from llm_fed.settings.config import NUMBER, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import ALL
 from llm_fed.tasks.common import TaskData
@@ -77,7 +77,7 @@ def _sources(config: TaskConfig, part: GluePart) -> Mapping[str, Source | list[S
         if missing := [name for name in wanted.values() if name not in data]:
             raise UserError(f"the Hub data set {HUB_ID} ({folder}) has no split {missing[0]}, but {', '.join(data)}")
         return {split: HubRows(f"{HUB_ID} ({folder}, {name})", data[name]) for split, name in wanted.items()}
-    path = datapath.local("task.path", config.path)
+    path = paths.local("task.path", config.path)
     path = path / folder if (path / folder).is_dir() else path
     if not path.is_dir():
         raise UserError(

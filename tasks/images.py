@@ -37,7 +37,7 @@ from llm_fed.basics.rng import derive
 from llm_fed.rows import folder_data, hub_data
 from llm_fed.rows.layout import natural_order
 from llm_fed.rows.pictures import Gallery, read_dataset, read_folder, read_npz
-from llm_fed.settings import datapath
+from llm_fed.settings import paths
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Picture, TaskData
 from llm_fed.tasks.partition import SPLITS, kept
@@ -203,7 +203,7 @@ def _read(config: TaskConfig, source: ImageDataset) -> Gallery:
             raise UserError(f"task.path is not set; the task `{config.name}` needs an npz file or a folder of pictures")
         options = {} if source.configuration is None else {"name": source.configuration}
         return _from_datasets(hub_data(source.hub, **options), source, source.hub)
-    path = datapath.local("task.path", config.path)
+    path = paths.local("task.path", config.path)
     if path.is_file():
         return read_npz(path)
     archives = sorted(path.glob("*.npz"))

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from llm_fed.basics.errors import UserError, did_you_mean, listed
-from llm_fed.rows import Row, cells, label_columns
+from llm_fed.rows import Row, cells, columns
 from llm_fed.rows.layout import natural_order
 from llm_fed.settings.config import NUMBER, TaskConfig
 from llm_fed.tasks.collected import WHOLE, Collected
@@ -37,7 +37,7 @@ class LabelScheme(Scheme):
     """Rows of a text, or two, and a label."""
 
     def _resolve(self) -> None:
-        self.roles = label_columns.resolve(
+        self.roles = columns.resolve_labelled(
             self.wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
         )
 

@@ -13,7 +13,7 @@ import numpy as np
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.rng import derive
 from llm_fed.rows.layout import natural_order
-from llm_fed.settings import datapath
+from llm_fed.settings import paths
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.files import read_client
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def local_folder(config: TaskConfig) -> Path:
-    path = datapath.local("task.path", str(config.path))
+    path = paths.local("task.path", str(config.path))
     if not path.is_dir():
         raise UserError(
             f"task.path={config.path!r} is not a folder; without task.path, {config.name} comes from the Hub"

@@ -1,8 +1,8 @@
 """What a run remembers of its data: in which split each row has been, so that no row is tested that was trained on, and
 what has changed in which file since.
 
-A row is known by its digest (`content`), and one byte says where it was. Rows that are gone stay known, as they may
-come back.
+A row is known by its digest (`common.digests`), and one byte says where it was. Rows that are gone stay known, as they
+may come back.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from llm_fed.tasks import content
+from llm_fed.tasks import common
+from llm_fed.tasks.collected import Stored
 from llm_fed.tasks.common import ClientData
-from llm_fed.tasks.stored import Stored
 
 TRAINING, VALIDATION, TEST = 1, 2, 4
 SERVER = 8  # trained on by the server
@@ -67,7 +67,7 @@ class Record:
                 names, codes, checksums = _written(items, client.client if len(clients) > 1 else whole)
                 names = [_below(name, whole) for name in names]
                 known = np.array([places.setdefault(name, len(places)) for name in names])
-                parts.append((known[codes], content.digests(items), checksums))
+                parts.append((known[codes], common.digests(items), checksums))
         columns = zip(*parts, strict=True) if parts else ([np.empty(0, kind)] for kind in (int, np.uint64, np.uint32))
         codes, digests, checksums = map(np.concatenate, columns)
         order = np.argsort(codes, kind="stable")
@@ -91,7 +91,7 @@ class Record:
         }
         splits = self.splits & HERE
         for bit, items in parts.items():
-            own = [content.digests(each) for each in items if len(each)]
+            own = [common.digests(each) for each in items if len(each)]
             if own:
                 splits[np.isin(self.digests, np.concatenate(own))] |= bit
         return dataclasses.replace(self, splits=splits)
@@ -114,7 +114,7 @@ class Record:
 
     def trained(self, *parts: Sequence[Any]) -> int:
         """How many of these examples say what one says that was trained on."""
-        return sum(int((self.splits_of(content.digests(items)) & (TRAINING | SERVER) > 0).sum()) for items in parts)
+        return sum(int((self.splits_of(common.digests(items)) & (TRAINING | SERVER) > 0).sum()) for items in parts)
 
     def checksum_of(self, split: int) -> str:
         """Of the rows that are in a split (VALIDATION or TEST) now, in whatever order."""
@@ -220,7 +220,7 @@ def _written(items: Sequence[Any], name: str) -> tuple[Sequence[str], np.ndarray
         used, codes = np.unique(items.codes, return_inverse=True)
         return [items.files[code] or name for code in used.tolist()], codes, items.checksums
     labels = np.array([getattr(item, "label", 0) for item in items], np.uint32)
-    return [name], np.zeros(len(items), np.int64), content.digests(items).astype(np.uint32) ^ labels
+    return [name], np.zeros(len(items), np.int64), common.digests(items).astype(np.uint32) ^ labels
 
 
 def _below(name: str, whole: str) -> str:

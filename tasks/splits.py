@@ -1,5 +1,5 @@
 """Which examples are held out where data have no split of their own: by the hash of a row, so that a row that is added,
-removed or moved changes the split of no other one."""
+removed or moved changes the split of no other one; and which the server takes for itself."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ import numpy as np
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
-from llm_fed.tasks import content
+from llm_fed.settings.config import ServerConfig
+from llm_fed.tasks import common
 from llm_fed.tasks.common import ClientData, where
 from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record
 
 log = logging.getLogger(__name__)
 
 BITS = {"train": TRAINING, "validation": VALIDATION, "test": TEST}
+# Of different contents, which a run knows as held out, and which as anything else: two arrays of bool.
+Fixed = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
+NAME = "server"
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,8 @@ class ByContent:
         """On average that share of all rows; of each client with two different rows at least one on each side."""
         if not 0 <= share < 1:
             raise UserError(f"the {split} share is {share}; it must be at least 0 and below 1")
-        rows = [content.digests(client.train) for client in clients]
-        trained = [content.digests(client.train) for client in beside]
+        rows = [common.digests(client.train) for client in clients]
+        trained = [common.digests(client.train) for client in beside]
         chosen = held(rows, share, derive(self.seed, split), self._fixed(split, trained))
         return [_divided(client, split, own) for client, own in zip(clients, chosen, strict=True)]
 
@@ -56,7 +60,7 @@ class ByContent:
         """All that the server had in a run that knows them, and then those whose hash comes first; an example takes all
         that are equal to it along, whose pool they are in. What the run knows as tested is not taken, so that there may
         be fewer."""
-        rows = [content.digests(pool) for pool in pools]
+        rows = [common.digests(pool) for pool in pools]
         contents = [self._first(own, count, seed) for own, seed in zip(rows, seeds, strict=True)]
         taken = np.concatenate(contents or [np.empty(0, np.uint64)])
         return [np.isin(own, taken) for own in rows]
@@ -66,7 +70,7 @@ class ByContent:
         contents, copies = np.unique(rows, return_counts=True)
         known = self._known(contents)
         had = known & SERVER > 0
-        order = np.lexsort((content.drawn(contents, seed), ~had))
+        order = np.lexsort((common.drawn(contents, seed), ~had))
         order = order[had[order] | (known[order] & TEST == 0)]
         enough = int(np.searchsorted(np.cumsum(copies[order]), count)) + 1 if count else 0
         return contents[order[: max(enough, int(had.sum()))]]
@@ -113,7 +117,7 @@ class ByContent:
         open_bits = TRAINING | (0 if client.validation else VALIDATION) | (0 if tested else TEST)
         targets = {}
         for split, bit in BITS.items():
-            was = known.splits_of(content.digests(getattr(client, split)))
+            was = known.splits_of(common.digests(getattr(client, split)))
             fits = (open_bits if bit & open_bits else bit) | (SERVER if self.server and split == "test" else 0)
             target = targets[split] = np.full(len(was), bit)
             for other in ("validation", "test", "train"):  # the last counts most
@@ -132,10 +136,6 @@ class ByContent:
         })  # fmt: skip
 
 
-# Of different contents, which a run knows as held out, and which as anything else: two arrays of bool.
-Fixed = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
-
-
 def held(rows: Sequence[np.ndarray], share: float, seed: int, fixed: Fixed) -> list[np.ndarray]:
     """Which rows of each client are held out: bool (N,) for digests (N,).
 
@@ -149,9 +149,9 @@ def held(rows: Sequence[np.ndarray], share: float, seed: int, fixed: Fixed) -> l
         return [np.empty(0, bool) for _ in rows]
     sizes = [len(own) for own in rows]
     contents, numbers = np.unique(np.concatenate(rows), return_inverse=True)
-    draws = content.drawn(contents, seed)
+    draws = common.drawn(contents, seed)
     out, kept = fixed(contents)
-    chosen = out | (content.below(draws, share) & ~kept)
+    chosen = out | (common.below(draws, share) & ~kept)
     if share:
         _both_sides(chosen, draws, ~(out | kept), np.repeat(np.arange(len(rows)), sizes), numbers)
     return np.split(chosen[numbers], np.cumsum(sizes)[:-1])
@@ -201,3 +201,50 @@ def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
     if len({type(part) for part in parts}) > 1:
         return tuple(chain.from_iterable(parts))
     return reduce(operator.add, parts) if parts else ()
+
+
+def in_domain(
+    clients: dict[str, ClientData], config: ServerConfig, seed: int, rule: ByContent
+) -> tuple[dict[str, ClientData], ClientData]:
+    """The natural clients without the test examples that the server takes, and the server. `config.examples` are drawn
+    uniformly from the test examples of all clients together, or of `each`; with `config.test` the others become the
+    server's test set. With another task's name nothing is drawn here."""
+    count = config.examples if config.name is None and config.examples is not None else 0
+    tests = {name: client.test for name, client in clients.items()}
+    if config.each:
+        seeds = {name: derive(seed, NAME, name) for name in tests}
+        for name, test in tests.items():
+            _check(count, test, f"client {name!r}")
+        taken = dict(zip(tests, rule.draw(list(tests.values()), count, list(seeds.values())), strict=True))
+    else:
+        everything = [example for test in tests.values() for example in test]
+        _check(count, everything, "the task's test split")
+        (mask,) = rule.draw([everything], count, [derive(seed, NAME)])
+        taken = dict(zip(tests, np.split(mask, np.cumsum([len(test) for test in tests.values()])[:-1]), strict=True))
+    left = {name: tuple(where(test, ~taken[name])) for name, test in tests.items()}
+    train = tuple(example for name, test in tests.items() for example in where(test, taken[name]))
+    own_test: tuple = ()
+    if config.test:
+        own_test = tuple(example for examples in left.values() for example in examples)
+        left = {name: () for name in clients}
+        if not own_test:
+            raise UserError(f"task.server.test=true, but task.server.examples={count} leaves no test example; lower it")
+    smaller = {name: dataclasses.replace(client, test=left[name]) for name, client in clients.items()}
+    return smaller, ClientData(NAME, train, test=own_test)
+
+
+def out_of_domain(
+    server: ClientData, others: dict[str, ClientData], count: int | None, seed: int, rule: ByContent
+) -> ClientData:
+    """The server with `count` training examples of another task's clients, drawn uniformly; None: all."""
+    pool = [example for client in others.values() for example in client.train]
+    if count is not None:
+        _check(count, pool, "the training split of task.server.name")
+        (mask,) = rule.draw([pool], count, [derive(seed, NAME, "another task")])
+        pool = list(where(pool, mask)[:count])  # with copies there may be more
+    return dataclasses.replace(server, train=tuple(pool))
+
+
+def _check(count: int, pool: Sequence[Any], where: str) -> None:
+    if count > len(pool):
+        raise UserError(f"task.server.examples={count}, but there are {len(pool)} to take from {where}; lower it")

@@ -15,7 +15,7 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.fit import fit
 from llm_fed.experiment import run
-from llm_fed.kinds.pictures import Pictures
+from llm_fed.kinds.images import Pictures
 from llm_fed.method.augmentation import augmented, moved
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Distillation, Fit

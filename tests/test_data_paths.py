@@ -12,7 +12,7 @@ from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.export.card import model_card
 from llm_fed.kinds.wording import Model
-from llm_fed.settings import datapath
+from llm_fed.settings import paths
 from llm_fed.settings.config import ServerConfig, TaskConfig
 
 
@@ -108,5 +108,5 @@ def test_a_card_names_the_hub_data_set(path, dataset):
 
 def test_a_folder_in_the_place_of_a_file_keeps_working(tmp_path, offline):
     data = small_run.write_data(tmp_path / "data")
-    assert datapath.local("task.path", str(data)) == data
+    assert paths.local("task.path", str(data)) == data
     assert list(tasks.load(TaskConfig(name="files", path=str(data)), 0).clients) == ["ada", "bob", "cyd"]

@@ -10,14 +10,13 @@ Every function takes the root of the file system, so that tests can lay out /pro
 from __future__ import annotations
 
 import os
+import re
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-
-from llm_fed.basics.mounts import mounts
 
 # By version of control groups: the files with a limit, the usage, and the line of memory.stat with the page cache that
 # the kernel can take back at once.
@@ -146,3 +145,38 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A file system, or a part of one, and where it is mounted."""
+
+    part: str
+    place: str
+    kind: str
+    options: str
+
+
+def mounts(root: Path = Path("/")) -> Iterator[Mount]:
+    """All of them in the order in which they were mounted, so that a later one hides an earlier one at its place.
+    `root` is that of the file system, so that tests can lay out /proc as it is elsewhere."""
+    try:
+        lines = (root / "proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        fields, kinds = before.split(" "), after.split(" ")
+        if len(fields) >= 5 and len(kinds) >= 3:
+            yield Mount(_unescaped(fields[3]), _unescaped(fields[4]), kinds[0], kinds[2])
+
+
+def holding(folder: Path, root: Path = Path("/")) -> Mount | None:
+    """The file system that a folder lies on; None where the system does not tell."""
+    folder = folder.resolve()
+    above = [mount for mount in mounts(root) if folder.is_relative_to(mount.place)]
+    return max(reversed(above), key=lambda mount: len(mount.place), default=None)  # of equal places the last
+
+
+def _unescaped(path: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)

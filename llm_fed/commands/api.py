@@ -216,7 +216,7 @@ def run(
         Exception: what a callback or a metric has raised; the same call continues from the last checkpoint.
     """
     from llm_fed.commands.own import OwnObjects
-    from llm_fed.runs.callbacks import Callbacks
+    from llm_fed.runs.tracking import Callbacks
 
     _refuse(others, "run")
     config, hooks = {} if config is None else config, Callbacks.of(callbacks)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows import FileRows, Row, label_columns, owners
+from llm_fed.rows import FileRows, Row, owners
 from llm_fed.rows import columns as usual_columns
 from llm_fed.rows.columns import REQUIRED
 from llm_fed.rows.layout import FolderLayout
@@ -65,7 +65,7 @@ def decide_labelled(
     if looked.file is None:
         return looked.chosen, PartitionConfig(), "", []
     with said_as_options():
-        roles = label_columns.resolve(
+        roles = usual_columns.resolve_labelled(
             ColumnsConfig(**looked.chosen), looked.names, looked.sample, str(looked.file), whose=True, side=True
         )
     labels = [str(value).strip() for row in looked.sample if (value := row.get(roles["answer"])) is not None]

@@ -29,7 +29,7 @@ from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
-from llm_fed.experiment import announce, on_ray, sharing, splits, unused
+from llm_fed.experiment import announce, on_ray, side_by_side, splits, unused
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.costs import Costs
 from llm_fed.experiment.ending import check_scored
@@ -141,7 +141,7 @@ class _Prepared:
     table: Table
     bases: Bases
     processes: int
-    demands: Sequence[sharing.Demand]
+    demands: Sequence[side_by_side.Demand]
     device: torch.device
     spread: bool
 
@@ -170,7 +170,7 @@ def _prepare(
     demands = []
     if costs or processes > 1:
         step = max((price.step or 0 for price in prices), default=0)
-        demands = sharing.demands(max(1, processes), weights([bases.of(plan.file).model]), step, device, spread)
+        demands = side_by_side.demands(max(1, processes), weights([bases.of(plan.file).model]), step, device, spread)
     if jobs != RAY and processes > 1:
         for demand in demands:
             demand.check(jobs)
@@ -252,7 +252,7 @@ def _starts(prepared: _Prepared, reporter: Reporter, stack: ExitStack) -> list[S
     if not prepared.processes:
         waiting = sum(not job.outcome for job in prepared.plan.jobs())
         return [stack.enter_context(on_ray.cluster(waiting, prepared.plan.file.device, reporter.note))] * waiting
-    shares = sharing.shares(prepared.processes, prepared.device, prepared.spread)
+    shares = side_by_side.shares(prepared.processes, prepared.device, prepared.spread)
     threads = shares[0].get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
     reporter.note(f"{prepared.processes} runs at a time, each in a process of its own; threads of each: {threads}")
     return [partial(Process.begin, share) for share in shares]

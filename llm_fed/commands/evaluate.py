@@ -31,7 +31,7 @@ from llm_fed.runs.reading import adapter_folders, exported, finished, read_confi
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.scoring.scores import Summary
-from llm_fed.settings import datapath
+from llm_fed.settings import paths
 from llm_fed.settings.config import Config, TaskConfig, check
 from llm_fed.settings.configfile import from_dict, keys_of, overlay
 from llm_fed.state import State
@@ -345,7 +345,7 @@ def _contents(adapter: Path) -> dict[str, bytes]:
 
 def examples_of(path: Path, task: TaskConfig) -> ClientData:
     """A client, named after the file, with its examples as test split."""
-    path = datapath.local("--data", str(path))
+    path = paths.local("--data", str(path))
     return ClientData(stem_of(path.name), (), (), read_file(path, task))
 
 

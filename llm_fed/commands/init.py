@@ -25,7 +25,7 @@ from llm_fed.commands.lengths import LengthLimits, Lengths, quantile
 from llm_fed.models import speed
 from llm_fed.rows.reading import Reading
 from llm_fed.scoring.duplicates import known_answers, near_duplicates
-from llm_fed.settings import configfile, datapath
+from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.given import has_pictures
@@ -69,7 +69,7 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     """
     from llm_fed.commands import labelled, pictured
 
-    path = datapath.local("DATA", given.data)
+    path = paths.local("DATA", given.data)
     if given.method:
         methods.build({"name": given.method})
     if pictured.holds_pictures(path):

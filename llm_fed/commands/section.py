@@ -13,7 +13,7 @@ from llm_fed.basics.documents import plain, text_of
 from llm_fed.basics.errors import UserError, did_you_mean, require
 from llm_fed.commands.own import OwnRows
 from llm_fed.scoring import scores
-from llm_fed.settings import configfile, datapath
+from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import Config
 
 NO_OBJECTS = OwnRows()
@@ -62,8 +62,8 @@ def check(config: Config, *, data: bool = True) -> None:
     if config.eval.metric is not None:
         scores.find(config.eval.metric)
     if data:
-        datapath.check("task.path", config.task.path, config.task.name)
-        datapath.check("task.server.path", config.task.server.path, config.task.server.name)
+        paths.check("task.path", config.task.path, config.task.name)
+        paths.check("task.server.path", config.task.server.path, config.task.server.name)
     from llm_fed import methods, tasks  # with torch, but not with transformers or datasets
 
     methods.build(config.method)

@@ -11,7 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from llm_fed.basics import documents
 from llm_fed.kinds import wording
 from llm_fed.kinds.wording import Model
-from llm_fed.settings import datapath
+from llm_fed.settings import paths
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.settings.paths import is_local, public
 
@@ -57,7 +57,7 @@ def model_card(
     shown = model.wording
     settings, settings_text = _public_settings(config)
     task = settings["task"]
-    hub = datapath.hub_id("task.path", task["path"] or "")
+    hub = paths.hub_id("task.path", task["path"] or "")
     dataset = hub or task["name"]
     objective = ObjectiveConfig(**settings.get("objective", {}))
     data = ModelCardData(

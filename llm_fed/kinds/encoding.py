@@ -16,12 +16,12 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.kinds import comparing
 from llm_fed.kinds.reuse import Reuse
 from llm_fed.method.requests import Query
 from llm_fed.models.loading import check_rows
 from llm_fed.settings.config import TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
+from llm_fed.tasks import preferences
 from llm_fed.tasks.chat import ChatTemplate
 from llm_fed.tasks.common import AnswerPair, Encoded, Example, Judged, Template, fitting, select, text_of
 from llm_fed.tasks.control import THINK, THOUGHT, answer_of, has_surrogates, read_as_text, reasoning, without_surrogates
@@ -108,7 +108,7 @@ class Encoder:
         remaining = iter(splits)
         while group := list(_up_to(BATCH, remaining)):
             for examples in group if self.objective.preferences else ():
-                comparing.check(self.objective.name, examples)
+                preferences.check(self.objective.name, examples)
             found = iter(self._lengths([example for examples in group for example in examples]))
             yield from (list(islice(found, len(examples))) for examples in group)
 
@@ -137,7 +137,7 @@ class Encoder:
         if required:
             self._count(client, split, len(examples), len(places))
         chosen, joined = select(examples, places), self.objective.name == "kto"
-        if joined and required and (alike := comparing.only_label(chosen)) is not None:
+        if joined and required and (alike := preferences.only_label(chosen)) is not None:
             self._alike[alike] += 1
         return Encodings(chosen, self._encode_fitting, self._kept, finish=self._beside_others if joined else None)
 
@@ -227,7 +227,7 @@ class Encoder:
         longer answer counts."""
         measured = self._measure(examples)
         pairs = [place for place, each in enumerate(examples) if each.rejected] if self.objective.preferences else []
-        others = self._measure([comparing.rejected(examples[place]) for place in pairs])
+        others = self._measure([preferences.rejected(examples[place]) for place in pairs])
         for place, (other, odd) in zip(pairs, others, strict=True):
             length, its = measured[place]
             measured[place] = length._replace(whole=max(length.whole, other.whole)), its.and_of(odd)
@@ -331,7 +331,7 @@ class Encoder:
             for option in texts
         )
         right = tuple(index for index, option in enumerate(texts) if option in example.answers)
-        pair = comparing.example_of("dpo", example, self._encode_one) if example.rejected else None
+        pair = preferences.example_of("dpo", example, self._encode_one) if example.rejected else None
         if example.desirable is not None and self.objective.name == "kto":
             pair = self._encode(example)
         answers = tuple(map(_reference, example.answers))
@@ -349,7 +349,7 @@ class Encoder:
         return self._reuse.made(what, example, partial(make, example)) if self._reuse else make(example)
 
     def _trained_of(self, example: Example) -> Trained | None:
-        return comparing.example_of(self.objective.name, example, self._encode_one)
+        return preferences.example_of(self.objective.name, example, self._encode_one)
 
     def _is_left(self, example: Example) -> bool:
         """Whether something is left to learn of an example that is cut; two answers may be the same then."""
@@ -370,7 +370,7 @@ class Encoder:
         return found
 
     def _beside_others(self, items: list[Any]) -> list[Any]:
-        return comparing.beside_others(items, self.task.max_length)
+        return preferences.beside_others(items, self.task.max_length)
 
 
 class Encodings(Sequence[Item], Generic[Item]):

@@ -17,8 +17,7 @@ from shlex import quote
 from typing import IO, Any, Literal
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows.dialects import is_table
-from llm_fed.rows.encodings import NAMES, encoding_of
+from llm_fed.rows.dialects import NAMES, encoding_of, is_table
 
 Kind = Literal["json", "csv", "parquet", "arrow", "xlsx", "txt"]
 KINDS: dict[str, Kind] = {
@@ -176,7 +175,7 @@ def _unicode(path: Path, head: bytes) -> str:
 
 
 class TextFile:
-    """The text of a file. What is no UTF-8 is read as the encoding that its letters show (`encodings.encoding_of`), and
+    """The text of a file. What is no UTF-8 is read as the encoding that its letters show (`dialects.encoding_of`), and
     `remark` says so. In a file that is mostly UTF-8 such bytes are damage: they stay, as lone surrogates."""
 
     def __init__(self, path: Path, encoding: str):

@@ -16,8 +16,7 @@ import numpy as np
 import regex
 
 from llm_fed.basics.errors import one_line
-from llm_fed.tasks.common import Example, TaskData, text_of
-from llm_fed.tasks.content import plain
+from llm_fed.tasks.common import Example, TaskData, plain, text_of
 
 ALIKE = 0.75  # share of the weight of two prompts' words that is common to both, from which on they are almost the same
 ANSWERS = 0.5  # share of the words of two answers that is common to both

@@ -56,23 +56,6 @@ PositiveFloat = Annotated[float, Above(0)]
 NonNegativeFloat = Annotated[float, AtLeast(0)]
 
 
-@cache
-def _hints(kind: type) -> Mapping[str, Any]:
-    try:
-        types = get_type_hints(kind, include_extras=True)
-    except NameError as error:
-        raise UserError(
-            f"{kind.__module__}.{kind.__qualname__}: the type of a field cannot be read, as {error}; import what it "
-            "names, and not only under `if TYPE_CHECKING`"
-        ) from error
-    return {field.name: types[field.name] for field in dataclasses.fields(kind)}
-
-
-def hints(kind: type) -> Mapping[str, Any]:
-    """The types of a dataclass's fields by name, with their marks; UserError where its module lacks a type."""
-    return _hints(kind)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
-
-
 class Setting(NamedTuple):
     """A field of a dataclass."""
 
@@ -82,9 +65,26 @@ class Setting(NamedTuple):
 
 
 @cache
+def _schema(kind: type) -> Mapping[str, Setting]:
+    try:
+        types = get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise UserError(
+            f"{kind.__module__}.{kind.__qualname__}: the type of a field cannot be read, as {error}; import what it "
+            "names, and not only under `if TYPE_CHECKING`"
+        ) from error
+    found = ((field.name, types[field.name]) for field in dataclasses.fields(kind))
+    return {key_of(name): Setting(name, hint, section_of(hint)) for name, hint in found}
+
+
 def schema(kind: type) -> Mapping[str, Setting]:
-    """The fields of a dataclass by their keys in a file."""
-    return {key_of(name): Setting(name, hint, section_of(hint)) for name, hint in hints(kind).items()}
+    """The fields of a dataclass by their keys in a file; UserError where its module lacks a type."""
+    return _schema(kind)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
+
+
+def hints(kind: type) -> Mapping[str, Any]:
+    """The types of a dataclass's fields by name, with their marks; UserError as of `schema`."""
+    return {name: hint for name, hint, _ in schema(kind).values()}
 
 
 def hint_of(kind: type, key: Sequence[str]) -> Any:

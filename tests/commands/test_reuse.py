@@ -31,7 +31,7 @@ TEXTS = [
     Example("w2 w3", ("w4", "w5")),  # the same digest as no other, though all but an answer is equal
     Example(" ".join(["w2"] * 9), ("w4 w5 w6",)),
     Example("w3", ("w4 w5", "w6"), options=("w4 w5", "w7", "w7")),
-    Example("W3", ("w4 w5", "w6"), options=("w7", "w4 w5")),  # the same row to `tasks.content`, and other tokens
+    Example("W3", ("w4 w5", "w6"), options=("w7", "w4 w5")),  # the same row to `Example.digest`, and other tokens
     Example("w2 \ud83d", ("w3",)),
     Example("w2", ("</s> w3",)),
     Example("w5", ("<think> w6 </think> w7",)),

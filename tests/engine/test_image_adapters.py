@@ -19,8 +19,7 @@ from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.gradients import per_example_gradients
-from llm_fed.kinds.images import Images
-from llm_fed.kinds.pictures import Pictures
+from llm_fed.kinds.images import Images, Pictures
 from llm_fed.mergers.mixing import mixed
 from llm_fed.method.merge import doubled
 from llm_fed.method.requests import Distillation

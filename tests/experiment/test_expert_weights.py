@@ -10,7 +10,7 @@ import torch
 from small_run import CLIENTS, SIZES
 
 from llm_fed.commands.evaluate import reopen
-from llm_fed.experiment import experts, finish
+from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.methods.ifca import IFCA
 from llm_fed.runs.reading import read_config
@@ -73,8 +73,8 @@ def test_a_mixture_is_the_same_for_all_pictures(tmp_path):
 
 
 def test_only_so_many_clients_and_examples(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(experts, "MAX_CLIENTS", 2)
-    monkeypatch.setattr(experts, "MAX_EXAMPLES", 1)
+    monkeypatch.setattr(finish, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(finish, "MAX_EXAMPLES", 1)
     lines = told(small.tree(rounds=1, method={"name": "pfedmoe"}), tmp_path / "run")
     assert [(line["client"], line["examples"]) for line in lines] == [("ada", 1), ("bob", 1)]
 

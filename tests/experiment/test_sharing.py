@@ -9,8 +9,8 @@ import torch
 from llm_fed.basics import cgroups
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.memory import free_memory
-from llm_fed.experiment import sharing
-from llm_fed.experiment.sharing import Demand
+from llm_fed.experiment import side_by_side
+from llm_fed.experiment.side_by_side import Demand
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 TWO = Demand(processes=2, start=3 * 10**9, training=10**9, free=9 * 10**9)
@@ -65,10 +65,10 @@ def test_a_share_of_threads_and_memory(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(cgroups, "free_for_all", lambda: 9 * 10**9)
-    assert sharing.shares(3, CPU, True) == [{"OMP_NUM_THREADS": "2", "LLM_FED_MEMORY": "3000000000"}] * 3
-    assert [each["OMP_NUM_THREADS"] for each in sharing.shares(8, CPU, True)] == ["1"] * 8
+    assert side_by_side.shares(3, CPU, True) == [{"OMP_NUM_THREADS": "2", "LLM_FED_MEMORY": "3000000000"}] * 3
+    assert [each["OMP_NUM_THREADS"] for each in side_by_side.shares(8, CPU, True)] == ["1"] * 8
     monkeypatch.setenv("OMP_NUM_THREADS", "5")  # a user's own
-    assert "OMP_NUM_THREADS" not in sharing.shares(3, CPU, True)[0]
+    assert "OMP_NUM_THREADS" not in side_by_side.shares(3, CPU, True)[0]
 
 
 def test_a_process_plans_with_its_share(monkeypatch):
@@ -96,16 +96,16 @@ def cards(monkeypatch):
 
 def test_gpus_are_given_out_in_turn_and_their_memory_is_divided(cards, monkeypatch):
     """Three processes, so that one card has two of them."""
-    found = sharing.shares(3, GPU, True)
+    found = side_by_side.shares(3, GPU, True)
     assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["0", "1", "0"]
     assert {each["LLM_FED_GPU_MEMORY"] for each in found} == {str(3 * 10**9 - 2**29)}
-    assert "CUDA_VISIBLE_DEVICES" not in sharing.shares(3, GPU, False)[0]  # one process has all GPUs
-    assert sharing.shares(3, GPU, False)[0]["LLM_FED_GPU_MEMORY"] == str(2 * 10**9 - 2**29)
+    assert "CUDA_VISIBLE_DEVICES" not in side_by_side.shares(3, GPU, False)[0]  # one process has all GPUs
+    assert side_by_side.shares(3, GPU, False)[0]["LLM_FED_GPU_MEMORY"] == str(2 * 10**9 - 2**29)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-ab")
-    assert [each["CUDA_VISIBLE_DEVICES"] for each in sharing.shares(2, GPU, True)] == ["5", "GPU-ab"]
-    _, card = sharing.demands(4, 0, 0, GPU, True)
+    assert [each["CUDA_VISIBLE_DEVICES"] for each in side_by_side.shares(2, GPU, True)] == ["5", "GPU-ab"]
+    _, card = side_by_side.demands(4, 0, 0, GPU, True)
     assert (card.processes, card.start, card.free, card.of) == (2, 2**29, 7 * 10**9, " of cuda:0")
-    _, alone = sharing.demands(1, 5, 13, GPU, True)
+    _, alone = side_by_side.demands(1, 5, 13, GPU, True)
     assert (alone.start, alone.training) == (5 + 2**29, 13)
 
 
@@ -114,8 +114,8 @@ def test_a_process_keeps_to_its_share_of_a_gpu(cards, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda *device: fractions[-1])
-    sharing.keep_to_share()
+    side_by_side.keep_to_share()
     assert fractions == [1.0] and free_memory(GPU) == 7 * 10**9 - 4 * 10**8  # alone
     monkeypatch.setenv("LLM_FED_GPU_MEMORY", str(2 * 10**9))
-    sharing.keep_to_share()
+    side_by_side.keep_to_share()
     assert fractions == [1.0, 0.25] and free_memory(GPU) == 2 * 10**9 - 4 * 10**8

@@ -5,9 +5,9 @@ import types
 
 import pytest
 
+from llm_fed.basics import terminal
 from llm_fed.commands.api import open_run
 from llm_fed.experiment import run as experiment
-from llm_fed.runs import notebook
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
 
@@ -40,10 +40,10 @@ def shown(monkeypatch) -> list:
 
 def test_only_a_kernel_is_a_notebook(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", None)
-    assert notebook.display_of_notebook() is None
+    assert terminal.display_of_notebook() is None
     in_terminal = types.SimpleNamespace(get_ipython=lambda: object())
     monkeypatch.setitem(sys.modules, "IPython", in_terminal)
-    assert notebook.display_of_notebook() is None
+    assert terminal.display_of_notebook() is None
 
 
 def test_a_run_is_one_line(small, tmp_path, shown, capfd):

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_fed.scoring import rules
-from llm_fed.scoring.choices import Option, listed
-from llm_fed.scoring.rules import NAMES, best_rule
+from llm_fed.scoring.rules import NAMES, Option, best_rule, listed
 from llm_fed.scoring.scores import METRICS, summarize
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks import load

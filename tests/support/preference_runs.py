@@ -10,7 +10,6 @@ from llm_fed.engine import gradients, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.preferences import examples_of
-from llm_fed.kinds.comparing import beside_others
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Gradient, LogLikelihoods
 from llm_fed.method.site import Data
@@ -21,6 +20,7 @@ from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.state import State
 from llm_fed.tasks.common import AnswerPair, Example, Judged, Turn
 from llm_fed.tasks.conversations import encoded
+from llm_fed.tasks.preferences import beside_others
 from llm_fed.testing.tiny import language_base
 
 LORA = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj"))

@@ -18,7 +18,7 @@ import pytest
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import BadRow, FileRows, read_rows
-from llm_fed.rows.encodings import NAMES
+from llm_fed.rows.dialects import NAMES
 
 CSV = "question,answer\nWhere to?,Zürich\n"
 ROW = {"question": "Where to?", "answer": "Zürich"}

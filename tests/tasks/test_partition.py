@@ -10,9 +10,8 @@ import pytest
 from llm_fed.basics.errors import UserError
 from llm_fed.settings import configfile
 from llm_fed.settings.config import PartitionConfig, TaskConfig
-from llm_fed.tasks import classes
 from llm_fed.tasks.common import ClientData, Example
-from llm_fed.tasks.partition import kept, partition
+from llm_fed.tasks.partition import kept, partition, pathological
 
 
 def make(client: str, train: int, test: int, validation: int = 0) -> ClientData:
@@ -152,7 +151,7 @@ def test_pathological_gives_a_label_to_each_of_its_clients_however_uneven_the_sh
     """Of 30 examples of either label with 30 clients, each gets one."""
     labels = np.repeat(["a", "b"], 30)
     for seed in range(5):
-        parts = classes.pathological(labels, 30, 2, 0.01, seed)
+        parts = pathological(labels, 30, 2, 0.01, seed)
         assert all(sorted(labels[part]) == ["a", "b"] for part in parts)
 
 

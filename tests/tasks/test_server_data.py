@@ -14,8 +14,7 @@ from llm_fed.settings import configfile
 from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
 from llm_fed.tasks import flan
 from llm_fed.tasks.common import ClientData, Example
-from llm_fed.tasks.server import in_domain
-from llm_fed.tasks.splits import ByContent
+from llm_fed.tasks.splits import ByContent, in_domain
 
 SIZES = {"wic": (30, 20), "cola": (40, 12), "snli": (50, 15)}
 

@@ -13,7 +13,7 @@ import torch
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
-from llm_fed.tasks import content
+from llm_fed.tasks import common
 from llm_fed.tasks.common import ClientData, Example, Picture, TaskData, Turn
 from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record, together
 from llm_fed.tasks.splits import ByContent
@@ -80,7 +80,7 @@ def test_digests_and_draws_stay_what_they_are():
     assert Example("Which ward?", ("Surgery.",)).digest == 3302664482097212900
     assert Example("half of a character: \ud83d", ("東京",), ("東京", "x")).digest == 645274702876928424
     assert Picture(torch.arange(12, dtype=torch.uint8).reshape(3, 2, 2), 1, "1").digest == 9403330315103345332
-    drawn = content.drawn(np.array([0, 1, 2**64 - 1], np.uint64), 7)
+    drawn = common.drawn(np.array([0, 1, 2**64 - 1], np.uint64), 7)
     assert drawn.tolist() == [1346066267577507604, 15093541023163888492, 9734176225339276983]
 
 
@@ -93,7 +93,7 @@ def test_a_picture_is_its_pixels_whatever_its_label():
 
 def test_draws_are_uniform_and_follow_the_seed():
     digests = np.array([Example(f"{i}", ("a",)).digest for i in range(20_000)], np.uint64)
-    one, other = (content.below(content.drawn(digests, seed), 0.2) for seed in (0, 1))
+    one, other = (common.below(common.drawn(digests, seed), 0.2) for seed in (0, 1))
     assert one.mean() == pytest.approx(0.2, abs=0.012) and other.mean() == pytest.approx(0.2, abs=0.012)
     assert (one & other).mean() == pytest.approx(0.04, abs=0.006)
 
@@ -264,7 +264,7 @@ def test_a_record_goes_through_json(tmp_path):
     again = Record.from_json(json.loads(json.dumps(record.as_json())))
     assert again.as_json() == record.as_json() and again.files == ("Zürich.jsonl",)
     assert len(json.dumps(record.as_json())) < 30 * 11 + 600
-    digests = content.digests(load(tmp_path).clients["Zürich"].train)
+    digests = common.digests(load(tmp_path).clients["Zürich"].train)
     assert again.splits_of(digests).tolist() == [TRAINING] * len(digests)
     assert again.splits_of(np.array([1, 2], np.uint64)).tolist() == [0, 0]
 
@@ -326,7 +326,7 @@ def test_what_the_server_took_is_not_tested_where_it_has_moved_to_the_training_f
 
 def test_what_the_server_trained_on_is_not_held_out_though_an_equal_row_was():
     own = ClientData("north", rows(*map(str, range(9))))
-    digests = content.digests(own.train)
+    digests = common.digests(own.train)
     known = Record.of([own], "north").divided([ClientData("north", (), validation=own.train)], own)
     assert known.splits_of(digests).tolist() == [SERVER | VALIDATION] * 9
     (divided,) = ByContent(0, known).hold_out([own], "validation", 0.3)

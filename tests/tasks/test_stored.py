@@ -5,9 +5,9 @@ import errno
 import pytest
 
 from llm_fed.basics.errors import RunError
-from llm_fed.tasks import stored
+from llm_fed.tasks import collected
+from llm_fed.tasks.collected import Store, Stored
 from llm_fed.tasks.common import Example, Turn, hold_out, select
-from llm_fed.tasks.stored import Store, Stored
 
 EXAMPLES = [
     Example("Which ward?", ("Surgery.", "surgery"), ("Surgery.", "Eyes."), "north"),
@@ -18,10 +18,10 @@ EXAMPLES = [
 ]
 
 
-@pytest.fixture(params=[2, stored.BATCH])
+@pytest.fixture(params=[2, collected.BATCH])
 def kept(request, monkeypatch) -> Stored:
     """The examples, written in batches of two and in one."""
-    monkeypatch.setattr(stored, "BATCH", request.param)
+    monkeypatch.setattr(collected, "BATCH", request.param)
     store = Store()
     return Stored(store, map(store.add, EXAMPLES))
 
@@ -50,8 +50,8 @@ def test_a_full_disk_is_named(monkeypatch):
     def full(*given, **named):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(stored.tempfile, "NamedTemporaryFile", full)
-    monkeypatch.setattr(stored, "BATCH", 2)
+    monkeypatch.setattr(collected.tempfile, "NamedTemporaryFile", full)
+    monkeypatch.setattr(collected, "BATCH", 2)
     store = Store()
     store.add(EXAMPLES[0])
     with pytest.raises(RunError, match="cannot write the examples to .*No space left on device; .*TMPDIR"):
@@ -59,6 +59,6 @@ def test_a_full_disk_is_named(monkeypatch):
 
 
 def test_few_examples_need_no_file(monkeypatch):
-    monkeypatch.setattr(stored.tempfile, "NamedTemporaryFile", None)
+    monkeypatch.setattr(collected.tempfile, "NamedTemporaryFile", None)
     store = Store()
     assert list(Stored(store, map(store.add, EXAMPLES))) == EXAMPLES
