@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
 
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 
 
 @dataclass(frozen=True)

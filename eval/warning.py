@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.eval.intervals import Estimate, between, mean_of, of_means, paired, slope
 
 ALARM = 0.05  # the probability of any warning where nothing is wrong, at most

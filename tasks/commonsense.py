@@ -26,7 +26,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.rows import Row, hub_rows
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData
-from llm_fed.tasks.published import change, chosen, local_clients, reduce
+from llm_fed.tasks.files import change, chosen, local_clients, reduce
 
 METRIC = "commonsense_accuracy"
 TRAIN, TEST = 1000, 500

@@ -21,7 +21,7 @@ from llm_fed.rows import Listed, hub_rows
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
-from llm_fed.tasks.published import change, chosen, draw, local_clients
+from llm_fed.tasks.files import change, chosen, draw, local_clients
 
 METRIC = "rouge1"
 HUB_ID = "Muennighoff/flan"

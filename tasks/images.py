@@ -40,8 +40,8 @@ from llm_fed.rows.pictures import Gallery, read_dataset, read_folder, read_npz
 from llm_fed.settings import paths
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Picture, TaskData
+from llm_fed.tasks.files import chosen
 from llm_fed.tasks.partition import SPLITS, kept
-from llm_fed.tasks.published import chosen
 
 if TYPE_CHECKING:
     from datasets import Dataset

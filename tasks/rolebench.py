@@ -24,8 +24,7 @@ from llm_fed.basics.rng import derive
 from llm_fed.rows import hub_rows
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData, hold_out
-from llm_fed.tasks.files import by_column, split_rows
-from llm_fed.tasks.published import local_folder
+from llm_fed.tasks.files import by_column, local_folder, split_rows
 
 METRIC = "rougeL"
 HUB_ID = "ZenMoore/RoleBench"

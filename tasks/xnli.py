@@ -21,7 +21,7 @@ from llm_fed.rows import hub_rows
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData
 from llm_fed.tasks.examples import to_example
-from llm_fed.tasks.published import change, chosen, local_clients, reduce
+from llm_fed.tasks.files import change, chosen, local_clients, reduce
 
 METRIC = "exact_match"
 HUB_ID = "facebook/xnli"

@@ -24,7 +24,7 @@ from llm_fed.rows.cells import text_of
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.examples import to_example
-from llm_fed.tasks.published import chosen, local_clients, reduce
+from llm_fed.tasks.files import chosen, local_clients, reduce
 
 METRIC = "squad_f1"
 HUB_ID = "google/xquad"

@@ -22,7 +22,7 @@ from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import read_records
 from llm_fed.settings.config import Config
 from llm_fed.state import State
-from llm_fed.state.trees import leaves
+from llm_fed.state.outline import leaves
 from llm_fed.state.wire import Message
 
 

@@ -1,9 +1,11 @@
-"""Names of clients: equal where they look equal, and fit to name a folder."""
+"""Names of clients: equal where they look equal, and fit to name a folder; and numbers as a run's files hold them."""
 
 from __future__ import annotations
 
+import math
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 
@@ -37,3 +39,15 @@ def _bytes(char: str) -> bytes:
 
 def _is_fit(char: str) -> bool:
     return char.isprintable() and char not in "/\\"
+
+
+def rounded(value: Any) -> Any:
+    """Every float, in dictionaries and lists too, to six significant digits: enough to read, and alike where only the
+    last bit differs. One that JSON does not have is None."""
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [rounded(item) for item in value]
+    if isinstance(value, int):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None

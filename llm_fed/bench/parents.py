@@ -16,8 +16,7 @@ from llm_fed.federation.progress import restore
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.method.client import Client
-from llm_fed.runs.checkpoint import Checkpoints
-from llm_fed.runs.place import check_kept
+from llm_fed.runs.checkpoint import Checkpoints, check_kept
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import Config, ExportConfig, StopConfig
 from llm_fed.state import State

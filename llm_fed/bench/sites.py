@@ -22,9 +22,8 @@ from llm_fed.method.site import Data, Site
 from llm_fed.models import ranks
 from llm_fed.models.structure import Structure
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.evaluation import check_options
+from llm_fed.scoring.evaluation import check_options, check_pairs
 from llm_fed.scoring.notes import notes_on_length, notes_on_scores
-from llm_fed.scoring.preferences import check_pairs
 from llm_fed.scoring.scores import find
 from llm_fed.settings.config import Config
 from llm_fed.state import State

@@ -28,8 +28,7 @@ from llm_fed.kinds import Kind
 from llm_fed.models.lora import Lora, adapted
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt, prompt_for
-from llm_fed.runs.checkpoint import rounds_in
-from llm_fed.runs.place import BEST, Place
+from llm_fed.runs.checkpoint import BEST, Place, rounds_in
 from llm_fed.runs.reading import read_config, saved_summary
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_fed.basics.errors import UserError, lookup
-from llm_fed.basics.figures import rounded
 from llm_fed.basics.files import write_folder
+from llm_fed.basics.names import rounded
 from llm_fed.export import factor_folders, peft_folders
 from llm_fed.export.card import merge_card
 from llm_fed.export.factor_folders import Factors

@@ -15,8 +15,7 @@ from llm_fed.commands.evaluate import export
 from llm_fed.experiment.rounds import opened
 from llm_fed.export.peft_folders import WEIGHTS
 from llm_fed.export.serving import looked_at
-from llm_fed.runs.checkpoint import rounds_in
-from llm_fed.runs.place import Place
+from llm_fed.runs.checkpoint import Place, rounds_in
 from llm_fed.runs.reading import exported, finished
 
 _NAME = re.compile(r"(.+)@(\d+)")  # of what was published: client, round

@@ -22,7 +22,7 @@ from llm_fed.export.personal import Conversation, Personal, alone
 from llm_fed.kinds.language import Language, load_base
 from llm_fed.models.prompt import stop_tokens
 from llm_fed.models.rotary import context
-from llm_fed.runs.place import Place
+from llm_fed.runs.checkpoint import Place
 from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.config import Config

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llm_fed.basics.errors import UserError
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import generator
 from llm_fed.eval.warning import Cross, Examples
 from llm_fed.federation.privacy import by_example

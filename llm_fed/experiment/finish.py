@@ -13,8 +13,8 @@ from torch import Tensor
 
 from llm_fed.basics import checksum, signs
 from llm_fed.basics.errors import RunError
-from llm_fed.basics.figures import rounded
 from llm_fed.basics.files import read_file, remove, write_folders
+from llm_fed.basics.names import rounded
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
 from llm_fed.eval.warning import sentences

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llm_fed import methods
 from llm_fed.basics.errors import ClientError
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.experiment.merging import join
 from llm_fed.experiment.pool import Personal, Pool, Way
 from llm_fed.method.client import Client

@@ -29,9 +29,8 @@ from llm_fed.federation.progress import Ended, Progress, restore
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.method.merge import Merge
-from llm_fed.runs.checkpoint import Checkpoints, Saved, rounds_in
+from llm_fed.runs.checkpoint import BEST, Checkpoints, Place, Saved, check_kept, rounds_in
 from llm_fed.runs.folder import ENDED, SPLITS
-from llm_fed.runs.place import BEST, Place, check_kept
 from llm_fed.runs.reading import adapter_folders, comparable, read_config, saved_summary
 from llm_fed.runs.records import read_object, read_records
 from llm_fed.runs.tracking import Reporter

@@ -26,8 +26,7 @@ from llm_fed.experiment import announce, splits, unused, watching
 from llm_fed.experiment.ending import Ending, check_begun, check_scored, in_words
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round
-from llm_fed.experiment.mode import Mode
-from llm_fed.experiment.simulation import Simulation
+from llm_fed.experiment.simulation import Mode, Simulation
 from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.loop import federate
 from llm_fed.kinds import Kind

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from llm_fed.basics import signs
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
 from llm_fed.eval.report.reading import local_beside

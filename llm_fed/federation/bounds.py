@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from llm_fed.state import State
+from llm_fed.state.outline import leaves
 from llm_fed.state.roles import Given, Roles, Statistic, Weights, is_variance, role_of
-from llm_fed.state.trees import leaves
 
 FEW = 3  # clients, from which on a median is one
 LAYER, COORDINATE, ALONE = 10.0, 100.0, 1000.0  # times the usual: a layer's mean; one number; where nobody is beside it

@@ -8,7 +8,7 @@ from copy import copy
 from typing import Any, Protocol
 
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
 from llm_fed.federation.privacy import by_example, protected, shown, spent, spent_by
 from llm_fed.federation.progress import InFlight, Progress

@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_fed.basics import signs, turns
 from llm_fed.basics.errors import ClientError, RunError
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
 from llm_fed.federation import stopping, summing
 from llm_fed.federation.clients import Clients, Messages, messages_for

@@ -22,8 +22,7 @@ from llm_fed.secure.cohort import LEAST, Cohort
 from llm_fed.secure.ring import LEAST_BITS, MOST_CLIENTS, Ring
 from llm_fed.settings.config import Config, PrivacyConfig
 from llm_fed.state import State
-from llm_fed.state.outline import infinite
-from llm_fed.state.trees import leaves, mapped
+from llm_fed.state.outline import infinite, leaves, mapped
 
 _INSTEAD = (
     "set it to false, or choose a method whose server needs their mean: fedit, fedprox, fedavgm, ffa, rolora and "

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.merge.mean import mean
 from llm_fed.mergers.mixing import by_training_examples, examples_of
 from llm_fed.method.client import Client

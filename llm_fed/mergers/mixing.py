@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.merge.mean import WEIGHTS, mix_factors, mix_products
 from llm_fed.method.client import Client
 from llm_fed.scoring.evaluation import score_split

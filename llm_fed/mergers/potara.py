@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from llm_fed.basics.errors import UserError
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.merge.moments import Evidence, Moments
 from llm_fed.mergers.mixing import Space, by_training_examples, curve, examples_of, in_delta, mixed
 from llm_fed.method.client import Client

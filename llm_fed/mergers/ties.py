@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.merge.products import factored, weighed
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
 from llm_fed.federation.clients import Messages, messages_for
 from llm_fed.federation.privacy import by_example, central, spent

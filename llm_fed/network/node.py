@@ -24,8 +24,8 @@ from rich.console import Console
 
 from llm_fed.basics import documents
 from llm_fed.basics.errors import ClientError, lookup, panics
-from llm_fed.basics.figures import rounded
 from llm_fed.basics.files import write_folders
+from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
 from llm_fed.bench import bases, build, taking_part
 from llm_fed.bench.build import Experiment

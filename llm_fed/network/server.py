@@ -21,7 +21,7 @@ from llm_fed.experiment import announce, merging, run, splits
 from llm_fed.experiment.baselines import line_of
 from llm_fed.experiment.ending import Ending
 from llm_fed.experiment.finish import facts_of, spent_in, write_summary
-from llm_fed.experiment.mode import Train
+from llm_fed.experiment.simulation import Train
 from llm_fed.export import models
 from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for

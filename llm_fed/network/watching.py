@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from llm_fed.basics.errors import listed, one_line
-from llm_fed.basics.figures import rounded
+from llm_fed.basics.names import rounded
 from llm_fed.bench.build import Experiment
 from llm_fed.experiment import cross
 from llm_fed.experiment.baselines import rule_of

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics import checksum
-from llm_fed.basics.errors import RunError
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import check_unlinked, put_folder, read_file, remove, sync_folder, write_file
 from llm_fed.runs.records import read_object
 from llm_fed.runs.rows import Memory, RowStore, StoredRow
@@ -29,6 +29,7 @@ from llm_fed.state.wire import WireError, pack, unpack
 
 _NAME = re.compile(r"round-(\d+)")
 Rows = Mapping[str, StoredRow | Mapping[str, StoredRow]]  # a row, or the rows of one owner by key
+BEST = "best"
 
 
 class CheckpointWarning(UserWarning):
@@ -190,3 +191,50 @@ def _manifest(folder: Path) -> dict[str, Any]:
         return read_object(folder / "manifest.json")
     except ValueError as error:
         raise ValueError(f"manifest.json: {error}") from error
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder, and of a run which round of it.
+
+    Attributes:
+        round: its number or `BEST`; None: what the run has exported.
+    """
+
+    folder: Path
+    round: int | str | None = None
+
+    @classmethod
+    def parse(cls, text: str | Path) -> Place:
+        """From `DIR`, `DIR@ROUND` or `DIR@best`; a folder whose own name has an @ in it is taken as it is.
+
+        Raises:
+            UserError: DIR is a run, and behind the @ stands something else.
+        """
+        folder, at, word = str(text).rpartition("@")
+        if not at or Path(text).exists():
+            return cls(Path(text))
+        if word == BEST:
+            return cls(Path(folder), "best")
+        if word.isascii() and word.isdigit():
+            return cls(Path(folder), int(word))
+        if (Path(folder) / "config.yaml").is_file():
+            raise UserError(f"{text}: behind the @ stands the number of a round, or {BEST}")
+        return cls(Path(text))
+
+    def __str__(self) -> str:
+        return f"{self.folder}" + ("" if self.round is None else f"@{self.round}")
+
+
+def check_kept(folder: Path, round: int) -> None:
+    """Refuse a round of which a run has kept no checkpoint.
+
+    Raises:
+        UserError: which rounds it has, and what keeps others.
+    """
+    if round not in (kept := rounds_in(folder / "checkpoints")):
+        known = ", ".join(map(str, kept)) or "none"
+        raise UserError(
+            f"{folder} has no checkpoint of round {round}, only of {known}; checkpoint.keep_rounds=[{round}] keeps it "
+            "in a run that has not yet come so far"
+        )

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llm_fed.scoring.preferences import by_length
+from llm_fed.scoring.evaluation import by_length
 from llm_fed.scoring.scores import CLASSIFIED, find, score, score_each
 from llm_fed.tasks.common import Example
 

@@ -1,4 +1,5 @@
-"""Outline: what a message is made of without its values. It is known before anything is decoded, and compared first.
+"""Messages are trees: dictionaries and lists whose leaves are states, tensors, numbers, texts or None. An outline is
+what one is made of without its values. It is known before anything is decoded, and compared first.
 
 Bytes come from other parties. Whatever their header says is checked here against the tensors that came with it, so that
 decoding allocates what the outline says and no more, and what is decoded is a message that `wire.pack` could have made.
@@ -7,14 +8,13 @@ decoding allocates what the outline says and no more, and what is decoded is a m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from llm_fed.state import State
-from llm_fed.state.trees import leaves, mapped
 
 Skeleton = Any  # names, shapes and dtypes of a message, as plain lists and dicts
 
@@ -213,3 +213,28 @@ def _plain(node: Any) -> str:
 def _require(holds: bool, problem: str) -> None:
     if not holds:
         raise ValueError(problem)
+
+
+def leaves(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every part of a message that is no dictionary or list, with its place: the keys that lead to it, with dots."""
+    if not isinstance(message, dict | list | tuple):
+        yield path, message
+        return
+    for key, value in message.items() if isinstance(message, dict) else enumerate(message):
+        yield from leaves(value, f"{path}.{key}" if path else str(key))
+
+
+def mapped(message: Any, change: Callable[[Any], Any]) -> Any:
+    """The same tree with every leaf changed; tuples become lists."""
+    if isinstance(message, dict):
+        return {key: mapped(value, change) for key, value in message.items()}
+    if isinstance(message, list | tuple):
+        return [mapped(value, change) for value in message]
+    return change(message)
+
+
+def at(message: Any, path: str) -> Any:
+    """The part of a message at a place that it has."""
+    for key in path.split(".") if path else ():
+        message = message[int(key)] if isinstance(message, list | tuple) else message[key]
+    return message

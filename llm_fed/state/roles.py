@@ -21,7 +21,7 @@ from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.state import State
-from llm_fed.state.trees import at, leaves, mapped
+from llm_fed.state.outline import at, leaves, mapped
 
 _TOLERANCE = 1e-6  # of a variance: what rounding leaves of the difference and the sum of two
 _MOST = 2**53  # of a counter among the buffers of a model: a whole number that every float holds

@@ -21,8 +21,7 @@ from torch import Tensor, float32
 from llm_fed.basics.errors import one_line
 from llm_fed.state import Layout, State
 from llm_fed.state.lowrank import LowRank
-from llm_fed.state.outline import Skeleton, difference, outline
-from llm_fed.state.trees import leaves
+from llm_fed.state.outline import Skeleton, difference, leaves, outline
 
 Message = Any  # a tree as described above
 

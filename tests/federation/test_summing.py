@@ -22,7 +22,7 @@ from llm_fed.methods.fedopt import FedAvgM
 from llm_fed.methods.scaffold import Scaffold
 from llm_fed.secure.ring import MOST_CLIENTS
 from llm_fed.state import State
-from llm_fed.state.trees import leaves
+from llm_fed.state.outline import leaves
 
 
 def config(**settings):

@@ -22,7 +22,7 @@ from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.secure.party import Party
 from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
-from llm_fed.state.trees import leaves
+from llm_fed.state.outline import leaves
 from llm_fed.state.wire import pack
 
 pytestmark = pytest.mark.usefixtures("quick")

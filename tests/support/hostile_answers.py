@@ -31,9 +31,8 @@ from torch import Tensor
 from llm_fed.federation.uploads import flaws
 from llm_fed.method import Upload
 from llm_fed.state import State
-from llm_fed.state.outline import infinite, skeleton
+from llm_fed.state.outline import at, infinite, leaves, skeleton
 from llm_fed.state.roles import Given
-from llm_fed.state.trees import at, leaves
 from llm_fed.state.wire import pack, unpack
 from llm_fed.tasks.common import Picture
 from llm_fed.testing import federation, tiny
