@@ -10,7 +10,7 @@ import torch
 
 from llm_fed import kinds, tasks
 from llm_fed.kinds import Kind
-from llm_fed.kinds.reuse import Reuse
+from llm_fed.kinds.kind import Reuse
 from llm_fed.runtime.launch import choose_device
 from llm_fed.runtime.portable import fingerprint
 from llm_fed.settings.config import BaseConfig, Config

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.kinds.reuse import Reuse
 from llm_fed.method.requests import Query
 from llm_fed.models.loading import check_rows
 from llm_fed.settings.config import TaskConfig
@@ -69,7 +67,6 @@ class Encoder:
         rows: of the base's embedding, if they are known.
         room: how many tokens may be answered to a prompt of so many, where answers are texts.
         objective: which loss the examples are for.
-        reuse: what other runs have made of the same examples with this tokenizer.
 
     Attributes:
         skipped: how many examples of each split were longer than `task.max_length` tokens.
@@ -86,15 +83,12 @@ class Encoder:
         rows: int | None = None,
         room: Callable[[int], int] | None = None,
         objective: ObjectiveConfig = ObjectiveConfig(),  # noqa: B008  frozen
-        reuse: Reuse | None = None,
     ):
         self.tokenizer, self.task, self.rows, self._room = tokenizer, task, rows, room
         self.objective = objective
         self.template = template or template_of(task.template, tokenizer)
         self.skipped: Counter[str] = Counter()
         self._filled = filled(self.template, tokenizer)
-        limits = task.max_length, task.too_long, task.loss_on
-        self._reuse = reuse and reuse.under(self.template, rows, *limits, objective)
         self._kept = _Kept()
         self._halves = 0  # examples with halves of characters
         self._untrained = 0  # messages of the assistant that are no targets
@@ -225,9 +219,9 @@ class Encoder:
     def _lengths(self, examples: Sequence[Example]) -> list[Length]:
         """Plain texts in a template of text all at once, which is ten times as fast as others, one by one; of pairs the
         longer answer counts."""
-        measured = self._measure(examples)
+        measured = self._measured(examples)
         pairs = [place for place, each in enumerate(examples) if each.rejected] if self.objective.preferences else []
-        others = self._measure([preferences.rejected(examples[place]) for place in pairs])
+        others = self._measured([preferences.rejected(examples[place]) for place in pairs])
         for place, (other, odd) in zip(pairs, others, strict=True):
             length, its = measured[place]
             measured[place] = length._replace(whole=max(length.whole, other.whole)), its.and_of(odd)
@@ -237,9 +231,6 @@ class Encoder:
             self._unanswered += odd.unanswered
             self._spelled.update(odd.spelled)
         return [length for length, _ in measured]
-
-    def _measure(self, examples: Sequence[Example]) -> list[tuple[Length, Odd]]:
-        return self._reuse.all("length", examples, self._measured) if self._reuse else self._measured(examples)
 
     def _measured(self, examples: Sequence[Example]) -> list[tuple[Length, Odd]]:
         odd = [self._look(example) for example in examples]
@@ -318,9 +309,6 @@ class Encoder:
             raise UserError(f"{error} (the conversation {one_line(text_of(example.prompt))[:80]!r})") from error
 
     def _query(self, example: Example) -> Query:
-        return self._made("query", example, self._query_of)
-
-    def _query_of(self, example: Example) -> Query:
         """The prompt as it is in training; a reply is asked for with reasoning where its reference has some."""
         found = self.encoded(example) if example.answers else None
         whole = self._before(example, found)
@@ -343,12 +331,6 @@ class Encoder:
         return Query(prompt, answers, options, right, as_trained, pair)
 
     def _encode(self, example: Example) -> Trained | None:
-        return self._made("trained", example, self._trained_of)
-
-    def _made(self, what: str, example: Example, make: Callable[[Example], Item]) -> Item:
-        return self._reuse.made(what, example, partial(make, example)) if self._reuse else make(example)
-
-    def _trained_of(self, example: Example) -> Trained | None:
         return preferences.example_of(self.objective.name, example, self._encode_one)
 
     def _is_left(self, example: Example) -> bool:

@@ -4,7 +4,7 @@ instance of it."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Protocol, Self
@@ -12,25 +12,49 @@ from typing import Any, ClassVar, NoReturn, Protocol, Self
 import numpy as np
 from torch import Tensor
 
+from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
+from llm_fed.engine.capture import Captures
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.trainable import Trainable
-from llm_fed.kinds.reuse import Reuse
 from llm_fed.kinds.wording import Wording
 from llm_fed.method.requests import Logits, Query
 from llm_fed.method.site import Data
 from llm_fed.models.base import Base
 from llm_fed.models.prompt import Prompt
 from llm_fed.models.trained import Structure
-from llm_fed.settings.config import BaseConfig, Config, EvalConfig
+from llm_fed.settings.config import BaseConfig, Config, EvalConfig, TaskConfig
 from llm_fed.state import State
 from llm_fed.tasks import common
 from llm_fed.tasks.common import ClientData, Example, TaskData, Template, Turn, select, text_of
+from llm_fed.tasks.record import Record
 from llm_fed.tasks.templates import encode_prompt
 
 Note = Callable[[str], None]
 _SYSTEM, _USER = "Be brief and polite.", "Which one?"  # by which the template is found
+
+
+class Reuse:
+    """What the runs of one command share, kept with their base: the rows of the last task, and graphs.
+
+    Attributes:
+        captures: of training passes, for the engines of all runs.
+    """
+
+    def __init__(self) -> None:
+        self._task: tuple[Hashable, TaskData] | None = None
+        self.captures = Captures()
+
+    def task(self, config: TaskConfig, seed: int, held_out: int, known: Record | None, *, absent: bool) -> TaskData:
+        """See `tasks.load`. Read again with other settings or seeds, and for a run that knows rows of its own."""
+        if known is not None:
+            return tasks.load(config, seed, held_out, known, absent=absent)
+        asked = config, seed, held_out, absent
+        if self._task is None or self._task[0] != asked:
+            self._task = None  # so that never two are in memory
+            self._task = asked, tasks.load(config, seed, held_out, absent=absent)
+        return self._task[1]
 
 
 class Encoding(Protocol):

@@ -147,9 +147,7 @@ class Language(Kind):
     def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> Encoding:
         room = partial(room_after, self, wanted=config.eval.max_new_tokens) if reads == "texts" else None
         template = self.prompt and self.prompt.template
-        encoder = Encoder(
-            self.tokenizer, config.task, template, self.rows, room, config.objective, self.reuse
-        )  # fmt: skip
+        encoder = Encoder(self.tokenizer, config.task, template, self.rows, room, config.objective)
         return Texts(encoder, config, task)
 
     def trained_form(self, query: Query) -> Encoded | None:
