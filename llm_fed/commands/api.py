@@ -158,11 +158,8 @@ class Result:
     def _at_hand(self) -> AbstractContextManager[None]:
         """Within it, the run's base is found, also under the name that another object of the same kind had."""
         objects = dict(self.own.given) if self.own else {}
-        if "base.name" in objects:
-            objects["base.name"] = self._config.base.name, objects["base.name"][1]
-        labelled = dict(self.own.labelled.values()) if self.own else {}
-        if (task := self._config.task.name) in labelled:
-            objects["task.name"] = task, labelled[task]
+        for base in [thing for (key, _), thing in objects.items() if key == "base.name"]:
+            objects["base.name", self._config.base.name] = base
         return given(objects)
 
     def _load(self) -> Kind:

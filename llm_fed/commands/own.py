@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,29 +20,32 @@ _ONLY_HERE = (
 )
 
 
+# Of `llm_fed.run` by argument, the settings that a name in its place stands for.
+_SETTINGS = {
+    "base": ("base.name={}",), "data": ("task.name=files", "task.path={}"), "method": ("method.name={}",),
+    "metric": ("eval.metric={}",),
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class OwnObjects:
     """What stands in the place of names, and what of it only this program can look up.
 
     Attributes:
         words: settings that come before all others.
-        given: by key of the configuration its name there and the object.
+        given: by key of the configuration and name there, the object; data are there as tasks of labelled texts, too.
         settings: of a method that is an object itself; None: those of the configuration.
         dtype: of a model that is an object; None: that of the configuration.
-        labelled: data that are an object, as tasks of labelled texts, by the name that task.name has in their place.
     """
 
     words: tuple[str, ...] = ()
-    given: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    given: Mapping[tuple[str, str], Any] = field(default_factory=dict)
     settings: Mapping[str, Any] | None = None
     dtype: str | None = None
-    labelled: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, *, base: Any = None, data: Any = None, method: Any = None, metric: Any = None, label: str = ""
-    ) -> OwnObjects:
-        """The arguments of `llm_fed.run`.
+    def of(cls, *, label: str = "", **arguments: Any) -> OwnObjects:
+        """The arguments `base`, `data`, `method` and `metric` of `llm_fed.run`.
 
         Args:
             label: of a row of a comparison, which names its method where nothing else does.
@@ -50,23 +53,29 @@ class OwnObjects:
         Raises:
             UserError: one of them is nothing that can stand there.
         """
-        parts = [_base(base), _data(data), _method(method, label), _metric(metric)]
-        return cls(
-            tuple(word for part in parts for word in part.words),
-            {key: item for part in parts for key, item in part.given.items()},
-            parts[2].settings,
-            parts[0].dtype,
-            parts[1].labelled,
-        )
+        named = {key: value for key, value in arguments.items() if isinstance(value, str)}
+        words = [text.format(value) for key, value in named.items() for text in _SETTINGS[key]]
+        things = {key: value for key, value in arguments.items() if value is not None and key not in named}
+        given: dict[tuple[str, str], Any] = {}
+        settings, dtype = None, None
+        if "base" in things:
+            name, base, dtype = _base(things["base"])
+            given["base.name", name] = base
+        if "data" in things:
+            given |= _data(things["data"])
+        if "method" in things:
+            name, settings = _method(things["method"], label)
+            words.append(f"method.name={name}")
+            given |= {("method.name", name): things["method"]} if objects.is_object(name) else {}
+        if "metric" in things:
+            name = _metric(things["metric"])
+            words.append(f"eval.metric={name}")
+            given |= {("eval.metric", name): things["metric"]} if objects.is_object(name) else {}
+        return cls(tuple(words), given, settings, dtype)
 
-    @contextmanager
-    def at_hand(self) -> Iterator[None]:
+    def at_hand(self) -> AbstractContextManager[None]:
         """Within it, the objects are found by their names."""
-        with ExitStack() as stack:
-            stack.enter_context(objects.given(self.given))
-            for item in self.labelled.values():
-                stack.enter_context(objects.given({"task.name": item}))
-            yield
+        return objects.given(self.given)
 
     def check_words(self, words: Sequence[str]) -> None:
         """Refuse settings beside an object that has them already.
@@ -84,14 +93,16 @@ class OwnObjects:
         Raises:
             UserError: it names something else in the place of one.
         """
-        if "task.name" in self.given:
+        names = {key: name for key, name in reversed(self.given)}  # the first of each key
+        if "task.name" in names:
             task = config.task
             if task.path is not None:
                 raise UserError(f"task.path={task.path!r} names files, but data= gives the data; leave one of them out")
-            name, _ = self.labelled.get(task.name, self.given["task.name"])
+            asked = objects.named(task.name)
+            name = asked if ("task.name", asked) in self.given else names["task.name"]
             config = replace(config, task=replace(task, name=name))
-        if "base.name" in self.given:
-            base = replace(config.base, name=self.given["base.name"][0])
+        if "base.name" in names:
+            base = replace(config.base, name=names["base.name"])
             if self.dtype and base.dtype == "auto":
                 base = replace(base, dtype=self.dtype)  # type: ignore[arg-type]  # checked where it is used
             config = replace(config, base=base)
@@ -102,7 +113,7 @@ class OwnObjects:
     @property
     def in_words(self) -> str:
         """What only this program has; empty where commands can go on with the run."""
-        words = [f"{objects.WORD[key]}=" for key in self.given]
+        words = dict.fromkeys(f"{objects.WORD[key]}=" for key, _ in self.given)
         return _ONLY_HERE.format(" and ".join(words)) if words else ""
 
 
@@ -138,13 +149,10 @@ class OwnRows:
             rows[str(label)] = OwnObjects.of(method=method, label=str(label))
         return cls(OwnObjects.of(**shared), tuple(str(label) for label, _ in labelled), rows)
 
-    @contextmanager
-    def at_hand(self) -> Iterator[None]:
+    def at_hand(self) -> AbstractContextManager[None]:
         """Within it, the objects are found by their names."""
-        with ExitStack() as stack:
-            for own in (self.shared, *self.methods.values()):
-                stack.enter_context(own.at_hand())
-            yield
+        return objects.given({key: thing for own in (self.shared, *self.methods.values())
+                              for key, thing in own.given.items()})  # fmt: skip
 
     def laid_over(self, label: str, config: Config) -> Config:
         """The configuration of a row, or of what all rows have, with the names of the objects."""
@@ -154,8 +162,8 @@ class OwnRows:
     @property
     def in_words(self) -> str:
         """What only this program has; empty where commands can go on with the runs."""
-        words = [f"{objects.WORD[key]}=" for key in self.shared.given]
-        words += ["methods="] if any(own.given for own in self.methods.values()) else []
+        words = dict.fromkeys(f"{objects.WORD[key]}=" for key, _ in self.shared.given)
+        words |= {"methods=": None} if any(own.given for own in self.methods.values()) else {}
         return _ONLY_HERE.format(" and ".join(words)) if words else ""
 
 
@@ -164,11 +172,10 @@ def _label(method: Any) -> str:
     return method if isinstance(method, str) else str(getattr(method, "__name__", None) or type(method).__name__)
 
 
-def _base(base: Any) -> OwnObjects:
+def _base(base: Any) -> tuple[str, Any, str]:
+    """(its name, the base as a kind takes it, its dtype)"""
     from torch import nn
 
-    if base is None or isinstance(base, str):
-        return OwnObjects(words=() if base is None else (f"base.name={base}",))
     from llm_fed.kinds import Kind
 
     if isinstance(base, list):
@@ -184,31 +191,25 @@ def _base(base: Any) -> OwnObjects:
     name = objects.named(public(called) if called else type(model).__name__)
     floating = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None)
     dtype = str(getattr(model, "dtype", floating)).removeprefix("torch.")
-    return OwnObjects(given={"base.name": (name, base)}, dtype=dtype)
+    return name, base, dtype
 
 
 def _writes(model: Any) -> bool:
     return bool(callable(getattr(model, "can_generate", None)) and model.can_generate())
 
 
-def _data(data: Any) -> OwnObjects:
-    if data is None:
-        return OwnObjects()
+def _data(data: Any) -> dict[tuple[str, str], Any]:
+    """The data as tasks: as they are, and as labelled texts."""
     from llm_fed import tasks
     from llm_fed.tasks import given
 
-    if isinstance(data, str):
-        return OwnObjects(words=("task.name=files", f"task.path={data}"))
     task = tasks.of_object(data)
-    return OwnObjects(
-        given={"task.name": (given.NAMES[task.images], task)},
-        labelled={name: (objects.named(name), tasks.labelled_object(data, name)) for name in given.LABELLED},
-    )
+    labelled = {("task.name", objects.named(name)): tasks.labelled_object(data, name) for name in given.LABELLED}
+    return {("task.name", given.NAMES[task.images]): task, **labelled}
 
 
-def _method(method: Any, label: str) -> OwnObjects:
-    if method is None or isinstance(method, str):
-        return OwnObjects(words=() if method is None else (f"method.name={method}",))
+def _method(method: Any, label: str) -> tuple[str, dict[str, Any] | None]:
+    """(its name, its settings where it is an object itself)"""
     from llm_fed import methods
     from llm_fed.method import Method
     from llm_fed.method.merge import kind_of
@@ -219,25 +220,19 @@ def _method(method: Any, label: str) -> OwnObjects:
         raise UserError(f"method= is {method!r:.60}; give a Method, its class, a function under @Merger, or a name")
     builtin = next((name for name, its in methods.BUILTIN.items() if its is kind), None)
     name = builtin or _importable(kind) or objects.named(label or kind.__name__)
-    given = {"method.name": (name, method)} if objects.is_object(name) else {}
     if not isinstance(method, Method):
-        return OwnObjects(words=(f"method.name={name}",), given=given)
+        return name, None
     values = {key: getattr(method, key) for key in fields_of(kind)}
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-    return OwnObjects(words=(f"method.name={name}",), given=given, settings={"name": name, **plain})
+    return name, {"name": name, **plain}
 
 
-def _metric(metric: Any) -> OwnObjects:
-    if metric is None or isinstance(metric, str):
-        return OwnObjects(words=() if metric is None else (f"eval.metric={metric}",))
+def _metric(metric: Any) -> str:
     from llm_fed.scoring import own_metric
 
     own = getattr(metric, "name", None) or getattr(metric, "__name__", None) or type(metric).__name__
     own_metric.check("metric", str(own), metric)
-    name = _importable(metric) or objects.named("metric" if own == "<lambda>" else str(own))
-    return OwnObjects(
-        words=(f"eval.metric={name}",), given={"eval.metric": (name, metric)} if objects.is_object(name) else {}
-    )
+    return _importable(metric) or objects.named("metric" if own == "<lambda>" else str(own))
 
 
 def _importable(thing: Any) -> str | None:

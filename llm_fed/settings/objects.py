@@ -28,9 +28,9 @@ _given: ContextVar[Mapping[tuple[str, str], Any]] = ContextVar("_given", default
 
 
 @contextmanager
-def given(objects: Mapping[str, tuple[str, Any]]) -> Iterator[None]:
-    """Within it, the objects by key of the configuration, each with the name that stands there, are looked up."""
-    token = _given.set({**_given.get(), **{(key, name): thing for key, (name, thing) in objects.items()}})
+def given(objects: Mapping[tuple[str, str], Any]) -> Iterator[None]:
+    """Within it, the objects by key of the configuration and the name that stands there are looked up."""
+    token = _given.set({**_given.get(), **objects})
     try:
         yield
     finally:
