@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -43,20 +42,5 @@ def _same_system(lines: Sequence[Line]) -> str:
 
 
 def _with_texts(lines: Sequence[Line]) -> list[Line]:
-    """The lines with their `text`. Earlier versions wrote the prompt with its template alone: there the template is
-    what all prompts begin and end with, in whole lines."""
-    if not lines or all("text" in line for line in lines):
-        return list(lines)
-    prompts = [str(line["prompt"]) for line in lines]
-    before = after = ""
-    if len(set(prompts)) > 1:
-        before = os.path.commonprefix(prompts).rpartition("\n")[0]
-        before += "\n" if before else ""
-        rest = [prompt[len(before) :][::-1] for prompt in prompts]
-        ends, line, _ = os.path.commonprefix(rest).rpartition("\n")
-        after = (ends + line)[::-1]
-    template = f"{before}{{prompt}}{after}" if before or after else ""
-    return [
-        {**line, "text": prompt[len(before) : len(prompt) - len(after)], "template": template}
-        for line, prompt in zip(lines, prompts, strict=True)
-    ]
+    """The lines with their `text`: the whole prompt where it is not known which part of it the data have."""
+    return [{"text": str(line["prompt"]), "template": "{prompt}", **line} for line in lines]

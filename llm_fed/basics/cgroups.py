@@ -171,12 +171,5 @@ def mounts(root: Path = Path("/")) -> Iterator[Mount]:
             yield Mount(_unescaped(fields[3]), _unescaped(fields[4]), kinds[0], kinds[2])
 
 
-def holding(folder: Path, root: Path = Path("/")) -> Mount | None:
-    """The file system that a folder lies on; None where the system does not tell."""
-    folder = folder.resolve()
-    above = [mount for mount in mounts(root) if folder.is_relative_to(mount.place)]
-    return max(reversed(above), key=lambda mount: len(mount.place), default=None)  # of equal places the last
-
-
 def _unescaped(path: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)

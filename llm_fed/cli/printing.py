@@ -179,17 +179,6 @@ def print_cross(folder: Path | None, cross: dict[str, Any], as_json: bool) -> No
         out.print("the table is too wide for a terminal; --json prints it")
 
 
-def print_columns(label: str, rows: list[str], columns: dict[str, list[str]]) -> None:
-    """A row for each name, and what stands in each column."""
-    table = Table(title_justify="left")
-    table.add_column(label)
-    for name in columns:
-        table.add_column(name, justify="right")
-    for place, row in enumerate(rows):
-        table.add_row(row, *(column[place] for column in columns.values()))
-    out.print(table)
-
-
 def print_examples(config: Config, folder: Path, most: int, *, fresh: bool, as_json: bool) -> None:
     """The first examples of each client, with what is trained between marks, and in colour where there is one."""
     from llm_fed.experiment.shown import shown  # takes seconds, so mistakes are named first

@@ -38,7 +38,7 @@ BUDGET = Budget(passes=8, personal_share=0.5, batch=4, steps=(4, 40), rounds=(5,
 RIVALS = ("fedit", "fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
 SHARES = ("fedlora", "fedavg+")  # methods that leave a share of the steps to each client (`personal_share`)
-KNOWN_LAYERS = ("q_proj", "v_proj")  # what adapters go on, of the model types that have layers of these names
+# Model types that have layers q_proj and v_proj, on which adapters go.
 WITH_THEM = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "olmo2", "smollm3")
 FEW = 10  # training examples of a client, below which it is named
 SURE, SHOWN = 5, 6  # measured examples of a client from which on it is named, where all are a sample; clients in a line

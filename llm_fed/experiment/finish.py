@@ -136,7 +136,7 @@ def deliver(
     with signs.part("the base's answers to the samples"):
         samples.write(run, baselines.answers(experiment))
     with signs.part("the weights of the experts"):
-        write(experiment, run, personal)
+        write_expert_weights(experiment, run, personal)
     nowhere = {"unscored": [*experiment.scored], "undefined": tested} if tested else {}
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else nowhere)
     if apart := experiment.apart:
@@ -257,7 +257,7 @@ def write_summary(
     return result
 
 
-def write(experiment: Experiment, run: Run, personal: Mapping[str, State]) -> None:
+def write_expert_weights(experiment: Experiment, run: Run, personal: Mapping[str, State]) -> None:
     """Write `experts.jsonl`, a line per client: the mean weight of each expert over its first test examples, and its
     standard deviation over them (population's); None where the weights are the same for all. A method whose personal
     models weigh nothing has no such file.

@@ -21,7 +21,6 @@ _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": partial(torch.optim.Adam, fused=True),
     "sgd": partial(torch.optim.SGD, foreach=True),
 }
-MOMENTS = {"adamw": 2, "adam": 2, "sgd": 0}  # numbers kept for each trained one; sgd's momentum is one more
 
 
 @dataclass(frozen=True)

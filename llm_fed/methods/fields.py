@@ -42,8 +42,6 @@ def check(where: str, candidate: Any, *, is_object: bool = False) -> None:
             f"{where} is {what}; it must be a class that derives from llm_fed.method.Method, or a function under "
             "@Merger(...) of llm_fed.method.merge"
         )
-    if hasattr(candidate, "needs"):  # as mergers were written before; such a class would now be trained
-        raise UserError(f"{where} merges, for which llm_fed.method.merge now has functions; see CHANGELOG.md")
     # By this name a checkpoint's run and the ranks of a launch find it again.
     if not is_object and kind_of(_at(path_of(candidate))) is not candidate:
         raise UserError(f"{where} is not found as {path_of(candidate)}; define it at the top level of its module")

@@ -13,7 +13,7 @@ from typing import Any
 
 from llm_fed.basics.documents import load_json
 from llm_fed.settings.config import BaseConfig
-from llm_fed.settings.paths import cached, hub_place, is_local, public
+from llm_fed.settings.paths import cached, hub_place, public
 
 _SAMPLES, _SAMPLE = 4, 256  # parts of each tensor in a digest, and bytes of a part
 
@@ -51,11 +51,6 @@ class Origin:
         if known is None:
             return replace(loaded, revision=None) if local else loaded
         return replace(loaded, name=known[0], revision=known[1], path=os.path.abspath(folder) if local else None)
-
-    @property
-    def from_hub(self) -> bool:
-        """Whether the name is one on the Hub."""
-        return not is_local(self.name)
 
     @property
     def place(self) -> str:

@@ -45,7 +45,7 @@ def check_trackers(track: TrackConfig) -> None:
 
 
 class Trackers:
-    """Those that a configuration names; without any nothing happens. All that they write by themselves lies in
+    """Those that a configuration names. All that they write by themselves lies in
     `folder`, and a run that continues goes on in the same entry of each.
 
     Args:
@@ -56,22 +56,17 @@ class Trackers:
         run = run.absolute()
         self._run, self.folder, self._artifacts = run, run / FOLDER, config.track.artifacts
         self._steps = 0
-        self._kept: dict[str, int] = {}
         self._restore: dict[str, str | None] = {}
         self._own: list[Any] = []
-        if config.track.with_:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._kept = _read(self.folder / _STEPS)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                try:
-                    self._begin(config)
-                except BaseException:
-                    self.finish()
-                    raise
-
-    def __bool__(self) -> bool:
-        return bool(self._own)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._kept = _read(self.folder / _STEPS)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                self._begin(config)
+            except BaseException:
+                self.finish()
+                raise
 
     def _begin(self, config: Config) -> None:
         ids = before = _read(self.folder / _IDS)
@@ -143,9 +138,8 @@ class Trackers:
 
     def round_ended(self, round: int) -> None:
         """Keep how many steps there were, for a run that continues here."""
-        if self._own:
-            self._kept[str(round)] = self._steps
-            self._write(_STEPS, self._kept)
+        self._kept[str(round)] = self._steps
+        self._write(_STEPS, self._kept)
 
     def _log(self, values: Mapping[str, Any], axis: str, place: int) -> None:
         named = {_FORBIDDEN.sub("_", name): value for name, value in values.items()}

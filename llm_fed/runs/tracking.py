@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -250,7 +250,7 @@ class Reporter:
         self._without_loss = "no client trained" if not config.privacy.draws else "no loss is told"
         self.callbacks.stopped_by = ""
         try:
-            with tracked(config, folder) as self._trackers:
+            with tracked(config, folder) if config.track.with_ else nullcontext() as self._trackers:
                 if self.console.is_terminal and not self.console.quiet:
                     with _Bar(self) as self._progress:
                         self._bar = self._progress.add_task("", total=config.rounds)

@@ -122,11 +122,6 @@ def test_its_settings_are_checked(blends, settings, part):
             "own = make()\n",
             "is not found as own:make.<locals>.inner; define it at the top level of its module",
         ),
-        (
-            "from dataclasses import dataclass\nfrom llm_fed.method import Method\n"
-            "@dataclass(frozen=True)\nclass own(Method):\n    needs = ('fedit', 'local')\n",
-            "merges, for which llm_fed.method.merge now has functions; see CHANGELOG.md",
-        ),
     ],
 )
 def test_what_is_no_merger_is_refused(here, text, part):
