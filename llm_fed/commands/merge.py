@@ -34,8 +34,7 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.config import Config, TaskConfig
 from llm_fed.settings.configfile import as_dict, from_dict, keys_of
-from llm_fed.state import State
-from llm_fed.state.entries import FACTORS, factor_of
+from llm_fed.state import FACTORS, State, factor_of
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.record import Record, together
 from llm_fed.tasks.splits import ByContent

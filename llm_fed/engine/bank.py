@@ -21,8 +21,7 @@ from llm_fed.models.frozen import device_of, freeze
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
 from llm_fed.models.shared import is_for_all_rows
-from llm_fed.state import Layout, State
-from llm_fed.state.entries import magnitude, pair, router
+from llm_fed.state import Layout, State, magnitude, pair, router
 
 
 class AdapterBank:

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.merge.delta import DENSE, under
-from llm_fed.state import State
-from llm_fed.state.entries import FACTORS
+from llm_fed.state import FACTORS, State
 
 Layers = dict[str, dict[str, Tensor]]  # by layer and by the last part of the name
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.method.requests import Fit, PerExample
-from llm_fed.state import Layout, State, module_of
-from llm_fed.state.entries import FACTORS, factor_of
+from llm_fed.state import FACTORS, Layout, State, factor_of, module_of
 
 
 def together(fits: Sequence[Fit]) -> list[list[int]]:

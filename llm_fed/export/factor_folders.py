@@ -16,8 +16,7 @@ from llm_fed.export.peft_settings import CONFIG, AdapterSettings
 from llm_fed.export.tensors import pack
 from llm_fed.merge.factors import resized
 from llm_fed.merge.products import layers
-from llm_fed.state import State
-from llm_fed.state.entries import FACTORS
+from llm_fed.state import FACTORS, State
 
 _A, _B = (f".{factor}.weight" for factor in FACTORS)
 

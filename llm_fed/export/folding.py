@@ -14,8 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from llm_fed.basics.errors import UserError
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, targets
-from llm_fed.state import State
-from llm_fed.state.entries import magnitude, pair
+from llm_fed.state import State, magnitude, pair
 
 
 def untied(model: PreTrainedModel, structure: Lora, adapter: Path) -> bool:

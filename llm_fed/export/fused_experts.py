@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora
-from llm_fed.state.entries import FACTORS, pair
+from llm_fed.state import FACTORS, pair
 
 
 def together(entries: Mapping[str, Tensor], model: nn.Module, structure: Lora) -> dict[str, Tensor]:

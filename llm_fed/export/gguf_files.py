@@ -20,7 +20,7 @@ from llm_fed.models.base import Base
 from llm_fed.models.frozen import freeze
 from llm_fed.models.lora import targets
 from llm_fed.models.prompt import Prompt
-from llm_fed.state.entries import pair
+from llm_fed.state import pair
 
 ADAPTER, MODEL, BASE = "adapter.gguf", "model.gguf", "base.gguf"
 

@@ -375,11 +375,12 @@ class Encodings(Sequence[Item], Generic[Item]):
         finish: Callable[[list[Any]], list[Any]] | None = None,
     ):
         self.examples, self.lengths, self._kept, self._finish = examples, lengths, kept, finish
+        self._count = len(examples)
         self._encode: Callable[[Example], Item] = encode
         self.items: list[Item] | None = None  # see `_Kept`
 
     def __len__(self) -> int:
-        return len(self.examples)
+        return self._count
 
     def first(self, most: int) -> list[Item]:
         """The first ones, without those behind them."""

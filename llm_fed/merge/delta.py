@@ -14,8 +14,7 @@ from torch import Tensor
 
 from llm_fed.merge.factors import Pair
 from llm_fed.merge.products import layers
-from llm_fed.state import Layout, State, module_of
-from llm_fed.state.entries import FACTORS, HEAD, factor_of
+from llm_fed.state import FACTORS, HEAD, Layout, State, factor_of, module_of
 
 DENSE = "weight"
 _EXTRA = "delta:"  # begins the names of extras

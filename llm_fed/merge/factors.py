@@ -14,8 +14,7 @@ from torch import Tensor
 
 from llm_fed.merge.mean import mean
 from llm_fed.merge.products import Pair, layers
-from llm_fed.state import State
-from llm_fed.state.entries import FACTORS, HEAD, factor_of
+from llm_fed.state import FACTORS, HEAD, State, factor_of
 
 
 def rank_of(state: State) -> int:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from llm_fed.merge.products import combined
-from llm_fed.state import State, combine
-from llm_fed.state.entries import HEAD, factor_of
+from llm_fed.state import HEAD, State, combine, factor_of
 
 # lambda_fed: 0 is the local model, 1 the federated one (POTARA, App. E).
 WEIGHTS = tuple(step / 10 for step in range(11))

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from llm_fed.state import State
-from llm_fed.state.entries import FACTORS, HEAD, factor_of
+from llm_fed.state import FACTORS, HEAD, State, factor_of
 
 Pair = tuple[Tensor, Tensor]  # B (out, R), A (R, in)
 Coefficients = Callable[[Tensor], Sequence[float]]

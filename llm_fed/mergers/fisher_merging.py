@@ -15,8 +15,7 @@ from llm_fed.mergers.mixing import by_training_examples, examples_of
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
 from llm_fed.settings import NonNegativeFloat, PositiveInt
-from llm_fed.state import State, stack
-from llm_fed.state.entries import HEAD, factor_of
+from llm_fed.state import HEAD, State, factor_of, stack
 
 
 @Merger(paper="Fisher merging (Matena and Raffel 2022)", without_held_out=by_training_examples, of_head=("head",))

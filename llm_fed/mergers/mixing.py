@@ -11,8 +11,7 @@ from llm_fed.merge.mean import WEIGHTS, mix_factors, mix_products
 from llm_fed.method.client import Client
 from llm_fed.scoring.evaluation import score_split
 from llm_fed.settings import AtLeast, AtMost
-from llm_fed.state import State
-from llm_fed.state.entries import HEAD, factor_of
+from llm_fed.state import HEAD, State, factor_of
 
 # factors: A and B are mixed; delta: B A is, as one adapter of twice the rank
 Space = Literal["factors", "delta"]

@@ -24,8 +24,7 @@ from llm_fed.mergers.mixing import Space, by_training_examples, curve, examples_
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merged, Merger
 from llm_fed.settings import NonNegativeFloat, PositiveInt
-from llm_fed.state import Layout, State
-from llm_fed.state.entries import FACTORS, HEAD, factor_of
+from llm_fed.state import FACTORS, HEAD, Layout, State, factor_of
 
 DAMPINGS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)  # for which the weight is reported beside the chosen one
 OVERFITTED = 0.05  # nats per target: gradients below it say little about how sure a model is

@@ -14,8 +14,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.method import Method, refuse_inert
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
-from llm_fed.state import State
-from llm_fed.state.entries import HEAD, factor_of
+from llm_fed.state import HEAD, State, factor_of
 
 
 def head_shape(state: State) -> tuple[int, int]:

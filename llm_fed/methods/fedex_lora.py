@@ -11,7 +11,7 @@ from llm_fed.merge.factors import stacked
 from llm_fed.merge.mean import mean
 from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.methods import folded
-from llm_fed.state.entries import FACTORS
+from llm_fed.state import FACTORS
 from llm_fed.state.roles import Echo, Roles
 
 

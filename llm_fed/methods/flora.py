@@ -11,8 +11,7 @@ from llm_fed.merge import delta
 from llm_fed.merge.factors import heads, stacked
 from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.methods import folded, served
-from llm_fed.state import Layout
-from llm_fed.state.entries import FACTORS, HEAD, factor_of
+from llm_fed.state import FACTORS, HEAD, Layout, factor_of
 from llm_fed.state.roles import Echo, Roles
 
 

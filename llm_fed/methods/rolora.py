@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
-from llm_fed.state.entries import FACTORS
+from llm_fed.state import FACTORS
 
 A, B = FACTORS
 

@@ -23,8 +23,7 @@ from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.trained import Structure
 from llm_fed.settings import check_fields
 from llm_fed.settings.config import MODULES, AdapterConfig
-from llm_fed.state import Layout, State
-from llm_fed.state.entries import FACTORS, factor_of, magnitude, pair, router
+from llm_fed.state import FACTORS, Layout, State, factor_of, magnitude, pair, router
 
 _LONGEST = 2.0  # seconds for a regular expression; an honest one takes milliseconds on thousands of names
 _MOVED = (  # what becomes of adapters on layers of a mixture

@@ -29,7 +29,6 @@ from llm_fed.settings import (
     hint_of,
     hints,
     is_text,
-    key_of,
     kinds_of,
     paths,
     plugins,
@@ -243,7 +242,7 @@ def as_dict(config: Config) -> dict[str, Any]:
 
 
 def _as_section(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {key_of(name): list(value) if isinstance(value, tuple) else value for name, value in fields}
+    return {name.removesuffix("_"): list(value) if isinstance(value, tuple) else value for name, value in fields}
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

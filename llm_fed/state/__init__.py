@@ -14,6 +14,10 @@ from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 
+FACTORS = ("lora_A", "lora_B")  # what the names of an adapter's entries end with
+MAGNITUDE = "lora_magnitude_vector"  # of DoRA, as PEFT calls it: the length of each output's weights
+HEAD = "head"  # beside them: the entries of modules that are trained whole
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -275,3 +279,26 @@ def _difference(left: Layout, right: Layout) -> str:
         if ours != theirs:
             return f"{name} is {ours or 'absent'} here and {theirs or 'absent'} there"
     return "the same entries in another order"
+
+
+def pair(module: str, expert: str) -> tuple[str, str]:
+    """The names of an expert's two entries on a layer."""
+    place = f"{module}.{expert}" if expert else module
+    first, second = FACTORS
+    return f"{place}.{first}", f"{place}.{second}"
+
+
+def factor_of(name: str) -> str:
+    """Which of FACTORS an entry is, MAGNITUDE, or HEAD."""
+    last = name.rpartition(".")[2]
+    return last if last in (*FACTORS, MAGNITUDE) else HEAD
+
+
+def magnitude(module: str) -> str:
+    """The name of a layer's magnitudes."""
+    return f"{module}.{MAGNITUDE}"
+
+
+def router(module: str) -> str:
+    """The name of a layer's router."""
+    return f"{module}.router"

@@ -26,7 +26,7 @@ from llm_fed.method.requests import Gradient
 from llm_fed.models.lora import Lora, draw
 from llm_fed.settings.configfile import from_dict
 from llm_fed.settings.objective import ObjectiveConfig
-from llm_fed.state.entries import MAGNITUDE
+from llm_fed.state import MAGNITUDE
 from llm_fed.tasks.common import TaskData
 
 
