@@ -47,7 +47,7 @@ tutorial() (
   cd "$work" && ln -s "$repository/scripts" scripts
   python scripts/evidence/smollm2.py SMOLLM2
   python scripts/default/federations.py desks --kind styles --clients 5 --examples 58 78 --seed 4711
-  llm-fed init desks --base SMOLLM2 --yes
+  llm-fed init desks --base SMOLLM2
   short=(base.dtype=bfloat16 rounds=1 local.steps=1 eval.limit=2 eval.every=0 eval.select=last)
   llm-fed run desks.yaml "${short[@]}" --out runs/desks
   echo "What are the rules for a room for our group?" | llm-fed chat runs/desks --client library

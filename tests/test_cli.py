@@ -40,7 +40,7 @@ FLAGS = {
         "--data", "--client", "--base", "--template", "--dtype", "--allow", "--json",
     ],
     "init": [
-        "data", "--out", "--base", "--prompt", "--input", "--answer", "--client", "--clients", "--method", "--yes",
+        "data", "--out", "--base", "--prompt", "--input", "--answer", "--client", "--clients", "--method",
         "-y", "--force",
     ],
     "report": ["run_dir"],

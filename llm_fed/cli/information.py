@@ -36,10 +36,9 @@ def init(
         str | None,
         typer.Option(help="The method (default: local, for pictures fedlora; `llm-fed methods` lists all)."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing, and accept what the data suggests.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing configuration.")] = False,
 ) -> None:
-    """Inspect your data and write a commented configuration for it. You are asked what the data does not tell."""
+    """Inspect your data and write a commented configuration for it."""
     from llm_fed.commands import init as starting
 
     path = out_file or Path(f"{Path(data).resolve().name.partition('.')[0]}.yaml")
@@ -48,15 +47,7 @@ def init(
     columns = {"prompt": prompt, "input": input_column, "answer": answer, "client": client}
     given = starting.UserChoices(data, base, {role: name for role, name in columns.items() if name}, clients, method)
 
-    def ask(question: str, usual: str) -> str:
-        try:
-            return str(typer.prompt(question, default=usual, err=True))
-        except typer.Abort:
-            print("\nllm-fed: nothing was written; --yes asks nothing", file=sys.stderr)
-            raise SystemExit(130) from None
-
-    nobody = yes or sys.stdin is None or not sys.stdin.isatty()
-    drafted = starting.draft(given, None if nobody else ask, lambda line: print(line, file=sys.stderr, flush=True))
+    drafted = starting.draft(given, lambda line: print(line, file=sys.stderr, flush=True))
     starting.write(path, drafted.text, force=force)
     for what, words in drafted.findings.items():
         out.print(f"{what:<11}{words}")

@@ -1,10 +1,9 @@
-"""Which columns of a user's files hold what, and how rows become clients: by their names, by what they hold, or by
-asking."""
+"""Which columns of a user's files hold what, and how rows become clients: by their names, and by what they hold."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -20,10 +19,6 @@ from llm_fed.settings.config import ColumnsConfig, PartitionConfig
 from llm_fed.tasks.examples import SAMPLE
 from llm_fed.tasks.files import plan_of
 
-Ask = Callable[[str, str], str]  # a question and its usual answer -> the answer
-TRIES = 3  # answers to one question
-DEALT, ROWS_EACH = 10, 20  # clients that rows are dealt out to at most, and rows of each at least
-
 
 @dataclass(frozen=True)
 class UserChoices:
@@ -36,30 +31,28 @@ class UserChoices:
     method: str | None = None
 
 
-def decide(path: Path, given: UserChoices, ask: Ask | None) -> tuple[dict[str, Any], PartitionConfig, str]:
+def decide(path: Path, given: UserChoices) -> tuple[dict[str, Any], PartitionConfig, str]:
     """The columns that the configuration has to name (the usual names need not be), how rows become clients, and how
     the column of the clients was chosen, if it was.
 
     Raises:
-        UserError: it is not plain, and nobody can be asked.
+        UserError: it is not plain.
     """
     looked = _Looked.at(path, given)
     if looked.file is None:
         return looked.chosen, PartitionConfig(), ""  # loading it says what is wrong
     form = usual_columns.form_of(looked.chosen, looked.names, looked.sample)
     if form == "pairs":
-        looked.chosen.update(_prompt_and_answer(looked.file, looked.names, looked.chosen, ask))
+        looked.chosen.update(_prompt_and_answer(looked.file, looked.names, looked.chosen))
     roles = {role: _found(role, looked.names, ()) for role in usual_columns.FORMS[form]} | looked.chosen
-    return looked.divided({role: name for role, name in roles.items() if name}, ask)
+    return looked.divided({role: name for role, name in roles.items() if name})
 
 
-def decide_labelled(
-    path: Path, given: UserChoices, ask: Ask | None
-) -> tuple[dict[str, Any], PartitionConfig, str, list[str]]:
+def decide_labelled(path: Path, given: UserChoices) -> tuple[dict[str, Any], PartitionConfig, str, list[str]]:
     """The same of texts with labels, and labels of the first rows.
 
     Raises:
-        UserError: it is not plain, and nobody can be asked.
+        UserError: it is not plain.
     """
     looked = _Looked.at(path, given)
     if looked.file is None:
@@ -69,7 +62,7 @@ def decide_labelled(
             ColumnsConfig(**looked.chosen), looked.names, looked.sample, str(looked.file), whose=True, side=True
         )
     labels = [str(value).strip() for row in looked.sample if (value := row.get(roles["answer"])) is not None]
-    return *looked.divided(roles, ask), labels
+    return *looked.divided(roles), labels
 
 
 @contextmanager
@@ -111,7 +104,7 @@ class _Looked:
         names = list(dict.fromkeys(name for values in sample for name in values))
         return cls(path, given, layout, files, file, sample, names, dict(given.columns))
 
-    def divided(self, roles: Mapping[str, str], ask: Ask | None) -> tuple[dict[str, Any], PartitionConfig, str]:
+    def divided(self, roles: Mapping[str, str]) -> tuple[dict[str, Any], PartitionConfig, str]:
         """The columns to name, how rows become clients, and how their column was chosen; `roles` are known by now."""
         assert self.file is not None
         if not _has_to_be_found(self.path, self.layout, self.names, self.given, self.chosen):
@@ -119,29 +112,17 @@ class _Looked:
         if self.given.clients is not None:
             return self.chosen, PartitionConfig("iid", clients=self.given.clients), ""
         candidates = owners.candidates(self.files, roles.values(), roles.get("answer"))
-        client, clients = _whose(self.file, self.names, candidates, ask)
-        if client is None:
-            return self.chosen, PartitionConfig("iid", clients=clients), ""
-        by = next((each.words() for each in candidates if each.name == client), client)
-        how = f"by the column {by}; --client chooses another"
-        return {**self.chosen, "client": client}, PartitionConfig(), how
+        if (client := owners.clear(candidates)) is None:
+            may = f"; columns with few values are {owners.listed(candidates)}" if candidates else ""
+            raise UserError(
+                f"{self.file}: no column names the clients{may}; give --client COLUMN, or --clients N to split the "
+                "rows at random among N clients"
+            )
+        how = f"by the column {client.words()}; --client chooses another"
+        return {**self.chosen, "client": client.name}, PartitionConfig(), how
 
 
-def choice(ask: Ask, question: str, usual: str, names: Collection[str], *, number: bool = False) -> str:
-    """The name that the user chooses, or a number above 0.
-
-    Raises:
-        UserError: it was none of these, several times.
-    """
-    for _ in range(TRIES):
-        answer = ask(question, usual).strip()
-        if answer in names or (number and answer.isdecimal() and int(answer) > 0):
-            return answer
-        question = f"{answer!r} is {'neither a column nor a number' if number else 'no column'}. {question}"
-    raise UserError(f"none of the answers was a column ({', '.join(names)}); nothing was written")
-
-
-def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, str], ask: Ask | None) -> dict[str, str]:
+def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
     """Those of the two that have no usual name. A label is an answer where the base writes texts."""
     columns: dict[str, str] = {}
     for role in (role for role in REQUIRED if role not in chosen):
@@ -149,10 +130,7 @@ def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, st
         if _found(role, names, taken):
             continue
         label = usual_columns.pick(usual_columns.LABELS, names) if role == "answer" else None
-        guess = label or next((name for name in names if name not in taken), "")
-        if ask:
-            columns[role] = choice(ask, f"Which column is the {role}? ({', '.join(names)})", guess, names)
-        elif label:
+        if label:
             columns[role] = label
         else:
             options = " and ".join(f"--{each} COLUMN" for each in REQUIRED)
@@ -176,34 +154,6 @@ def _has_to_be_found(
     if not of_all or "client" in chosen:
         return False
     return given.clients is not None or not usual_columns.usual("client", names, ())
-
-
-def _whose(
-    file: Path, names: Sequence[str], candidates: Sequence[owners.Candidate], ask: Ask | None
-) -> tuple[str | None, int | None]:
-    """The column that names the clients, or among how many the rows are dealt out.
-
-    Raises:
-        UserError: it is not plain, and nobody can be asked.
-    """
-    clear = owners.clear(candidates)
-    if ask is None:
-        if clear is None:
-            may = f"; columns with few values are {owners.listed(candidates)}" if candidates else ""
-            raise UserError(f"{file}: no column names the clients{may}; give --client COLUMN, or --clients N to split "
-                            "the rows at random among N clients")  # fmt: skip
-        return clear.name, None
-    rows = sum(candidates[0].counts.values()) if candidates else DEALT * ROWS_EACH
-    usual = clear or next((each for each in candidates if each.rank < owners.PROPERTY), None)
-    few = owners.listed(candidates) if candidates else ", ".join(names)
-    answer = choice(
-        ask,
-        f"Which column names the client? ({few}) Or a number: among how many clients shall the rows be split?",
-        usual.name if usual else str(min(DEALT, max(2, rows // ROWS_EACH))),
-        [*names, *(each.name for each in candidates)],
-        number=True,
-    )
-    return (None, int(answer)) if answer.isdecimal() and answer not in names else (answer, None)
 
 
 def _first_rows(files: Sequence[FileRows], given: Mapping[str, str]) -> tuple[Path | None, list[dict[str, Any]]]:

@@ -19,7 +19,7 @@ from llm_fed.basics.files import write_file
 from llm_fed.bench import taking_part
 from llm_fed.commands import columns_of, known_base, survey
 from llm_fed.commands.budget import Budget, Workload
-from llm_fed.commands.columns_of import Ask, UserChoices
+from llm_fed.commands.columns_of import UserChoices
 from llm_fed.commands.known_base import KnownBase, Tell, rates_of
 from llm_fed.commands.lengths import LengthLimits, Lengths, quantile
 from llm_fed.models import speed
@@ -56,16 +56,14 @@ class Draft:
     answers: bool = True  # whether one can chat with its models
 
 
-def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -> Draft:
+def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
     """A configuration for the data, with a comment for every choice.
 
     Args:
-        ask: how to ask the user; None: nobody is there, so that what is not given must follow from the data.
         tell: hears of what takes long, before it does.
 
     Raises:
-        UserError: the data cannot be read, it does not say what is what and nobody can be asked, or there is no such
-            method.
+        UserError: the data cannot be read, neither they nor the user say what is what, or there is no such method.
     """
     from llm_fed.commands import labelled, pictured
 
@@ -73,14 +71,14 @@ def draft(given: UserChoices, ask: Ask | None, tell: Tell = lambda line: None) -
     if given.method:
         methods.build({"name": given.method})
     if pictured.holds_pictures(path):
-        return pictured.draft(path, given, ask)
+        return pictured.draft(path, given)
     if given.base and labelled.wanted(known := known_base.look_up(given.base, tell)):
-        return labelled.draft(path, given, ask, given.base, known)
-    columns, partition, chosen = columns_of.decide(path, given, ask)
-    base = given.base or (ask("Base model, a Hub id or a folder", BASE) if ask else BASE)
+        return labelled.draft(path, given, given.base, known)
+    columns, partition, chosen = columns_of.decide(path, given)
+    base = given.base or BASE
     known = known_base.look_up(base, tell)
     if labelled.wanted(known):
-        return labelled.draft(path, labelled.with_columns(given, columns), ask, base, known)
+        return labelled.draft(path, labelled.with_columns(given, columns), base, known)
     config = TaskConfig("files", str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
     with columns_of.said_as_options():
         data = tasks.load(config, 0)

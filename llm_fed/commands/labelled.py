@@ -11,7 +11,7 @@ from typing import Any
 from llm_fed import tasks
 from llm_fed.commands import columns_of, init
 from llm_fed.commands.budget import Budget
-from llm_fed.commands.columns_of import Ask, UserChoices
+from llm_fed.commands.columns_of import UserChoices
 from llm_fed.commands.known_base import KnownBase, rates_of
 from llm_fed.kinds.sequences import head_for, named_labels
 from llm_fed.scoring.duplicates import near_duplicates
@@ -25,15 +25,15 @@ MOST_LABELS = 100  # that are written into the file
 STEP = 8  # tokens to whose multiple the longest text is rounded up
 
 
-def draft(path: Path, given: UserChoices, ask: Ask | None, base: str, known: KnownBase) -> init.Draft:
+def draft(path: Path, given: UserChoices, base: str, known: KnownBase) -> init.Draft:
     """A configuration for labelled texts.
 
     Raises:
-        UserError: the data cannot be read, a label is none that the base's head has, or nothing says whose the rows are
-            and nobody can be asked.
+        UserError: the data cannot be read, a label is none that the base's head has, or nothing says whose the rows
+            are.
     """
     assert known.config is not None  # see `wanted`
-    columns, partition, chosen, labels = columns_of.decide_labelled(path, given, ask)
+    columns, partition, chosen, labels = columns_of.decide_labelled(path, given)
     name = "regression" if are_numbers(labels) else "classification"
     config = TaskConfig(name, str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
     data = tasks.load(config, 0)

@@ -14,7 +14,7 @@ from llm_fed import tasks
 from llm_fed.basics.errors import UserError, listed
 from llm_fed.commands import init
 from llm_fed.commands.budget import Budget
-from llm_fed.commands.columns_of import DEALT, Ask, UserChoices
+from llm_fed.commands.columns_of import UserChoices
 from llm_fed.rows import formats, layout
 from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import files
@@ -49,22 +49,21 @@ def holds_pictures(path: Path) -> bool:
     return described and any(Path(name).suffix.lower() in SUFFIXES for name in names)
 
 
-def draft(path: Path, given: UserChoices, ask: Ask | None) -> init.Draft:
+def draft(path: Path, given: UserChoices) -> init.Draft:
     """A configuration for pictures.
 
     Raises:
-        UserError: they cannot be read, or nothing says whose they are and nobody can be asked.
+        UserError: they cannot be read, or nothing says whose they are.
     """
     if given.columns:
         role = next(iter(given.columns))
         raise UserError(f"{path} holds pictures, which have no columns, so --{role} would have no effect; leave it out")
     usual, image_size = _base_for(path)
-    base = given.base or (ask("Base model: one built here (cnn, resnet-9, resnet-18), a Hub id or a folder", usual)
-                          if ask else usual)  # fmt: skip
+    base = given.base or usual
     drawn, adapter = _kind_of(base)
     config = TaskConfig("images", str(path), image_size=image_size)
     data = tasks.load(config, 0)
-    clients = _clients(path, data, given, ask)
+    clients = _clients(path, data, given)
     if clients:
         config = TaskConfig(
             "images", str(path), image_size=image_size, partition=PartitionConfig("iid", clients=clients)
@@ -161,11 +160,11 @@ def _kind_of(base: str) -> tuple[bool, dict[str, Any] | None]:
     return False, {"target_modules": "all-linear"}
 
 
-def _clients(path: Path, data: TaskData, given: UserChoices, ask: Ask | None) -> int | None:
+def _clients(path: Path, data: TaskData, given: UserChoices) -> int | None:
     """Among how many clients the pictures are dealt out; None where the data say whose they are.
 
     Raises:
-        UserError: nothing says it, and nobody can be asked.
+        UserError: nothing says it.
     """
     from llm_fed.tasks.images import ALL
 
@@ -175,15 +174,10 @@ def _clients(path: Path, data: TaskData, given: UserChoices, ask: Ask | None) ->
         return None
     if given.clients is not None:
         return given.clients
-    if ask is None:
-        raise UserError(
-            f"{path}: nothing says whose a picture is; give --clients N to split them at random among N clients, or "
-            "put a folder for each client above those of the classes (in an npz file: an array `client`)"
-        )
-    answer = ask("Nothing says whose a picture is. Among how many clients shall they be split?", str(DEALT)).strip()
-    if not answer.isdecimal() or not int(answer):
-        raise UserError(f"{answer!r} is no number of clients; give --clients N")
-    return int(answer)
+    raise UserError(
+        f"{path}: nothing says whose a picture is; give --clients N to split them at random among N clients, or put a "
+        "folder for each client above those of the classes (in an npz file: an array `client`)"
+    )
 
 
 def _about_pixels(data: TaskData, image_size: int | None) -> str:

@@ -70,7 +70,7 @@ def test_on_the_command_line(small, llm_fed, tmp_path, times):
         rows[7]["output"] = " ".join(["w3"] * 4 * (times if client == "south" else 1))
         (tmp_path / "d").mkdir(exist_ok=True)
         (tmp_path / f"d/{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = llm_fed("init", tmp_path / "d", "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
     config = configfile.load(tmp_path / "c.yaml")
     assert said.code == 0 and (config.task.max_length, config.eval.max_new_tokens) == (32, 32)
     told = "1 of 30 examples are longer than task.max_length=32 and will be skipped: 1 of south"
@@ -83,7 +83,7 @@ def test_a_client_that_would_lose_most_of_its_examples_is_named(small, llm_fed, 
     for client, times in (("north", 1), ("south", 200)):
         rows = [{"prompt": " ".join(["w2"] * (1 + n % 5) * times), "output": f"w{n % 9} w3 w5"} for n in range(20)]
         (tmp_path / f"d/{client}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = llm_fed("init", tmp_path / "d", "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
     context = configfile.load(tmp_path / "c.yaml").task.max_length
     assert f"20 of 40 examples are longer than task.max_length={context} and will be skipped: 20 of south" in said.out
     assert "most of its examples would lose south (20 of 20); set task.too_long=cut-start" in said.out

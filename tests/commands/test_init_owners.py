@@ -9,7 +9,7 @@ import pytest
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.commands import columns_of, init
+from llm_fed.commands import columns_of
 from llm_fed.rows import FileRows, owners
 from llm_fed.settings import configfile
 
@@ -33,17 +33,9 @@ def found(path: Path) -> list[owners.Candidate]:
 
 def test_desk_has_five_values_in_540_rows(small, llm_fed, tmp_path):
     path = write(tmp_path / "all.jsonl", 540, desk=lambda n: DESKS[n // 108], note=lambda n: f"note {n}")
-    said = llm_fed("init", path, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", path, "--base", small.base, "--out", tmp_path / "c.yaml")
     assert said.code == 0 and "by the column desk (5 values, 108 rows each); --client chooses another" in said.out
     assert configfile.load(tmp_path / "c.yaml").task.columns.client == "desk"
-    asked: list[tuple[str, str]] = []
-
-    def ask(question: str, usual: str) -> str:
-        asked.append((question, usual))
-        return usual if "client" in question else str(small.base)
-
-    init.draft(init.UserChoices(str(path)), ask)
-    assert asked[0][1] == "desk" and "desk (5 values, 108 rows each)" in asked[0][0]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +67,7 @@ def test_properties_of_rows_are_not_taken(small, llm_fed, tmp_path, name, values
     path.write_text("".join(json.dumps({"question": f"q{n}", "answer": f"a{n % 9}", name: draw.choice(values)}) + "\n"
                             for n in range(80)))  # fmt: skip
     assert owners.clear(found(path)) is None
-    said = llm_fed("init", path, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", path, "--base", small.base, "--out", tmp_path / "c.yaml")
     said.assert_refused("no column names the clients", "--client COLUMN, or --clients N")
     offered = [each for each in found(path) if each.rank < owners.PROPERTY]
     assert [each.name for each in offered] == (["colour"] if name == "colour" else [])
@@ -83,7 +75,7 @@ def test_properties_of_rows_are_not_taken(small, llm_fed, tmp_path, name, values
 
 def test_the_error_lists_what_may_name_the_clients(small, llm_fed, tmp_path):
     path = write(tmp_path / "all.jsonl", 90, shop=lambda n: n % 3, office=lambda n: n % 2, year=lambda n: 2000 + n % 3)
-    said = llm_fed("init", path, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", path, "--base", small.base, "--out", tmp_path / "c.yaml")
     said.assert_refused("office (2 values, 45 rows each), shop (3 values, 30 rows each), year (3 values, 30 rows each)")
     assert not (tmp_path / "c.yaml").exists()
 
@@ -104,7 +96,7 @@ def test_values_that_name_holders_are_plain(tmp_path):
 
 def test_a_field_within_a_column_may_be_the_one(small, llm_fed, tmp_path):
     path = write(tmp_path / "all.jsonl", 90, ticket=lambda n: {"desk": DESKS[n % 3], "number": n})
-    assert llm_fed("init", path, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml").code == 0
+    assert llm_fed("init", path, "--base", small.base, "--out", tmp_path / "c.yaml").code == 0
     config = configfile.load(tmp_path / "c.yaml")
     assert config.task.columns.client == "ticket.desk" and len(tasks.load(config.task, 0).clients) == 3
 

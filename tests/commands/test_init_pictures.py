@@ -35,7 +35,7 @@ def test_folders_of_clients_become_a_configuration_that_runs(llm_fed, tmp_path):
     data = folders(tmp_path / "trees", "north", "south", "east")
     (data / "README.md").write_text("trees")
     (data / "labels.csv").write_text("file,label\n1.png,ash\n")
-    said = llm_fed("init", data, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", data, "--out", tmp_path / "c.yaml")
     assert said.code == 0, said.err
     assert "3: east, north, south" in said.out and "12 x 12 pixels, colour\n" in said.out
     assert "2: ash, oak; the most frequent is ash, 50 % of the pictures" in said.out
@@ -56,7 +56,7 @@ def test_folders_of_clients_become_a_configuration_that_runs(llm_fed, tmp_path):
 )  # fmt: skip
 def test_model_and_size_follow_the_pictures(llm_fed, tmp_path, side, other, base, image_size):
     data = folders(tmp_path / "trees", "north", "south", side=side, other=other, count=4)
-    assert llm_fed("init", data, "--yes", "--out", tmp_path / "c.yaml").code == 0
+    assert llm_fed("init", data, "--out", tmp_path / "c.yaml").code == 0
     config = configfile.load(tmp_path / "c.yaml")
     assert (config.base.name, config.task.image_size) == (base, image_size)
     assert len(tasks.load(config.task, 0).clients) == 2
@@ -64,11 +64,11 @@ def test_model_and_size_follow_the_pictures(llm_fed, tmp_path, side, other, base
 
 def test_an_npz_file_with_clients_or_without(llm_fed, tmp_path):
     path = arrays(tmp_path / "p.npz", client=np.array([f"c{n % 4}" for n in range(60)]))
-    said = llm_fed("init", path, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", path, "--out", tmp_path / "c.yaml")
     assert said.code == 0 and "28 x 28 pixels, grey" in said.out and "4: c0, c1, c2, c3" in said.out
     llm_fed("init", path, "--clients", 3, "--out", tmp_path / "d.yaml").assert_refused("says whose they are")
     path = arrays(tmp_path / "q.npz")
-    llm_fed("init", path, "--yes", "--out", tmp_path / "d.yaml").assert_refused(
+    llm_fed("init", path, "--out", tmp_path / "d.yaml").assert_refused(
         "nothing says whose a picture is", "--clients N", "a folder for each client"
     )
     assert llm_fed("init", path, "--clients", 3, "--out", tmp_path / "d.yaml").code == 0
@@ -78,7 +78,7 @@ def test_an_npz_file_with_clients_or_without(llm_fed, tmp_path):
 
 def test_what_pictures_do_not_have(small, llm_fed, tmp_path):
     data = folders(tmp_path / "trees", "north", "south", count=3)
-    asked = ("init", data, "--out", tmp_path / "c.yaml", "--yes")
+    asked = ("init", data, "--out", tmp_path / "c.yaml")
     llm_fed(*asked, "--prompt", "x").assert_refused("pictures, which have no columns, so --prompt would have no effect")
     llm_fed(*asked, "--base", small.base).assert_refused("takes no pictures", "cnn")
     (data / "north/ash/9.png").write_bytes(b"no picture")
@@ -90,10 +90,10 @@ def test_pictures_that_are_there_twice_and_labels_that_nobody_trains(llm_fed, tm
     for client in ("north", "south"):
         folders(data, f"{client}/test", count=2)  # drawn anew from the same seed: the first is that of training
     (data / "south/test/oak").rename(data / "south/test/elm")
-    said = llm_fed("init", data, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", data, "--out", tmp_path / "c.yaml")
     assert "test pictures are training pictures, too" in said.out
     assert "tested on labels that they do not train on: south (elm)" in said.out
-    clean = llm_fed("init", folders(tmp_path / "clean", "a", "b", count=30), "--yes", "--out", tmp_path / "d.yaml")
+    clean = llm_fed("init", folders(tmp_path / "clean", "a", "b", count=30), "--out", tmp_path / "d.yaml")
     assert "warning" not in clean.out
 
 

@@ -102,7 +102,7 @@ def test_of_one_example_nothing_is_held_out(small, tmp_path, llm_fed):
     assert said.code == 0 and f"{UNSCORED} (2 of 4): cyd, dan\n" in said.err
     sizes = {line["client"]: line["examples"] for line in api.open_run(tmp_path / "run").records if "examples" in line}
     assert 4 <= sizes.pop("ada") <= 7 and sizes == {"bob": 1, "cyd": 1, "dan": 1}  # a hash decides
-    init = llm_fed("init", tmp_path / "data", "--base", small.base, "--yes", "--out", tmp_path / "i.yaml")
+    init = llm_fed("init", tmp_path / "data", "--base", small.base, "--out", tmp_path / "i.yaml")
     assert init.code == 0 and f"{UNSCORED} (2 of 4): cyd, dan" in init.out
 
 
@@ -115,7 +115,7 @@ def test_a_federation_in_which_nobody_is_scored_trains_and_exports(small, tmp_pa
     llm_fed("eval", tmp_path / "run").assert_refused("no client has a test example to be scored on")
     table = llm_fed("compare", path, "--methods", "local,fedit", "--out", tmp_path / "table")
     assert table.code == 0
-    assert llm_fed("init", tmp_path / "data", "--base", small.base, "--yes", "--out", tmp_path / "i.yaml").code == 0
+    assert llm_fed("init", tmp_path / "data", "--base", small.base, "--out", tmp_path / "i.yaml").code == 0
 
 
 def test_a_comparison_has_a_mark_for_each_client_without_a_score(small, tmp_path, llm_fed):
@@ -185,7 +185,7 @@ def test_a_client_without_any_example_is_left_out_with_its_name(small, tmp_path,
     tree = yaml.safe_load(path.read_text())
     path.write_text(yaml.safe_dump(tree | {"adapter": {**tree["adapter"], "rank": [2, 4, 2]}}))
     assert llm_fed("run", path, "--out", tmp_path / "by-place").code == 0
-    init = llm_fed("init", tmp_path / "data", "--base", small.base, "--yes", "--out", tmp_path / "i.yaml")
+    init = llm_fed("init", tmp_path / "data", "--base", small.base, "--out", tmp_path / "i.yaml")
     assert "these clients have no training example and are left out (1 of 3): eve" in init.out
 
 
@@ -195,7 +195,7 @@ def test_without_any_training_example_there_is_nothing_to_do(small, tmp_path, ll
     parts = ["no client folder and no file of examples"] if clients["ada"] == {} else ["ada, bob", "example; add some"]
     llm_fed("run", path, "--out", tmp_path / "run").assert_refused(*parts)
     assert not (tmp_path / "run").exists()
-    llm_fed("init", tmp_path / "data", "--base", small.base, "--yes").assert_refused(parts[-1])
+    llm_fed("init", tmp_path / "data", "--base", small.base).assert_refused(parts[-1])
 
 
 def test_a_base_is_scored_on_clients_that_have_test_examples_alone(small, tmp_path, llm_fed):

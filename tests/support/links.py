@@ -45,7 +45,7 @@ COMMANDS = {
     "merge": ("whole", ["merge", "mean", "--fed", "run", "--local", "run", "--out", "run/both"]),
     "runs": ("whole", ["compare", "--runs", "run", "../other", "--out", "run/verdict"]),
     "compare": ("empty", ["compare", "../c.yaml", "--methods", "fedit,local", "--seeds", "0,1,2", "--out", "run"]),
-    "init": ("empty", ["init", "../data", "--out", "run/mine.yaml", "--base", "../base", "--yes", "--force"]),
+    "init": ("empty", ["init", "../data", "--out", "run/mine.yaml", "--base", "../base", "--force"]),
     "flower": ("empty", ["flower", "../c.yaml", "--out", "run/app"]),
 }  # fmt: skip
 TARGETS = ("file", "folder", "nothing")

@@ -56,7 +56,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("merge mean --fed {run} --local {local} --out {new}", "any"),
     ("merge mean --fed {run} --local {local} --out {new} --json", "json"),
     ("chat {run} --max-new-tokens 2", "any"),
-    ("init {folder} --base {base} --yes --out {new}", "any"),
+    ("init {folder} --base {base} --out {new}", "any"),
     ("methods", "any"),
     ("methods --json", "json"),
     ("tasks", "any"),

@@ -1,4 +1,4 @@
-"""What `init` asks, whom it names, and how long it waits for the Hub."""
+"""Whom `init` names, and how long it waits for the Hub."""
 
 import json
 import threading
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-import typer
 
 from llm_fed.commands import known_base
 from llm_fed.models import families
@@ -47,7 +46,7 @@ def test_a_hub_that_does_not_answer_is_waited_for_shortly(llm_fed, tmp_path, onl
     )
     hub(release.wait)
     start = time.monotonic()
-    said = llm_fed("init", data, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", data, "--out", tmp_path / "c.yaml")
     release.set()
     assert time.monotonic() - start < 30 and said.code == 0 and read == [True]
     assert "looking up Qwen/Qwen3-0.6B on the Hub" in said.err and "--base FOLDER needs no network" in said.err
@@ -87,7 +86,7 @@ def test_offline_the_hub_is_not_asked(hub, monkeypatch):
 def test_an_encoder_that_cannot_be_loaded_is_named_by_its_name(llm_fed, tmp_path, monkeypatch, name, family):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     data = federation(tmp_path / "d", north=30, south=30)
-    said = llm_fed("init", data, "--base", name, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", data, "--base", name, "--out", tmp_path / "c.yaml")
     assert said.code == 2 and not (tmp_path / "c.yaml").exists()
     assert f"{name} is an encoder by its name ({family}), and cannot be loaded here" in said.err
     assert "HF_HUB_OFFLINE is set" in said.err and "--base FOLDER" in said.err
@@ -104,22 +103,11 @@ def test_a_folder_needs_no_hub(small, hub):
     assert known_base.look_up(str(small.base), pytest.fail).config is not None
 
 
-def test_ctrl_d_at_a_question_writes_nothing(small, llm_fed, tmp_path, monkeypatch):
-    def leave(*_, **__):
-        raise typer.Abort
-
-    monkeypatch.setattr(typer, "prompt", leave)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    said = llm_fed("init", federation(tmp_path / "d", north=30, south=30), "--out", tmp_path / "c.yaml")
-    assert said.code == 130 and "nothing was written; --yes asks nothing" in said.err
-    assert not (tmp_path / "c.yaml").exists()
-
-
 @pytest.mark.parametrize("sizes", [{"north": 40}, {"north": 40, "south": 40}])
 def test_a_federation_of_one_client_is_named(small, llm_fed, tmp_path, sizes):
     data = federation(tmp_path / "d", **sizes)
     told = "there is only one client, north, so nothing is federated"
-    said = llm_fed("init", data, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", data, "--base", small.base, "--out", tmp_path / "c.yaml")
     assert said.code == 0 and (told in said.out) == (len(sizes) == 1)
     assert "method: {name: local}" in (tmp_path / "c.yaml").read_text()
     assert ("compare" in said.out) == (len(sizes) > 1)
@@ -135,7 +123,7 @@ def test_a_client_of_one_example_is_named(small, llm_fed, tmp_path, count):
         (data / f"{client}-test.jsonl").write_text('{"question": "w1 w1", "answer": "w2"}\n')
     kept = (data / "south-train.jsonl").read_text().splitlines(keepends=True)[:count]
     (data / "south-train.jsonl").write_text("".join(kept))
-    said = llm_fed("init", data, "--base", small.base, "--yes", "--out", tmp_path / "c.yaml")
+    said = llm_fed("init", data, "--base", small.base, "--out", tmp_path / "c.yaml")
     assert said.code == 0 and ("south (1) has fewer than" in said.out) == (count == 1)
     ran = llm_fed("run", tmp_path / "c.yaml", "--dry-run")
     assert ran.code == 0 and ("train on a single example (1 of 2): south" in ran.err) == (count == 1)
