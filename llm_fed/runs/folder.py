@@ -9,7 +9,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,7 @@ from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.lock import NAME, HeldError, Lock
 from llm_fed.runs.reading import REOPENED, config_text, saved_config
 from llm_fed.runs.records import check_beginning, read_object, read_records, time_of_day
-from llm_fed.settings import paths, plugins
+from llm_fed.settings import paths
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat, from_dict
 from llm_fed.settings.contents import Contents, translated
@@ -215,8 +214,6 @@ class Run:
             for key in sorted(before.keys() | now.keys())
             if not (paths.same(key, before.get(key), now.get(key)) or key.startswith(_FREE_KEYS))
         }
-        renamed = _renamed(changes, saved, self.config)
-        changes = {key: values for key, values in changes.items() if key not in renamed}
         if changes and not holds_results(self.folder):
             self._fresh = True  # nothing to continue, and nothing to lose
             return
@@ -437,26 +434,6 @@ def _unwritable(path: Path, error: OSError) -> RunError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     what = "Make room" if full else "Let this user write there, or give another --out"
     return RunError(f"cannot write {path}: {error.strerror or error}. {what}, then give the same command to continue.")
-
-
-def _renamed(changes: extend.Changes, saved: Mapping[str, Any], now: Config) -> set[str]:
-    """The keys of `changes` that say the same in other words: a method or a task by its entry point and by its path."""
-    method = {key for key in changes if key.startswith("method.")}
-    named = {key for key in ("task.name", "task.server.name") if all(changes.get(key, (None,)))}
-    if not method and not named:
-        return set()
-    from llm_fed import methods, tasks  # all of them, and rarely needed
-
-    same = set()
-    with plugins.allowing(plugins.named_in(as_dict(now)).values()), suppress(UserError):
-        # What cannot be found any more, or only the folder names, differs as its text does.
-        plugins.check_folder(Path("config.yaml"), saved)
-        if method and methods.canonical(saved["method"]) == methods.canonical(now.method):
-            same |= method
-        for key in named:
-            before, after = (tasks.find(name, key) for name in changes[key])
-            same |= {key} if before is after else set()
-    return same
 
 
 def look(folder: Path, config: Config, fresh: bool, note: Callable[[str], None] = _print) -> tuple[int, bool, Config]:
