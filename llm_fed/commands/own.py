@@ -93,7 +93,7 @@ class OwnObjects:
         Raises:
             UserError: it names something else in the place of one.
         """
-        names = {key: name for key, name in reversed(self.given)}  # the first of each key
+        names = {key: name for key, name in reversed([*self.given])}  # the first of each key
         if "task.name" in names:
             task = config.task
             if task.path is not None:
