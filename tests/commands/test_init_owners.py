@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from llm_fed import tasks
-from llm_fed.basics.errors import UserError
-from llm_fed.commands import columns_of
 from llm_fed.rows import FileRows, owners
 from llm_fed.settings import configfile
 
@@ -107,10 +105,3 @@ def test_columns_with_many_values_or_gaps_are_no_clients(tmp_path):
         store=lambda n: "only one", desk=lambda n: ["a", "b"], note=lambda n: "long " * 30 + str(n % 2),
     )  # fmt: skip
     assert found(path) == []
-
-
-def test_an_answer_that_is_neither_a_column_nor_a_number_is_asked_again():
-    answers = iter(["desc", "0", "desk"])
-    assert columns_of.choice(lambda *_: next(answers), "Which?", "desk", ["desk"], number=True) == "desk"
-    with pytest.raises(UserError, match=r"none of the answers was a column .desk.; nothing was written"):
-        columns_of.choice(lambda *_: "x", "Which?", "desk", ["desk"])
