@@ -1,7 +1,5 @@
 """What the runs of a comparison share of their data changes no run: each equals one in a process of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import equal_runs
