@@ -65,7 +65,7 @@ class Task:
 
     @property
     def selects(self) -> bool:
-        """Whether `load` itself leaves out the clients that are not asked for, before it decodes any picture."""
+        """Whether `load` itself leaves out the clients that are not requested, before it decodes any picture."""
         return self.load is images.load
 
 
@@ -207,14 +207,14 @@ def _from_test(config: TaskConfig) -> bool:
 def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, absent: bool) -> TaskData:
     """The clients and the server of natural clients whose rows a rule divides; the other arguments are those of
     `load`."""
-    asked, from_test = config.server, _from_test(config)
+    requested, from_test = config.server, _from_test(config)
     natural = rule.given(data.clients, config.partition.test is not None)
     if from_test:
         natural = {client.client: client for client in _with_test(list(natural.values()), rule)}
-    if from_test or asked.name is not None:
+    if from_test or requested.name is not None:
         natural, data = _with_server(natural, data, config, seed, rule)
     others = [data.server] if data.server else []
-    clients = list(partition(natural, config.partition, seed, not asked.test, rule, others).values())
+    clients = list(partition(natural, config.partition, seed, not requested.test, rule, others).values())
     if config.partition.kind != "natural":
         clients = kept(clients, config, seed)
     if not from_test:
@@ -222,7 +222,7 @@ def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, abs
     everybody = tuple(client.client for client in clients)
     if absent and config.partition.kind == "natural":
         everybody = config.groups or everybody
-    clients = _with_examples(clients, tested=not asked.test)
+    clients = _with_examples(clients, tested=not requested.test)
     if not absent:
         _check_training(clients, data)
     clients = _with_validation(clients, rule, config.validation, others)
@@ -258,18 +258,19 @@ def _with_server(
     natural: dict[str, ClientData], data: TaskData, config: TaskConfig, seed: int, rule: ByContent
 ) -> tuple[dict[str, ClientData], TaskData]:
     """The natural clients without what the server takes of them, and the task with the server's data."""
-    asked = config.server
-    natural, own = splits.in_domain(natural, asked, seed, rule)
-    if asked.name is None:
+    requested = config.server
+    natural, own = splits.in_domain(natural, requested, seed, rule)
+    if requested.name is None:
         return natural, dataclasses.replace(data, server=own)
-    row = find(asked.name, "task.server.name")
+    row = find(requested.name, "task.server.name")
     if row.base_kind != find(config.name).base_kind:
         raise UserError(
-            f"task.server.name={asked.name}: text, images and labelled texts do not mix; name a task like {config.name}"
+            f"task.server.name={requested.name}: text, images and labelled texts do not mix; "
+            f"name a task like {config.name}"
         )
-    other = TaskConfig(asked.name, asked.path, image_size=config.image_size)
-    others = images.load(other, seed, only=asked.examples) if row.selects else row.load(other, seed)
-    own = splits.out_of_domain(own, others.clients, asked.examples, seed, rule)
+    other = TaskConfig(requested.name, requested.path, image_size=config.image_size)
+    others = images.load(other, seed, only=requested.examples) if row.selects else row.load(other, seed)
+    own = splits.out_of_domain(own, others.clients, requested.examples, seed, rule)
     return natural, dataclasses.replace(data, server=own, server_labels=others.labels)
 
 

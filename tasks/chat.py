@@ -51,21 +51,27 @@ class Rendering:
         render: Callable[[Messages, bool], str],
         messages: Messages,
         marks: Marks,
-        asked: bool,
+        requested: bool,
         control: re.Pattern[str],
     ):
-        self._render, self.messages, self.marks, self._asked, self._control = render, messages, marks, asked, control
-        self.text = render(messages, asked)
+        self._render, self.messages, self.marks, self._asked, self._control = (
+            render,
+            messages,
+            marks,
+            requested,
+            control,
+        )
+        self.text = render(messages, requested)
         self.spoken = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
 
     def replies(self, habits: Habits) -> dict[int, ReplySpan]:
         """By number of the message; without those that are not in the rendering."""
         spans = self._contents()
         spans_of_replies, before = {}, 0
-        for place, number in enumerate(self.spoken):
-            span = spans[place]
+        for position, number in enumerate(self.spoken):
+            span = spans[position]
             if span is not None:
-                following = next((later[0] for later in spans[place + 1 :] if later), len(self.text))
+                following = next((later[0] for later in spans[position + 1 :] if later), len(self.text))
                 start = self._start(self.messages[number], before, span[0], habits)
                 spans_of_replies[number] = ReplySpan(
                     start, span[1], self._stop(self.messages[number], span[1], following, habits)
@@ -96,9 +102,9 @@ class Rendering:
 
     def _contents(self) -> list[Span | None]:
         ends = [(number, offset) for number in self.spoken for offset in (0, len(self.messages[number]["content"]))]
-        places = self._locate(ends)
-        if places is not None and None not in places:
-            return [(places[n], places[n + 1]) for n in range(0, len(places), 2)]  # type: ignore[misc]
+        positions = self._locate(ends)
+        if positions is not None and None not in positions:
+            return [(positions[n], positions[n + 1]) for n in range(0, len(positions), 2)]  # type: ignore[misc]
         return [self._content(number) for number in self.spoken]
 
     def _content(self, number: int) -> Span | None:
@@ -110,9 +116,9 @@ class Rendering:
         return self._header(number) if "tool_calls" in self.messages[number] else None
 
     def _first(self, number: int, offsets: Iterable[int]) -> int | None:
-        """Where the first of these places in a message's text is that is in the rendering."""
-        places = (place for offset in offsets for place in self._locate([(number, offset)]) or ())
-        return next((place for place in places if place is not None), None)
+        """Where the first of these indices in a message's text is that is in the rendering."""
+        positions = (position for offset in offsets for position in self._locate([(number, offset)]) or ())
+        return next((position for position in positions if position is not None), None)
 
     def _header(self, number: int) -> Span | None:
         """Where a message is that has no text of its own: where another text in its place would begin."""
@@ -121,27 +127,27 @@ class Rendering:
         before = written.partition(self.marks.spare(1))[0]
         return (len(before), len(before)) if self.text.startswith(before) else None
 
-    def _locate(self, asked: Sequence[tuple[int, int]]) -> list[int | None] | None:
-        """Where these places, (message, offset in its text), are in the rendering, None for one that is not in it; or
+    def _locate(self, requested: Sequence[tuple[int, int]]) -> list[int | None] | None:
+        """Where these indices, (message, offset in its text), are in the rendering, None for one that is not in it; or
         None alone, if marks there change what the template writes."""
         messages = [dict(message) for message in self.messages]
-        signs = [self.marks.spare(order + 1) for order in range(len(asked))]
-        for (number, offset), sign in reversed([*zip(asked, signs, strict=True)]):
+        signs = [self.marks.spare(order + 1) for order in range(len(requested))]
+        for (number, offset), sign in reversed([*zip(requested, signs, strict=True)]):
             text = messages[number]["content"]
             messages[number]["content"] = text[:offset] + sign + text[offset:]
         try:
             written = self._render(messages, self._asked)
         except UserError:
             return None
-        places: dict[str, int] = {}
+        positions: dict[str, int] = {}
         pieces = re.split(f"([{signs[0]}-{signs[-1]}])", written) if signs else [written]
         length = 0
         for order, piece in enumerate(pieces):
             if order % 2:
-                places.setdefault(piece, length)
+                positions.setdefault(piece, length)
             else:
                 length += len(piece)
-        return [places.get(sign) for sign in signs] if "".join(pieces[::2]) == self.text else None
+        return [positions.get(sign) for sign in signs] if "".join(pieces[::2]) == self.text else None
 
 
 def _starts(text: str) -> Iterator[int]:
@@ -171,7 +177,7 @@ class ChatTemplate:
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
         """What the assistant's next message follows; UserError where the template fails, or takes no tools."""
-        rendering = self._rendering(self._taken(turns), asked=True)
+        rendering = self._rendering(self._taken(turns), requested=True)
         return self._encode(rendering, rendering.replies(self.habits)).ids
 
     def conversation(self, turns: Sequence[Turn]) -> Encoded:
@@ -180,7 +186,7 @@ class ChatTemplate:
         UserError as in `prompt`, or where a message that is trained is not in the rendering."""
         turns = self._taken(turns)
         apart = self.habits.lead is None  # the rendering does not go on where the prompt of an evaluation ends
-        rendering = self._rendering(turns[:-1] if apart else turns, asked=apart)
+        rendering = self._rendering(turns[:-1] if apart else turns, requested=apart)
         replies = rendering.replies(self.habits)
         tokens = self._encode(rendering, replies)
         target = self._target(turns, rendering, replies, tokens)
@@ -212,7 +218,7 @@ class ChatTemplate:
         lead = self.habits.lead
         if not lead or not lead.isspace():
             return lead == ""
-        prompt, written = (self._rendering(turns, asked=not n) for n, turns in enumerate((_PROBE[:1], _PROBE)))
+        prompt, written = (self._rendering(turns, requested=not n) for n, turns in enumerate((_PROBE[:1], _PROBE)))
         start, tokens = len(prompt.text), self._encode(written, {})
         before = tokens.behind(start)
         return tokens.over(start + len(lead)) and tokens.ids[:before] == self._encode(prompt, {}).ids
@@ -230,7 +236,7 @@ class ChatTemplate:
             return turns
         return [turns[1]._replace(content=f"{turns[0].content}\n\n{turns[1].content}"), *turns[2:]]
 
-    def _rendering(self, turns: Sequence[Turn], asked: bool) -> Rendering:
+    def _rendering(self, turns: Sequence[Turn], requested: bool) -> Rendering:
         contents = [without_surrogates(turn.content) for turn in turns]
         marks, pattern = Marks(self.safe.spelled, [*contents, *(turn.fields for turn in turns)]), self.safe.pattern
         messages = []
@@ -238,14 +244,14 @@ class ChatTemplate:
             hide = marks.hide_reply if turn.role == "assistant" else marks.hide
             more = json.loads(without_surrogates(turn.fields)) if turn.fields else {}
             messages.append({"role": turn.role, "content": hide(content, pattern), **_hidden(more, marks, pattern)})
-        rendering = Rendering(self._render, messages, marks, asked, pattern)
+        rendering = Rendering(self._render, messages, marks, requested, pattern)
         self._check_tools(rendering)
         return rendering
 
-    def _render(self, messages: Messages, asked: bool) -> str:
+    def _render(self, messages: Messages, requested: bool) -> str:
         """What the template writes, with the beginning of the next reply if it is `asked` for."""
         options: dict[str, Any] = {"chat_template": self.template.text, "date_string": self.template.date}
-        options |= {"add_generation_prompt": asked, "tokenize": False}
+        options |= {"add_generation_prompt": requested, "tokenize": False}
         return str(self._tried(lambda: self.tokenizer.apply_chat_template(messages, **options)))
 
     def _tried(self, render: Callable[[], Any]) -> Any:
@@ -286,9 +292,9 @@ class ChatTemplate:
                 if own is None:
                     continue
                 start = max(start, own[0])
-            place = tokens.place(end if stop is None else stop)
+            position = tokens.position(end if stop is None else stop)
             for token in range(tokens.behind(start), len(target)):
-                if tokens.spans[token][0] >= place:
+                if tokens.spans[token][0] >= position:
                     break
                 target[token] = True
         return target
@@ -322,15 +328,15 @@ class ChatTemplate:
     def habits(self) -> Habits:
         marks = Marks(self.safe.spelled, ())
         first, last, next_one = (marks.spare(number) for number in (1, 2, 3))
-        asked, said = {"role": "user", "content": _USER}, {"role": "assistant", "content": f"{first}{_REPLY}{last}"}
+        requested, said = {"role": "user", "content": _USER}, {"role": "assistant", "content": f"{first}{_REPLY}{last}"}
         try:
-            begun, written = self._render([asked], True), self._render([asked, said], False)
+            begun, written = self._render([requested], True), self._render([requested, said], False)
         except UserError:
             return Habits()
         before, _, rest = written.partition(first)
         ends = [stop[0] for stop in [self.safe.pattern.search(rest.partition(last)[2])] if stop]
         try:
-            more = self._render([asked, said, {"role": "user", "content": next_one}, said], False)
+            more = self._render([requested, said, {"role": "user", "content": next_one}, said], False)
             ends += self._ends_between(more.partition(_USER)[0], more.partition(last)[2].partition(next_one)[0])
         except UserError:
             pass  # a template of single questions
@@ -349,7 +355,7 @@ class ChatTemplate:
         return [part for part in later if self.safe.pattern.fullmatch(part)][:1]
 
     def replaced(self) -> str | None:
-        """The template with what it writes before a reply in the place of its generation prompt, where the two differ
+        """The template with what it writes before a reply instead of its generation prompt, where the two differ
         in reasoning or in white space; None where that is not always the same, or they differ in another way."""
         sign = Marks(self.safe.spelled, ()).spare(1)
         user, reply = {"role": "user", "content": _USER}, {"role": "assistant", "content": sign}
@@ -365,8 +371,8 @@ class ChatTemplate:
         other = ChatTemplate(replace(self.template, text=text), self.tokenizer)
         system = [{"role": "system", "content": _REPLY}] * self._takes_system
         try:
-            for asked in ([user], [*system, user], [user, {**reply, "content": _REPLY}, user]):
-                if other._render(asked, True) != other._render([*asked, reply], False).partition(sign)[0]:
+            for requested in ([user], [*system, user], [user, {**reply, "content": _REPLY}, user]):
+                if other._render(requested, True) != other._render([*requested, reply], False).partition(sign)[0]:
                     return None
         except UserError:
             return None
@@ -411,7 +417,7 @@ _DAY = {  # a Friday: Llama 3.2's own default, for templates that ask for today
 
 def answering(text: str, tokenizer: PreTrainedTokenizerBase, date: str) -> str:
     """A chat template whose generation prompt ends where an answer without reasoning begins, and that knows no today:
-    as it stands, with its own switch of reasoning off, or with what it writes before a reply in the place of its
+    as it stands, with its own switch of reasoning off, or with what it writes before a reply instead of its
     generation prompt. The result is a chat template as well, so that any server can be given it. `date`: for templates
     that are given one."""
     if "strftime_now" in text and "date_string" not in text:

@@ -62,7 +62,7 @@ class Collected:
         read."""
         if client is not None:
             self.name(client)
-            if not self.asked(self.id(client)):
+            if not self.requested(self.id(client)):
                 return
         for source in sources:
             self._read(source, client, split, named)
@@ -72,7 +72,7 @@ class Collected:
         self._named.add(self.id(client))
         self._of(self.id(client))
 
-    def asked(self, id: str) -> bool:
+    def requested(self, id: str) -> bool:
         """Whether the rows of a client are wanted. Of another one the name is kept, which messages list."""
         whole = WHOLE.fullmatch(id)
         if self._groups is None or id in self._groups or (whole and whole[1] in self._groups):
@@ -84,8 +84,8 @@ class Collected:
         """By id, in natural order; also those without a row that are named. UserError where there is no row at all."""
         for id in [*self._places]:
             if (match := WHOLE.fullmatch(id)) and match[1] in self._places:  # 11.0 is 11 in a column with gaps
-                for split, places in self._places.pop(id).items():
-                    self._places[match[1]][split].extend(places)
+                for split, indices in self._places.pop(id).items():
+                    self._places[match[1]][split].extend(indices)
         if self._groups is None and not any(any(splits.values()) for splits in self._places.values()):
             empty = f" (none in {few(self.reading.empty, 'files')})" if self.reading.empty else ""
             raise UserError(f"{self.where} has no rows{empty}; it needs a train split with at least one row")
@@ -125,7 +125,7 @@ class Collected:
         try:
             self._learn(source, scheme, sample, client)
         except UserError:
-            # A `metadata.json` among the files of clients; a file that is asked for by its name is refused.
+            # A `metadata.json` among the files of clients; a file that is requested by its name is refused.
             if not source.alone or client is None:
                 raise
             self.reading.files.append(self.reading.short(source.where))
@@ -154,8 +154,8 @@ class Collected:
             return
         scheme.learn(good)
         for name in scheme.used:
-            if places := source.twice.get(name):
-                listed = " and ".join(map(str, places))
+            if indices := source.twice.get(name):
+                listed = " and ".join(map(str, indices))
                 raise UserError(f"{where}: columns {listed} are both named {name!r}; rename those that are not meant")
         partition = self.config.partition
         if partition.label is not None:
@@ -174,7 +174,7 @@ class Collected:
         if client is None:
             client = text_of(row, roles["client"]).strip() if "client" in roles else ALL
         id, split = self.id(client), _split(row, roles["split"]) if "split" in roles else split
-        if not self.asked(id):
+        if not self.requested(id):
             return
         example = scheme.example(row, text_of(row, label) if label else id)
         self._of(id)[split].append(self.store.add(self.taken(example, row.where, split), source.where, row.where))
@@ -225,7 +225,7 @@ class Store:
         self._file: IO[bytes] | None = None
         self._files: dict[str, int] = {}
         self._groups: dict[str, int] = {}
-        # Of each example the places of its file and group, its digest, and a checksum of how it is written.
+        # Of each example the indices of its file and group, its digest, and a checksum of how it is written.
         self.codes, self.groups, self.digests, self.checksums = array("I"), array("I"), array("Q"), array("I")
 
     @property
@@ -247,15 +247,15 @@ class Store:
             self._write()
         return self._count - 1
 
-    def __getitem__(self, place: int) -> Example:
-        prompt, answers, options, fields, rejected, desirable, extra, pair = json.loads(_text(self.table[0], place))
+    def __getitem__(self, index: int) -> Example:
+        prompt, answers, options, fields, rejected, desirable, extra, pair = json.loads(_text(self.table[0], index))
         turns = tuple(Turn(*turn) for turn in rejected)
-        asked = prompt if isinstance(prompt, str) else tuple(Turn(*turn) for turn in prompt)
-        group, own = self._names[self.groups[place]], tuple((name, value) for name, value in extra)
-        return Example(asked, tuple(answers), tuple(options), group, fields, turns, desirable, own, pair)
+        requested = prompt if isinstance(prompt, str) else tuple(Turn(*turn) for turn in prompt)
+        group, own = self._names[self.groups[index]], tuple((name, value) for name, value in extra)
+        return Example(requested, tuple(answers), tuple(options), group, fields, turns, desirable, own, pair)
 
-    def where(self, place: int) -> str:
-        return _text(self.table[1], place)
+    def where(self, index: int) -> str:
+        return _text(self.table[1], index)
 
     @cached_property
     def _names(self) -> list[str]:
@@ -302,10 +302,10 @@ class Store:
 
 
 class Stored(Sequence[Example]):
-    """Examples of a store, by their places."""
+    """Examples of a store, by their indices."""
 
-    def __init__(self, store: Store, places: Iterable[int] = ()):
-        self._store, self._places = store, np.fromiter(places, np.int64)
+    def __init__(self, store: Store, indices: Iterable[int] = ()):
+        self._store, self._places = store, np.fromiter(indices, np.int64)
 
     def take(self, chosen: Sequence[int]) -> Stored:
         return Stored(self._store, self._places[np.asarray(chosen, np.int64)])
@@ -320,7 +320,7 @@ class Stored(Sequence[Example]):
 
     @property
     def codes(self) -> np.ndarray:
-        """(N,) the place of each example's file in `files`."""
+        """(N,) the index of each example's file in `files`."""
         return np.asarray(self._store.codes)[self._places]
 
     @property
@@ -348,7 +348,7 @@ class Stored(Sequence[Example]):
         return self._store[int(self._places[index])]
 
     def __iter__(self) -> Iterator[Example]:
-        return (self._store[place] for place in self._places.tolist())
+        return (self._store[index] for index in self._places.tolist())
 
     def __add__(self, other: Sequence[Example]) -> Sequence[Example]:
         if isinstance(other, Stored) and other._store is self._store:
@@ -365,8 +365,8 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _text(column: pyarrow.ChunkedArray, place: int) -> str:
-    return str(column[place].as_py().decode("utf-8", "surrogatepass"))
+def _text(column: pyarrow.ChunkedArray, index: int) -> str:
+    return str(column[index].as_py().decode("utf-8", "surrogatepass"))
 
 
 def _unwritable(error: OSError) -> RunError:

@@ -166,15 +166,15 @@ class Encoded:
         return self.input_ids[:start] if start > 1 else self.input_ids
 
     @property
-    def asked(self) -> list[int]:
+    def requested(self) -> list[int]:
         """The ids that the last answer follows: of a conversation with several answers, all before the last."""
         behind = len(self.target) - self.target[::-1].index(True)
-        answer = next((place for place in range(behind - 1, -1, -1) if not self.target[place]), -1)
+        answer = next((index for index in range(behind - 1, -1, -1) if not self.target[index]), -1)
         return self.input_ids[: answer + 1]
 
     @property
     def answer(self) -> list[int]:
-        return self.input_ids[len(self.asked) : len(self.target) - self.target[::-1].index(True)]
+        return self.input_ids[len(self.requested) : len(self.target) - self.target[::-1].index(True)]
 
 
 @dataclass(frozen=True)
@@ -255,10 +255,10 @@ def where(examples: Sequence[Item], mask: np.ndarray) -> Sequence[Item]:
     return select(examples, np.flatnonzero(mask).tolist())
 
 
-def select(examples: Sequence[Item], places: Sequence[int]) -> Sequence[Item]:
-    """Those at these places: in a tuple, or still on the disk where they lie there (`collected.Stored`)."""
+def select(examples: Sequence[Item], indices: Sequence[int]) -> Sequence[Item]:
+    """Those at these indices: in a tuple, or still on the disk where they lie there (`collected.Stored`)."""
     take = getattr(examples, "take", None)
-    return tuple(examples[place] for place in places) if take is None else take(places)
+    return tuple(examples[index] for index in indices) if take is None else take(indices)
 
 
 def plain(text: str) -> str:

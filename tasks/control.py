@@ -36,7 +36,7 @@ _REASONING = re.compile(
 
 
 def without_surrogates(text: str) -> str:
-    """The text with U+FFFD in the place of halves of characters (lone surrogates), which no tokenizer takes."""
+    """The text with U+FFFD instead of halves of characters (lone surrogates), which no tokenizer takes."""
     return _HALVES.sub("\ufffd", text)
 
 
@@ -83,7 +83,7 @@ class Marks:
         if first is None:
             raise UserError("a text uses all of Unicode's private-use characters; leave it out")
         self._first, self._spelled = first, spelled
-        self._mark_of = {text: chr(first + place) for place, text in enumerate(spelled)}
+        self._mark_of = {text: chr(first + position) for position, text in enumerate(spelled)}
         self.hidden = re.compile(f"[{chr(first)}-{chr(first + len(spelled) - 1)}]") if spelled else re.compile("(?!)")
         self._extra = first + len(spelled)
 
@@ -120,9 +120,9 @@ class Tokens(NamedTuple):
     ids: list[int]  # (T)
     spans: list[tuple[int, int]]  # (T): where each begins and ends in what was read
     parts: list[_Piece]
-    mixed: set[int]  # places of separators that are a part of a word
+    mixed: set[int]  # indices of separators that are a part of a word
 
-    def place(self, marked: int) -> int:
+    def position(self, marked: int) -> int:
         """Where a place of the marked text is in what was read; before a separator that stands there."""
         offset = 0
         for part in self.parts:
@@ -133,13 +133,13 @@ class Tokens(NamedTuple):
 
     def behind(self, marked: int) -> int:
         """The number of the first token that ends behind a place of the marked text."""
-        place = self.place(marked)
-        return next((number for number, (_, end) in enumerate(self.spans) if end > place), len(self.ids))
+        position = self.position(marked)
+        return next((number for number, (_, end) in enumerate(self.spans) if end > position), len(self.ids))
 
     def over(self, marked: int) -> bool:
         """Whether a token stands on both sides of a place of the marked text."""
-        number, place = self.behind(marked), self.place(marked)
-        return number < len(self.ids) and self.spans[number][0] < place
+        number, position = self.behind(marked), self.position(marked)
+        return number < len(self.ids) and self.spans[number][0] < position
 
 
 class _Piece(NamedTuple):
@@ -183,32 +183,32 @@ class SafeTokenizer:
 
     def encode(self, marked: str, marks: Marks, cuts: Collection[int] = ()) -> Tokens:
         """The tokens of a marked text, without any that the tokenizer would add around it. UserError where the
-        tokenizer is not of the `tokenizers` library, or cannot write a spelling as text. `cuts`: places at which a
+        tokenizer is not of the `tokenizers` library, or cannot write a spelling as text. `cuts`: indices at which a
         token must end. Where none does, the text before it is read as if it ended there."""
         breaks = _Breaks({}, set())
         while True:
             tokens = self._read(marked, marks, breaks)
-            between = {place for place in cuts if tokens.over(place)} | tokens.mixed
+            between = {position for position in cuts if tokens.over(position)} | tokens.mixed
             inside = self._forged(tokens, marked, marks)
             if not between and not inside:
                 return tokens
-            if inside & breaks.inside or any(breaks.between.get(place) == _CUT for place in between):
+            if inside & breaks.inside or any(breaks.between.get(position) == _CUT for position in between):
                 raise UserError(
                     f"the tokenizer of {self.tokenizer.name_or_path!r} has no text for what spells a control token in "
                     f"{marks.plain(marked)[:60]!r}; leave the example out, or choose another base"
                 )
             breaks.inside.update(inside)
-            for place in between:
-                breaks.between[place] = _CUT if self._cuts_well or place in breaks.between else marks.spare(0)
+            for position in between:
+                breaks.between[position] = _CUT if self._cuts_well or position in breaks.between else marks.spare(0)
 
     def _forged(self, tokens: Tokens, marked: str, marks: Marks) -> set[int]:
         """Where hidden spellings became control tokens all the same: a vocabulary may hold them as words, too."""
-        places = set()
+        positions = set()
         for hidden in marks.hidden.finditer(marked):
             first, last = tokens.behind(hidden.start()), tokens.behind(hidden.end())
             if not self._control.isdisjoint(tokens.ids[first : last + tokens.over(hidden.end())]):
-                places.add(hidden.start())
-        return places
+                positions.add(hidden.start())
+        return positions
 
     def _read(self, marked: str, marks: Marks, breaks: _Breaks) -> Tokens:
         """The tokens, with a separator at each break, which is taken out again."""
@@ -245,7 +245,7 @@ class SafeTokenizer:
     def _names(self) -> dict[str, str]:
         """Of the control tokens that are tokens of their own."""
         added = {token.content for token in self.tokenizer.added_tokens_decoder.values()}
-        return {text: f"{_SIGN}{place}{_SIGN}" for place, text in enumerate(self.spelled) if text in added}
+        return {text: f"{_SIGN}{position}{_SIGN}" for position, text in enumerate(self.spelled) if text in added}
 
     @cached_property
     def _twin(self) -> tuple[Tokenizer, dict[int, int]]:
@@ -277,13 +277,13 @@ def _parts(
         _Piece(names[match[0]], *match.span(), atom=True) for match in pattern.finditer(marked) if match[0] in names
     ]
     for match in marks.hidden.finditer(marked):
-        place, text = match.start(), marks.shown(match[0])
-        pieces = [text[:1], text[1:]] if place in breaks.inside else [text]
+        position, text = match.start(), marks.shown(match[0])
+        pieces = [text[:1], text[1:]] if position in breaks.inside else [text]
         for number, piece in enumerate(pieces):
             if number:
-                atoms.append(_Piece(_CUT, place, place + 1, atom=True, separator=True))
-            atoms.append(_Piece(piece, place, place + 1, atom=True))
-    atoms += [_Piece(sign, place, place, atom=True, separator=True) for place, sign in breaks.between.items()]
+                atoms.append(_Piece(_CUT, position, position + 1, atom=True, separator=True))
+            atoms.append(_Piece(piece, position, position + 1, atom=True))
+    atoms += [_Piece(sign, position, position, atom=True, separator=True) for position, sign in breaks.between.items()]
     parts, end = [], 0
     for atom in sorted(atoms, key=lambda part: (part.start, part.end)):  # stable: pieces keep their order
         if atom.start > end:

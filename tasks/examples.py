@@ -4,7 +4,7 @@
  "history": [["Which ward for a fracture?", "Surgery."]]}
 {"messages": [{"role": "user", "content": "Which ward?"}, {"role": "assistant", "content": "Burns."}]}
 {"prompt": [{"role": "user", "content": "Which ward?"}], "completion": [{"role": "assistant", ...}]}
-{"question": "Which ward?", "choices": ["Surgery.", "Burns."], "answer": 1}              MMLU: places from 0 on
+{"question": "Which ward?", "choices": ["Surgery.", "Burns."], "answer": 1}              MMLU: indices from 0 on
 {"choices": {"text": ["Surgery.", "Burns."], "label": ["A", "B"]}, "answerKey": "B"}    ARC
 {"options": {"A": "Surgery.", "B": "Burns."}, "answer": "B"}                            MedQA
 {"A": "Surgery.", "B": "Burns.", "answer": "B"}                                         MMLU and C-Eval as CSV
@@ -61,7 +61,7 @@ class Scheme:
         if self._letters or "options" in self.roles:
             self._choices = Choices(self.roles.get("options", ""))
             for row in sample:
-                with suppress(UserError):  # it comes again when the row is asked for
+                with suppress(UserError):  # it comes again when the row is requested
                     self._example(row, "")
             self._choices.learning = False
 
@@ -105,7 +105,7 @@ class Scheme:
         self._letters = self._lettered() if "answer" in self.roles and "options" not in self.roles else ()
 
     def _lettered(self) -> tuple[str, ...]:
-        count = next((place for place, letter in enumerate(ascii_uppercase) if letter not in self.names), 26)
+        count = next((index for index, letter in enumerate(ascii_uppercase) if letter not in self.names), 26)
         letters = tuple(ascii_uppercase[:count])
         answers = [values.get(self.roles["answer"]) for values in self._sample]
         return letters if count > 1 and answers and all(str(each).strip() in letters for each in answers) else ()
@@ -134,12 +134,12 @@ def to_example(
 
 def _answered(row: Row, roles: Mapping[str, str], group: str, letters: Sequence[str], rule: Choices | None) -> Example:
     prompt, answer = roles["prompt"], roles["answer"]
-    asked, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
-    if isinstance(asked, list) or _is_talk(right):
-        if not _is_talk(asked):
-            asked = [{"role": "user", "content": cells.as_text(asked, row.where, prompt)}]
-        return _conversation(row, roles, _whole(row, roles, "answer", asked, right), group)
-    text = cells.as_text(asked, row.where, prompt)
+    requested, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
+    if isinstance(requested, list) or _is_talk(right):
+        if not _is_talk(requested):
+            requested = [{"role": "user", "content": cells.as_text(requested, row.where, prompt)}]
+        return _conversation(row, roles, _whole(row, roles, "answer", requested, right), group)
+    text = cells.as_text(requested, row.where, prompt)
     if context := cells.optional(row, roles.get("input")):
         text = f"{text}\n\n{context}"
     if _is_answers(right):
@@ -157,45 +157,45 @@ def _answered(row: Row, roles: Mapping[str, str], group: str, letters: Sequence[
 def _preference(row: Row, roles: Mapping[str, str], group: str) -> Example:
     """A row with two answers, of which the first is preferred."""
     both = [_structured(cells.held(row, roles[role])) for role in _ANSWERS]
-    asked = _structured(cells.held(row, roles["prompt"])) if "prompt" in roles else None
-    if asked is None and all(isinstance(each, str) for each in both):
+    requested = _structured(cells.held(row, roles["prompt"])) if "prompt" in roles else None
+    if requested is None and all(isinstance(each, str) for each in both):
         talks = [preferences.messages_of(each) for each in both]
         if all(talks):
             both = talks
         else:
             texts = [cells.as_text(each, row.where, roles[role]) for role, each in zip(_ANSWERS, both, strict=True)]
-            asked, *both = preferences.apart(*texts, row.where)
-    if asked is not None and not _is_talk(asked) and not any(map(_is_talk, both)):
-        text = cells.as_text(asked, row.where, roles.get("prompt", "chosen"))
+            requested, *both = preferences.apart(*texts, row.where)
+    if requested is not None and not _is_talk(requested) and not any(map(_is_talk, both)):
+        text = cells.as_text(requested, row.where, roles.get("prompt", "chosen"))
         if context := cells.optional(row, roles.get("input")):
             text = f"{text}\n\n{context}"
         answers = [cells.as_text(each, row.where, roles[role]) for role, each in zip(_ANSWERS, both, strict=True)]
         return preferences.of_texts(text, *answers, _earlier(row, roles), row.where, group)
-    if asked is not None and not _is_talk(asked):
-        asked = [{"role": "user", "content": cells.as_text(asked, row.where, roles["prompt"])}]
-    one, other = (_whole(row, roles, role, asked, each) for role, each in zip(_ANSWERS, both, strict=True))
+    if requested is not None and not _is_talk(requested):
+        requested = [{"role": "user", "content": cells.as_text(requested, row.where, roles["prompt"])}]
+    one, other = (_whole(row, roles, role, requested, each) for role, each in zip(_ANSWERS, both, strict=True))
     return preferences.of_conversations(one, other, row.where, group)
 
 
-def _whole(row: Row, roles: Mapping[str, str], role: str, asked: Any, answer: Any) -> tuple[Turn, ...]:
+def _whole(row: Row, roles: Mapping[str, str], role: str, requested: Any, answer: Any) -> tuple[Turn, ...]:
     """The conversation that ends with an answer, which is a text or messages, perhaps all of the conversation."""
     column = roles[role]
     if not _is_talk(answer):
         answer = [{"role": "assistant", "content": cells.as_text(answer, row.where, column)}]
     first = answer[0].get("role", answer[0].get("from"))
     begins = first not in ("assistant", "gpt")
-    if begins and asked is not None:
-        preferences.check_prompt(_unsaid(asked, answer), answer, row.where, column)
-    whole = answer if begins or asked is None else [*asked, *answer]
+    if begins and requested is not None:
+        preferences.check_prompt(_unsaid(requested, answer), answer, row.where, column)
+    whole = answer if begins or requested is None else [*requested, *answer]
     said = column if begins else roles.get("prompt", column)
     turns, system = turns_of(whole, row.where, said), cells.optional(row, roles.get("system"))
     return (Turn("system", system), *turns) if system and turns[0].role != "system" else turns
 
 
-def _unsaid(asked: list[Any], answer: list[Any]) -> list[Any]:
+def _unsaid(requested: list[Any], answer: list[Any]) -> list[Any]:
     """The messages of a prompt, without a system text that a conversation leaves out."""
-    roles = [str(talk[0].get("role", talk[0].get("from"))).strip().casefold() for talk in (asked, answer)]
-    return asked[1:] if roles[0] == "system" != roles[1] and len(asked) > 1 else asked
+    roles = [str(talk[0].get("role", talk[0].get("from"))).strip().casefold() for talk in (requested, answer)]
+    return requested[1:] if roles[0] == "system" != roles[1] and len(requested) > 1 else requested
 
 
 def _conversation(row: Row, roles: Mapping[str, str], turns: tuple[Turn, ...], group: str) -> Example:
@@ -282,13 +282,13 @@ class Choices:
         texts = cells.texts_of(value, row.where, column)
         if labels and len(texts) == 1 and texts[0].strip() in labels:
             return (options[labels.index(texts[0].strip())],)
-        place = None if labels or isinstance(value, list) else _place(texts[0], len(options))
+        index = None if labels or isinstance(value, list) else _place(texts[0], len(options))
         named = bool({*texts} & {*options})
-        if place is None and not named:
+        if index is None and not named:
             raise UserError(f"{row.where}: the answer {texts[0]!r} is none of the options {[*options]}")
-        both = place is not None and named and options[place] != texts[0]
+        both = index is not None and named and options[index] != texts[0]
         kind = self._kind(row, texts[0], None if both or labels else "text" if named else "place")
-        return texts if place is None or (named and kind == "text") else (options[place],)
+        return texts if index is None or (named and kind == "text") else (options[index],)
 
     def _kind(self, row: Row, text: str, certain: Kind | None) -> Kind:
         """What an answer is; `certain` if it can only be that."""
@@ -334,9 +334,9 @@ def _place(text: str, count: int) -> int | None:
     """The place among so many options that a number (from 0 on) or a letter stands for."""
     text = text.strip()
     if text.isascii() and text.isdigit():
-        place = int(text[:9])
+        index = int(text[:9])
     elif match := _LETTER.fullmatch(text):
-        place = ord(match[1].upper()) - ord("A")
+        index = ord(match[1].upper()) - ord("A")
     else:
         return None
-    return place if place < count else None
+    return index if index < count else None

@@ -57,7 +57,9 @@ def collect(config: TaskConfig, kind: type[Kind]) -> Kind:
         root, plan = plan_of(path, config.columns)
         collected = kind(config, str(path), f"{root}/")
         without = [name for name in plan.unused if _is_client_without_files(name, plan)]
-        others = {part.client for part in plan.parts if part.client and not collected.asked(collected.id(part.client))}
+        others = {
+            part.client for part in plan.parts if part.client and not collected.requested(collected.id(part.client))
+        }
         passed = {name for name in plan.unused if name in without or name.partition("/")[0] in others}
         collected.reading.files += [name for name in plan.unused if name not in passed]
         for name in without:
@@ -91,12 +93,12 @@ def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, FolderLayout]:
 def listing(folder: Path) -> Iterator[str]:
     """The files in a folder and below, by their paths within it, and folders without any, with a "/" behind."""
     seen = set[str]()
-    for place, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(place)
-        within = "" if place == str(folder) else f"{os.path.relpath(place, folder)}/".replace(os.sep, "/")
+    for location, folders, files in os.walk(folder, followlinks=True):
+        real = os.path.realpath(location)
+        within = "" if location == str(folder) else f"{os.path.relpath(location, folder)}/".replace(os.sep, "/")
         folders[:] = [] if real in seen or within.count("/") > layout.DEEPEST + 1 else folders
         seen.add(real)
-        yield from (f"{within}{name}" for name in files if os.path.isfile(os.path.join(place, name)))
+        yield from (f"{within}{name}" for name in files if os.path.isfile(os.path.join(location, name)))
         if not files and not folders and within:
             yield within
 

@@ -159,17 +159,17 @@ def gallery_of(tables: Sequence[GivenTable], column: str | None) -> Gallery:
     images, labels = zip(*(_image_and_label(row, at) for _, _, at, row in rows), strict=True)
     texts = tuple(sorted({label for label in labels if isinstance(label, str)}))
     names = next(_declared(table.rows for table in tables), texts) or None
-    places = [_place(label, names, at) for label, (_, _, at, _) in zip(labels, rows, strict=True)]
+    positions = [_place(label, names, at) for label, (_, _, at, _) in zip(labels, rows, strict=True)]
 
     def decode(indices: np.ndarray, size: int | None) -> Tensor:
-        pixels = [_pixels(images[place], size, rows[place][2]) for place in indices.tolist()]
+        pixels = [_pixels(images[index], size, rows[index][2]) for index in indices.tolist()]
         if len(shapes := {(each.dtype, each.shape) for each in pixels}) > 1:
             sizes = listed(sorted("x".join(map(str, shape)) for _, shape in shapes), 3)
             raise UserError(f"the pictures have different shapes ({sizes}); set task.image_size, or give all the same")
         return torch.stack(pixels)
 
     clients = [client if client is not None else _owner(row, column) for client, _, _, row in rows]
-    return Gallery("data=", np.array(places, np.int64), [each[1] for each in rows], None, clients, names, decode)
+    return Gallery("data=", np.array(positions, np.int64), [each[1] for each in rows], None, clients, names, decode)
 
 
 def _owner(row: Any, column: str | None) -> str:

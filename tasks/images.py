@@ -181,8 +181,8 @@ def _named(gallery: Gallery, labels: tuple[str, ...]) -> Gallery:
         return dataclasses.replace(gallery, classes=labels)
     if unknown := [name for name in gallery.classes if name not in labels]:
         raise UserError(f"{gallery.where} has the class {unknown[0]!r}, which task.labels does not name; add it there")
-    place = np.array([labels.index(name) for name in gallery.classes], np.int64)
-    return dataclasses.replace(gallery, labels=place[gallery.labels], classes=labels)
+    index = np.array([labels.index(name) for name in gallery.classes], np.int64)
+    return dataclasses.replace(gallery, labels=index[gallery.labels], classes=labels)
 
 
 def noisy(client: ClientData, share: float, classes: int, seed: int) -> ClientData:

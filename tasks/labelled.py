@@ -7,7 +7,7 @@ Files lie as those of the task `files` do. Rows of `shop-a.jsonl`, of pairs, and
 {"sentence1": "A dog runs.", "sentence2": "A dog is running.", "score": 4.8}
 
 `task.labels` names the classes in the order of the logits; without it they are those of the data, in natural order. A
-number in the data is then the place of a class, unless it is a class itself. The label is what `task.partition` divides
+number in the data is then the index of a class, unless it is a class itself. The label is what `task.partition` divides
 by.
 """
 
@@ -55,25 +55,25 @@ class Labelled(Collected):
     """Labelled rows of sources.
 
     Attributes:
-        places: by label and split, where the first row stands that has it.
+        indices: by label and split, where the first row stands that has it.
     """
 
     scheme: ClassVar[type[Scheme]] = LabelScheme
 
     def __init__(self, config: TaskConfig, where: str, folder: str = ""):
         super().__init__(config, where, folder)
-        self.places: dict[tuple[str, str], str] = {}
+        self.indices: dict[tuple[str, str], str] = {}
 
     def taken(self, example: Example, where: str, split: str) -> Example:
         (label,) = example.answers
-        self.places.setdefault((label, split), where)
+        self.indices.setdefault((label, split), where)
         return example if self.config.partition.label else replace(example, group=label)
 
     @property
     def seen(self) -> dict[str, str]:
         """By label, where it stands first."""
         found: dict[str, str] = {}
-        for (label, _), where in self.places.items():
+        for (label, _), where in self.indices.items():
             found.setdefault(label, where)
         return found
 
@@ -103,7 +103,7 @@ def classes_of(collected: Labelled) -> TaskData:
     reading.labels = collected.seen
     labels = labels_of(config.labels, collected.seen, rows)
     if config.labels is None and config.partition.test is None:
-        check_trained(collected.places)
+        check_trained(collected.indices)
     return TaskData("classification", CLASSIFICATION, clients, labels, reading=reading, kind=KIND)
 
 
@@ -182,24 +182,24 @@ def place_of(label: str, names: Sequence[str]) -> int | None:
     one, the place. None: it is none of them."""
     if label in names:
         return names.index(label)
-    alike = [place for place, name in enumerate(names) if _form(name) == _form(label)]
+    alike = [index for index, name in enumerate(names) if _form(name) == _form(label)]
     if len(alike) == 1:
         return alike[0]
     by_place = label.isdecimal() and label.isascii() and not any(number(name) is not None for name in names)
     return int(label) if by_place and int(label[:9]) < len(names) else None
 
 
-def check_trained(places: Mapping[tuple[str, str], str]) -> None:
+def check_trained(indices: Mapping[tuple[str, str], str]) -> None:
     """Refuse data whose files test labels that none of them trains.
 
     Args:
-        places: by label and split, where the first row stands that has it.
+        indices: by label and split, where the first row stands that has it.
 
     Raises:
         UserError: a test or validation row of such a label.
     """
-    trained = {_form(label) for label, split in places if split == "train"}
-    for (label, split), where in places.items():
+    trained = {_form(label) for label, split in indices if split == "train"}
+    for (label, split), where in indices.items():
         if split != "train" and trained and _form(label) not in trained:
             raise UserError(
                 f"{where}: no client has a training row with the label {label!r} of this {split} row, so it cannot be "

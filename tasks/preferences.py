@@ -24,12 +24,12 @@ _ROLES = {"Human": "user", "Assistant": "assistant"}
 Encode = Callable[[Example], Encoded | None]  # an example with its first answer, as training sees it
 
 
-def of_texts(asked: str, chosen: str, rejected: str, earlier: Sequence[Turn], where: str, group: str) -> Example:
+def of_texts(requested: str, chosen: str, rejected: str, earlier: Sequence[Turn], where: str, group: str) -> Example:
     """Two answers to a prompt, perhaps after earlier turns; UserError where they are the same."""
     _check(chosen, rejected, where)
     if not earlier:
-        return Example(asked, (chosen,), (), group, rejected=(Turn("user", asked), Turn("assistant", rejected)))
-    before = (*(turn._replace(trained=False) for turn in earlier), Turn("user", asked))
+        return Example(requested, (chosen,), (), group, rejected=(Turn("user", requested), Turn("assistant", rejected)))
+    before = (*(turn._replace(trained=False) for turn in earlier), Turn("user", requested))
     return Example(before, (chosen,), (), group, rejected=(*before, Turn("assistant", rejected)))
 
 
@@ -37,7 +37,7 @@ def of_conversations(chosen: Sequence[Turn], rejected: Sequence[Turn], where: st
     """Two conversations that begin alike; only the answers behind the common turns are compared. UserError where they
     are the same, one is the beginning of the other, or what differs first is no answer."""
     pairs = zip(chosen, rejected, strict=False)
-    shared = next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
+    shared = next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
     behind = chosen[shared:], rejected[shared:]
     for name, turns, other in (("chosen", *behind), ("rejected", *behind[::-1])):
         if other and not any(turn.role == "assistant" for turn in turns):
@@ -53,16 +53,16 @@ def of_conversations(chosen: Sequence[Turn], rejected: Sequence[Turn], where: st
     if len(behind[0]) == len(behind[1]) == 1 and not (behind[0][0].fields or behind[1][0].fields):
         _check(behind[0][0].content, behind[1][0].content, where)
     one, other = (
-        tuple(turn._replace(trained=turn.trained and place >= shared) for place, turn in enumerate(turns))
+        tuple(turn._replace(trained=turn.trained and index >= shared) for index, turn in enumerate(turns))
         for turns in (chosen, rejected)
     )
     return Example(one[:-1], (one[-1].content,), (), group, one[-1].fields, rejected=other)
 
 
-def check_prompt(asked: Sequence[Any], whole: Sequence[Any], where: str, column: str) -> None:
+def check_prompt(requested: Sequence[Any], whole: Sequence[Any], where: str, column: str) -> None:
     """UserError where whole conversations stand beside a prompt that is not theirs: neither the messages with which
     they begin nor a text that has one of the user's in it."""
-    said, turns = ([_content(message) for message in messages] for messages in (asked, whole))
+    said, turns = ([_content(message) for message in messages] for messages in (requested, whole))
     if said == turns[: len(said)]:
         return
     held = [text for message, text in zip(whole, turns, strict=True) if _speaker(message) in ("user", "human")]
@@ -138,14 +138,14 @@ def _same(text: str, where: str) -> UserError:
 def check(name: str, examples: Sequence[Example]) -> None:
     """UserError unless all examples of a split are of the form that the loss `name` learns from."""
     judged = name == "kto"
-    for place, example in enumerate(examples):
+    for index, example in enumerate(examples):
         if (example.desirable is None) if judged else not example.rejected:
             lacks, columns = ("label that says true or false", "prompt, completion and label") if judged else (
                 "rejected answer", "prompt, chosen and rejected"
             )  # fmt: skip
             answers = f"that ends with {one_line(text_of(example.prompt))[-60:]!r}"
             raise UserError(
-                f"{_where(examples, place)}objective.name={name} learns from rows with {columns}, but the prompt "
+                f"{_where(examples, index)}objective.name={name} learns from rows with {columns}, but the prompt "
                 f"{answers} has no {lacks}; add it, name its column in task.columns, or set objective.name="
                 f"{'dpo' if judged and example.rejected else 'kto' if example.desirable is not None else 'sft'}"
             )
@@ -162,10 +162,10 @@ def only_label(examples: Sequence[Example]) -> bool | None:
     return first
 
 
-def _where(examples: Sequence[Example], place: int) -> str:
+def _where(examples: Sequence[Example], index: int) -> str:
     """The file and row of an example, where that is known."""
     where = getattr(examples, "where", None)
-    return f"{where(place)}: " if where else ""
+    return f"{where(index)}: " if where else ""
 
 
 def rejected(example: Example) -> Example:
@@ -189,9 +189,9 @@ def example_of(name: str, example: Example, encode: Encode) -> Encoded | AnswerP
 def beside_others(items: Sequence[Judged], max_length: int) -> list[Judged]:
     """The answers with each prompt beside another one's answer, that of the example before it."""
     found = []
-    for place, item in enumerate(items):
-        asked, answer = item.text.asked, items[place - 1].text.answer
-        ids = [*asked, *answer][:max_length]
-        target = [False] * len(asked) + [True] * len(answer)
+    for index, item in enumerate(items):
+        requested, answer = item.text.requested, items[index - 1].text.answer
+        ids = [*requested, *answer][:max_length]
+        target = [False] * len(requested) + [True] * len(answer)
         found.append(replace(item, other=Encoded(ids, target[: len(ids)])))
     return found

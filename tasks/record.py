@@ -49,7 +49,7 @@ class Record:
 
     files: tuple[str, ...]  # their names, below the data's folder; of data without files the clients' names
     checksums: np.ndarray  # (F,) uint32, of each file's rows as they are written and in their order
-    codes: np.ndarray  # (N,) the place of each row's file in `files`
+    codes: np.ndarray  # (N,) the index of each row's file in `files`
     digests: np.ndarray  # (N,) uint64
     splits: np.ndarray  # (N,) uint8, in which splits rows of this digest have been, and whether this one is HERE
     clients: tuple[str, ...]  # their names
@@ -58,7 +58,7 @@ class Record:
     @classmethod
     def of(cls, clients: Sequence[ClientData], whole: str) -> Record:
         """The rows of natural clients, all in the data and in no split yet; `whole` is what holds all of them."""
-        places: dict[str, int] = {}
+        indices: dict[str, int] = {}
         parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         for client in clients:
             for items in (client.train, client.validation, client.test):
@@ -66,15 +66,15 @@ class Record:
                     continue
                 names, codes, checksums = _written(items, client.client if len(clients) > 1 else whole)
                 names = [_below(name, whole) for name in names]
-                known = np.array([places.setdefault(name, len(places)) for name in names])
+                known = np.array([indices.setdefault(name, len(indices)) for name in names])
                 parts.append((known[codes], common.digests(items), checksums))
         columns = zip(*parts, strict=True) if parts else ([np.empty(0, kind)] for kind in (int, np.uint64, np.uint32))
         codes, digests, checksums = map(np.concatenate, columns)
         order = np.argsort(codes, kind="stable")
-        of_files = np.split(checksums[order], np.cumsum(np.bincount(codes, minlength=len(places)))[:-1])
+        of_files = np.split(checksums[order], np.cumsum(np.bincount(codes, minlength=len(indices)))[:-1])
         return cls(
-            tuple(places),
-            np.array([zlib.crc32(own.tobytes()) for own in of_files] if places else [], np.uint32),
+            tuple(indices),
+            np.array([zlib.crc32(own.tobytes()) for own in of_files] if indices else [], np.uint32),
             codes[order],
             digests[order],
             np.full(len(digests), HERE, np.uint8),
@@ -101,8 +101,8 @@ class Record:
         known, splits = self._known
         if not len(known):
             return np.zeros(len(digests), np.uint8)
-        places = np.minimum(np.searchsorted(known, digests), len(known) - 1)
-        return np.where(known[places] == digests, splits[places], np.uint8(0))
+        indices = np.minimum(np.searchsorted(known, digests), len(known) - 1)
+        return np.where(known[indices] == digests, splits[indices], np.uint8(0))
 
     @cached_property
     def _known(self) -> tuple[np.ndarray, np.ndarray]:
@@ -147,9 +147,9 @@ class Record:
         """This record with what an earlier one of the run knows, whose data were trained on up to `round`."""
         changed = self.since(earlier)
         left = ~np.isin(earlier.digests, self.digests)
-        files = {file: place for place, file in enumerate(self.files)}
-        places = np.array([files.setdefault(file, len(files)) for file in earlier.files], np.int64)
-        codes = np.concatenate([self.codes, places[earlier.codes[left]]])
+        files = {file: index for index, file in enumerate(self.files)}
+        indices = np.array([files.setdefault(file, len(files)) for file in earlier.files], np.int64)
+        codes = np.concatenate([self.codes, indices[earlier.codes[left]]])
         order = np.argsort(codes, kind="stable")
         past = np.concatenate([self.splits | earlier.splits_of(self.digests), earlier.splits[left] & _SPLITS])
         return Record(

@@ -33,7 +33,7 @@ def read_config(path: Path) -> tuple[Line, str]:
         names = {section: str(config[section]["name"]) for section in ("method", "task")}
         names["data"] = data_in_words(config["task"])
         base = base_of(own["base"], recorded)
-        names |= {"base": base.in_words, "base_name": base.name}
+        names |= {"base": base.describe, "base_name": base.name}
         during = config.get("eval", {}).get("during", EvalConfig.during)
         clip = (config.get("privacy") or {}).get("clip")
         facts = names | {key: config[key] for key in ("seed", "rounds")} | {"during": during, "clip": clip}

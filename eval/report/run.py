@@ -19,7 +19,7 @@ from llm_fed.eval.report.samples import samples_of
 from llm_fed.runs.folder import CROSS, ENDED, EXPERTS, SAMPLES, WARNINGS
 from llm_fed.runs.reading import comparable, scores_in_training
 from llm_fed.runs.records import read_records
-from llm_fed.scoring.rules import in_words as rules_in_words
+from llm_fed.scoring.rules import describe as rules_in_words
 from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts
 
 KINDS = ("client", "round", "score", "after", "rule", "event", "drop-out", "server", "merge", "privacy", "clients")

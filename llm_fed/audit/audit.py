@@ -101,7 +101,7 @@ def _wanted(
     sample: int,
     every: bool,
 ) -> list[int]:
-    """The rounds to train again, of those that the chain has; UserError where it lacks one that is asked for."""
+    """The rounds to train again, of those that the chain has; UserError where it lacks one that is requested."""
     recorded = sorted(chain.rounds)
     if unknown := sorted(set(rounds) - set(recorded)):
         known = f"{recorded[0]} to {recorded[-1]}" if recorded else "none"

@@ -146,8 +146,8 @@ def _compare_scores(replay: Replay, known: Mapping[str, Any], report: Audit) -> 
         if None not in (loss, then) and not math.isclose(loss, then, rel_tol=tolerance):  # type: ignore[arg-type]
             report.find(replay.round, client, "scores", f"its {split} loss is {then} and should be about {loss:.6g}")
     limit, sites = replay.experiment.config.eval.limit, replay.experiment.scored.values()
-    asked = [len(site.data.queries[split][:limit]) for site in sites if site.data.queries.get(split)]
-    allowed = max(POINTS, 100 / min(asked) / len(asked))
+    requested = [len(site.data.queries[split][:limit]) for site in sites if site.data.queries.get(split)]
+    allowed = max(POINTS, 100 / min(requested) / len(requested))
     if abs(scores.mean - known["mean"]) > allowed or scores.clients.keys() != known["clients"].keys():
         what = f"the mean {split} score is {known['mean']:g} and should be about {scores.mean:g}"
         report.find(replay.round, "", "scores", what)

@@ -146,11 +146,11 @@ def _compare(saved: Saved, chain: digests.Chain, report: Audit) -> None:
         return
     if digests.of_message(saved.state["state"]) != chain.states[round]:
         report.find(round, "server", "checkpoint", "the server's state is not the one that the run had")
-    for key, client, asked, *_ in saved.state["in_flight"]:
+    for key, client, requested, *_ in saved.state["in_flight"]:
         row = saved.rows[key]
-        known = chain.rounds.get(asked, {}).get("uploads", {}).get(client)
+        known = chain.rounds.get(requested, {}).get("uploads", {}).get(client)
         if isinstance(row, StoredRow) and known not in (None, row.digest):
-            report.find(round, client, "checkpoint", f"its upload of round {asked} is not the one that arrived")
+            report.find(round, client, "checkpoint", f"its upload of round {requested} is not the one that arrived")
     remembered: dict[str, str] = {}
     for line in (line for line in chain.lines if line["kind"] == "round" and line["round"] <= round):
         remembered |= line["memory"]

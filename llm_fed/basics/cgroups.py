@@ -99,11 +99,11 @@ def groups(root: Path = Path("/")) -> Iterator[tuple[int, str, Path]]:
     not exist are passed over, and the root of what is mounted always counts."""
     seen: set[Path] = set()
     for version, path in _paths(root):
-        for place, part in [*_places(root, version), *((usual, "/") for usual in _USUAL[version])]:
+        for location, part in [*_places(root, version), *((usual, "/") for usual in _USUAL[version])]:
             within = Path(path).is_relative_to(part)
             own = Path(path).relative_to(part if within else "/")
             for group in [own, *own.parents]:
-                folder = root / place.strip("/") / group
+                folder = root / location.strip("/") / group
                 if folder not in seen and any((folder / name).exists() for name in _FILES[version][0]):
                     seen.add(folder)
                     yield version, f"/{group}" if group.parts else "/", folder
@@ -125,7 +125,7 @@ def _places(root: Path, version: int) -> Iterator[tuple[str, str]]:
     """Where a hierarchy of control groups is mounted, and which part of it."""
     for mount in mounts(root):
         if mount.kind == ("cgroup2" if version == 2 else "cgroup") and (version == 2 or "memory" in mount.options):
-            yield mount.place, mount.part
+            yield mount.location, mount.part
 
 
 def _number(path: Path) -> int | None:
@@ -152,7 +152,7 @@ class Mount:
     """A file system, or a part of one, and where it is mounted."""
 
     part: str
-    place: str
+    location: str
     kind: str
     options: str
 

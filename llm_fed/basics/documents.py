@@ -251,16 +251,16 @@ _ITEM = re.compile(r"""\s*(?:('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")\s*|((?:[^,\[\]]|
 
 def names(text: str) -> list[str] | None:
     """The texts in `[a,b]`, each as it stands or in quotes, as one with a comma must be; None for another text."""
-    inner, items, place = text.strip(), [], 0
+    inner, items, index = text.strip(), [], 0
     if not (len(inner) > 1 and inner[0] == "[" and inner[-1] == "]"):
         return None
     inner = inner[1:-1].strip()
-    while place < len(inner):
-        item = _ITEM.match(inner, place)
+    while index < len(inner):
+        item = _ITEM.match(inner, index)
         if item is None or not item[0].strip(", "):
             return None
         items.append(_unquoted(item[1]) if item[1] else item[2].strip())
-        place = item.end()
+        index = item.end()
     return items
 
 

@@ -1,6 +1,6 @@
 """Files that are written whole or not at all, whatever happens meanwhile, and never through a link.
 
-A folder may come from somebody else, with links in the places where llm_fed writes. A file that is written at once
+A folder may come from somebody else, with links in the indices where llm_fed writes. A file that is written at once
 takes the place of such a link; one that grows is refused; and in no folder that is a link anything is made or deleted.
 """
 
@@ -137,7 +137,7 @@ def _refused(path: Path) -> UserError:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Let two names change places at once; False where the system or the disk cannot."""
+    """Exchange two names at once; False where the system or the disk cannot."""
     return _renameat2 is not None and not _renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
 
 

@@ -115,11 +115,11 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
 
 def check_precision(dtype: str, environment: Mapping[str, str] = os.environ) -> None:
     """UserError for a mixed precision of accelerate's configuration that is not the dtype in which is computed."""
-    asked = environment.get(_BY_ACCELERATE, "").strip().lower()
-    if asked in _PRECISIONS and _PRECISIONS[asked] != dtype:
+    requested = environment.get(_BY_ACCELERATE, "").strip().lower()
+    if requested in _PRECISIONS and _PRECISIONS[requested] != dtype:
         raise UserError(
-            f"mixed_precision: {asked} in accelerate's configuration ({_BY_ACCELERATE}) has no effect: base.dtype "
-            f"decides, and it is {dtype}. Set mixed_precision: 'no', or base.dtype={_PRECISIONS[asked]}"
+            f"mixed_precision: {requested} in accelerate's configuration ({_BY_ACCELERATE}) has no effect: base.dtype "
+            f"decides, and it is {dtype}. Set mixed_precision: 'no', or base.dtype={_PRECISIONS[requested]}"
         )
 
 

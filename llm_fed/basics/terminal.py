@@ -27,7 +27,7 @@ MOST = 500  # lines that are kept; of more the last
 
 
 def shown(text: str, encoding: str) -> str:
-    """The text with an escape in the place of every letter that the encoding lacks."""
+    """The text with an escape instead of every letter that the encoding lacks."""
     try:
         text.encode(encoding)
     except UnicodeEncodeError:

@@ -22,7 +22,7 @@ def identity(base: Kind) -> str:
 
 
 class Bases:
-    """Loads bases as they are asked for, one in memory at a time; `loads` counts them.
+    """Loads bases as they are requested, one in memory at a time; `loads` counts them.
 
     Args:
         reuse: whether the runs on a base also share what they make of their data, which must not change meanwhile.

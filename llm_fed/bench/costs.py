@@ -83,7 +83,7 @@ def count_parameters(
     """
     state = method.init(server)
     held = max(layout(structure).size for structure in {site.structure for site in clients.values()})
-    messages = {client: method.broadcast(state, client) for client in method.asked([*clients])}
+    messages = {client: method.broadcast(state, client) for client in method.requested([*clients])}
     if not messages:
         at_server, down, up = (sum(getattr(each, key) for each in parents) for key in ("server", "down", "up"))
         return Parameters(at_server, down, up, held)
@@ -115,9 +115,9 @@ class _Idle:
 
 
 _IDLE: dict[type, Callable[[Any], Any]] = {
-    Fit: lambda asked: Fitted(asked.start, (0.0,)),
-    Gradient: lambda asked: (0.0, 0.0 * asked.state),
-    FitHead: lambda asked: asked.head,
+    Fit: lambda requested: Fitted(requested.start, (0.0,)),
+    Gradient: lambda requested: (0.0, 0.0 * requested.state),
+    FitHead: lambda requested: requested.head,
 }
 
 
@@ -129,19 +129,21 @@ def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
     lines = _lines(run_dir, "client", last_round)
     clients = _clients(run_dir, lines)
     up, down = (sum(line[key] for line in lines) for key in ("bytes_up", "bytes_down"))
-    asked = max(1, len(lines))
-    return Traffic(up / asked, down / asked, up / clients, down / clients, up + down)
+    requested = max(1, len(lines))
+    return Traffic(up / requested, down / requested, up / clients, down / clients, up + down)
 
 
 def read_work(run_dir: Path, last_round: int | None = None) -> ClientWork | None:
     """What a finished run took per client that trains, up to and with `last_round` (default: all); None of a run of an
     earlier version, which did not count it."""
-    asked, rounds, ends = (_lines(run_dir, kind, last_round) for kind in ("client", "round", "finish"))
+    requested, rounds, ends = (_lines(run_dir, kind, last_round) for kind in ("client", "round", "finish"))
     if any("tokens" not in line for line in rounds):
         return None
-    steps = sum(line.get("steps", 0) for line in [*asked, *ends]) + sum(line.get("server_steps", 0) for line in rounds)
-    tokens, up = sum(line["tokens"] for line in [*rounds, *ends]), sum(line["bytes_up"] for line in asked)
-    clients = _clients(run_dir, asked)
+    steps = sum(line.get("steps", 0) for line in [*requested, *ends]) + sum(
+        line.get("server_steps", 0) for line in rounds
+    )
+    tokens, up = sum(line["tokens"] for line in [*rounds, *ends]), sum(line["bytes_up"] for line in requested)
+    clients = _clients(run_dir, requested)
     return ClientWork(steps / clients, tokens / clients, up / clients, _seconds(run_dir, last_round) / clients)
 
 

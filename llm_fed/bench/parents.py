@@ -24,7 +24,7 @@ from llm_fed.state.wire import WireError
 
 
 def check(config: Config, method: Method) -> None:
-    """Refuse a configuration with which a parent would not be what is asked for.
+    """Refuse a configuration with which a parent would not be what is requested.
 
     Raises:
         UserError: privacy, which merging does not keep, or a round of which no checkpoint is kept; what to set.

@@ -85,11 +85,11 @@ def build(
     drawn: dict[Structure, State] = {}
     clients: dict[str, Client] = {}
     listed = () if isinstance(config.network.clients, int) else config.network.clients
-    places = {name: place for place, name in enumerate(task.everybody or task.clients)}
-    places |= {name.partition("@")[0]: place for place, name in enumerate(listed)}  # of which a machine has some alone
+    indices = {name: index for index, name in enumerate(task.everybody or task.clients)}
+    indices |= {name.partition("@")[0]: index for index, name in enumerate(listed)}  # of which a machine has some alone
     for id, given in task.clients.items():
-        own = config.base.clients[places[id] % len(config.base.clients)] if config.base.clients else ""
-        plain = own_structure(own, ranks.of(config.adapter, id, places[id]))
+        own = config.base.clients[indices[id] % len(config.base.clients)] if config.base.clients else ""
+        plain = own_structure(own, ranks.of(config.adapter, id, indices[id]))
         data = data_of(id, given, len(base.labels))
         client = Client(
             id, plain, *shared, partial(base.draw, plain), data, rounds=together, private=private,
@@ -122,11 +122,11 @@ def build(
         reporter.note_once(f"warning: {note}")
     taking_part.check_lengths([*clients.values(), server] if every else [server])
     clients = clients if every else taking_part.choose(clients, method)
-    asked = tuple(taking_part.trainers(clients) or clients)
-    schedule = schedule_of(config, asked, secret)
+    requested = tuple(taking_part.trainers(clients) or clients)
+    schedule = schedule_of(config, requested, secret)
     if method.gathers:
         server.data = replace(server.data, train=_Gathered([site.train for site in clients.values()]), foreign=False)
-    return clients, replace(server, clients=asked, cohort=schedule.cohort_size), schedule
+    return clients, replace(server, clients=requested, cohort=schedule.cohort_size), schedule
 
 
 class _Gathered(Sequence[Any]):
@@ -138,9 +138,9 @@ class _Gathered(Sequence[Any]):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def __getitem__(self, place: Any) -> Any:  # a number from 0 on; nobody takes slices
-        part = bisect(self._ends, place)
-        return self._parts[part][place - self._ends[part]]  # counted from its end
+    def __getitem__(self, index: Any) -> Any:  # a number from 0 on; nobody takes slices
+        part = bisect(self._ends, index)
+        return self._parts[part][index - self._ends[part]]  # counted from its end
 
 
 def structures(config: Config, method: Method, base: Kind, clients: Sequence[str]) -> dict[str, Structure]:
@@ -152,7 +152,7 @@ def structures(config: Config, method: Method, base: Kind, clients: Sequence[str
     ranks.check(config.adapter, clients)
     if not ranks.differ(config.adapter):
         return {}
-    each = {id: ranks.of(config.adapter, id, place) for place, id in enumerate(clients)}
+    each = {id: ranks.of(config.adapter, id, index) for index, id in enumerate(clients)}
     return {id: method.wrap(base.structure(config.adapter, rank=rank), None) for id, rank in each.items()}
 
 

@@ -86,15 +86,15 @@ def evaluate(
                             "task.path=FOLDER or task.template=chat")  # fmt: skip
         from llm_fed.experiment.rounds import opened
 
-        asked: dict[str, Any] = {"split": split, "metric": metric, "limit": limit, "settings": words}
+        requested: dict[str, Any] = {"split": split, "metric": metric, "limit": limit, "settings": words}
         with opened(run_dir, everybody=True) as folder:
             if cross:
                 from llm_fed.commands.cross import cross_scores
 
                 own = folder == run_dir
-                print_cross(run_dir if own else None, cross_scores(folder, keep=own, **asked), as_json)
+                print_cross(run_dir if own else None, cross_scores(folder, keep=own, **requested), as_json)
                 return
-            result = evaluate_beside(folder, **asked)
+            result = evaluate_beside(folder, **requested)
         if as_json:
             known = {kind: result.get(kind) for kind in ("base", "rule")}
             print(json.dumps(result["scores"] | known | {"warnings": result["warnings"]}))

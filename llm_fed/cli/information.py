@@ -36,6 +36,7 @@ def init(
         str | None,
         typer.Option(help="The method (default: local, for pictures fedlora; `llm-fed methods` lists all)."),
     ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", hidden=True)] = False,  # of scripts for 0.4, which asked
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing configuration.")] = False,
 ) -> None:
     """Inspect your data and write a commented configuration for it."""
@@ -62,14 +63,14 @@ def _next_steps(path: Path, method: str, compared: Sequence[str], *, chats: bool
     """What to do with a new configuration: its comparison, or a run where it has none."""
     config, runs = shlex.quote(str(path)), Path("runs")
     folder = runs / (f"compare-{path.stem}" if compared else path.stem)
-    place = shlex.quote(str(folder))
+    location = shlex.quote(str(folder))
     steps = [f"run {config} --dry-run  # the plan, and the memory that it needs"]
     if compared:
-        steps.append(f"compare {config} --out {place}  # {listed(compared)}; --draws 10 gives a verdict")
+        steps.append(f"compare {config} --out {location}  # {listed(compared)}; --draws 10 gives a verdict")
     else:
-        steps.append(f"run {config} --out {place}")
+        steps.append(f"run {config} --out {location}")
     if chats:
-        steps.append(f"chat {shlex.quote(str(folder / f'{method}-seed0')) if compared else place}")
+        steps.append(f"chat {shlex.quote(str(folder / f'{method}-seed0')) if compared else location}")
     return steps
 
 

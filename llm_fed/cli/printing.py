@@ -121,7 +121,7 @@ def print_warnings(result: Mapping[str, Any]) -> None:
 
 
 def _print_distribution(name: str, scores: dict[str, float]) -> None:
-    """How many clients have which score, in place of a row for each of them."""
+    """How many clients have which score, instead of a row for each of them."""
     blocks = ("=", "#") if out.options.ascii_only else ("▒", "█")
     bins = histogram(list(scores.values()), most=10)
     widest = max(bin.count for bin in bins)
@@ -139,10 +139,10 @@ def about_rule(scores: dict[str, dict[str, Any]]) -> list[str]:
     """Which rules the column `rule` has, and which methods have a lower mean; nothing without that column."""
     if "rule" not in scores:
         return []
-    from llm_fed.scoring.rules import in_words  # with torch, which mistakes are named without
+    from llm_fed.scoring.rules import describe  # with torch, which mistakes are named without
 
     rule = scores["rule"]
-    lines = [f"rule: the best rule that trains nothing, chosen on the training examples: {in_words(rule)}"]
+    lines = [f"rule: the best rule that trains nothing, chosen on the training examples: {describe(rule)}"]
     methods = {name: score["mean"] for name, score in scores.items() if name not in ("base", "rule")}
     if below := [name for name, mean in methods.items() if mean < rule["mean"]]:
         which = "every method" if len(below) == len(methods) > 1 else " and ".join(below)

@@ -144,7 +144,7 @@ def _exit_codes(arguments: list[str]) -> Iterator[None]:
 
 
 def _instead(text: str, arguments: list[str]) -> str:
-    """What to type in the place of an option or a command that there is not, by the words of typer; empty where that is
+    """What to type instead of an option or a command that there is not, by the words of typer; empty where that is
     not known: a setting as an option, or what other programs have."""
     from llm_fed.settings import configfile, habits
     from llm_fed.settings.config import Config
@@ -179,8 +179,8 @@ def _stop(message: object, code: int) -> NoReturn:
     raise SystemExit(code)
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         print(f"llm-fed {importlib.metadata.version('llm-fed')}")
         raise typer.Exit
 

@@ -66,15 +66,15 @@ def run(
     from llm_fed.commands import api
 
     steering = {"--finish": finish, "--continue": goes_on, "--fresh": fresh, "--dry-run": dry_run}
-    asked = [option for option, given in steering.items() if given]
-    if len(asked) > 1 and (finish or goes_on):
-        raise UserError(f"{asked[0]} and {asked[1]} do not go together; leave one of them out")
+    requested = [option for option, given in steering.items() if given]
+    if len(requested) > 1 and (finish or goes_on):
+        raise UserError(f"{requested[0]} and {requested[1]} do not go together; leave one of them out")
     if show and not dry_run:
         raise UserError("--show prints examples instead of training; give --dry-run, too")
     resolved = api.resolve(config, settings or [], out_dir, start)
     folder = out_dir or api.default_folder(config, resolved)
     if (finish or goes_on) and not (folder / "config.yaml").is_file():
-        raise UserError(f"{folder} holds no run, and {asked[0]} is for one that has begun; leave it out to train")
+        raise UserError(f"{folder} holds no run, and {requested[0]} is for one that has begun; leave it out to train")
     from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
     from llm_fed.experiment.ending import Ending
 

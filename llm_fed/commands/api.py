@@ -54,7 +54,7 @@ class Result:
         warnings: what is wrong, as far as an interval shows it: dictionaries with `kind`, `clients`, `text` and
             `figures` (by client).
         allow: code from outside llm_fed that the folder may name, see `open_run`.
-        own: objects that the run was given in the place of names.
+        own: objects that the run was given instead of names.
     """
 
     folder: Path
@@ -197,12 +197,12 @@ def run(
             only read, an interrupted one is continued.
         fresh: delete an earlier run in the folder first.
         start: a finished run, or a folder of adapters, to start from.
-        base: in the place of `base.name`, a model and its tokenizer as a pair, a torch.nn.Module that classifies
+        base: instead of `base.name`, a model and its tokenizer as a pair, a torch.nn.Module that classifies
             pictures, or a `Kind`. It is used as it is, and frozen where adapters are trained.
-        data: in the place of `task`, {client: rows}, where rows are a data frame, a data set of the library datasets, a
+        data: instead of `task`, {client: rows}, where rows are a data frame, a data set of the library datasets, a
             list, or a dict of such by split; or one of these with a column that names the client.
-        method: in the place of `method`, a Method, its class, a merger, or a name.
-        metric: in the place of `eval.metric`, a function that is called with `predictions=` and `references=` (lists)
+        method: instead of `method`, a Method, its class, a merger, or a name.
+        metric: instead of `eval.metric`, a function that is called with `predictions=` and `references=` (lists)
             and returns 0 to 100 for all or for each, an object of the library evaluate, or a name.
         callbacks: objects with some of the methods on_step, on_round, on_scores and on_end (docs/python.md).
         others: settings are no keyword arguments, so these are refused; what to write is said.
@@ -229,8 +229,8 @@ def run(
 
         experiment.quiet()
         reporter = Reporter(callbacks=hooks)
-        if own.in_words:
-            reporter.note(own.in_words)
+        if own.describe:
+            reporter.note(own.describe)
         experiment.train(resolved, folder, fresh=fresh, reporter=reporter)
         allowed = list(plugins.named_in(configfile.as_dict(resolved)).values())
         result = replace(open_run(folder, allow=allowed), own=own)
@@ -266,7 +266,7 @@ def resolve(
     """The configuration of a run in `out`, checked as far as possible without loading its data and base.
 
     Args:
-        own: objects in the place of names, which must be at hand.
+        own: objects instead of names, which must be at hand.
 
     Raises:
         UserError: the first mistake.

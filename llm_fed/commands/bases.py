@@ -36,8 +36,8 @@ def known_of(name: str, revision: str | None = None) -> list[dict[str, Any]]:
     Raises:
         UserError: there is no such folder or Hub model, or it is no causal language model.
     """
-    place = check_name(name)
-    config = config_of(name, place, revision)
+    index = check_name(name)
+    config = config_of(name, index, revision)
     tokenizer, ends, _ = read_tokenizer(BaseConfig(name, revision=revision))
     try:
         with torch.device("meta"):  # layers and shapes without their numbers

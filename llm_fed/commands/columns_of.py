@@ -67,7 +67,7 @@ def decide_labelled(path: Path, given: UserChoices) -> tuple[dict[str, Any], Par
 
 @contextmanager
 def said_as_options() -> Iterator[None]:
-    """Within it, a mistake with columns names the options of `llm-fed init` in the place of settings."""
+    """Within it, a mistake with columns names the options of `llm-fed init` instead of settings."""
     try:
         yield
     except UserError as error:

@@ -78,7 +78,7 @@ def compare(
         words: `key=value` words laid over the file and over every row.
         chosen: labels of rows, or names of methods as plain rows (default: all rows of the file).
         seeds: instead of those of the file (default: the configuration's own seed).
-        own: objects in the place of names, which must be at hand.
+        own: objects instead of names, which must be at hand.
         jobs: how many runs are trained at a time; from two on each in a process of its own. `RAY`: on Ray's machines.
 
     Returns:
@@ -123,7 +123,7 @@ def dry_run(
              "starts_from": [parent.shown for parent in job.parents.values()]}
             for job in prepared.plan.jobs()
         ],
-        "memory": [{**asdict(demand), "in_words": demand.in_words} for demand in prepared.demands],
+        "memory": [{**asdict(demand), "in_words": demand.describe} for demand in prepared.demands],
     }  # fmt: skip
 
 
@@ -133,7 +133,7 @@ class _Prepared:
 
     Attributes:
         processes: how many runs are trained at a time; 0: as many as Ray's machines can.
-        demands: what that takes of memory, where it was asked for, or where several are trained at a time.
+        demands: what that takes of memory, where it was requested, or where several are trained at a time.
         spread: whether these processes are divided among the GPUs.
     """
 
@@ -159,7 +159,7 @@ def _prepare(
 ) -> _Prepared:
     check_jobs(jobs, own)
     plan = ComparisonPlan(path, words, chosen, seeds, out, own)
-    for note in [*plan.notes, *([own.in_words] if own.in_words else [])]:
+    for note in [*plan.notes, *([own.describe] if own.describe else [])]:
         reporter.note(note)
     bases, prices = Bases(reuse=True), list[Costs]()
     waiting = sum(not job.outcome for job in plan.jobs())
@@ -187,7 +187,7 @@ def check_jobs(jobs: Jobs, own: OwnRows = NO_OBJECTS) -> None:
         on_ray.check_installed()
     elif type(jobs) is not int or jobs < 1:
         raise UserError(f"jobs is {jobs!r}; it takes a whole number from 1 on, the number of runs at a time, or {RAY}")
-    if jobs != 1 and own.in_words:
+    if jobs != 1 and own.describe:
         raise UserError(
             f"jobs={jobs} trains in other processes, which cannot look up objects of this program; leave it out, or "
             "give names, such as module:Name, in the place of objects"

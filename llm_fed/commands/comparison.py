@@ -53,9 +53,9 @@ class ComparisonPlan:
         for (label, seed), config in given.cells.items():
             with section.in_row(label):
                 planned[label, seed] = replace(paths.absolute(config), method=methods.canonical(config.method))
-        for place, saved in begun.items():
-            self._translate(place, saved, list(planned.values()))
-        self._begun = {_digest(saved): place for place, saved in begun.items()}
+        for location, saved in begun.items():
+            self._translate(location, saved, list(planned.values()))
+        self._begun = {_digest(saved): location for location, saved in begun.items()}
         auto = _begun_dtype(list(planned.values()), list(begun.values()))
         self.notes: list[str] = []  # what a user should know before the first run
         self.file = self._settled(paths.absolute(given.file), auto)

@@ -97,7 +97,7 @@ def evaluate_beside(
 
 
 def _base(folder: Path, experiment: Experiment, split: str) -> dict[str, Any] | None:
-    """The base's scores: those of the run where it was scored alike, else new ones if they are asked for."""
+    """The base's scores: those of the run where it was scored alike, else new ones if they are requested."""
     known = finished(folder).get("base")
     if known and split == "test":
         before = shared_by(read_config(folder), known["metric"])
@@ -161,9 +161,9 @@ def reopen(
         for note in splits.notes(experiment, rows, trains=False):
             reporter.note(note)
     _leave_out(experiment, folder, reporter)
-    asked = [id for id, site in experiment.scored.items() if any(site.data.queries.values())]
-    folders = exported(folder, asked)
-    states = {id: read_personal(folders[id], experiment.scored[id].structure, experiment.base) for id in asked}
+    requested = [id for id, site in experiment.scored.items() if any(site.data.queries.values())]
+    folders = exported(folder, requested)
+    states = {id: read_personal(folders[id], experiment.scored[id].structure, experiment.base) for id in requested}
     return experiment, states
 
 

@@ -1,7 +1,7 @@
 """`llm-fed forget`: a finished run becomes what it would be if one of its clients had never been there.
 
 It is trained anew without this client, by what trains every run, in a folder beside its own. Then the two change
-places, and the old one is deleted. The rows of the others stay in their splits, whatever the client's rows had to do
+indices, and the old one is deleted. The rows of the others stay in their splits, whatever the client's rows had to do
 with these; all else is that of a run which began with the others alone.
 """
 
@@ -160,16 +160,16 @@ def _check_data(folder: Path, config: Config, record: Record, client: str) -> No
 
 
 def _without(config: Config, client: str, everybody: Sequence[str]) -> Config:
-    """The configuration of a run of the others alone, who keep their ranks and models, which may go by their places."""
+    """The configuration of a run of the others alone, who keep their ranks and models, which may follow an index."""
     listed = () if isinstance(config.network.clients, int) else config.network.clients
-    places = {name: place for place, name in enumerate(everybody)}
-    places |= {name.partition("@")[0]: place for place, name in enumerate(listed)}
+    indices = {name: index for index, name in enumerate(everybody)}
+    indices |= {name.partition("@")[0]: index for index, name in enumerate(listed)}
     others = tuple(name for name in everybody if name != client)
     base, adapter, exported = config.base, config.adapter, config.export.clients
     if base.clients:
-        base = replace(base, clients=tuple(base.clients[places[name] % len(base.clients)] for name in others))
+        base = replace(base, clients=tuple(base.clients[indices[name] % len(base.clients)] for name in others))
     if adapter and ranks.differ(adapter):
-        adapter = replace(adapter, rank=tuple(ranks.of(adapter, name, places[name]) or 0 for name in others))
+        adapter = replace(adapter, rank=tuple(ranks.of(adapter, name, indices[name]) or 0 for name in others))
     if not isinstance(exported, str):
         exported = tuple(name for name in exported if same_name(name, [client]) is None) or "none"
     return replace(
@@ -184,7 +184,7 @@ def _cost(folder: Path, others: Config) -> str:
     number = len(others.task.groups or ())
     clients = f"{number} {'client' if number == 1 else 'clients'}"
     parents = {parent.name: folder / "needs" / parent.name for parent in methods.build(others.method).parents}
-    works = [read_work(place) for place in [folder, *parents.values()] if is_finished(place)]
+    works = [read_work(index) for index in [folder, *parents.values()] if is_finished(index)]
     steps = sum(work.steps for work in works if work)
     first = f"; the runs that it merges ({', '.join(parents)}) are trained first" if parents else ""
     return f"{others.rounds:,} rounds with {clients}, about {round(steps * number):,} steps of theirs in all{first}"

@@ -181,7 +181,7 @@ def unsaid(config: Mapping[str, Any], words: Sequence[str], base: Any, data: Any
     benchmarks have the settings of their papers.
 
     Args:
-        base, data: the objects in the place of the configuration's; None: none.
+        base, data: the objects instead of the configuration's; None: none.
     """
     from llm_fed.commands import labelled
 
@@ -284,7 +284,7 @@ def about_sizes(data: TaskData) -> list[str]:
 
 
 def write(path: Path, text: str, *, force: bool) -> None:
-    """Put the configuration where it was asked for.
+    """Put the configuration where it was requested.
 
     Raises:
         UserError: something is there already.
@@ -381,9 +381,9 @@ def _objective(reading: Reading) -> dict[str, Any]:
 
 def _about_work(work: Workload) -> str:
     """How much is trained, in words."""
-    asked = f"{work.cohort} of {work.clients} clients in each of " if work.cohort < work.clients else ""
+    requested = f"{work.cohort} of {work.clients} clients in each of " if work.cohort < work.clients else ""
     return (
-        f"{asked}{work.rounds} rounds, {work.steps} steps of a client in a round: about "
+        f"{requested}{work.rounds} rounds, {work.steps} steps of a client in a round: about "
         f"{_few_digits(work.passes)} passes over the examples of a median client"
     )
 

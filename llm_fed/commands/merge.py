@@ -57,8 +57,8 @@ class MergeParent:
     @classmethod
     def parse(cls, option: str, text: str) -> MergeParent:
         """From `DIR`, `DIR@ROUND` or `DIR@best`."""
-        place = Place.parse(text)
-        path, round = place.folder, place.round
+        location = Place.parse(text)
+        path, round = location.folder, location.round
         if (path / "checkpoints").is_dir():
             return cls(path, round, read_config(path))
         if not (path / CONFIG).is_file():
@@ -308,7 +308,7 @@ def _config(settings: Mapping[str, Any], base: str, data: EvaluationData) -> Con
 
 
 def _choose(experiment: Experiment, client: str | None, every: bool) -> None:
-    """Keep the client that is asked for."""
+    """Keep the client that is requested."""
     if client is not None:
         require("--client", client, experiment.clients)
         experiment.clients = {client: experiment.clients[client]}

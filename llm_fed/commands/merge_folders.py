@@ -75,16 +75,20 @@ def merge_folders(
         raise UserError(f"{out} is one of the adapters that are merged; give another --out")
     share = _shares(method, weights, len(folders))
     origins = {str(folder): read_origin(folder) for folder in folders}
-    place = base or common_base(origins)
+    location = base or common_base(origins)
     parents = [factor_folders.read(folder) for folder in folders]
     _check_heads(folders, parents)
     merged, lost = rule(factor_folders.aligned(parents), share, **given)
     recipe = {"method": method, **given, "weights": {str(each): w for each, w in zip(folders, share, strict=True)}}
     recipe |= {"lost": rounded(lost)} if lost else {}
     contents = factor_folders.contents(merged, factor_folders.mean_head(parents, share), parents)
-    files = {**contents, peft_folders.CARD: merge_card(place, recipe).encode(), **_beside(folders, origins, reporter)}
+    files = {
+        **contents,
+        peft_folders.CARD: merge_card(location, recipe).encode(),
+        **_beside(folders, origins, reporter),
+    }
     write_folder(out, files, peft_folders.WHAT)
-    return MergedFolder(out, recipe, _scores([*folders, out], place, data, reporter) if data else {})
+    return MergedFolder(out, recipe, _scores([*folders, out], location, data, reporter) if data else {})
 
 
 def _check_heads(folders: Sequence[Path], parents: Sequence[Factors]) -> None:

@@ -1,4 +1,4 @@
-"""The objects that a Python program gives `llm_fed.run` and `llm_fed.compare` in the place of names: base, data,
+"""The objects that a Python program gives `llm_fed.run` and `llm_fed.compare` instead of names: base, data,
 methods and metric."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class OwnObjects:
-    """What stands in the place of names, and what of it only this program can look up.
+    """What stands instead of names, and what of it only this program can look up.
 
     Attributes:
         words: settings that come before all others.
@@ -91,15 +91,15 @@ class OwnObjects:
         """The configuration with the names of the objects.
 
         Raises:
-            UserError: it names something else in the place of one.
+            UserError: it names something else instead of one.
         """
         names = {key: name for key, name in reversed([*self.given])}  # the first of each key
         if "task.name" in names:
             task = config.task
             if task.path is not None:
                 raise UserError(f"task.path={task.path!r} names files, but data= gives the data; leave one of them out")
-            asked = objects.named(task.name)
-            name = asked if ("task.name", asked) in self.given else names["task.name"]
+            requested = objects.named(task.name)
+            name = requested if ("task.name", requested) in self.given else names["task.name"]
             config = replace(config, task=replace(task, name=name))
         if "base.name" in names:
             base = replace(config.base, name=names["base.name"])
@@ -111,7 +111,7 @@ class OwnObjects:
         return config
 
     @property
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What only this program has; empty where commands can go on with the run."""
         words = dict.fromkeys(f"{objects.WORD[key]}=" for key, _ in self.given)
         return _ONLY_HERE.format(" and ".join(words)) if words else ""
@@ -119,7 +119,7 @@ class OwnObjects:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """What `llm_fed.compare` was given in the place of names.
+    """What `llm_fed.compare` was given instead of names.
 
     Attributes:
         shared: what all rows have.
@@ -160,7 +160,7 @@ class OwnRows:
         return self.methods[label].laid_over(config) if label in self.methods else config
 
     @property
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """What only this program has; empty where commands can go on with the runs."""
         words = dict.fromkeys(f"{objects.WORD[key]}=" for key, _ in self.shared.given)
         words |= {"methods=": None} if any(own.given for own in self.methods.values()) else {}
@@ -240,12 +240,12 @@ def _importable(thing: Any) -> str | None:
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     if not module or module == "__main__" or not name or "<" in name:
         return None
-    place: Any = sys.modules.get(module)
+    location: Any = sys.modules.get(module)
     for part in name.split("."):
-        place = getattr(place, part, None)
+        location = getattr(location, part, None)
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):
         return None
-    same = place is thing or getattr(place, "merge", None) is thing
+    same = location is thing or getattr(location, "merge", None) is thing
     return plugins.path_of(thing) if same and spec is not None and spec.origin else None

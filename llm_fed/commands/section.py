@@ -81,7 +81,7 @@ def read_rows(
     Args:
         chosen: labels of rows, or names of methods as plain rows.
         seeds: instead of those of the file.
-        own: objects in the place of names, which must be at hand.
+        own: objects instead of names, which must be at hand.
 
     Raises:
         UserError: the file or a row has a mistake; it says in which row.

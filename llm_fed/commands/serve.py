@@ -135,8 +135,8 @@ class Writing:
         self.text = (
             base.answer_text(self.prompt, ids) if self.chat else base.tokenizer.decode(ids, skip_special_tokens=True)
         )
-        if places := [place for stop in self.stops if (place := self.text.find(stop)) >= 0]:
-            self.text, self.finish = self.text[: min(places)], "stop"
+        if indices := [index for stop in self.stops if (index := self.text.find(stop)) >= 0]:
+            self.text, self.finish = self.text[: min(indices)], "stop"
             self.stop()
             return self._release(len(self.text))
         if self.chat and THINK.startswith(self.text):

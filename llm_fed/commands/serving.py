@@ -146,9 +146,9 @@ class ModelServer:
     def _run(self) -> None:
         try:
             while self._wait():
-                for place, batch in enumerate(self._batches):
+                for location, batch in enumerate(self._batches):
                     try:
-                        self._advance(place, batch)
+                        self._advance(location, batch)
                     except Exception as error:  # whatever one batch raises, its answers end and the server goes on
                         batch.fail(error)
         finally:
@@ -165,16 +165,18 @@ class ModelServer:
                 self._news.wait()
             return not self._ends
 
-    def _advance(self, place: int, batch: RunningBatch) -> None:
+    def _advance(self, location: int, batch: RunningBatch) -> None:
         """Take in what waits, and write one token of each row."""
         again = batch.step() if batch.size else []
         with self._news:
-            waiting = self.waiting[place] = deque(each for each in [*again, *self.waiting[place]] if not each.stopped)
+            waiting = self.waiting[location] = deque(
+                each for each in [*again, *self.waiting[location]] if not each.stopped
+            )
             new = batch.takes(list(waiting))
             for answer in new:
                 waiting.remove(answer)
         if new:
-            members = [served.personal for served in self.models.values() if served.batch == place]
+            members = [served.personal for served in self.models.values() if served.batch == location]
             try:
                 for answer in new:
                     own = members[answer.row]
@@ -185,10 +187,10 @@ class ModelServer:
                     answer.heard(error)
                 raise
             with self._news:
-                self.waiting[place].extendleft(reversed(again))
+                self.waiting[location].extendleft(reversed(again))
 
 
-def of_runs(places: Sequence[str], queue: int) -> ModelServer:
+def of_runs(locations: Sequence[str], queue: int) -> ModelServer:
     """A server of RUN, RUN@ROUND and RUN@best: their clients by name, of a round as `client@round`.
 
     Raises:
@@ -197,12 +199,12 @@ def of_runs(places: Sequence[str], queue: int) -> ModelServer:
     with ExitStack() as stack:
         configs: list[Config] = []
         folders: dict[str, Path] = {}
-        for text in places:
-            place = Place.parse(text)
+        for text in locations:
+            location = Place.parse(text)
             view = stack.enter_context(opened(text, everybody=True, latest=True))
             configs.append(read_config(view))
             kinds.check_writes(configs[-1], f"{text} trained {{noun}}s, which write no answers")
-            suffix = "" if place.round is None else f"@{place.round}"
+            suffix = "" if location.round is None else f"@{location.round}"
             new = {f"{client}{suffix}": folder for client, folder in exported(view).items()}
             if both := next((name for name in new if name in folders or name == BASE), None):
                 raise UserError(f"two models are called {both!r}; serve these runs on two ports")

@@ -30,7 +30,7 @@ def samples(data: TaskData) -> dict[str, list[Example]]:
     for name, client in data.clients.items():
         by_client[name] = examples = list[Example]()
         for part in _parts(client):
-            examples += [part[place] for place in range(ahead, len(part), step)]
+            examples += [part[index] for index in range(ahead, len(part), step)]
             ahead = (ahead - len(part)) % step
     return by_client
 

@@ -18,7 +18,7 @@ class Handler(NamedTuple):
     each: bool  # whether it is given one request after another, or all of one structure together
 
 
-def answers(asked: type[Request[Any]], *, of: Of = "adapters", each: bool = False) -> Callable[[Method], Method]:
+def answers(requested: type[Request[Any]], *, of: Of = "adapters", each: bool = False) -> Callable[[Method], Method]:
     """Marks the method that answers requests of this type from sites that train adapters, whole models, or either.
 
     Args:
@@ -26,7 +26,7 @@ def answers(asked: type[Request[Any]], *, of: Of = "adapters", each: bool = Fals
     """
 
     def mark(method: Method) -> Method:
-        method.answers = (asked, of, each)  # type: ignore[attr-defined]
+        method.answers = (requested, of, each)  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -46,6 +46,6 @@ class Answering:
         cls.answering = dict(cls.answering)
         for name, method in vars(cls).items():
             if hasattr(method, "answers"):
-                asked, of, each = method.answers
+                requested, of, each = method.answers
                 for fused in {"adapters": [True], "whole": [False], "both": [True, False]}[of]:
-                    cls.answering[asked, fused] = Handler(name, each)
+                    cls.answering[requested, fused] = Handler(name, each)

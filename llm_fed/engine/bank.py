@@ -66,10 +66,10 @@ class AdapterBank:
         self.grads = torch.zeros_like(self.rows)
         trained = set(self.layout.matching(train))
         self._entries: dict[str, tuple[Tensor, Tensor]] = {}  # views (K, ...) of rows and grads
-        for name, place in self.layout.slices.items():
+        for name, span in self.layout.slices.items():
             shape = (num_rows, *self.layout.shape_of[name])
-            entry = self.rows[:, place].view(shape).requires_grad_(name in trained)
-            self._entries[name] = entry, self.grads[:, place].view(shape)
+            entry = self.rows[:, span].view(shape).requires_grad_(name in trained)
+            self._entries[name] = entry, self.grads[:, span].view(shape)
         self._inputs: dict[str, slice] = {}  # where each layer's inputs lie in a dropout mask
         self._width = 0  # D
         for name, module in self.targets.items():
@@ -188,7 +188,7 @@ class AdapterBank:
             index: (N,), int64; on the CPU unless `below` is given.
             masks: (N, T, D) from `draw_masks`: the inputs x that are kept; None: no dropout.
             mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
-            each: (M, P): what takes the gradients of rows of the batch by themselves, in the place of `grads`.
+            each: (M, P): what takes the gradients of rows of the batch by themselves, instead of `grads`.
             into: (N,), which row of `each` takes that of each row of the batch (default: each its own).
             below: as of `beneath`, where it was made already.
             cast: the dtype of autocast, to which all adapters are cast at once, and not each row's copy of each layer:
@@ -261,8 +261,8 @@ class AdapterBank:
     def _may_be_taken_at_once(self, rows: Tensor, groups: TokenGroups | None) -> bool:
         """Whether one launch can take all entries of the rows that are wanted: each then lies where products of 16 bits
         allow it. With gradients only of stretches, as those of each row of a batch would be held side by side."""
-        places = [place.start for place in self.layout.slices.values()]
-        if rows.device.type != "cuda" or any(start % ALIGNED for start in [*places, self.layout.size]):
+        spans = [span.start for span in self.layout.slices.values()]
+        if rows.device.type != "cuda" or any(start % ALIGNED for start in [*spans, self.layout.size]):
             return False
         return not torch.is_grad_enabled() or groups is not None
 
@@ -277,7 +277,7 @@ class AdapterBank:
         blocks: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
         for name, fused in self.fused.items():
             pairs = [pair(f"{name}.{expert}", "") for expert in range(fused.experts)]
-            a, b = (torch.stack([chosen[each[place]] for each in pairs], 1) for place in (0, 1))
+            a, b = (torch.stack([chosen[each[span]] for each in pairs], 1) for span in (0, 1))
             blocks.setdefault(name.rpartition(".")[0], {})[fused.name] = a, b
         for name, factors in blocks.items():
             yield RoutedExperts(name, self.model.get_submodule(name), factors, self.structure.scaling, num_rows)
@@ -307,7 +307,7 @@ class _OwnEntries(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         taken = rows.index_select(0, index)
         entries = tuple(
-            taken[:, place].view(len(index), *layout.shape_of[name]) for name, place in layout.slices.items()
+            taken[:, span].view(len(index), *layout.shape_of[name]) for name, span in layout.slices.items()
         )  # fmt: skip
         needed = ctx.needs_input_grad[4:]
         ctx.mark_non_differentiable(*(entry for entry, wanted in zip(entries, needed, strict=True) if not wanted))
@@ -315,22 +315,20 @@ class _OwnEntries(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *given: Tensor | None) -> tuple[None, ...]:
-        known = [
-            (place, each) for place, each in zip(ctx.layout.slices.values(), given, strict=True) if each is not None
-        ]
-        for place, parts in _joined_places(known):
-            ctx.grads[:, place].index_add_(0, ctx.index, torch.cat(parts, 1).to(ctx.grads.dtype))
+        known = [(span, each) for span, each in zip(ctx.layout.slices.values(), given, strict=True) if each is not None]
+        for span, parts in _joined_places(known):
+            ctx.grads[:, span].index_add_(0, ctx.index, torch.cat(parts, 1).to(ctx.grads.dtype))
         return (None,) * (4 + len(given))
 
 
 def _joined_places(known: Sequence[tuple[slice, Tensor]]) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Neighbouring places together, with what belongs there, (N, numbers)."""
+    """Neighbouring indices together, with what belongs there, (N, numbers)."""
     at, parts = slice(0, 0), list[Tensor]()
-    for place, each in known:
-        if parts and place.start != at.stop:
+    for span, each in known:
+        if parts and span.start != at.stop:
             yield at, parts
-            at, parts = place, []
-        at = slice(at.start if parts else place.start, place.stop)
+            at, parts = span, []
+        at = slice(at.start if parts else span.start, span.stop)
         parts.append(each.flatten(1))
     if parts:
         yield at, parts
@@ -406,7 +404,7 @@ class _Adapted:
 
 @dataclass(frozen=True)
 class _Whole:
-    """The forward hook of a linear layer that every row has its own of, in the place of the base's."""
+    """The forward hook of a linear layer that every row has its own of, instead of the base's."""
 
     name: str
     tokens: AdapterTokens

@@ -1,5 +1,5 @@
 """Captured passes: on a GPU a micro-batch is laid out into static memory, and its forward and backward pass is
-replayed as one CUDA graph, so that the host launches one graph in the place of thousands of kernels. Elsewhere the pass
+replayed as one CUDA graph, so that the host launches one graph instead of thousands of kernels. Elsewhere the pass
 itself runs again on the same static memory, which gains nothing and lets tests hold what a GPU would do.
 """
 
@@ -69,7 +69,7 @@ class Captures:
         self._stages[key] = stage  # the last one used is the last to go
         while len(self._stages) > STAGES:
             self._stages.pop(next(iter(self._stages)))
-        lengths = (model.examples.length(job.examples[place]) for job in jobs for b in job.batches for place in b)
+        lengths = (model.examples.length(job.examples[index]) for job in jobs for b in job.batches for index in b)
         stage.layout, stage.longest = layout, max(lengths, default=0)
         return stage
 

@@ -41,15 +41,15 @@ def in_chunks(
     return Answer.joined(answers).map(Tensor.cpu).map(full)
 
 
-def fit_head(features: Tensor, labels: Tensor, asked: FitHead) -> State:
+def fit_head(features: Tensor, labels: Tensor, requested: FitHead) -> State:
     """The linear head (weight, bias) trained, by Adam, on the features (N, H) of its examples and their labels (N,)."""
-    features = features.to(asked.head.row)
-    parameters = [nn.Parameter(tensor.clone()) for tensor in asked.head.tensors().values()]
-    optimizer = torch.optim.Adam(parameters, lr=asked.lr)
-    for batch in asked.batches:
+    features = features.to(requested.head.row)
+    parameters = [nn.Parameter(tensor.clone()) for tensor in requested.head.tensors().values()]
+    optimizer = torch.optim.Adam(parameters, lr=requested.lr)
+    for batch in requested.batches:
         optimizer.zero_grad()
         chosen = torch.tensor(batch)
         logits = nn.functional.linear(features[chosen], *parameters)
         nn.functional.cross_entropy(logits, labels[chosen]).backward()
         optimizer.step()
-    return State.of(dict(zip(asked.head, parameters, strict=True)))
+    return State.of(dict(zip(requested.head, parameters, strict=True)))

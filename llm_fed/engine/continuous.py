@@ -165,9 +165,9 @@ class RunningBatch:
         if not rows:
             self._cache = None
             return
-        places = torch.tensor(rows, device=self._ids.device)
-        select(self._cache, places)
-        self._ids, self._mask = self._ids[places], self._mask[places]
+        indices = torch.tensor(rows, device=self._ids.device)
+        select(self._cache, indices)
+        self._ids, self._mask = self._ids[indices], self._mask[indices]
         if self.joins and (start := int(self._mask.argmax(1).min())):  # columns that no row needs any more
             self._mask = self._mask[:, start:]
             for layer in _layers(self._cache):

@@ -18,7 +18,7 @@ from llm_fed.state import FACTORS, State
 Layers = dict[str, dict[str, Tensor]]  # by layer and by the last part of the name
 
 
-_NOTHING = -1  # in the place of the number of a delta
+_NOTHING = -1  # instead of the number of a delta
 
 
 class Deltas:
@@ -45,14 +45,14 @@ class Deltas:
     def on(self, owners: Sequence[int]) -> dict[str, DeltaHook]:
         """By layer beneath which something lies the forward hook for a batch whose row n goes through the bank's row
         owners[n]."""
-        asked = [self._of[k] for k in owners]
+        requested = [self._of[k] for k in owners]
         parts: dict[str, list[tuple[Tensor | None, dict[str, Tensor]]]] = {}
-        for n in sorted(set(asked) - {_NOTHING}):
-            rows = [place for place, other in enumerate(asked) if other == n]
-            where = None if len(rows) == len(asked) else torch.tensor(rows).to(self._like.device)
+        for n in sorted(set(requested) - {_NOTHING}):
+            rows = [index for index, other in enumerate(requested) if other == n]
+            where = None if len(rows) == len(requested) else torch.tensor(rows).to(self._like.device)
             for name, delta in self._different[n].items():
                 parts.setdefault(name, []).append((where, delta))
-        return {name: DeltaHook(each, len(asked)) for name, each in parts.items()}
+        return {name: DeltaHook(each, len(requested)) for name, each in parts.items()}
 
 
 @dataclass(frozen=True)

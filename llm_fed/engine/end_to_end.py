@@ -54,7 +54,7 @@ class FlatBatch:
     positions: Tensor  # (1, S) of each token in its sequence
     labels: Tensor  # (n,) the target tokens
     rows: Tensor  # (n,) the example of each
-    places: Tensor  # (n,) where in S stands the token that predicts each
+    indices: Tensor  # (n,) where in S stands the token that predicts each
     sequences: FlatSequences
 
 
@@ -64,11 +64,11 @@ def flattened(examples: Sequence[TokenSequence]) -> FlatBatch:
     borders = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
     ids = torch.tensor([token for example in examples for token in example.input_ids])
     target = torch.tensor([each for example in examples for each in (False, *example.target[1:])])
-    places = target.nonzero().flatten() - 1
+    indices = target.nonzero().flatten() - 1
     owner = torch.arange(len(examples)).repeat_interleave(lengths)
     positions = torch.arange(len(ids)) - borders[:-1].repeat_interleave(lengths)
     sequences = FlatSequences(borders.to(torch.int32), int(lengths.max()), tuple(borders.tolist()))
-    return FlatBatch(ids[None], positions[None], ids[places + 1], owner[places], places, sequences)
+    return FlatBatch(ids[None], positions[None], ids[indices + 1], owner[indices], indices, sequences)
 
 
 def widened(batch: FlatBatch, grid: Grid, longest: int = 0) -> FlatBatch:
@@ -85,10 +85,10 @@ def widened(batch: FlatBatch, grid: Grid, longest: int = 0) -> FlatBatch:
     borders = [*known, *range(tokens + last, wide, last)]
     borders += [wide] * (1 + grid.rows(len(borders)) - len(borders))
     again = torch.cat([torch.arange(tokens), tokens - last + torch.arange(wide - tokens) % last])
-    labels, rows, places = (repeated(each, targets) for each in (batch.labels, batch.rows, batch.places))
+    labels, rows, indices = (repeated(each, targets) for each in (batch.labels, batch.rows, batch.indices))
     longest = grid.attended(max(longest, batch.sequences.longest))
     sequences = FlatSequences(torch.tensor(borders, dtype=torch.int32), longest)
-    return FlatBatch(batch.input_ids[:, again], batch.positions[:, again], labels, rows, places, sequences)
+    return FlatBatch(batch.input_ids[:, again], batch.positions[:, again], labels, rows, indices, sequences)
 
 
 def inputs_of(batch: FlatBatch) -> dict[str, Any]:
@@ -197,8 +197,8 @@ def _seen(length: int, window: int, device: torch.device) -> Tensor | None:
     """(length, length) which tokens (columns) each one sees; None where the window leaves out none."""
     if length <= window:
         return None
-    places = torch.arange(length, device=device)
-    before = places[:, None] - places
+    indices = torch.arange(length, device=device)
+    before = indices[:, None] - indices
     return (before >= 0) & (before < window)
 
 

@@ -87,9 +87,9 @@ class Engine(Answering):
         Raises:
             UserError: neither the engine nor the base's kind answers requests of this type.
         """
-        asked, fused = type(requests[0]), requests[0].structure.fused
+        requested, fused = type(requests[0]), requests[0].structure.fused
         for who, more in ((self, ()), (self.base, (self,))):
-            if answer := who.answering.get((asked, fused)):
+            if answer := who.answering.get((requested, fused)):
                 method = getattr(who, answer.method)
                 return [method(request, *more) for request in requests] if answer.each else method(requests, *more)
         known = {
@@ -97,7 +97,7 @@ class Engine(Answering):
         }
         what = f"{'adapters of a' if fused else 'whole'} {self.base.noun}{'' if fused else 's'}"
         raise UserError(
-            f"the method needs {asked.__name__}, which {what} do not support (they support "
+            f"the method needs {requested.__name__}, which {what} do not support (they support "
             f"{', '.join(sorted(known))}); choose another base or method"
         )
 
@@ -147,8 +147,8 @@ class Engine(Answering):
         if len({request.private is None for request in requests}) > 1:
             raise ValueError("fits with privacy and fits without it do not train in one pass")
         results, work = fit.fit(self.adapted(requests[0].structure), requests)
-        if self.as_written and not work.asked:
-            work = replace(work, asked=("captured",), why=self.as_written)
+        if self.as_written and not work.requested:
+            work = replace(work, requested=("captured",), why=self.as_written)
         self.budget = work.budget or self.budget  # found once, then kept: the packing decides the bits of a result
         self.work = self.work.plus(work)
         return results
@@ -163,10 +163,10 @@ class Engine(Answering):
     def mean_losses(self, request: MeanLosses) -> list[float]:
         """Each client alone: it may ask for many states, and its examples fill micro-batches by themselves."""
         bank = self.bank(request.structure, request.states)
-        asked = [(row, request.examples) for row in range(len(request.states))]
+        requested = [(row, request.examples) for row in range(len(request.states))]
         beside = [(state, example) for state in request.states for example in request.examples]
         mix = self._mixing_weights(request.structure, beside)
-        return inference.mean_losses(self.adapted(request.structure), bank, asked, mix=mix)
+        return inference.mean_losses(self.adapted(request.structure), bank, requested, mix=mix)
 
     @answers(MeanLosses, of="whole", each=True)
     def mean_losses_whole(self, request: MeanLosses) -> list[float]:
@@ -200,13 +200,13 @@ class Engine(Answering):
     @answers(ExpertWeights)
     def expert_weights(self, requests: Sequence[ExpertWeights]) -> Sequence[Tensor]:
         states = [request.state for request in requests]
-        asked = [(row, example) for row, request in enumerate(requests) for example in request.examples]
+        requested = [(row, example) for row, request in enumerate(requests) for example in request.examples]
         model = self.adapted(requests[0].structure)
-        weights = self._mixing_weights(model.structure, [(states[row], example) for row, example in asked])
+        weights = self._mixing_weights(model.structure, [(states[row], example) for row, example in requested])
         if weights is None:
             bank = self.bank(model.structure, states)
             weights = model.within_memory(
-                lambda budget: inference.routed_weights(replace(model, budget=budget), bank, asked)
+                lambda budget: inference.routed_weights(replace(model, budget=budget), bank, requested)
             )
         return weights.split([len(request.examples) for request in requests])
 
@@ -225,7 +225,9 @@ class Engine(Answering):
     def heads(self, requests: Sequence[FitHead]) -> Sequence[State]:
         """For each the linear head (weight, bias) that classifies the features of its examples best."""
         answered = zip(self._answer(requests), requests, strict=True)
-        return [classifying.fit_head(answer.features, self._labels(asked), asked) for answer, asked in answered]
+        return [
+            classifying.fit_head(answer.features, self._labels(requested), requested) for answer, requested in answered
+        ]
 
     @answers(Answers, of="whole")
     def _answer(self, requests: Sequence[Any]) -> Sequence[Answer]:
@@ -236,21 +238,21 @@ class Engine(Answering):
         examples = [example for each in requests for example in each.examples]
         index = torch.tensor([row for row, each in enumerate(requests) for _ in each.examples])
         bank = self.bank(structure, [each.state for each in requests])
-        asked = [(each.state, example) for each in requests for example in each.examples]
-        mix = self._mixing_weights(structure, asked)
+        requested = [(each.state, example) for each in requests for example in each.examples]
+        mix = self._mixing_weights(structure, requested)
         answer = classifying.in_chunks(
             self.base, self.base.examples(structure), examples,
             lambda part: bank.attached(index[part], mix=None if mix is None else mix[part]),
         )  # fmt: skip
         return answer.split([len(each.examples) for each in requests])
 
-    def _mixing_weights(self, structure: Any, asked: Sequence[tuple[State, Any]]) -> Tensor | None:
+    def _mixing_weights(self, structure: Any, requested: Sequence[tuple[State, Any]]) -> Tensor | None:
         """(len(asked), 2): the experts' weights for each example under the state beside which it stands; None unless
         there are examples that decide them."""
-        if structure.gate != "mix" or not asked:
+        if structure.gate != "mix" or not requested:
             return None
-        own = self.base.features(structure, [example for _, example in asked])
-        return inference.similarity_weights(own, [state for state, _ in asked])
+        own = self.base.features(structure, [example for _, example in requested])
+        return inference.similarity_weights(own, [state for state, _ in requested])
 
-    def _labels(self, asked: FitHead) -> Tensor:
-        return self.base.examples(asked.structure).collate(asked.examples).labels
+    def _labels(self, requested: FitHead) -> Tensor:
+        return self.base.examples(requested.structure).collate(requested.examples).labels

@@ -137,7 +137,7 @@ class Examples(ABC):
 
     @abstractmethod
     def logits(self, model: Any, batch: Any, *, all_rows: bool = False) -> Tensor:
-        """What the model predicts in the place of each target, (targets, C), in float32 at least.
+        """What the model predicts instead of each target, (targets, C), in float32 at least.
 
         Args:
             batch: on the model's device.
@@ -241,10 +241,10 @@ class Text(Examples):
         its work where responses are short; with `all_rows` (an adapted head needs all N rows) all of them do.
         No attention mask is given: with causal attention, padding on the right reaches no real token.
         """
-        places = batch.places.to(model.device)  # of a batch that is there already this is nothing
+        indices = batch.indices.to(model.device)  # of a batch that is there already this is nothing
 
         def keep_predicting(head: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
-            return inputs[0].flatten(0, 1).index_select(0, places.to(inputs[0].device)).unsqueeze(0)
+            return inputs[0].flatten(0, 1).index_select(0, indices.to(inputs[0].device)).unsqueeze(0)
 
         with ExitStack() as stack:
             if not all_rows:
@@ -257,7 +257,7 @@ class Text(Examples):
                 inputs = inputs_of(model, batch.input_ids, batch.lengths)
             logits = model(**inputs, use_cache=False).logits.flatten(0, 1)
         if all_rows:
-            logits = logits.index_select(0, places)
+            logits = logits.index_select(0, indices)
         return logits
 
 

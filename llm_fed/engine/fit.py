@@ -50,11 +50,11 @@ def names_of(jobs: Sequence[Fit]) -> tuple[str, ...]:
     return (PLACE, *next(iter(found), ()))
 
 
-def columns_of(examples: Sequence[Any], places: Sequence[int]) -> Tensor:
+def columns_of(examples: Sequence[Any], indices: Sequence[int]) -> Tensor:
     """(examples, numbers) float64, in the order of `names_of`."""
     rows = [
-        [float(place), *map(float, getattr(example, "extra", {}).values())]
-        for place, example in zip(places, examples, strict=True)
+        [float(index), *map(float, getattr(example, "extra", {}).values())]
+        for index, example in zip(indices, examples, strict=True)
     ]
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -125,8 +125,8 @@ class FusedFit:
 
     def __init__(self, model: AdaptedModel, jobs: Sequence[Fit], budget: int):
         self.model, self.jobs, self.examples, self.device = model, jobs, model.examples, model.device
-        asked = {"captured": model.captures is not None, "padding_free": model.padding_free}
-        self.work = Work(budget=budget, asked=tuple(name for name, on in asked.items() if on))
+        requested = {"captured": model.captures is not None, "padding_free": model.padding_free}
+        self.work = Work(budget=budget, requested=tuple(name for name, on in requested.items() if on))
         self.private = jobs[0].private is not None  # then all are: see `Engine.fit`
         layout, self.padded = layout_of(model, jobs)
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
@@ -150,7 +150,7 @@ class FusedFit:
             self.teachers = model.bank(len(jobs[0].teachers), jobs[0].start.row.dtype)
             for k, state in enumerate(jobs[0].teachers):
                 self.teachers.load(k, state)
-        self.taught: dict[int, Tensor] = {}  # by place of an example what the teachers answered, for all epochs
+        self.taught: dict[int, Tensor] = {}  # by index of an example what the teachers answered, for all epochs
         self.names = names_of(jobs)  # of the columns that losses of their own are given; empty: none has one
 
     def run(self) -> tuple[list[Fitted | ClientError], Work]:
@@ -213,18 +213,18 @@ class FusedFit:
         self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float], losses: Tensor
     ) -> None:
         """The pass over a micro-batch of examples (k, n, example)."""
-        owners, places = [k for k, _, _ in rows], [self.jobs[k].batches[step][n] for k, n, _ in rows]
+        owners, indices = [k for k, _, _ in rows], [self.jobs[k].batches[step][n] for k, n, _ in rows]
         mixed = self.bank.structure.gate == "mix"
         chosen = Chosen(
             [(k, example) for k, _, example in rows], weights,
             mix=torch.tensor([self.jobs[k].mix for k in owners]) if mixed else None,
-            columns=columns_of([example for _, _, example in rows], places) if self.names else None, drifts=drifts,
+            columns=columns_of([example for _, _, example in rows], indices) if self.names else None, drifts=drifts,
         )  # fmt: skip
         each = self.bank.rows.new_zeros(len(rows), self.bank.layout.size) if self.private else None
         replayed = self.passes.take(
             self.passes.layout.inputs(chosen), *self._dropout(step, rows), losses, each,
             own=partial(own_losses, self.jobs, self.names) if self.names else None,
-            taught=partial(self._taught, places=places) if self.teachers else None,
+            taught=partial(self._taught, indices=indices) if self.teachers else None,
         )  # fmt: skip
         self.work = replace(self.work, replayed=self.work.replayed + replayed)
         if each is not None:
@@ -241,33 +241,35 @@ class FusedFit:
         """By client z of KTO: how far its model is from the reference, by the batch's answers to other prompts."""
         if not self.examples.drifts:
             return {}
-        asked = [(k, example) for k in seen for example in seen[k]]
+        requested = [(k, example) for k in seen for example in seen[k]]
         mixed = self.bank.structure.gate == "mix"
         logps = log_likelihoods(
-            replace(self.model, budget=self.work.budget), self.bank, [example.other for _, example in asked],
-            mix=torch.tensor([self.jobs[k].mix for k, _ in asked]) if mixed else None, rows=[k for k, _ in asked],
+            replace(self.model, budget=self.work.budget), self.bank,
+            [example.other for _, example in requested],
+            mix=torch.tensor([self.jobs[k].mix for k, _ in requested]) if mixed else None,
+            rows=[k for k, _ in requested],
         )  # fmt: skip
         far: dict[int, list[float]] = {k: [] for k in seen}
-        for (k, example), logp in zip(asked, logps, strict=True):
+        for (k, example), logp in zip(requested, logps, strict=True):
             far[k].append(logp - example.reference[1])
         return {k: max(0.0, fmean(values)) if values else 0.0 for k, values in far.items()}
 
-    def _taught(self, batch: Batch, places: Sequence[int]) -> Tensor | None:
+    def _taught(self, batch: Batch, indices: Sequence[int]) -> Tensor | None:
         """The mean of the teachers' logits, (targets, C); None without teachers.
 
         Args:
-            places: of the batch's examples among those of the one job.
+            indices: of the batch's examples among those of the one job.
         """
         if self.teachers is None:
             return None
         if not self.examples.single:
-            return self._ask(self.teachers, batch, len(places) * self.examples.each)
-        new = [place for place in places if place not in self.taught]
+            return self._ask(self.teachers, batch, len(indices) * self.examples.each)
+        new = [index for index in indices if index not in self.taught]
         if new:
-            examples = [self.jobs[0].examples[place] for place in new]
+            examples = [self.jobs[0].examples[index] for index in new]
             batch = on_device(self.examples.collate(examples), self.device)
             self.taught |= zip(new, self._ask(self.teachers, batch, len(new)), strict=True)
-        return torch.stack([self.taught[place] for place in places])
+        return torch.stack([self.taught[index] for index in indices])
 
     @torch.no_grad()
     def _ask(self, teachers: AdapterBank, batch: Batch, rows: int) -> Tensor:
@@ -318,8 +320,8 @@ class FusedFit:
 
 def _unusable(job: Fit, examples: Examples) -> ClientError | None:
     """Why the job cannot be trained, if so. A private one must not tell what its batches hold: none is refused."""
-    for step, places in enumerate(job.batches if job.private is None else ()):
-        if not examples.num_targets([job.examples[place] for place in places]):
+    for step, indices in enumerate(job.batches if job.private is None else ()):
+        if not examples.num_targets([job.examples[index] for index in indices]):
             return ClientError(
                 f"client {job.site}: its batch of local step {step + 1} has no target token; "
                 "give it examples with a response"

@@ -59,10 +59,10 @@ class _Alive(TorchDispatchMode):
         seen = {_place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         found = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(found):
-            if isinstance(leaf, Tensor) and (place := _place(leaf)) not in seen:
+            if isinstance(leaf, Tensor) and (location := _place(leaf)) not in seen:
                 storage = leaf.untyped_storage()
-                self._made[place] = StorageWeakRef(storage), storage.nbytes()
-        self._made = {place: made for place, made in self._made.items() if not made[0].expired()}
+                self._made[location] = StorageWeakRef(storage), storage.nbytes()
+        self._made = {location: made for location, made in self._made.items() if not made[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self._made.values()))
         return found
 

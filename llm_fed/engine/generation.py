@@ -118,8 +118,8 @@ def stream(
     """
     room = _room(base, prompt, max_new_tokens)
     choose = None if sampling is None else sampling.chooser(base.model.device)
-    asked = RowPrompt(0, 0, prompt, room, None if mix is None else mix[0])
-    for _, token in in_turn(RunningBatch(base, bank, 1), [asked], stop_tokens(base), choose):
+    requested = RowPrompt(0, 0, prompt, room, None if mix is None else mix[0])
+    for _, token in in_turn(RunningBatch(base, bank, 1), [requested], stop_tokens(base), choose):
         if token is not None:
             yield token
 
@@ -177,9 +177,9 @@ def _in_slots(batch: SlotBatch, prompts: Iterable[RowPrompt]) -> Iterator[tuple[
             yield from batch.step()
 
 
-def most_rows(asked: int | None, device: torch.device) -> int:
-    """The most rows of a batch of answers: as asked for, or by device."""
-    return asked or ROWS.get(device.type, ROWS_ON_GPU)
+def most_rows(requested: int | None, device: torch.device) -> int:
+    """The most rows of a batch of answers: as requested, or by device."""
+    return requested or ROWS.get(device.type, ROWS_ON_GPU)
 
 
 def _fitting(base: Base, rows: int, columns: int, logits: int = 0) -> int:
@@ -227,13 +227,13 @@ def _score(base: Base, bank: AdapterBank, batch: Sequence[Scored], mix: Tensor |
     padded = any(len(prompt) < mask.shape[1] for _, prompt, _ in batch)
     with bank.attached(index, mix=mix):
         logits, cache = forward(base, ids, mask, None, keep=1, padded=padded)
-    places = owner.to(device)
-    logits = logits[places]  # (R, 1, V)
+    indices = owner.to(device)
+    logits = logits[indices]  # (R, 1, V)
     labels = pad_sequence(options, batch_first=True).to(device)  # (R, T)
     real = pad_sequence([torch.ones_like(option) for option in options], batch_first=True).to(device)
     if labels.shape[1] > 1:
-        select(cache, places)
-        mask = torch.cat([mask[places], real[:, 1:]], dim=1)
+        select(cache, indices)
+        mask = torch.cat([mask[indices], real[:, 1:]], dim=1)
         padded = padded or len(set(map(len, options))) > 1
         with bank.attached(index[owner], mix=None if mix is None else mix[owner]):
             rest, _ = forward(base, labels[:, :-1], mask, cache, keep=labels.shape[1] - 1, padded=padded)

@@ -55,7 +55,7 @@ def per_example_gradients(model: AdaptedModel, state: State, examples: Sequence[
     return model.within_memory(run)
 
 
-def mean_gradient(model: AdaptedModel, asked: Gradient, mix: Tensor | None = None) -> tuple[float, State]:
+def mean_gradient(model: AdaptedModel, requested: Gradient, mix: Tensor | None = None) -> tuple[float, State]:
     """The mean loss per target of the examples, and its gradient with respect to the adapter; no dropout.
 
     Args:
@@ -66,17 +66,17 @@ def mean_gradient(model: AdaptedModel, asked: Gradient, mix: Tensor | None = Non
         RunError: the device's memory does not suffice for one example.
     """
     examples = model.examples
-    count = examples.num_targets(asked.examples)
+    count = examples.num_targets(requested.examples)
     if not count:
         raise ClientError("the gradient of a loss was asked for, but no example has a target token")
-    lengths = [examples.length(example) for example in asked.examples]
+    lengths = [examples.length(example) for example in requested.examples]
 
     def run(budget: int) -> tuple[float, State]:
-        bank, total = model.bank(1, asked.state.row.dtype), 0.0
-        bank.load(0, asked.state)
+        bank, total = model.bank(1, requested.state.row.dtype), 0.0
+        bank.load(0, requested.state)
         with activation_checkpointing(model.model):
             for chosen in plan(lengths, budget, model.overhead):
-                batch = examples.collate([asked.examples[i] for i in chosen])
+                batch = examples.collate([requested.examples[i] for i in chosen])
                 index = examples.by_row(torch.zeros(len(chosen), dtype=torch.int64))
                 weights = None if mix is None else examples.by_row(mix[chosen])
                 with bank.attached(index, mix=weights):
@@ -84,25 +84,25 @@ def mean_gradient(model: AdaptedModel, asked: Gradient, mix: Tensor | None = Non
                         loss = examples.losses(model.model, batch, all_rows=bank.adapts_head).sum() / count
                     loss.backward()
                 total += float(loss.detach())
-        return total, State(bank.layout, bank.grads[0].to(asked.state.row.device))
+        return total, State(bank.layout, bank.grads[0].to(requested.state.row.device))
 
     return model.within_memory(run)
 
 
-def evidence(model: AdaptedModel, asked: Sequence[GradientMoments]) -> list[Evidence | ClientError]:
+def evidence(model: AdaptedModel, requested: Sequence[GradientMoments]) -> list[Evidence | ClientError]:
     """The moments of the per-example gradients that each asks for; all examples share the backward passes, and no more
     than a chunk's gradients exist at a time.
 
     Raises:
         RunError: the device's memory does not suffice for one example.
     """
-    usable = [one for one in asked if model.examples.num_targets(one.examples)]
+    usable = [one for one in requested if model.examples.num_targets(one.examples)]
     moments = iter(model.within_memory(lambda budget: _gather(model, usable, budget)) if usable else [])
     return [
         next(moments)
         if model.examples.num_targets(one.examples)
         else ClientError(f"client {one.site}: no example has a target token")
-        for one in asked
+        for one in requested
     ]
 
 
@@ -121,7 +121,7 @@ def _gather(model: AdaptedModel, jobs: Sequence[GradientMoments], budget: int) -
         for k in dict.fromkeys(owners):
             if chunk.sampled and not jobs[k].sampled:
                 continue
-            mine = [place for place, owner in enumerate(owners) if owner == k]
+            mine = [index for index, owner in enumerate(owners) if owner == k]
             of_chunk = Moments.of(chunk.gradients[mine].transpose(0, 1))
             before = moments.get((k, chunk.sampled))
             moments[k, chunk.sampled] = of_chunk if before is None else before + of_chunk

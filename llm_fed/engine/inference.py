@@ -27,7 +27,7 @@ from llm_fed.tasks.common import Encoded
 def mean_losses(
     model: AdaptedModel,
     bank: AdapterBank,
-    asked: Sequence[tuple[int, Sequence[Any]]],
+    requested: Sequence[tuple[int, Sequence[Any]]],
     *,
     mix: Tensor | None = None,
 ) -> list[float]:
@@ -37,7 +37,7 @@ def mean_losses(
         asked: (row of the bank, examples); examples of equal length share a micro-batch, whoever asks.
         mix: (examples of all lists, E), where the gate of the bank's structure is `mix`.
     """
-    work = [(n, row, example) for n, (row, examples) in enumerate(asked) for example in examples]
+    work = [(n, row, example) for n, (row, examples) in enumerate(requested) for example in examples]
     found, owners = [], []
     lengths = [model.examples.length(example) for _, _, example in work]
     for chosen in plan(lengths, model.most_tokens, model.overhead):
@@ -46,8 +46,8 @@ def mean_losses(
         with bank.attached(of.by_row(index), mix=weights), model.computing():
             found.append(of.losses(model.model, batch, all_rows=bank.adapts_head))
         owners.append(torch.tensor([work[i][0] for i in chosen])[batch.rows])
-    total = torch.zeros(len(asked), dtype=torch.float64)
-    count = torch.zeros(len(asked), dtype=torch.float64)
+    total = torch.zeros(len(requested), dtype=torch.float64)
+    count = torch.zeros(len(requested), dtype=torch.float64)
     if found:  # read at the end, so that a GPU need not wait for the host between micro-batches
         losses = torch.cat(found).cpu().double()
         for owner, its in zip(owners, losses.split([len(each) for each in owners]), strict=True):
@@ -80,28 +80,28 @@ def log_likelihoods(
             losses = TEXT.token_losses(model.model, batch, all_rows=bank is not None and bank.adapts_head)
         sums = torch.zeros(len(chosen), dtype=losses.dtype, device=losses.device)
         sums.index_add_(0, batch.rows.to(losses.device), losses)
-        for place, value in zip(chosen, (-sums).tolist(), strict=True):
-            found[place] = value
+        for position, value in zip(chosen, (-sums).tolist(), strict=True):
+            found[position] = value
     return found
 
 
 @torch.inference_mode()
-def routed_weights(model: AdaptedModel, bank: AdapterBank, asked: Sequence[tuple[int, Any]]) -> Tensor:
+def routed_weights(model: AdaptedModel, bank: AdapterBank, requested: Sequence[tuple[int, Any]]) -> Tensor:
     """What the routers of one row of the bank each make of an example: (len(asked), E), the mean over the example's
     tokens and then over the layers and its rows, in float64 on the CPU.
 
     Args:
         asked: (row of the bank, example).
     """
-    found = torch.zeros(len(asked), len(bank.structure.experts), dtype=torch.float64)
-    lengths = [model.examples.length(example) for _, example in asked]
+    found = torch.zeros(len(requested), len(bank.structure.experts), dtype=torch.float64)
+    lengths = [model.examples.length(example) for _, example in requested]
     for chosen in plan(lengths, model.most_tokens, model.overhead):
-        batch, of = model.examples.collate([asked[i][1] for i in chosen]), model.examples
+        batch, of = model.examples.collate([requested[i][1] for i in chosen]), model.examples
         heard: list[Tensor] = []
-        index = of.by_row(torch.tensor([asked[i][0] for i in chosen]))
+        index = of.by_row(torch.tensor([requested[i][0] for i in chosen]))
         with bank.attached(index, listen=heard.append), model.computing():
             of.logits(model.model, batch, all_rows=bank.adapts_head)
-        ends = torch.tensor([size for i in chosen for size in of.sizes(asked[i][1])])
+        ends = torch.tensor([size for i in chosen for size in of.sizes(requested[i][1])])
         for weights in heard:
             real = torch.arange(weights.shape[1]) < ends[:, None]  # a layer may see fewer tokens of a picture
             means = (weights.double().cpu() * real[..., None]).sum(1) / real.sum(1, keepdim=True)
@@ -130,13 +130,13 @@ def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
     return found
 
 
-def mixing_weights(base: Base, asked: Sequence[tuple[State, Sequence[int]]]) -> Tensor:
+def mixing_weights(base: Base, requested: Sequence[tuple[State, Sequence[int]]]) -> Tensor:
     """`similarity_weights` (R, 2) of prompts.
 
     Args:
         asked: (state with the extras ANCHORS and SCALE, token ids of the prompt).
     """
-    return similarity_weights(features(base, [prompt for _, prompt in asked]), [state for state, _ in asked])
+    return similarity_weights(features(base, [prompt for _, prompt in requested]), [state for state, _ in requested])
 
 
 def similarity_weights(found: Tensor, states: Sequence[State]) -> Tensor:

@@ -74,7 +74,7 @@ class Attempts:
 
 @contextmanager
 def activation_checkpointing(model: nn.Module) -> Iterator[None]:
-    """Recompute activations in the layers where `model.gradient_checkpointing_enable()` asked for it.
+    """Recompute activations in the layers where `model.gradient_checkpointing_enable()` requested it.
 
     Transformers itself does so in training mode alone, which would also turn the base's dropout on.
     """

@@ -41,27 +41,27 @@ class Static(Generic[Item]):
 
 def _places(tensors: Sequence[Tensor]) -> tuple[list[int], int]:
     """Where in a buffer each of these begins, and its size."""
-    places, size = [], 0
+    indices, size = [], 0
     for tensor in tensors:
-        places.append(size)
+        indices.append(size)
         size += -(-tensor.nbytes // _ALIGNED) * _ALIGNED
-    return places, size
+    return indices, size
 
 
 def _buffer(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Tensors of the host, one behind the other, in memory from which `device` can copy."""
-    places, size = _places(tensors)
+    indices, size = _places(tensors)
     buffer = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")
-    for place, tensor in zip(places, tensors, strict=True):
-        buffer[place : place + tensor.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
+    for index, tensor in zip(indices, tensors, strict=True):
+        buffer[index : index + tensor.nbytes] = tensor.contiguous().flatten().view(torch.uint8)
     return buffer
 
 
 def _views(buffer: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
     return iter(
         [
-            buffer[place : place + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            for place, tensor in zip(_places(like)[0], like, strict=True)
+            buffer[index : index + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for index, tensor in zip(_places(like)[0], like, strict=True)
         ]
     )
 

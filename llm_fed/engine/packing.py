@@ -109,12 +109,12 @@ def filled(lengths: Sequence[int], budget: int) -> list[list[int]]:
     total = sum(lengths)
     each = total / max(1, -(-total // budget))  # tokens of a stretch, were examples divisible
     batches, held, so_far = list[list[int]](), 0, 0
-    for place, length in enumerate(lengths):
+    for index, length in enumerate(lengths):
         full = not batches or held + length > budget or len(batches[-1]) == MOST
         if full or so_far + length / 2 > each * len(batches):
             batches.append([])
             held = 0
-        batches[-1].append(place)
+        batches[-1].append(index)
         held, so_far = held + length, so_far + length
     return batches
 
@@ -132,7 +132,7 @@ class MicroBatch:
     input_ids: Tensor  # (N, T)
     labels: Tensor  # (n,) the target tokens
     rows: Tensor  # (n,) the row of each
-    places: Tensor  # (n,) where in (N * T) stands the token that predicts each
+    indices: Tensor  # (n,) where in (N * T) stands the token that predicts each
     lengths: Tensor  # (N,) tokens of each row
 
 
@@ -141,9 +141,9 @@ def collate(examples: Sequence[TokenSequence]) -> MicroBatch:
     input_ids = pad_sequence([torch.tensor(example.input_ids) for example in examples], batch_first=True)
     target = pad_sequence([torch.tensor(example.target) for example in examples], batch_first=True)
     rows, columns = target[:, 1:].nonzero(as_tuple=True)  # nothing predicts the first token
-    places = rows * input_ids.shape[1] + columns
+    indices = rows * input_ids.shape[1] + columns
     lengths = torch.tensor([len(example.input_ids) for example in examples])
-    return MicroBatch(input_ids, input_ids.flatten()[places + 1], rows, places, lengths)
+    return MicroBatch(input_ids, input_ids.flatten()[indices + 1], rows, indices, lengths)
 
 
 def widened(batch: MicroBatch, grid: Grid) -> MicroBatch:
@@ -152,10 +152,10 @@ def widened(batch: MicroBatch, grid: Grid) -> MicroBatch:
     (rows, tokens), targets = batch.input_ids.shape, len(batch.labels)
     wide = grid.tokens(tokens)
     ids = torch.nn.functional.pad(batch.input_ids, (0, wide - tokens))
-    places = batch.places + batch.rows * (wide - tokens)
+    indices = batch.indices + batch.rows * (wide - tokens)
     more, later = grid.rows(rows), grid.targets(targets)
     return MicroBatch(
-        repeated(ids, more), repeated(batch.labels, later), repeated(batch.rows, later), repeated(places, later),
+        repeated(ids, more), repeated(batch.labels, later), repeated(batch.rows, later), repeated(indices, later),
         repeated(batch.lengths, more),
     )  # fmt: skip
 

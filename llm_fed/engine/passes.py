@@ -173,7 +173,7 @@ class Pass:
 
     Attributes:
         grid: of the shapes of micro-batches; None: they have any.
-        why: some micro-batches are not replayed though that is asked for; empty where all are, or none need be.
+        why: some micro-batches are not replayed though that is requested; empty where all are, or none need be.
         layout: how examples lie.
     """
 
@@ -203,8 +203,8 @@ class Pass:
         Args:
             seeds, sizes: of the dropout masks of its rows.
             losses: (K,) to which the weighted losses are added.
-            each: (examples, P) that takes the gradients of single examples, in the place of the bank.
-            own: losses (n,) of the inputs and logits (n, C), in the place of the examples' own.
+            each: (examples, P) that takes the gradients of single examples, instead of the bank.
+            own: losses (n,) of the inputs and logits (n, C), instead of the examples' own.
             taught: what teachers answer to a batch on the device.
         """
         inputs = on_device(inputs, losses.device)

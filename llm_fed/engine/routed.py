@@ -20,7 +20,7 @@ from llm_fed.engine.tokens import TokenGroups
 
 @dataclass(frozen=True)
 class RoutedExperts:
-    """What a block of fused experts computes while a bank is attached, in the place of its own `forward`.
+    """What a block of fused experts computes while a bank is attached, instead of its own `forward`.
 
     Choices that go through the same expert's adapter of the same row lie side by side, so that all products with A, and
     all with B, are one grouped product each, of N E groups.

@@ -39,7 +39,7 @@ from llm_fed.models.rotary import regimes
 # Whose rows were compared with the same rows alone in slots (tests/engine/test_slots.py).
 FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
 NAME, BIAS = "llm_fed_slots", "slots_bias"  # of the attention, and of what it is given, among those of transformers
-NOT_A_NUMBER = -1  # in the place of a token
+NOT_A_NUMBER = -1  # instead of a token
 WIDTH, COLUMNS = 256, 64  # to which a captured step's columns are rounded up, so that few are captured; and memory's
 
 
@@ -84,9 +84,9 @@ class SlotLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
         rows, width = len(key_states), self._slots.width
-        places, columns = self._slots.numbers[:rows], self._slots.position[:rows]
+        indices, columns = self._slots.numbers[:rows], self._slots.position[:rows]
         for own, part in ((self.keys, key_states), (self.values, value_states)):
-            own[places, :, columns] = part[:, :, 0].to(own.dtype)  # autocast may compute keys in another one
+            own[indices, :, columns] = part[:, :, 0].to(own.dtype)  # autocast may compute keys in another one
         return self.keys[:rows, :, :width], self.values[:rows, :, :width]
 
     def get_seq_length(self) -> int:
@@ -177,7 +177,7 @@ class Slots:
         targets = sorted({*order}.difference(kept))
         sources = [row for row in kept if row >= len(kept)]
         if targets:
-            ends, begins = (torch.tensor(places, device=self.numbers.device) for places in (targets, sources))
+            ends, begins = (torch.tensor(indices, device=self.numbers.device) for indices in (targets, sources))
             for layer in self._layers:
                 layer.move(begins, ends, max(lengths[row] for row in sources))
             for own in (self.ids, self.position, self._index, self._mix):
@@ -380,9 +380,9 @@ class SlotBatch:
         """Only these rows, which then are the first ones."""
         if len(going) < len(self._rows):
             self._detach()
-            kept = [place for place, row in enumerate(self._rows) if not row.ended]
+            kept = [index for index, row in enumerate(self._rows) if not row.ended]
             order = self._memory.keep(kept, [len(row.text) - 1 for row in self._rows])
-            self._rows = [self._rows[place] for place in order]
+            self._rows = [self._rows[index] for index in order]
 
     def _attach(self, rows: Sequence[SlotAnswer]) -> None:
         """The bank, until the rows change."""

@@ -18,7 +18,7 @@ from llm_fed.state import FACTORS, Layout, State, factor_of, module_of
 
 
 def together(fits: Sequence[Fit]) -> list[list[int]]:
-    """The places of the fits that `Steps` can take together: what they train, and how, is equal at every step."""
+    """The indices of the fits that `Steps` can take together: what they train, and how, is equal at every step."""
     groups: list[list[int]] = []
     for k, fit in enumerate(fits):
         alike = (group for group in groups if _settings(fits[group[0]]) == _settings(fit))
@@ -72,11 +72,11 @@ class Steps:
         for pattern, lr in {"": self._settings.lr, **self._settings.lr_of}.items():
             names = [name for name in trained if special.get(name, "") == pattern]
             first = len(self._places)
-            for place in layout.joined(names):
-                self._places.append(place)
-                self.segments.append([name for name in names if place.start <= layout.slices[name].start < place.stop])
+            for index in layout.joined(names):
+                self._places.append(index)
+                self.segments.append([name for name in names if index.start <= layout.slices[name].start < index.stop])
                 for k, parameters in self.parameters.items():
-                    parameters.append(nn.Parameter(values[k, place]))
+                    parameters.append(nn.Parameter(values[k, index]))
             groups.append({"params": [p for own in self.parameters.values() for p in own[first:]], "lr": lr})
         self._optimizer = self._settings.over([group for group in groups if group["params"]])
         self._rates, self._taken, self._steps = [g["lr"] for g in self._optimizer.param_groups], 0, len(fit.batches)
@@ -84,12 +84,12 @@ class Steps:
         self._gradients, self._tails = dict[int, list[Tensor]](), dict[int, list[_Tail]]()
         self._anchors, self._corrections = dict[int, list[Tensor]](), dict[int, list[Tensor]]()
         for k, job in self._fits.items():
-            self._gradients[k] = [grads[k, place] for place in self._places]
-            for place, parameter, gradient in zip(self._places, self.parameters[k], self._gradients[k], strict=True):
+            self._gradients[k] = [grads[k, index] for index in self._places]
+            for index, parameter, gradient in zip(self._places, self.parameters[k], self._gradients[k], strict=True):
                 parameter.grad = gradient
                 if job.moments:
                     self._optimizer.state[parameter] = {
-                        name: (value[place] if value.dim() else value).to(values.device, copy=True)
+                        name: (value[index] if value.dim() else value).to(values.device, copy=True)
                         for name, value in job.moments.items()
                     }
             if self._settings.proximal:
@@ -106,7 +106,7 @@ class Steps:
                 "the anchor and the correction of an optimizer need the entries of the state that is fitted"
             )
         row = state.row.to(self._values)
-        return [row[place] for place in self._places]
+        return [row[index] for index in self._places]
 
     def _last(self, k: int, a: str) -> _Tail:
         """The last components of the adapter in row k whose A has this name."""
@@ -124,10 +124,10 @@ class Steps:
     def moments(self, k: int) -> dict[str, Tensor]:
         """What is remembered of row k, as `Fit.moments` holds it, on the CPU; zero for what is not trained."""
         moments: dict[str, Tensor] = {}
-        for place, parameter in zip(self._places, self.parameters[k], strict=True):
+        for index, parameter in zip(self._places, self.parameters[k], strict=True):
             for name, value in self._optimizer.state[parameter].items():
                 if value is not None and value.shape == parameter.shape:
-                    moments.setdefault(name, torch.zeros_like(self._values[k]))[place] = value
+                    moments.setdefault(name, torch.zeros_like(self._values[k]))[index] = value
                 elif value is not None:  # sgd without momentum
                     moments[name] = value
         return {name: value.to("cpu", copy=True) for name, value in moments.items()}
@@ -146,7 +146,7 @@ class Steps:
             if private is None or not chosen:
                 continue
             own = each.index_select(0, torch.tensor(chosen).to(each.device))
-            parts = [own[:, place] for place in self._places]
+            parts = [own[:, index] for index in self._places]
             norms = torch.stack([torch.linalg.vector_norm(p, dim=1, dtype=torch.float64) for p in parts]).norm(dim=0)
             factors = (private.clip / norms).clamp(max=1).to(each)
             for gradient, part in zip(self._gradients[k], parts, strict=True):

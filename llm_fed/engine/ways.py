@@ -58,15 +58,15 @@ class Ways:
     fused: str
 
 
-def ways(asked: Literal["auto", "on", "off"], device: torch.device, dtype: str, *, tried: bool = True) -> Ways:
-    """What is asked for; `auto` is what a GPU has run and found quicker.
+def ways(requested: Literal["auto", "on", "off"], device: torch.device, dtype: str, *, tried: bool = True) -> Ways:
+    """What is requested; `auto` is what a GPU has run and found quicker.
 
     Args:
         dtype: of the passes, as `base.dtype` names it.
         tried: whether a GPU has run the base's like so (`untried`).
     """
     on_gpu = device.type == "cuda"
-    fast = asked == "on" or (asked == "auto" and on_gpu and tried)
+    fast = requested == "on" or (requested == "auto" and on_gpu and tried)
     by = "norms"
     if on_gpu and has_library():
         by = f"norms, rotary embeddings and gates, liger_kernel {version('liger_kernel')}"

@@ -73,12 +73,12 @@ class WholeModel:
         return Fitted(state, tuple(values), {} if job.moments is None else steps.moments(0)), work
 
     def _loss(self, job: Fit, step: int, wanted: Tensor | None) -> Tensor:
-        batch, places = self.examples.collate(job.batch(step)), torch.tensor(job.batches[step])
+        batch, indices = self.examples.collate(job.batch(step)), torch.tensor(job.batches[step])
         answer, labels = self._forward(batch).map(full), batch.labels.to(self._flat.row.device)
         if wanted is not None:
-            return divergence(answer.logits, wanted[places].to(answer.logits)).mean()
+            return divergence(answer.logits, wanted[indices].to(answer.logits)).mean()
         if callable(job.loss):
-            return job.loss(answer, labels, places.to(labels.device))
+            return job.loss(answer, labels, indices.to(labels.device))
         return nn.functional.cross_entropy(answer.logits, labels)
 
     def answer(self, state: State, examples: Sequence[Any]) -> Answer:
@@ -92,16 +92,16 @@ class WholeModel:
                 signs.answered(len(chunk))
             return Answer.joined(answers).map(full)
 
-    def gradient(self, asked: Gradient) -> tuple[float, State]:
+    def gradient(self, requested: Gradient) -> tuple[float, State]:
         """The mean cross-entropy of the examples and its gradient, in evaluation mode.
 
         With another head the logits are that head's, and the gradient of the model's own head is zero.
         """
         model = self._flat
-        model.load(asked.state)
+        model.load(requested.state)
         model.grads.zero_()
-        examples = self.examples if asked.head is None else self.examples.under_head(asked.head)
-        batch = examples.collate(asked.examples)
+        examples = self.examples if requested.head is None else self.examples.under_head(requested.head)
+        batch = examples.collate(requested.examples)
         with self._base.computing():
             logits = examples.logits(model.module, batch)
         loss = nn.functional.cross_entropy(logits, batch.labels.to(logits.device))
@@ -117,8 +117,8 @@ class WholeModel:
         """(N, C): the mean of the teachers' logits for each of the job's examples; None without teachers."""
         if not job.teachers:
             return None
-        used = sorted({place for places in job.batches for place in places})
-        examples = [job.examples[place] for place in used]
+        used = sorted({index for indices in job.batches for index in indices})
+        examples = [job.examples[index] for index in used]
         mean = torch.stack([self.answer(state, examples).logits for state in job.teachers]).mean(0)
         wanted = mean.new_zeros(len(job.examples), mean.shape[1])
         wanted[used] = mean

@@ -1,4 +1,4 @@
-"""What a run says before its first round: who trains what, on which data, and, when asked for, what it will cost."""
+"""What a run says before its first round: who trains what, on which data, and, when requested, what it will cost."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RunPlan:
         data: what became of the user's files, in lines by their label; empty where all was used as it is.
         known: how many tested answers stand in the client's own training rows, in words; empty: none, or not texts.
         time: how long it will take, in words; empty where that was not estimated.
-        parents: the plans of the runs that it merges, where costs are asked for.
+        parents: the plans of the runs that it merges, where costs are requested.
     """
 
     method: str
@@ -98,7 +98,7 @@ class RunPlan:
     notes: tuple[str, ...] = ()
     data: Mapping[str, str] = field(default_factory=dict)
     work: str = ""
-    asked: int = 0
+    requested: int = 0
     complete: bool = False
     costs: Costs | None = None
     known: str = ""
@@ -126,7 +126,7 @@ class RunPlan:
             "base": rows["base"],
         }
         rows["training"], rows["loss"] = self._training(), self.loss
-        if self.asked:
+        if self.requested:
             rows["each round"], rows["trust"] = self._work(), self.trust
         if self.total_steps:
             own = f", {self.own_steps:,} of them alone after the last round" if self.own_steps else ""
@@ -149,7 +149,7 @@ class RunPlan:
         return [f"{label:<11}{text}" for label, text in rows.items()]
 
     def cost_rows(self) -> dict[str, str]:
-        """Further lines about bytes, memory and disk; none where these were not asked for."""
+        """Further lines about bytes, memory and disk; none where these were not requested."""
         return {} if self.costs is None else self.costs.rows(several=bool(self.parents))
 
     def _method(self) -> str:
@@ -216,10 +216,10 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
             - {*(() if frozen is None else layout.matching(frozen, "local.freeze"))})
         for layout in (layouts[structure] for structure in [s.structure for s in sites] or [server.structure])
     ]  # fmt: skip
-    sent, asked = None, method.asked(server.clients or names)
+    sent, requested = None, method.requested(server.clients or names)
     if not reached:
         state = method.init(server)  # a method that cannot start here says so now, before its parents are trained
-        for client in asked[:1]:
+        for client in requested[:1]:
             sent = entries(method.upload_like(method.broadcast(state, client)))
     where = "cpu" if base.device.type == "cpu" else f"{base.device} ({torch.cuda.get_device_name(base.device)})"
     same = config.local.steps or 0
@@ -227,7 +227,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
     number = len(sites or names)
     own = steps_of(built, "finish")
     each = steps_of(built, "client_update") or (steps.total / len(built.trainers) if sites else steps.most)
-    total = own + round(config.rounds * each * server.cohort / max(1, len(server.clients))) if asked else 0
+    total = own + round(config.rounds * each * server.cohort / max(1, len(server.clients))) if requested else 0
     return RunPlan(
         method=config.method["name"], paper=method.paper, rounds=config.rounds, reached=reached, complete=complete,
         clients=tuple(built.clients or names), cohort=min(number, server.cohort),
@@ -240,12 +240,12 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         parameters=CountSummary.of(trained),
         sent=sent, steps=steps, total_steps=total, own_steps=own, epochs=config.local.epochs,
         batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
-        scored=_scored(built, bool(sites), bool(asked)),
-        cross=cross.planned(built).in_words() if sites else "",
+        scored=_scored(built, bool(sites), bool(requested)),
+        cross=cross.planned(built).describe() if sites else "",
         known=looked_up(built),
         data=built.reading.for_people() if built.reading else {},
         notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
-        work=method.in_words(config.rounds), asked=len(asked), loss=config.objective.in_words(),
+        work=method.describe(config.rounds), requested=len(requested), loss=config.objective.describe(),
         passes=describe_passes(engine.ways, base.device, adapters=server.structure.fused, untried=engine.untried),
         trust=trust(config, method),
     )  # fmt: skip
@@ -264,7 +264,7 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
     config, base, method = built.config, built.base, built.method
     sites, down, up = built.trainers or built.clients, {}, {}
     state = method.init(built.server)
-    for client, sent in broadcast(method, state, method.asked([*sites]), config.transport.down).items():
+    for client, sent in broadcast(method, state, method.requested([*sites]), config.transport.down).items():
         down[client], up[client] = len(sent), len(pack(method.upload_like(unpack(sent)), config.transport.up))
     asks = [ask for round in range(1, config.rounds + 1) for ask in built.schedule.asks(round)] if down else []
     trainers = sorted((sites[id] for id in down if sites[id].train), key=partial(_size, base), reverse=True)
@@ -332,7 +332,7 @@ def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
     if built.scores_base and not baselines.knows(built):
         base = test + (during if config.eval.base is True else 0)
     elif not baselines.answers(built):
-        base = Samples(built).asked
+        base = Samples(built).requested
     return Ahead(
         config.rounds,
         lambda round: sum(steps.get(ask.client, 0) for ask in built.schedule.asks(round) if ask.delay is not None),
@@ -359,9 +359,9 @@ def steps_of(built: Experiment, step: Literal["client_update", "finish"]) -> int
 
     def count(requests: Sequence[Request[Any]]) -> Sequence[Any]:
         nonlocal counted
-        fits = [asked for asked in requests if isinstance(asked, Fit)]
-        counted += sum(len(asked.batches) for asked in fits)
-        return [Fitted(asked.start, (0.0,)) for asked in fits] or [NotImplementedError()] * len(requests)
+        fits = [requested for requested in requests if isinstance(requested, Fit)]
+        counted += sum(len(requested.batches) for requested in fits)
+        return [Fitted(requested.start, (0.0,)) for requested in fits] or [NotImplementedError()] * len(requests)
 
     with suppress(Exception):  # what fails here says so in the run
         sent = broadcast(built.method, built.method.init(built.server), [site.id], built.config.transport.down)
@@ -381,7 +381,7 @@ def copied(site: Client, steps: int, size: int | None = None) -> Client:
 
 def describe(structures: Sequence[Structure]) -> str:
     """What clients train, in words; only ranks of adapters may differ."""
-    return structures[0].in_words([each.rank for each in structures] if structures[0].fused else ())
+    return structures[0].describe([each.rank for each in structures] if structures[0].fused else ())
 
 
 def _examples(sites: Sequence[Site]) -> dict[str, CountSummary]:

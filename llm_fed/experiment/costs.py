@@ -63,25 +63,25 @@ class Costs:
         """
         rows = {"messages": self._messages(several), "memory": self._memory()}
         if self.step is not None:
-            rows["fits"] = f"yes, about {in_words(self.memory_free - self.step)} would be left"
+            rows["fits"] = f"yes, about {describe(self.memory_free - self.step)} would be left"
         within = f"; limited by {self.memory_limit}" if self.memory_limit else ""
-        memory = f"{in_words(self.memory_free)} of memory (with the base loaded{within})"
-        free = f"{memory}, {in_words(self.disk_free)} of disk"
-        return {**rows, "disk": f"{in_words(self.state)} per checkpoint for the server's state", "free": free}
+        memory = f"{describe(self.memory_free)} of memory (with the base loaded{within})"
+        free = f"{memory}, {describe(self.disk_free)} of disk"
+        return {**rows, "disk": f"{describe(self.state)} per checkpoint for the server's state", "free": free}
 
     def _messages(self, several: bool) -> str:
         if not self.down_run and not self.up_run:
             return "nothing is sent"
         each = f"a client receives {self.down.each()} bytes and sends {self.up.each()} in round 1; "
-        whole = f"about {in_words(self.down_run)} down and {in_words(self.up_run)} up in the whole run"
+        whole = f"about {describe(self.down_run)} down and {describe(self.up_run)} up in the whole run"
         return whole if several else each + whole
 
     def _memory(self) -> str:
         if self.step is None:
-            return f"{in_words(self.base)} for the base"
+            return f"{describe(self.base)} for the base"
         return (
-            f"about {in_words(self.base + self.step)} to train: base {in_words(self.base)}, and a training step "
-            f"{in_words(self.step)} (measured); scoring is not included"
+            f"about {describe(self.base + self.step)} to train: base {describe(self.base)}, and a training step "
+            f"{describe(self.step)} (measured); scoring is not included"
         )
 
     def check(self) -> None:
@@ -93,12 +93,12 @@ class Costs:
         if self.step is not None and self.step > self.memory_free:
             change = f"; these settings need less: {', '.join(self.smaller)}" if self.smaller else ""
             raise UserError(
-                f"a training step takes about {in_words(self.step)} of memory beside the base, and "
-                f"{in_words(self.memory_free)} are free{change}"
+                f"a training step takes about {describe(self.step)} of memory beside the base, and "
+                f"{describe(self.memory_free)} are free{change}"
             )
 
 
-def in_words(number: float) -> str:
+def describe(number: float) -> str:
     """Bytes, in the unit that suits them."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= size:

@@ -48,7 +48,7 @@ class CrossPlan:
         """How many, beside those of the test, which are the diagonal."""
         return (len(self.clients) - 1) * sum(self.sizes[id] for id in self.clients) if self.clients else 0
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         if not self.clients:
             return f"none: {self.why}" if self.why else ""
         n = len(self.clients)
@@ -67,18 +67,18 @@ def planned(built: Experiment, split: str = "test", among: Collection[str] | Non
         among: of these clients alone, which are those of one machine of a network; None: of all.
 
     Raises:
-        UserError: it is asked for (`true`) of all, and cannot be made.
+        UserError: it is requested (`true`) of all, and cannot be made.
     """
     config = built.config
-    asked = config.eval.cross
+    requested = config.eval.cross
     counts = {id: len(site.data.queries.get(split, ())) for id, site in built.scored.items()
               if among is None or id in among}  # fmt: skip
     sizes = {id: min(count, config.eval.limit or count) for id, count in counts.items()}
     clients = [id for id, size in sizes.items() if size]
-    if asked is False:
+    if requested is False:
         return CrossPlan(why="eval.cross is false")
     if len(clients) < 2:
-        if asked is True and among is None:
+        if requested is True and among is None:
             raise UserError(
                 f"eval.cross=true needs at least two clients with {split} examples, but there {_are(len(clients))}; "
                 "give them some, as task.validation does for validation, or set eval.cross=auto"
@@ -91,7 +91,7 @@ def planned(built: Experiment, split: str = "test", among: Collection[str] | Non
     first = built.scored[clients[0]].structure
     if any(built.scored[id].structure != first for id in clients):
         return CrossPlan(why="the clients' models differ in their kind or rank")
-    if asked is True:
+    if requested is True:
         return CrossPlan(tuple(clients), sizes, len(clients))
     sizes = {id: min(size, MOST_EXAMPLES) for id, size in sizes.items()}
     limit = MOST_EXAMPLES if any(size == MOST_EXAMPLES for size in sizes.values()) else None
@@ -154,7 +154,7 @@ def _sample(clients: Sequence[str], seed: int) -> tuple[str, ...]:
     if len(clients) <= MOST_CLIENTS:
         return tuple(clients)
     drawn = torch.randperm(len(clients), generator=generator(seed, "cross table"))[:MOST_CLIENTS].tolist()
-    return tuple(clients[place] for place in sorted(drawn))
+    return tuple(clients[index] for index in sorted(drawn))
 
 
 def _are(count: int) -> str:

@@ -17,10 +17,10 @@ from llm_fed.runtime.launch import other_ranks
 
 
 class Ending:
-    """What a user has asked for.
+    """What a user has requested.
 
     Args:
-        why: the reason that the run's files give, where it was asked for before the run began.
+        why: the reason that the run's files give, where it was requested before the run began.
         by_key: whether the first Ctrl-C asks for it. The second one interrupts the run, as does every one of a run that
             has no rounds to end.
     """
@@ -28,7 +28,7 @@ class Ending:
     def __init__(self, why: str = "", *, by_key: bool = False):
         self.why, self._by_key = why, by_key
 
-    def asked(self) -> str:
+    def requested(self) -> str:
         """Why the run is to end after the round that goes on; empty: it goes on."""
         return self.why
 
@@ -67,7 +67,7 @@ def check_begun(run: Run, why: str) -> None:
     """Refuse to finish a run with what there is where there is nothing.
 
     Args:
-        why: how the user asked for it.
+        why: how the user requested it.
 
     Raises:
         UserError: no round of it, or of a run that it starts from, has a checkpoint.
@@ -90,7 +90,7 @@ def check_scored(experiment: Experiment) -> None:
         raise UserError(stopping.UNSCORED.format(patience))
 
 
-def in_words(done: Mapping[str, Any], fresh: str) -> str:
+def describe(done: Mapping[str, Any], fresh: str) -> str:
     """Of the summary of a finished run how it ended, and what starts it again."""
     rounds = done.get("rounds", done["round"])
     if ended := done.get("ended"):

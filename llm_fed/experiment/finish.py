@@ -270,17 +270,17 @@ def write_expert_weights(experiment: Experiment, run: Run, personal: Mapping[str
     """
     weighing = {id: site for id, site in experiment.scored.items() if site.structure.weighed}
     given = {id: _examples(experiment.base, site) for id, site in weighing.items()}
-    asked = dict([(id, examples) for id, examples in given.items() if examples][:MAX_CLIENTS])
-    weights_of = experiment.runtime.run({id: _weights(weighing[id], personal[id], asked[id]) for id in asked})
+    requested = dict([(id, examples) for id, examples in given.items() if examples][:MAX_CLIENTS])
+    weights_of = experiment.runtime.run({id: _weights(weighing[id], personal[id], requested[id]) for id in requested})
     lines = []
-    for id in asked:
+    for id in requested:
         weights = weights_of[id]
         if isinstance(weights, Exception):
             raise weights
         names, alike = weighing[id].structure.weighed, weights.ndim == 1
         mean = weights if alike else weights.mean(0)
         std = None if alike else _by_name(names, weights.std(0, correction=0))
-        examples = len(asked[id]) if alike else len(weights)
+        examples = len(requested[id]) if alike else len(weights)
         lines.append({"client": id, "examples": examples, "mean": _by_name(names, mean), "std": std})
     if lines:
         run.write_lines(EXPERTS, lines)

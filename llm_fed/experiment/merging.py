@@ -31,16 +31,19 @@ Train = Callable[[Config, Path], dict[str, Any]]  # the run in a folder, to its 
 
 
 def trained(
-    experiment: Experiment, run: Run, train: Train, reporter: Reporter, places: Mapping[str, Path]
+    experiment: Experiment, run: Run, train: Train, reporter: Reporter, locations: Mapping[str, Path]
 ) -> Iterator[tuple[Parent, Config, Path, int]]:
     """Each parent of a merge after its end: with its configuration, its folder and the round whose models are merged.
 
     Args:
-        places: by the name of a parent its folder, where that is not `needs/<name>` in the run's own.
+        indices: by the name of a parent its folder, where that is not `needs/<name>` in the run's own.
     """
     config = experiment.config
     for parent in experiment.method.parents:
-        folder, its_config = places.get(parent.name, run.folder / "needs" / parent.name), config_of(parent.name, config)
+        folder, its_config = (
+            locations.get(parent.name, run.folder / "needs" / parent.name),
+            config_of(parent.name, config),
+        )
         reporter.note(f"{config.method['name']} starts from {parent.name}: {folder}")
         summary = train(its_config, folder)
         if parent.round is not None and summary.get("ended", {"round": parent.round})["round"] < parent.round:
@@ -63,12 +66,17 @@ def ended_in(folders: Mapping[str, Path]) -> dict[str, Any]:
 
 
 def merge_runs(
-    experiment: Experiment, run: Run, train: Train, reporter: Reporter, baselines: Baselines, places: Mapping[str, Path]
+    experiment: Experiment,
+    run: Run,
+    train: Train,
+    reporter: Reporter,
+    baselines: Baselines,
+    locations: Mapping[str, Path],
 ) -> dict[str, Any]:
     """The whole run of a merge; the content of its summary. See `trained`."""
     config, method = experiment.config, experiment.method
     rounds, given, seen, folders = {}, {}, set(), {}
-    for parent, its_config, folder, chosen in trained(experiment, run, train, reporter, places):
+    for parent, its_config, folder, chosen in trained(experiment, run, train, reporter, locations):
         rounds[parent.name], folders[parent.name] = chosen, folder
         given[parent.name] = states_of_run(
             folder, parent.round, its_config, experiment.base, experiment.clients, experiment.runtime

@@ -67,7 +67,7 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
         UserError: there are none, or they cannot be merged with each other.
         RunError: the checkpoint that holds the server's models is damaged.
     """
-    folder, config, asked = _federation(folder, config)
+    folder, config, requested = _federation(folder, config)
     method, name, round = methods.build(config.method), config.method["name"], finished(folder)["round"]
     if _at_server(method):
         structure = method.wrap(base.structure(config.adapter), None)
@@ -78,10 +78,10 @@ def read(folder: Path, config: Config, base: Base) -> Pool:
         return Pool(
             members, structure, f"the model of {of}" if len(models) == 1 else f"the {len(models)} models of {of}"
         )
-    if asked is not None:
+    if requested is not None:
         structure = base.structure(config.adapter)
-        model = method.broadcast(_server_state(folder, asked), "")
-        return Pool({name: model}, structure, f"the adapter of {name} after round {asked}")
+        model = method.broadcast(_server_state(folder, requested), "")
+        return Pool({name: model}, structure, f"the adapter of {name} after round {requested}")
     paths = exported(folder)
     if method.one_model:
         client, path = next(iter(paths.items()))
@@ -115,7 +115,7 @@ def _check_plain(folder: Path, structure: Structure) -> None:
 
 def _federation(folder: Path, config: Config) -> tuple[Path, Config, int | None]:
     """The federation whose models are offered: the run itself, or the first parent of a merge; its configuration, and
-    the round that is merged, if that is asked for."""
+    the round that is merged, if that is requested."""
     for parent in methods.build(config.method).parents[:1]:
         inside = folder / "needs" / parent.name
         if not (inside / "config.yaml").is_file():

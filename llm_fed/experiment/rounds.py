@@ -82,9 +82,9 @@ def opened(
         UserError: the folder is no run, or the round is not there.
         RunError: its checkpoint is damaged, or a client could not finish.
     """
-    place = Place.parse(named)
-    folder, reporter = place.folder, reporter or Reporter()
-    at: At | None = place.round
+    location = Place.parse(named)
+    folder, reporter = location.folder, reporter or Reporter()
+    at: At | None = location.round
     if at is None and latest and (folder / "config.yaml").is_file() and saved_summary(folder) is None:
         at = LATEST
     if at is None or (at == BEST and _has_exported_best(folder, clients, everybody)):

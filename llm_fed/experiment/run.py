@@ -23,7 +23,7 @@ from llm_fed.bench.build import prepare
 from llm_fed.bench.parents import config_of
 from llm_fed.eval.report import write_report
 from llm_fed.experiment import announce, splits, unused, watching
-from llm_fed.experiment.ending import Ending, check_begun, check_scored, in_words
+from llm_fed.experiment.ending import Ending, check_begun, check_scored, describe
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round
 from llm_fed.experiment.simulation import Mode, Simulation
@@ -115,7 +115,7 @@ def train(
             inputs.check_finished(run.folder, run.config, run.contents)
             run.forget_left()
             done = watching.compared_later(run, done)
-            reporter.note(f"{folder} is complete: {in_words(done, mode.fresh)}")
+            reporter.note(f"{folder} is complete: {describe(done, mode.fresh)}")
             return done
         if config.base.dtype == "auto" and run.config.base.dtype != "auto":
             reporter.note(f"computing in {run.config.base.dtype}, as when this run began")
@@ -153,7 +153,7 @@ def train(
             with ending.listening(reporter.note):
                 progress = federate(
                     federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading,
-                    asked_to_end=lambda: ending.asked() or hooks.stopped_by, on_trained=hooks.round_ended,
+                    asked_to_end=lambda: ending.requested() or hooks.stopped_by, on_trained=hooks.round_ended,
                     on_round=LiveReport(folder, reporter.note).round_ended,
                 )  # fmt: skip
             if progress.ended:

@@ -28,7 +28,7 @@ class Samples:
         self._taken: dict[str, Sequence[Any]] = {}
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """How many answers there will be."""
         scored = self._experiment.scored
         return sum(min(self._most, len(scored[id].data.queries.get("test", ()))) for id in self._clients)
@@ -53,14 +53,14 @@ class Samples:
             run.forget(SAMPLES)
             return
         experiment = self._experiment
-        asked = {
+        requested = {
             client: experiment.scored[client].data.queries["test"][: len(self._taken[client])]
             for client in self._clients
             if client in self._taken
         }
-        answered = self._of_base(asked, known)
+        answered = self._of_base(requested, known)
         lines = []
-        for client, queries in asked.items():
+        for client, queries in requested.items():
             examples = getattr(experiment.scored[client].data.queries["test"], "examples", ())[: len(queries)]
             answers = zip(queries, answered[client], self._taken[client], strict=True)
             for number, (query, alone, own) in enumerate(answers):
@@ -69,17 +69,17 @@ class Samples:
         run.write_lines(SAMPLES, lines)
 
     def _of_base(
-        self, asked: Mapping[str, Sequence[Query]], known: Mapping[str, Sequence[Any]]
+        self, requested: Mapping[str, Sequence[Query]], known: Mapping[str, Sequence[Any]]
     ) -> dict[str, Sequence[Any]]:
         """What the base answers to these, by client."""
         answers = {
-            id: known[id][: len(queries)] for id, queries in asked.items() if len(known.get(id, ())) >= len(queries)
+            id: known[id][: len(queries)] for id, queries in requested.items() if len(known.get(id, ())) >= len(queries)
         }
         experiment = self._experiment
         bare, state = experiment.untrained()
         work = {
             id: predict(bare[id], state, queries, experiment.metric)
-            for id, queries in asked.items()
+            for id, queries in requested.items()
             if id not in answers
         }
         for id, answer in experiment.runtime.run(work).items():

@@ -36,7 +36,7 @@ class ShownExample:
     split: str
     text: str  # of all its tokens
     input_ids: list[int]  # (T)
-    target: list[bool]  # (T): whether it counts in the loss; of a split that is scored, whether it is asked for
+    target: list[bool]  # (T): whether it counts in the loss; of a split that is scored, whether it is requested
     stop_token_ids: list[int]  # that end an answer
 
     def marked(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, bool]]:
@@ -141,5 +141,5 @@ def _parts(item: Encoded | Query, encoder: Encoder, example: Example) -> tuple[l
     if not example.answers:
         return item.prompt, [False] * len(item.prompt)
     encoded = encoder.encoded(example)
-    start = len(encoded.asked)
+    start = len(encoded.requested)
     return [*item.prompt, *encoded.input_ids[start:]], [*[False] * len(item.prompt), *encoded.target[start:]]

@@ -30,7 +30,7 @@ from llm_fed.basics.files import check_unlinked
 from llm_fed.basics.terminal import Terminal, lasting_streams
 from llm_fed.experiment import run
 from llm_fed.experiment.baselines import Baselines, shared_by
-from llm_fed.experiment.costs import in_words
+from llm_fed.experiment.costs import describe
 from llm_fed.experiment.job import Job
 from llm_fed.experiment.simulation import Simulation
 from llm_fed.runs.records import read_object, time_of_day
@@ -297,18 +297,18 @@ class Demand:
     of: str = ""
 
     @property
-    def in_words(self) -> str:
-        step = f" and {in_words(self.start + self.training)} in training" if self.training else ""
+    def describe(self) -> str:
+        step = f" and {describe(self.start + self.training)} in training" if self.training else ""
         return (
-            f"{self.processes} at a time, each of which takes about {in_words(self.start)}{self.of} before it trains"
-            f"{step}; {in_words(self.free)} are free"
+            f"{self.processes} at a time, each of which takes about {describe(self.start)}{self.of} before it trains"
+            f"{step}; {describe(self.free)} are free"
         )
 
     def check(self, jobs: int) -> None:
         """Refuse processes that do not fit even before they train; UserError says how many would."""
         if self.processes * self.start > self.free:
             most = max(1, self.free // max(1, self.start + self.training)) * jobs // self.processes
-            raise UserError(f"--jobs {jobs} does not fit: {self.in_words}. --jobs {most} needs less")
+            raise UserError(f"--jobs {jobs} does not fit: {self.describe}. --jobs {most} needs less")
 
 
 def demands(processes: int, base: int, training: int, device: torch.device, spread: bool) -> list[Demand]:

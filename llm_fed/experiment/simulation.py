@@ -140,14 +140,14 @@ def lacks_exports(run: Run) -> bool:
     Raises:
         UserError: it does, but the checkpoints are gone, from which the end could be done again.
     """
-    asked = run.config.export.clients
+    requested = run.config.export.clients
     before, now = (run.saved or {}).get("export"), as_dict(run.config)["export"]
     if before in (None, now):
         return False
-    if isinstance(asked, str):
-        lacks = asked == "all" or (asked == "seen" and before != {"clients": "all"})
+    if isinstance(requested, str):
+        lacks = requested == "all" or (requested == "seen" and before != {"clients": "all"})
     else:
-        lacks = not all((run.folder / "adapters" / id).is_dir() for id in asked)
+        lacks = not all((run.folder / "adapters" / id).is_dir() for id in requested)
     done = run.summary() or {}  # of a merge it names the parents, which keep the checkpoints
     if lacks and "needs" not in done and not any((run.folder / "checkpoints").glob("round-*")):
         raise UserError(

@@ -54,8 +54,8 @@ def recall_around(folder: Path) -> Record | None:
         RunError: it is damaged.
     """
     folder = folder.resolve()
-    inside = [place.parent for place in (folder, folder.parent) if place.name == "adapters"]
-    return next((record for place in (folder, *inside) if (record := recall(place)) is not None), None)
+    inside = [location.parent for location in (folder, folder.parent) if location.name == "adapters"]
+    return next((record for location in (folder, *inside) if (record := recall(location)) is not None), None)
 
 
 def read(path: Path) -> Record | None:
@@ -92,9 +92,9 @@ def known(
     others = [given, recall_around(Path(origin)) if origin else None]
     for parent in methods.build(config.method).parents:
         inside = folder / "needs" / parent.name
-        place = (parents or {}).get(parent.name, inside)
-        if place.is_dir() and holds_results(place) and not (begins and place == inside):
-            others.append(recall(place))
+        location = (parents or {}).get(parent.name, inside)
+        if location.is_dir() and holds_results(location) and not (begins and location == inside):
+            others.append(recall(location))
     every = together([record for record in (own, *others) if record is not None])
     return KnownRows(own, every, None if begins else folder)
 

@@ -191,8 +191,8 @@ def _table(
     plan = cross.planned(experiment)
     if not plan.clients:
         run.forget(CROSS)
-        asked = experiment.config.eval.cross is not False and len(experiment.scored) > 1
-        return None, [f"no cross table: {plan.why}"] if asked else []
+        requested = experiment.config.eval.cross is not False and len(experiment.scored) > 1
+        return None, [f"no cross table: {plan.why}"] if requested else []
     with signs.part(signs.CROSS):
         table = cross.scored(experiment, plan, personal, summary.examples, base)
     run.remember(CROSS, cross.as_json(experiment, plan, table))

@@ -88,7 +88,7 @@ def model_card(
 
 {shown.words} of {model.base_in_words}, \
 trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}\
-{f" and the loss {loss}" if (loss := objective.in_words()) else ""}.
+{f" and the loss {loss}" if (loss := objective.describe()) else ""}.
 
 ```python
 {wording.example(model)}
@@ -174,7 +174,7 @@ def _warnings(sentences: Sequence[str]) -> str:
 
 
 def with_warnings(card: str, sentences: Sequence[str]) -> str:
-    """The text of a card, of this version or an earlier one, with these warnings in the place of those that it has."""
+    """The text of a card, of this version or an earlier one, with these warnings instead of those that it has."""
     head, scores, rest = card.partition("\n## Scores of this client\n")
     if not scores:
         return card

@@ -25,11 +25,11 @@ def together(entries: Mapping[str, Tensor], model: nn.Module, structure: Lora) -
         entries: of `models.lora.layout`.
     """
     made = dict(entries)
-    for name, experts, place in _placed(model, structure):
+    for name, experts, location in _placed(model, structure):
         pairs = [pair(f"{name}.{expert}", "") for expert in range(experts)]
         a, b = ([made.pop(each[factor]) for each in pairs] for factor in (0, 1))
-        made[f"{place}.{FACTORS[0]}"] = torch.cat(a)
-        made[f"{place}.{FACTORS[1]}"] = torch.stack(b, -1).flatten(1)
+        made[f"{location}.{FACTORS[0]}"] = torch.cat(a)
+        made[f"{location}.{FACTORS[1]}"] = torch.stack(b, -1).flatten(1)
     return made
 
 
@@ -41,13 +41,13 @@ def apart(tensors: Mapping[str, Tensor], model: nn.Module, structure: Lora, pref
         prefix: of PEFT's names.
     """
     made = dict(tensors)
-    for name, experts, place in _placed(model, structure):
-        a, b = (made.get(f"{prefix}{place}.{factor}.weight") for factor in FACTORS)
+    for name, experts, location in _placed(model, structure):
+        a, b = (made.get(f"{prefix}{location}.{factor}.weight") for factor in FACTORS)
         if a is None or b is None or a.dim() != 2 or b.dim() != 2 or len(a) % experts or b.shape[1] % experts:
             continue
         parts = zip(a.chunk(experts), b.unflatten(1, (-1, experts)).unbind(-1), strict=True)
         for factor in FACTORS:
-            del made[f"{prefix}{place}.{factor}.weight"]
+            del made[f"{prefix}{location}.{factor}.weight"]
         for expert, both in enumerate(parts):
             for entry, part in zip(pair(f"{name}.{expert}", ""), both, strict=True):
                 made[f"{prefix}{entry}.weight"] = part.contiguous()

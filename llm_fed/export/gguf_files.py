@@ -45,8 +45,8 @@ def adapter(folder: Path, base: Base) -> bytes:
         what = "lengths of outputs (DoRA)" if structure.dora else "the experts of a mixture"
         raise UserError(f"{folder} adapts {what}, which llama.cpp's adapters do not have; give --merged --gguf")
     gguf, of = library(), Architecture.of(config)
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / ADAPTER
+    with tempfile.TemporaryDirectory() as location:
+        path = Path(location) / ADAPTER
         writer = gguf.GGUFWriter(path, of.file_name)
         writer.add_type(gguf.GGUFType.ADAPTER)
         writer.add_string(gguf.Keys.Adapter.TYPE, "lora")

@@ -61,7 +61,7 @@ def write(writer: GGUFWriter, tokenizer: Any, rows: int, prompt: Prompt) -> None
     writer.add_token_list(texts)
     pairs = [tuple(each.split(" ")) if isinstance(each, str) else tuple(each) for each in known["model"]["merges"]]
     if model == "llama":
-        made = {"".join(pair): place for place, pair in reversed([*enumerate(pairs)])}
+        made = {"".join(pair): index for index, pair in reversed([*enumerate(pairs)])}
         writer.add_token_scores([-float(made.get(text, len(pairs))) for text in texts])
         writer.add_add_space_prefix(True)
     else:

@@ -67,7 +67,7 @@ def push(
 
     Raises:
         UserError: no finished run, no such client, a name that the Hub does not allow, a token that is missing, refused
-            or without the right to write to `namespace`, or a public repository where `private` is asked for.
+            or without the right to write to `namespace`, or a public repository where `private` is requested.
         RunError: the Hub cannot be reached, or does not take the files.
     """
     config, folders = read_config(folder), adapter_folders(folder)
@@ -86,7 +86,7 @@ def push(
         for key, value in terms.items():
             card.data[key] = value
         card.text += f"\n## Licence\n\n`{terms.get('license_name') or terms['license']}`: {source}.\n"
-    for repository, places in repositories.items():
+    for repository, locations in repositories.items():
         with _errors(f"{repository} is not pushed", denied=f"{user} may not write to {repository} with this token"):
             api.create_repo(repository, private=private or None, exist_ok=True)
             before = api.model_info(repository)
@@ -97,15 +97,15 @@ def push(
                 )
             files = [
                 file
-                for client, place in places.items()
-                for file in _files(folders[client], str(cards[client]), under=place)
+                for client, location in locations.items()
+                for file in _files(folders[client], str(cards[client]), under=location)
             ]
-            first = next(iter(places))
+            first = next(iter(locations))
             what = f"Adapter of client {first}"
             if one_repository:
                 text = repository_card(repository, cards[first], names[first] if _plain(folders[first]) else "", terms)
                 files.append(CommitOperationAdd(peft_folders.CARD, text.encode()))
-                what = f"Adapters of {len(places)} clients"
+                what = f"Adapters of {len(locations)} clients"
             commit = api.create_commit(repository, files, commit_message=what)
         yield Pushed(f"{api.endpoint}/{repository}", commit.oid != before.sha)
 
@@ -122,8 +122,10 @@ def planned(
     config, folders = read_config(folder), adapter_folders(folder)
     cards = {client: _card(path) for client, path in handed_out(folder, clients).items()}
     _, repositories = _repositories(config, folder, folders, cards, namespace, prefix, one_repository)
-    for repository, places in repositories.items():
-        files = [each for id, place in places.items() for each in _files(folders[id], str(cards[id]), under=place)]
+    for repository, locations in repositories.items():
+        files = [
+            each for id, location in locations.items() for each in _files(folders[id], str(cards[id]), under=location)
+        ]
         own = [peft_folders.CARD] if one_repository else []
         size = sum(each.upload_info.size for each in files)
         yield f"{HfApi().endpoint}/{repository}", [*own, *(each.path_in_repo for each in files)], size

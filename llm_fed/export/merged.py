@@ -158,7 +158,7 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
     for target in [*(out / client for client in adapters), *([out / gguf_files.BASE] if gguf else [])]:
         if target.exists():
             raise UserError(f"{target} already exists; delete it, or give another folder")
-    place = next(path for path in (out, *out.absolute().parents) if path.is_dir())
+    location = next(path for path in (out, *out.absolute().parents) if path.is_dir())
     base, _ = settle_dtype(replace(config.base, device_map=None, activation_checkpointing=False), "cpu")
     model = skeleton(base)
     _check_unquantised(base, model)
@@ -171,7 +171,7 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
         client for client, path in adapters.items() if untied(model, peft_settings.read(path).structure(model), path)
     ]
     sizes = {client: plain + heads * (client in parted) for client in adapters}
-    free, notes = shutil.disk_usage(place).free, []
+    free, notes = shutil.disk_usage(location).free, []
     if parted:
         whose = f"{', '.join(parted[:5])}{', ...' if parted[5:] else ''}"
         notes.append(
@@ -183,7 +183,7 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
     planned = ExportPlan(base, adapters, out, sizes, free, notes, gguf)
     if sum(sizes.values()) + plain * gguf > free:
         raise RunError(
-            f"{len(adapters) + gguf} models of {_size(max(sizes.values()))} do not fit into {place}, where "
+            f"{len(adapters) + gguf} models of {_size(max(sizes.values()))} do not fit into {location}, where "
             f"{_size(free)} are free; name fewer with --client, or give another folder"
         )
     return planned

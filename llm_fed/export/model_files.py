@@ -68,9 +68,9 @@ def write(folder: Path, base: Base, config: BaseConfig, prompt: Prompt) -> None:
     settings = config_of(base.model, config)
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     generation_of(base, prompt).save_pretrained(folder)
-    place = base_folder(base, config)
-    for file in sorted({file for pattern in _COPIED for file in place.glob(pattern) if file.is_file()}):
-        target = folder / file.relative_to(place)
+    location = base_folder(base, config)
+    for file in sorted({file for pattern in _COPIED for file in location.glob(pattern) if file.is_file()}):
+        target = folder / file.relative_to(location)
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(file, target)
     path = folder / _TOKENIZER_CONFIG

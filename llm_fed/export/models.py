@@ -32,20 +32,20 @@ def seen(records: Iterable[Mapping[str, Any]], round: int) -> set[str]:
     return {line["client"] for line in answers if line["round"] + line.get("staleness", 0) <= round}
 
 
-def chosen(asked: tuple[str, ...] | str, everybody: Collection[str], seen: Collection[str]) -> list[str]:
+def chosen(requested: tuple[str, ...] | str, everybody: Collection[str], seen: Collection[str]) -> list[str]:
     """Those of `everybody` whose personal model is written, by `export.clients`."""
     words = {"all": everybody, "seen": seen, "none": ()}
-    names = words[asked] if isinstance(asked, str) else [same_name(name, everybody) for name in asked]
+    names = words[requested] if isinstance(requested, str) else [same_name(name, everybody) for name in requested]
     return [id for id in everybody if id in names]
 
 
-def check_names(asked: tuple[str, ...] | str, everybody: Collection[str]) -> None:
+def check_names(requested: tuple[str, ...] | str, everybody: Collection[str]) -> None:
     """Refuse names in `export.clients` that nobody has.
 
     Raises:
         UserError: the name, and the closest.
     """
-    for name in () if isinstance(asked, str) else asked:
+    for name in () if isinstance(requested, str) else requested:
         require("export.clients", name, everybody)
 
 

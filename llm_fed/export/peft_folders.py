@@ -139,11 +139,11 @@ def _modules(base: Base, names: tuple[str, ...]) -> tuple[str, ...]:
     """The layers that PEFT's `modules_to_save` names, as `base.heads` has them: PEFT takes the ends of names, also of
     modules that hold several layers. Other names stay as they are."""
     modules = dict(base.model.named_modules())
-    held = [f"{place}." for place in modules if place and names and place.endswith(names)]
+    held = [f"{location}." for location in modules if location and names and location.endswith(names)]
     layers = {
-        place
-        for place, module in modules.items()
-        if isinstance(module, nn.Linear) and f"{place}.".startswith(tuple(held))
+        location
+        for location, module in modules.items()
+        if isinstance(module, nn.Linear) and f"{location}.".startswith(tuple(held))
     }
     return base.heads if layers and layers == {*base.heads} else names
 

@@ -146,13 +146,13 @@ class AdapterSettings:
     def _layer(self, name: str) -> int | None:
         """The number of the layer that a module lies in."""
         parts = name.split(".")
-        for place in range(1, len(parts) - 1):
-            before = "." + ".".join(parts[:place])
+        for index in range(1, len(parts) - 1):
+            before = "." + ".".join(parts[:index])
             listed = (
-                place > 1 if not self.layer_lists else any(before.endswith(f".{each}") for each in self.layer_lists)
+                index > 1 if not self.layer_lists else any(before.endswith(f".{each}") for each in self.layer_lists)
             )
-            if parts[place].isdigit() and listed:
-                return int(parts[place])
+            if parts[index].isdigit() and listed:
+                return int(parts[index])
         return None
 
 
@@ -272,8 +272,8 @@ def public_config(path: Path) -> bytes:
     try:
         settings = load_json(read_file(path))
         name = settings.get("base_model_name_or_path")
-        if isinstance(name, str) and is_local(name) and (place := hub_place(name)):  # of an export up to 0.3.0
-            settings["revision"] = place[1]
+        if isinstance(name, str) and is_local(name) and (found := hub_place(name)):  # of an export up to 0.3.0
+            settings["revision"] = found[1]
         settings["base_model_name_or_path"] = public(name)
         return json.dumps(settings, indent=2, sort_keys=True).encode()
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:

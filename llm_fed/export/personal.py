@@ -108,9 +108,9 @@ class Personal:
             )
         return tokens
 
-    def _most(self, asked: int | None) -> int:
+    def _most(self, requested: int | None) -> int:
         said = self.base.prompt
-        return asked if asked is not None else said.max_new_tokens if said else MOST
+        return requested if requested is not None else said.max_new_tokens if said else MOST
 
 
 @turns.taken()

@@ -68,9 +68,9 @@ def probe(base: Language, structure: Lora, state: State, prompt: Prompt) -> list
     size = min(len(base.tokenizer), len(cast(Tensor, base.model.get_input_embeddings().weight)))
     drawn = torch.randint(size, (_RANDOM,), generator=generator(0, "proof")).tolist()
     texts = [*TEXTS, str(base.tokenizer.decode(drawn))]
-    asked = [(text, template) for template in (prompt.template, None) for text in texts]
+    requested = [(text, template) for template in (prompt.template, None) for text in texts]
     probes = []
-    for text, template in (*asked, (None, None)):
+    for text, template in (*requested, (None, None)):
         ids = drawn if text is None else _encoded(base, text, template)
         if not (ids := _cut(base, ids)):
             continue
@@ -158,13 +158,13 @@ def _greedy(base: Base, prompt: Sequence[int]) -> list[int]:
 def _differs(logits: Tensor, answer: Sequence[int], stop: Sequence[int], tolerance: float) -> str:
     """Where an answer is not the greedy one of these logits (T, V), and not because two tokens are as likely; or
     nothing."""
-    for place, row in enumerate(logits[:_ANSWER]):
+    for index, row in enumerate(logits[:_ANSWER]):
         best = int(row.argmax())
-        if place >= len(answer):
-            return f"it ends before token {place + 1}"
-        if answer[place] != best:
-            alike = (row[best] - row[answer[place]]).item() <= tolerance * row.abs().max().item()
-            return "" if alike else f"token {place + 1} is {answer[place]} instead of {best}"
+        if index >= len(answer):
+            return f"it ends before token {index + 1}"
+        if answer[index] != best:
+            alike = (row[best] - row[answer[index]]).item() <= tolerance * row.abs().max().item()
+            return "" if alike else f"token {index + 1} is {answer[index]} instead of {best}"
         if best in stop:
             return ""
     return ""

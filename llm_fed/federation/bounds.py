@@ -30,25 +30,25 @@ _LEAST = 1e-5  # of a variance: what BatchNorm adds to each
 
 
 def far(uploads: Mapping[int, Any], roles: Roles, given: Sequence[Given], bound: float | None) -> dict[int, str]:
-    """By place of an upload why it is too far from the others, or from what its client was sent.
+    """By index of an upload why it is too far from the others, or from what its client was sent.
 
     Args:
-        uploads: those that are otherwise without flaw, by place.
+        uploads: those that are otherwise without flaw, by index.
         given: of every place.
         bound: of norms, as a multiple of the median norm; None: uploads are compared with nothing.
     """
-    parts = {place: dict(leaves(upload)) for place, upload in uploads.items()}
+    parts = {index: dict(leaves(upload)) for index, upload in uploads.items()}
     reasons: dict[int, str] = {}
     for path in dict.fromkeys(path for own in parts.values() for path in own):
-        among = {place: own[path] for place, own in parts.items() if path in own and place not in reasons}
+        among = {index: own[path] for index, own in parts.items() if path in own and index not in reasons}
         reasons |= _norms(among, path, bound)
         if bound is None:
             continue
-        among = {place: value for place, value in among.items() if place not in reasons}
+        among = {index: value for index, value in among.items() if index not in reasons}
         role = next((role_of(roles, path, value) for value in among.values()), None)
         if isinstance(role, Weights):
             reasons |= _running(
-                among, path, role, {place: given[place].at(path) if role.known else None for place in among}
+                among, path, role, {index: given[index].at(path) if role.known else None for index in among}
             )
         elif isinstance(role, Statistic) and role.rows:
             present = {k: value[role.present(path, uploads[k])] for k, value in among.items()}
@@ -63,16 +63,16 @@ def _name(path: str) -> str:
 def _norms(values: Mapping[int, Any], path: str, bound: float | None) -> dict[int, str]:
     """Norms of 0 are left out of the median: where most clients change nothing, who does is compared with the others
     who do."""
-    norms = {place: _norm(value) for place, value in values.items()}
+    norms = {index: _norm(value) for index, value in values.items()}
     usual = [norm for norm in norms.values() if 0 < norm < math.inf]
     median = statistics.median(usual) if usual else math.inf
     reasons, what = {}, f"the norm of {_name(path)}" if path else "its norm"
-    for place, norm in norms.items():
+    for index, norm in norms.items():
         if not math.isfinite(norm):
-            reasons[place] = (f"{_name(path)}: " if path else "") + NOT_FINITE
+            reasons[index] = (f"{_name(path)}: " if path else "") + NOT_FINITE
         elif bound is not None and norm > bound * median:
             over = f"is over {bound:g} times the median {median:.3g} of this round (norm_bound)"
-            reasons[place] = f"{what} {norm:.3g} {over}"
+            reasons[index] = f"{what} {norm:.3g} {over}"
     return reasons
 
 
@@ -87,14 +87,14 @@ def _norm(value: Any) -> float:
 
 def _rows(present: Mapping[int, Tensor], path: str, bound: float) -> dict[int, str]:
     """One row of a statistic (C, D) beside all rows of all clients."""
-    norms = {place: torch.linalg.vector_norm(rows.double().flatten(1), dim=1) for place, rows in present.items()}
+    norms = {index: torch.linalg.vector_norm(rows.double().flatten(1), dim=1) for index, rows in present.items()}
     if len(norms) < FEW:
         return {}
     every = torch.cat([*norms.values()])
     median = float(every[every > 0].median()) if bool((every > 0).any()) else math.inf
     return {
-        place: f"a row of {_name(path)} has norm {float(own.max()):.3g}, over {bound:g} times the median {median:.3g}"
-        for place, own in norms.items()
+        index: f"a row of {_name(path)} has norm {float(own.max()):.3g}, over {bound:g} times the median {median:.3g}"
+        for index, own in norms.items()
         if len(own) and float(own.max()) > bound * median
     }
 
@@ -102,24 +102,24 @@ def _rows(present: Mapping[int, Tensor], path: str, bound: float) -> dict[int, s
 def _running(
     states: Mapping[int, State], path: str, role: Weights, sent: Mapping[int, Mapping[str, Tensor] | None]
 ) -> dict[int, str]:
-    """Of the clients' running statistics the first that is too far away, by place."""
-    known = [place for place in states if sent[place]]
-    places = known if role.changes and role.known else [*states]
-    several = len(places) >= FEW
-    places = places if several else known
-    names = [name for place in places[:1] for name, v in states[place].extras.items() if v.is_floating_point()]
+    """Of the clients' running statistics the first that is too far away, by index."""
+    known = [index for index in states if sent[index]]
+    indices = known if role.changes and role.known else [*states]
+    several = len(indices) >= FEW
+    indices = indices if several else known
+    names = [name for index in indices[:1] for name, v in states[index].extras.items() if v.is_floating_point()]
     if not names:
         return {}
     of_sent: dict[int, Tensor] = {}  # by identity: many clients are sent the same
-    for place in places:
-        start = sent[place]
+    for index in indices:
+        start = sent[index]
         if start and id(start) not in of_sent:
             of_sent[id(start)] = _joined(start, names)
-    values = torch.stack([_joined(states[place].extras, names) for place in places])
-    starts = torch.stack([of_sent.get(id(sent[place]), torch.zeros_like(values[0])) for place in places])
+    values = torch.stack([_joined(states[index].extras, names) for index in indices])
+    starts = torch.stack([of_sent.get(id(sent[index]), torch.zeros_like(values[0])) for index in indices])
     values = values + starts if role.changes else values
     middles = values.median(0).values if several else starts[0]
-    sizes = [states[places[0]].extras[name].numel() for name in names]
+    sizes = [states[indices[0]].extras[name].numel() for name in names]
     parts = [matrix.split(sizes, dim=-1) for matrix in (values, starts, middles)]
     usual = dict(zip(names, zip(*parts, strict=True), strict=True))
     reasons: dict[int, str] = {}
@@ -137,7 +137,7 @@ def _running(
             largest = float(stacked[row][off[row].argmax()])
             what = f"{_name(path)}.extras.{name} holds {largest:.3g}"
             over = times[0] if bool(layer[row]) else times[1]
-            reasons.setdefault(places[row], f"{what}, too far from {beside} (over {over:g} times)")
+            reasons.setdefault(indices[row], f"{what}, too far from {beside} (over {over:g} times)")
     return reasons
 
 

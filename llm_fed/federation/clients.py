@@ -240,12 +240,12 @@ def summed_here(sites: Mapping[str, Client], method: Method, asks: Sequence[Ask]
 
     def mean(answers: dict[str, Any]) -> dict[str, Any]:
         examples = {name: reported_examples(sites[name], run.config) for name in answers}
-        asked = [ask.client for ask in asks]
+        requested = [ask.client for ask in asks]
 
         def log(client: str, why: str) -> None:
             log_event(run, round, client, "clipped", why)
 
-        return together(answers, examples, asked, run.config, method, run.secret, round, log)
+        return together(answers, examples, requested, run.config, method, run.secret, round, log)
 
     return mean
 

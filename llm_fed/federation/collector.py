@@ -19,7 +19,7 @@ class Collector(Protocol):
     """Stands between the arrivals of a round and `Method.server_update`."""
 
     def collect(self, method: Method, state: Message, uploads: list[Upload], round: int) -> list[Upload]:
-        """What the step on `state` is given in place of these uploads."""
+        """What the step on `state` is given instead of these uploads."""
 
 
 class EachUpload:

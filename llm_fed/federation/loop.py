@@ -121,8 +121,8 @@ def federate(
         score()
     private = config.privacy.clip is not None
     collector = collector_of(config, server.clients, federation.secret or run.secret)
-    if asked := server.clients or tuple(clients.sites):
-        name, like = str(config.method["name"]), method.upload_like(method.broadcast(progress.state, asked[0]))
+    if requested := server.clients or tuple(clients.sites):
+        name, like = str(config.method["name"]), method.upload_like(method.broadcast(progress.state, requested[0]))
         if private and not by_example(config.privacy):
             check_upload(like)
         if config.privacy.secure:
@@ -135,7 +135,7 @@ def federate(
         progress.round = round
         earlier = len(progress.in_flight)
         record = clients.exchange(method, progress, lr, run, watch)
-        progress.asked.update(run.digests.asked)
+        progress.requested.update(run.digests.requested)
         came = {item.client: item.content.digest for item in progress.in_flight[earlier:]}
         uploads = arrivals(run, method, progress, record)
         if not (private or config.privacy.secure) and uploads:
@@ -161,7 +161,7 @@ def federate(
             with watch("evaluate"):
                 improved = score()
         scored = scoring is not None and due(round)
-        held = memories(clients.sites, server, run.digests.asked)
+        held = memories(clients.sites, server, run.digests.requested)
         run.digests.round(round, came, held, progress.state, due=scored)
         try:
             on_trained()
@@ -178,7 +178,7 @@ def federate(
             with watch("evaluate"):
                 score()
             on_trained()
-        passes = {"passes": work.passes(), "why": work.why} if work.asked else {}
+        passes = {"passes": work.passes(), "why": work.why} if work.requested else {}
         run.log_timing({"round": round, **watch.record(), **passes})
         if not last:
             on_round()

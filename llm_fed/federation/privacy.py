@@ -47,7 +47,7 @@ def central(settings: PrivacyConfig) -> bool:
 
 
 def by_example(settings: PrivacyConfig) -> bool:
-    """Whether clients add noise in every optimizer step, in the place of noise on uploads."""
+    """Whether clients add noise in every optimizer step, instead of noise on uploads."""
     return settings.clip is not None and settings.unit == "example"
 
 
@@ -146,7 +146,7 @@ def noised(row: torch.Tensor, deviation: float, secret: Secret) -> torch.Tensor:
 
 
 def protected(upload: Message, settings: PrivacyConfig, secret: Secret, round: int, client: str) -> Message:
-    """What a client sends in the place of its upload: the clipped one, with noise if the client adds it."""
+    """What a client sends instead of its upload: the clipped one, with noise if the client adds it."""
     if settings.clip is None or by_example(settings):
         return upload
     check_upload(upload)

@@ -30,7 +30,7 @@ class InFlight:
     """An upload on its way to the server."""
 
     client: str
-    asked: int  # the round in which the client was asked
+    requested: int  # the round in which the client was asked
     arrival: int  # the round in which the server receives it
     num_examples: int
     content: StoredRow
@@ -64,7 +64,7 @@ class Progress:
     in_flight: list[InFlight] = field(default_factory=list)
     best: Best = Best()
     elsewhere: Message = None  # of clients whose memories are not in this process: what is known of these
-    asked: set[str] = field(default_factory=set)  # since the first round; nobody else remembers anything
+    requested: set[str] = field(default_factory=set)  # since the first round; nobody else remembers anything
     ended: Ended | None = None  # where the run has ended before its last round; no checkpoint holds it
 
     def consider(self, line: Mapping[str, Any], config: Config) -> bool:
@@ -170,17 +170,17 @@ def scores(run: Run) -> list[dict[str, Any]]:
 def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Server) -> None:
     """Write the checkpoint of `progress.round`, then delete those that are no longer kept."""
     rows: dict[str, StoredRow | Mapping[str, StoredRow]] = {}
-    for name in sorted(progress.asked & clients.keys()):
+    for name in sorted(progress.requested & clients.keys()):
         if kept := _rows(clients[name]):
             rows[f"memory/{name}"] = kept
     if kept := _rows(server):
         rows["server"] = kept
     flying = []
     for item in progress.in_flight:
-        key = f"flight/{item.asked}/{item.client}"
+        key = f"flight/{item.requested}/{item.client}"
         rows[key] = item.content
         given = item.given.message()
-        flying.append([key, item.client, item.asked, item.arrival, item.num_examples, item.expected, given])
+        flying.append([key, item.client, item.requested, item.arrival, item.num_examples, item.expected, given])
     state = {
         "state": progress.state,
         "best_round": progress.best.round,
@@ -217,19 +217,19 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Server | None = N
     if server is not None:
         server.memory = saved.memory("server")
     held, flying = saved.state, []
-    for key, client, asked, arrival, examples, expected, given in held["in_flight"]:
+    for key, client, requested, arrival, examples, expected, given in held["in_flight"]:
         if not isinstance(content := saved.rows.get(key), StoredRow):
             raise RunError(
                 f"the checkpoint of round {saved.round} has no answer {key}: it is damaged. Start again with --fresh."
             )
-        flying.append(InFlight(client, asked, arrival, examples, content, expected, Given(**given)))
+        flying.append(InFlight(client, requested, arrival, examples, content, expected, Given(**given)))
     best = Best(held["best_round"], held["best_score"], held["best_loss"])
-    asked = {name for name in clients if f"memory/{name}" in saved.rows}  # the others that were asked kept nothing
-    return Progress(held["state"], saved.round, flying, best, held.get("elsewhere"), asked)
+    requested = {name for name in clients if f"memory/{name}" in saved.rows}  # the others that were asked kept nothing
+    return Progress(held["state"], saved.round, flying, best, held.get("elsewhere"), requested)
 
 
-def memories(clients: Mapping[str, Site], server: Server, asked: Iterable[str]) -> dict[str, Memory]:
+def memories(clients: Mapping[str, Site], server: Server, requested: Iterable[str]) -> dict[str, Memory]:
     """By name what those of the clients that were asked, and the server, remember since `resume`; who remembers nothing
     or is in another process is left out."""
-    sites = [(id, clients[id]) for id in asked if id in clients] + [("server", server)]
+    sites = [(id, clients[id]) for id in requested if id in clients] + [("server", server)]
     return {id: site.memory for id, site in sites if isinstance(site.memory, Memory) and site.memory}

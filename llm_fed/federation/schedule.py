@@ -138,8 +138,8 @@ class Delayed:
 
 def most_asked(schedule: Schedule, rounds: int) -> int:
     """In how many of the first `rounds` rounds a client is asked: the largest number over the clients."""
-    asked = Counter(ask.client for round in range(1, rounds + 1) for ask in schedule.asks(round))
-    return max(asked.values(), default=0)
+    requested = Counter(ask.client for round in range(1, rounds + 1) for ask in schedule.asks(round))
+    return max(requested.values(), default=0)
 
 
 def _check_participation(participation: float) -> None:

@@ -152,10 +152,10 @@ def mean_of(total: Tensor, ring: Ring, like: Message, weights: Sequence[int], la
 
 
 def together(
-    answers: Mapping[str, Any], examples: Mapping[str, int], asked: Sequence[str], config: Config, method: Method,
+    answers: Mapping[str, Any], examples: Mapping[str, int], requested: Sequence[str], config: Config, method: Method,
     secret: Secret, round: int, log: Log,
 ) -> dict[str, Any]:  # fmt: skip
-    """By client, in the place of its answer, the mean of all answers of a round, or what ended it.
+    """By client, instead of its answer, the mean of all answers of a round, or what ended it.
 
     Args:
         answers: uploads, or exceptions.
@@ -175,10 +175,10 @@ def together(
         uploads[client] = protected(answer, private, secret, round, client)
         if said := too_long(uploads[client], private):
             log(client, said)
-    if why := Cohort("", round, round, tuple(asked)).lacking([*uploads]):
+    if why := Cohort("", round, round, tuple(requested)).lacking([*uploads]):
         return outcomes | dict.fromkeys(uploads, RoundGivenUp(f"the round is given up: {why}"))
     weights = {client: examples[client] if summed(method) == "examples" else 1 for client in uploads}
-    ring, largest = ring_of(private, len(asked)), max(weights.values())
+    ring, largest = ring_of(private, len(requested)), max(weights.values())
     parts = (
         numbers(upload, private, ring, weights[client] / largest, rounding_key(secret, round, client))
         for client, upload in uploads.items()

@@ -42,12 +42,12 @@ def flaws(
         str(content) if isinstance(content, WireError) else difference(skeleton(content), wanted, "upload")
         for content, wanted in zip(contents, expected, strict=True)
     ]
-    for place, content in enumerate(contents):
-        if not reasons[place]:
-            reasons[place] = infinite_flaw(content) or own_flaw(content, roles, given[place])
-    whole = {place: content for place, content in enumerate(contents) if not reasons[place]}
-    for place, flaw in far(whole, roles, given, bound).items():
-        reasons[place] = flaw
+    for index, content in enumerate(contents):
+        if not reasons[index]:
+            reasons[index] = infinite_flaw(content) or own_flaw(content, roles, given[index])
+    whole = {index: content for index, content in enumerate(contents) if not reasons[index]}
+    for index, flaw in far(whole, roles, given, bound).items():
+        reasons[index] = flaw
     return reasons
 
 
@@ -67,7 +67,7 @@ def infinite_flaw(content: Any) -> str:
 
 def _from_now(content: Any, item: InFlight, method: Method, progress: Progress) -> Any:
     """A late answer whose running statistics are the change from those that its client would be sent now."""
-    if item.asked == progress.round:
+    if item.requested == progress.round:
         return content
     late = {path: value for path, value in leaves(content) if _is_change(method.sends, path, value, item.given)}
     if not late:
@@ -82,7 +82,7 @@ def _is_change(roles: Roles, path: str, value: Any, given: Given) -> bool:
 
 
 def _with(message: Any, values: Mapping[str, Any], path: str = "") -> Any:
-    """The message with other values at these places."""
+    """The message with other values at these indices."""
     if path in values:
         return values[path]
     if isinstance(message, dict):
@@ -108,7 +108,9 @@ def arrivals(run: Run, method: Method, progress: Progress, record: dict[str, Any
         if flaw:
             log_event(run, progress.round, item.client, "refused upload", flaw)
     uploads = [
-        Upload(item.client, item.num_examples, progress.round - item.asked, _from_now(content, item, method, progress))
+        Upload(
+            item.client, item.num_examples, progress.round - item.requested, _from_now(content, item, method, progress)
+        )
         for item, content, flaw in zip(due, contents, reasons, strict=True)
         if not flaw
     ]

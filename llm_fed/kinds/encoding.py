@@ -123,14 +123,14 @@ class Encoder:
             NoneFits: there are examples, at least one is `required`, and none fits.
         """
         lengths = self._lengths(examples) if lengths is None else lengths
-        places = [
-            place
-            for place, length in enumerate(lengths)
-            if length.whole <= self.task.max_length or (self.task.too_long != "skip" and self._is_left(examples[place]))
+        indices = [
+            index
+            for index, length in enumerate(lengths)
+            if length.whole <= self.task.max_length or (self.task.too_long != "skip" and self._is_left(examples[index]))
         ]
         if required:
-            self._count(client, split, len(examples), len(places))
-        chosen, joined = select(examples, places), self.objective.name == "kto"
+            self._count(client, split, len(examples), len(indices))
+        chosen, joined = select(examples, indices), self.objective.name == "kto"
         if joined and required and (alike := preferences.only_label(chosen)) is not None:
             self._alike[alike] += 1
         return Encodings(chosen, self._encode_fitting, self._kept, finish=self._beside_others if joined else None)
@@ -153,19 +153,19 @@ class Encoder:
         """
         lengths = self._lengths(examples) if lengths is None else lengths
         cut, most = self.task.too_long == "cut-start", self.task.max_length
-        places: list[int] = []
+        indices: list[int] = []
         seen = 0
-        for place, length in enumerate(lengths):
-            if limit is not None and len(places) == limit:
+        for index, length in enumerate(lengths):
+            if limit is not None and len(indices) == limit:
                 break
             seen += 1
             needed = length.whole if length.is_text and self.task.too_long == "skip" else length.prompt
             if cut or needed <= most:
-                places.append(place)
-        self._count(client, split, seen, len(places))
+                indices.append(index)
+        self._count(client, split, seen, len(indices))
         if self.objective.preferences and self.task.too_long == "skip":
-            self._not_compared += sum(lengths[place].whole > most for place in places)
-        return Encodings(select(examples, places), self._query, self._kept, [lengths[place] for place in places])
+            self._not_compared += sum(lengths[index].whole > most for index in indices)
+        return Encodings(select(examples, indices), self._query, self._kept, [lengths[index] for index in indices])
 
     def cut(self, queries: Sequence[Query]) -> list[int]:
         """The tokens of the right answers to `queries`, of those that are longer than the model may answer.
@@ -220,11 +220,11 @@ class Encoder:
         """Plain texts in a template of text all at once, which is ten times as fast as others, one by one; of pairs the
         longer answer counts."""
         measured = self._measured(examples)
-        pairs = [place for place, each in enumerate(examples) if each.rejected] if self.objective.preferences else []
-        others = self._measured([preferences.rejected(examples[place]) for place in pairs])
-        for place, (other, odd) in zip(pairs, others, strict=True):
-            length, its = measured[place]
-            measured[place] = length._replace(whole=max(length.whole, other.whole)), its.and_of(odd)
+        pairs = [index for index, each in enumerate(examples) if each.rejected] if self.objective.preferences else []
+        others = self._measured([preferences.rejected(examples[index]) for index in pairs])
+        for index, (other, odd) in zip(pairs, others, strict=True):
+            length, its = measured[index]
+            measured[index] = length._replace(whole=max(length.whole, other.whole)), its.and_of(odd)
         for _, odd in measured:
             self._untrained += odd.untrained
             self._halves += odd.halves
@@ -288,7 +288,7 @@ class Encoder:
             found: the whole example, if it has an answer.
         """
         if found is not None and example.prompt:
-            return found.asked
+            return found.requested
         return encode_prompt(example.prompt, self.tokenizer, template=self.template)
 
     def _check(self, ids: Sequence[int]) -> None:
@@ -309,7 +309,7 @@ class Encoder:
             raise UserError(f"{error} (the conversation {one_line(text_of(example.prompt))[:80]!r})") from error
 
     def _query(self, example: Example) -> Query:
-        """The prompt as it is in training; a reply is asked for with reasoning where its reference has some."""
+        """The prompt as it is in training; a reply is requested with reasoning where its reference has some."""
         found = self.encoded(example) if example.answers else None
         whole = self._before(example, found)
         prompt = whole[-self.task.max_length :] if self.task.too_long == "cut-start" else whole

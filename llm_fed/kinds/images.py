@@ -152,10 +152,10 @@ class Images(Kind):
         """Whether a module's weights are the checkpoint's."""
         if not self.pretrained:
             return False
-        places = {f"{name}." if name else "": architecture for name, architecture in structure.parts}
+        locations = {f"{name}." if name else "": architecture for name, architecture in structure.parts}
         return any(
-            module.startswith(place) and architecture in ("", self.name) and module != place + self.head
-            for place, architecture in places.items()
+            module.startswith(location) and architecture in ("", self.name) and module != location + self.head
+            for location, architecture in locations.items()
         )
 
     def blank(self) -> Tensor:
@@ -320,7 +320,7 @@ class Pictures(Examples):
     base: Images
     tokens: int  # that a picture counts as, see `of`
     last: str  # the name of the last linear layer
-    head: State | None = None  # a linear head (weight, bias) in the place of the model's own
+    head: State | None = None  # a linear head (weight, bias) instead of the model's own
 
     @classmethod
     def of(cls, base: Images, structure: Structure) -> Pictures:

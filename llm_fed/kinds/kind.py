@@ -50,10 +50,10 @@ class Reuse:
         """See `tasks.load`. Read again with other settings or seeds, and for a run that knows rows of its own."""
         if known is not None:
             return tasks.load(config, seed, held_out, known, absent=absent)
-        asked = config, seed, held_out, absent
-        if self._task is None or self._task[0] != asked:
+        requested = config, seed, held_out, absent
+        if self._task is None or self._task[0] != requested:
             self._task = None  # so that never two are in memory
-            self._task = asked, tasks.load(config, seed, held_out, absent=absent)
+            self._task = requested, tasks.load(config, seed, held_out, absent=absent)
         return self._task[1]
 
 
@@ -302,8 +302,8 @@ class Shown:
     def _parts(self, example: Example, prompt: str) -> dict[str, str]:
         """The prompt as the data have it (`text`), its system text, if it has one (`system`), and what the template
         puts around both (`template`); nothing where the prompt is not the template with these in it."""
-        asked = example.prompt
-        turns = [Turn("user", asked)] if isinstance(asked, str) else [*asked]
+        requested = example.prompt
+        turns = [Turn("user", requested)] if isinstance(requested, str) else [*requested]
         system = "\n".join(turn.content for turn in turns if turn.role == "system").strip()
         spoken = [turn for turn in turns if turn.role != "system"]
         if (known := self._known.get(bool(system))) is None:

@@ -205,9 +205,9 @@ class Language(Kind):
         """An answer's tokens as text, without reasoning."""
         return generation.answer_text(self, prompt, tokens)
 
-    def mixing_weights(self, structure: Any, asked: Sequence[tuple[State, Sequence[int]]]) -> Tensor | None:
+    def mixing_weights(self, structure: Any, requested: Sequence[tuple[State, Sequence[int]]]) -> Tensor | None:
         """The weights of two experts for each prompt; None unless the prompt decides them."""
-        return inference.mixing_weights(self, asked) if structure.gate == "mix" else None
+        return inference.mixing_weights(self, requested) if structure.gate == "mix" else None
 
     @answers(Generate)
     def generate(self, requests: Sequence[Generate], engine: Engine) -> Sequence[list[str]]:
@@ -241,30 +241,30 @@ class Language(Kind):
         )
 
     @answers(LogLikelihoods, each=True)
-    def log_likelihoods(self, asked: LogLikelihoods, engine: Engine) -> list[tuple[float, ...]]:
+    def log_likelihoods(self, requested: LogLikelihoods, engine: Engine) -> list[tuple[float, ...]]:
         """Of one client after another: its examples fill micro-batches by themselves."""
-        model, bank = engine.adapted(asked.structure), None
-        if asked.state is not None:
-            bank = engine.bank(asked.structure, [asked.state])
+        model, bank = engine.adapted(requested.structure), None
+        if requested.state is not None:
+            bank = engine.bank(requested.structure, [requested.state])
         found: list[tuple[float, ...]] = []
-        size = asked.chunk or max(1, len(asked.examples))
-        for at in range(0, len(asked.examples), size):
-            examples = asked.examples[at : at + size]
+        size = requested.chunk or max(1, len(requested.examples))
+        for at in range(0, len(requested.examples), size):
+            examples = requested.examples[at : at + size]
             texts = [text for example in examples for text in example.texts]
-            mix = self._mix_of(asked, examples)
+            mix = self._mix_of(requested, examples)
             each = model.within_memory(partial(_within, model, bank, texts, mix))
             found += [tuple(own) for own in _shared_out(each, [len(example.texts) for example in examples])]
         return found
 
-    def _mix_of(self, asked: LogLikelihoods, examples: Sequence[Any]) -> Tensor | None:
+    def _mix_of(self, requested: LogLikelihoods, examples: Sequence[Any]) -> Tensor | None:
         """(texts of all examples, E): the weights of two experts, where there are such."""
-        structure: Any = asked.structure
-        if asked.state is None or structure.gate != "mix":
+        structure: Any = requested.structure
+        if requested.state is None or structure.gate != "mix":
             return None
         count = [len(example.texts) for example in examples]
-        if asked.mix is not None:
-            return torch.tensor([asked.mix] * sum(count))
-        weights = self.mixing_weights(structure, [(asked.state, example.prompt) for example in examples])
+        if requested.mix is not None:
+            return torch.tensor([requested.mix] * sum(count))
+        weights = self.mixing_weights(structure, [(requested.state, example.prompt) for example in examples])
         return None if weights is None else weights.repeat_interleave(torch.tensor(count), dim=0)
 
     @answers(OptionScores)

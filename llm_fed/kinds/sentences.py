@@ -60,7 +60,7 @@ class Sentences(Examples):
     single: ClassVar[bool] = True
 
     base: Sequences
-    head: State | None = None  # weight (C, H) and bias (C,) in the place of the model's own head
+    head: State | None = None  # weight (C, H) and bias (C,) instead of the model's own head
 
     def length(self, example: Sentence) -> int:
         return len(example.input_ids)
@@ -90,8 +90,8 @@ class Sentences(Examples):
         if answer.features.dim() == 2:
             return answer
         # The head of a decoder reads every token, and transformers keeps what it says of the last that is no padding.
-        places = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
-        last = (places * (batch.input_ids != self.base.tokenizer.pad_token_id)).argmax(-1)
+        indices = torch.arange(batch.input_ids.shape[1], device=batch.input_ids.device)
+        last = (indices * (batch.input_ids != self.base.tokenizer.pad_token_id)).argmax(-1)
         return replace(answer, features=answer.features[torch.arange(len(last), device=last.device), last])
 
     def under_head(self, head: State) -> Sentences:
@@ -136,8 +136,8 @@ class SentenceEncoding:
 
     def __init__(self, base: Sequences, config: Config, server_labels: Sequence[str]):
         self._base, self._config, self._server_labels = base, config, server_labels
-        limit, asked = base.longest, config.task.max_length
-        self.most = asked if limit is None else min(asked, limit)
+        limit, requested = base.longest, config.task.max_length
+        self.most = requested if limit is None else min(requested, limit)
         self._skipped: Counter[str] = Counter()
         self._spelled: Counter[str] = Counter()  # examples by the first control token that they spell
         self._halves = 0  # examples with halves of characters

@@ -140,7 +140,7 @@ class Sequences(Kind):
         super().check_names(self._meant(adapter))
 
     def _meant(self, adapter: AdapterConfig | None) -> AdapterConfig | None:
-        """The adapter with the layers that this architecture has in the place of the default ones."""
+        """The adapter with the layers that this architecture has instead of the default ones."""
         if adapter is None or adapter.target_modules != _USUAL:
             return adapter
         return replace(adapter, target_modules=usual_targets(self.model) or _USUAL)
@@ -178,9 +178,9 @@ class Sequences(Kind):
         texts = [list(map(without_surrogates, each)) for each in ([first] if second is None else [first, second])]
         made = self.tokenizer(*texts, return_token_type_ids=self.has_types)
         ids, types = list(made.input_ids), list(made.token_type_ids) if self.has_types else [[] for _ in labels]
-        for place, row in enumerate(zip(*texts, strict=True)):
+        for index, row in enumerate(zip(*texts, strict=True)):
             if any(map(self.safe.spells, row)):
-                ids[place], types[place] = self._as_text(row)
+                ids[index], types[index] = self._as_text(row)
         checked(ids, self.rows, self.tokenizer)
         return [Sentence(*each) for each in zip(ids, types, labels, strict=True)]
 
@@ -204,12 +204,12 @@ class Sequences(Kind):
         tokenizer puts around texts stays."""
         ids, types = sentence.input_ids, sentence.types
         special = self.tokenizer.get_special_tokens_mask(ids, already_has_special_tokens=True)
-        free = [place for place, is_special in enumerate(special) if not is_special]
+        free = [index for index, is_special in enumerate(special) if not is_special]
         extra = len(ids) - most
         gone = set(free[:extra] if start else free[-extra:])
-        kept = [place for place in range(len(ids)) if place not in gone]
+        kept = [index for index in range(len(ids)) if index not in gone]
         return replace(
-            sentence, input_ids=[ids[place] for place in kept], types=[types[place] for place in kept] if types else []
+            sentence, input_ids=[ids[index] for index in kept], types=[types[index] for index in kept] if types else []
         )
 
     # Use and export
@@ -287,7 +287,7 @@ class Head:
     remark: str = ""
 
 
-def head_for(config: PretrainedConfig, task: TaskData, base: str, asked: tuple[str, ...] | None) -> Head:
+def head_for(config: PretrainedConfig, task: TaskData, base: str, requested: tuple[str, ...] | None) -> Head:
     """The head for the labels of a task: the checkpoint's, where its labels are those of the data, else a new one.
 
     Args:
@@ -310,7 +310,7 @@ def head_for(config: PretrainedConfig, task: TaskData, base: str, asked: tuple[s
         lacking = next((label for label in labels if place_of(label, own) is None), None)
         if lacking is None:
             return Head(own, kept=True)
-        if asked is None:
+        if requested is None:
             seen = task.reading.labels if task.reading else {}
             where = f"{seen[lacking]}: " if lacking in seen else ""
             raise UserError(
@@ -319,10 +319,10 @@ def head_for(config: PretrainedConfig, task: TaskData, base: str, asked: tuple[s
                 "train a new head"
             )
         return Head(labels, kept=False, remark=f"the head of {base} has other labels, so a new one is trained")
-    places = [place_of(label, tuple(f"LABEL_{n}" for n in range(size))) for label in labels]
-    if all(place is not None for place in places):
+    indices = [place_of(label, tuple(f"LABEL_{n}" for n in range(size))) for label in labels]
+    if all(index is not None for index in indices):
         return Head(tuple(map(str, range(size))), kept=True)
-    if asked is not None and len(labels) == size:
+    if requested is not None and len(labels) == size:
         return Head(labels, kept=True)
     why = "numbers its labels, and which is which is not known" if len(labels) == size else f"has {size} labels"
     return Head(labels, kept=False, remark=f"the head of {base} {why}, so a new one is trained")
@@ -355,7 +355,7 @@ def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
     found = read_config(base)
     head = head_for(found, task, base.name, config.task.labels)
     folder = check_name(base.name)
-    by_name = {label: place for place, label in enumerate(head.labels)}
+    by_name = {label: index for index, label in enumerate(head.labels)}
     try:
         tokenizer = read_words(folder, base.revision)
         with torch.random.fork_rng(devices=[]), _without_report():

@@ -50,7 +50,7 @@ class Texts:
                 in_scored_order(items, given, split, config) for items in (getattr(given, split), lengths)
             )
             queries[split] = fitting(encoder.queries, split, examples, config.eval.limit, known)
-        cut = {split: lengths_cut for split, asked in queries.items() if (lengths_cut := encoder.cut(asked))}
+        cut = {split: lengths_cut for split, requested in queries.items() if (lengths_cut := encoder.cut(requested))}
         return replace(
             data,
             train=fitting(encoder.training, "training", given.train, lengths=train),

@@ -24,7 +24,7 @@ def in_delta(settings: Any) -> bool:
 
 
 def by_training_examples(settings: Any) -> str:
-    """What gives the Fisher information of a client without held-out examples, where these are asked for."""
+    """What gives the Fisher information of a client without held-out examples, where these are requested."""
     return "their training examples give the Fisher information" if settings.fisher_data == "held-out" else ""
 
 
@@ -39,7 +39,7 @@ def examples_of(client: Client, count: int, source: Literal["train", "held-out"]
 def mixed(
     fed: State, local: State, weight: float | Mapping[str, float], space: Space, *, own_head: bool = False
 ) -> State:
-    """`weight * fed + (1 - weight) * local` in the space asked for; a weight per factor in `factors` alone.
+    """`weight * fed + (1 - weight) * local` in the space requested; a weight per factor in `factors` alone.
 
     Args:
         own_head: an image model's head is that of `local`.

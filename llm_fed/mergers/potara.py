@@ -163,12 +163,12 @@ def traces(moments: Moments, fisher: Tensor, damping: float, where: list[slice] 
         fisher: (2, P), `moments.fisher` or an estimate with other labels.
         damping: relative to the mean of F over the same coordinates.
     """
-    places = [slice(0, fisher.shape[1])] if where is None else where
-    here = torch.cat([fisher[:, place] for place in places], 1)
+    spans = [slice(0, fisher.shape[1])] if where is None else where
+    here = torch.cat([fisher[:, span] for span in spans], 1)
     if not here.any(1).all():
         a, b = (0.0 if model.any() else math.inf for model in here)
         return Traces(a, b, 0.0)
-    rho = torch.cat([correlations(moments)[place] for place in places])
+    rho = torch.cat([correlations(moments)[span] for span in spans])
     sigma = variances(here, damping)
     a, b = sigma.sum(1).tolist()
     return Traces(a, b, float(cross_variances(rho, sigma).sum()))

@@ -69,7 +69,7 @@ class Method:
     trained: ClassVar[str] = r".*"
     shared: ClassVar[str] = r".*"
 
-    # What its uploads hold beside rows of weights, by place: `{"counts": Counts()}`. Anything without a role is refused
+    # What its uploads hold beside rows of weights, by index: `{"counts": Counts()}`. Anything without a role is refused
     # before round 1 (`llm_fed.state.roles`).
     sends: ClassVar[Roles] = MappingProxyType({})
 
@@ -170,7 +170,7 @@ class Method:
         """The runs that are trained before this one, which merges their models. A federation has none."""
         return ()
 
-    def asked(self, clients: Sequence[str]) -> Sequence[str]:
+    def requested(self, clients: Sequence[str]) -> Sequence[str]:
         """Those of the clients that its rounds may ask."""
         return clients
 
@@ -179,7 +179,7 @@ class Method:
         (`client.own_steps`)."""
         return rounds
 
-    def in_words(self, rounds: int) -> str:
+    def describe(self, rounds: int) -> str:
         """What a run of so many rounds does."""
         return f"{rounds:,} round{'' if rounds == 1 else 's'}"
 

@@ -28,9 +28,9 @@ def moved(pixels: Tensor, draws: torch.Generator, *, flip: bool) -> Tensor:
     if flip:
         mirrored = torch.rand(count, 1, generator=draws) < 0.5
         columns = torch.where(mirrored, columns.flip(1), columns)
-    # A row and a column per picture cross to its device; the places, made there, would be larger than the pictures.
+    # A row and a column per picture cross to its device; the indices, made there, would be larger than the pictures.
     rows, columns = rows.to(pixels.device), columns.to(pixels.device)
     padded = nn.functional.pad(pixels, (beside, beside, above, above))
-    # By place in the flat picture: indexing by row and column takes four times as long.
-    places = (rows[:, :, None] * padded.shape[-1] + columns[:, None, :]).flatten(1)
-    return padded.flatten(2).gather(2, places[:, None].expand(-1, channels, -1)).unflatten(2, (height, width))
+    # By index in the flat picture: indexing by row and column takes four times as long.
+    indices = (rows[:, :, None] * padded.shape[-1] + columns[:, None, :]).flatten(1)
+    return padded.flatten(2).gather(2, indices[:, None].expand(-1, channels, -1)).unflatten(2, (height, width))

@@ -40,11 +40,11 @@ class Client(Site):
         if not drawn.extras:
             self._layout = drawn.layout
 
-    def places(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
-        """As `Site.places`. With `private` each example is drawn independently with the probability that gives the
+    def indices(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
+        """As `Site.indices`. With `private` each example is drawn independently with the probability that gives the
         batch size on average (Poisson sampling), so batches differ in size and may be empty."""
         if self.private is None:
-            return super().places(count, steps, nth, epochs)
+            return super().indices(count, steps, nth, epochs)
         size, total = self._steps(count, steps, epochs)
         draws = self.private.secret.of("batches", self._stage, self.round, self.id, nth)
         each = (draws.uniforms(count, step) <= size / count for step in range(total))

@@ -38,22 +38,22 @@ class _TokenLosses(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        places = labels[:, None]
+        indices = labels[:, None]
         if ctx.needs_input_grad[0]:
             likely = logits.log_softmax(1)
-            ctx.save_for_backward(likely, places)
-            return -likely.gather(1, places)[:, 0]
+            ctx.save_for_backward(likely, indices)
+            return -likely.gather(1, indices)[:, 0]
         rows = _rows_at_once(logits)
-        parts = zip(logits.split(rows), places.split(rows), strict=True)
+        parts = zip(logits.split(rows), indices.split(rows), strict=True)
         return torch.cat([-part.log_softmax(1).gather(1, own)[:, 0] for part, own in parts])
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
-        likely, places = ctx.saved_tensors
+        likely, indices = ctx.saved_tensors
         rows, backward = _rows_at_once(likely), torch.ops.aten._log_softmax_backward_data.out
         given = -upstream[:, None].to(likely.dtype)
-        for part, own, factors in zip(likely.split(rows), places.split(rows), given.split(rows), strict=True):
+        for part, own, factors in zip(likely.split(rows), indices.split(rows), given.split(rows), strict=True):
             backward(torch.zeros_like(part).scatter_(1, own, factors), part, 1, likely.dtype, out=part)
         return likely, None
 

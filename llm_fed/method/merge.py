@@ -99,10 +99,10 @@ class Merge(Method):
         said = self.merger.without_held_out
         return said if isinstance(said, str) else said(self)
 
-    def asked(self, clients: Sequence[str]) -> Sequence[str]:
+    def requested(self, clients: Sequence[str]) -> Sequence[str]:
         return ()
 
-    def in_words(self, rounds: int) -> str:
+    def describe(self, rounds: int) -> str:
         return f"trains {' and '.join(parent.name for parent in self.parents)} first and merges their results"
 
     def wrap(self, structure: Structure, client: Client | None) -> Structure:

@@ -1,7 +1,7 @@
 """What a reference makes of a site's preferences: the log-likelihoods that DPO, IPO and KTO compare the model's with.
 
 Of the frozen base they are found once for each training example, in chunks of neighbours: the numbers then depend on
-the data alone, and not on which examples were asked for first, so that a run that continues computes the same bits.
+the data alone, and not on which examples were requested first, so that a run that continues computes the same bits.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ async def against(
     """Those of the examples that a fit uses, with what the reference of `objective.reference` makes of them.
 
     Args:
-        used: their places.
+        used: their indices.
         state: with which the fit begins.
         nth: the number of the fit in this round.
     """
-    chosen = [examples[place] for place in used]
+    chosen = [examples[index] for index in used]
     if not chosen:
         return chosen
     if site.objective.reference == "base":
@@ -63,10 +63,10 @@ async def against(
 
 async def _of_base(site: Site, examples: Sequence[Any], used: Sequence[int]) -> list[tuple[float, ...]]:
     known = site.of_base if examples is site.train else {}
-    chunks = sorted({place // CHUNK for place in used if place not in known})
-    places = [place for chunk in chunks for place in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(examples)))]
-    if places:
-        asked = [examples[place] for place in places]
-        found = await LogLikelihoods(site.id, site.structure, None, asked, chunk=CHUNK)
-        known.update(zip(places, found, strict=True))
-    return [known[place] for place in used]
+    chunks = sorted({index // CHUNK for index in used if index not in known})
+    indices = [index for chunk in chunks for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(examples)))]
+    if indices:
+        requested = [examples[index] for index in indices]
+        found = await LogLikelihoods(site.id, site.structure, None, requested, chunk=CHUNK)
+        known.update(zip(indices, found, strict=True))
+    return [known[index] for index in used]

@@ -43,10 +43,10 @@ class Fitted:
 
     state: State
     losses: tuple[float, ...]
-    moments: Mapping[str, Tensor] = field(default_factory=dict)  # what the optimizer remembers, if it was asked for
+    moments: Mapping[str, Tensor] = field(default_factory=dict)  # what the optimizer remembers, if it was requested
 
 
-# A loss of a method's own. Of a whole image model: that of a batch, of its answer, labels (N,) and the places (N,)
+# A loss of a method's own. Of a whole image model: that of a batch, of its answer, labels (N,) and the indices (N,)
 # of its pictures. Of adapters: that of each of n targets, from logits (n, C), targets (n,) and columns of n numbers.
 Loss = Callable[[Any, Tensor, Any], Tensor]
 
@@ -75,7 +75,7 @@ class Fit(Request[Fitted]):
 
     start: State
     examples: Sequence[Any]  # of one kind, see `engine.examples`
-    batches: Sequence[Sequence[int]]  # the places of a step's examples
+    batches: Sequence[Sequence[int]]  # the indices of a step's examples
     optimizer: Optimizer
     train: str = r".*"  # regular expression of the entries that are trained
     seed: int = 0  # of dropout and of augmentation
@@ -98,9 +98,11 @@ class Fit(Request[Fitted]):
         **options: Any,
     ) -> Fit:
         """On these examples, a list of them for each step."""
-        places = iter(range(sum(map(len, batches))))
+        indices = iter(range(sum(map(len, batches))))
         examples = [example for batch in batches for example in batch]
-        return cls(site, structure, start, examples, [[next(places) for _ in b] for b in batches], optimizer, **options)
+        return cls(
+            site, structure, start, examples, [[next(indices) for _ in b] for b in batches], optimizer, **options
+        )
 
     @property
     def teachers(self) -> Sequence[State]:
@@ -109,7 +111,7 @@ class Fit(Request[Fitted]):
 
     def batch(self, step: int) -> Sequence[Any]:
         """What is trained on at a step. A pupil's pictures stay as they are: so its teachers answered to them."""
-        chosen = [self.examples[place] for place in self.batches[step]]
+        chosen = [self.examples[index] for index in self.batches[step]]
         if self.augment is None or self.teachers:
             return chosen
         return augmented(chosen, self.augment, generator(self.seed, "augment", step))
@@ -122,7 +124,7 @@ class FitHead(Request[State]):
     state: State  # of the model
     head: State  # where training starts
     examples: Sequence[Picture]
-    batches: Sequence[Sequence[int]]  # the places of a step's examples
+    batches: Sequence[Sequence[int]]  # the indices of a step's examples
     lr: float  # of Adam
 
 
@@ -140,7 +142,7 @@ class Gradient(Request[tuple[float, State]]):
 
     state: State
     examples: Sequence[Any]
-    head: State | None = None  # of an image model: a linear head (weight, bias) in the place of its own
+    head: State | None = None  # of an image model: a linear head (weight, bias) instead of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,7 +239,7 @@ class AnswerLoss(Request[float]):
 class Work:
     """What a fit processed: real tokens (of pictures what they count as), tokens with padding, micro-batches, the token
     budget of each, how many of them were replayed (`engine/capture.py`) and had no padding (`engine/passes.py`),
-    why others could not be, and which of the two were asked for."""
+    why others could not be, and which of the two were requested."""
 
     tokens: int = 0
     padded: int = 0
@@ -246,7 +248,7 @@ class Work:
     replayed: int = 0
     why: str = ""
     padding_free: int = 0
-    asked: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
 
     @property
     def padding(self) -> float:
@@ -255,11 +257,11 @@ class Work:
 
     def passes(self) -> dict[str, int]:
         """How many micro-batches were replayed and how many ran as they are written, and how many had no padding, as
-        far as either was asked for."""
+        far as either was requested."""
         counts = dict[str, int]()
-        if "captured" in self.asked:
+        if "captured" in self.requested:
             counts |= {"replayed": self.replayed, "as written": self.micro_batches - self.replayed}
-        if "padding_free" in self.asked:
+        if "padding_free" in self.requested:
             counts |= {"without padding": self.padding_free, "padded": self.micro_batches - self.padding_free}
         return counts
 
@@ -273,7 +275,7 @@ class Work:
             self.replayed + other.replayed,
             other.why or self.why,
             self.padding_free + other.padding_free,
-            tuple(dict.fromkeys((*self.asked, *other.asked))),
+            tuple(dict.fromkeys((*self.requested, *other.requested))),
         )
 
 

@@ -76,7 +76,7 @@ class Site:
     draw: Callable[[torch.Generator], State]  # a fresh state of `structure`
     data: Data = Data()
     rounds: int = 1  # of the whole run
-    start: State | None = None  # where the run starts, in the place of a fresh draw (`start.give`)
+    start: State | None = None  # where the run starts, instead of a fresh draw (`start.give`)
     objective: ObjectiveConfig = ObjectiveConfig()  # the loss
     memory: MutableMapping[str, Message] = field(default_factory=dict)
     round: int = 0
@@ -85,7 +85,7 @@ class Site:
     fits: int = 0  # in this round: each draws its own batches and dropout
     most_steps: int | None = None  # of one fit; None: any number
     _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
-    # By place of a training example what the base makes of it, see `references`.
+    # By index of a training example what the base makes of it, see `references`.
     of_base: dict[int, tuple[float, ...]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -164,7 +164,7 @@ class Site:
                 takes logits (n, C), targets (n,) and columns, each of n numbers, and returns a loss (n,) for each
                 target; `columns["example"]` is the place of a target's example, and the others are those of
                 `task.columns.extra`. For whole image models it takes the `Answer` to a batch, its labels (N,) and the
-                places (N,) of its pictures in the examples, and returns the batch's loss.
+                indices (N,) of its pictures in the examples, and returns the batch's loss.
             structure: the structure of `state` (default: the site's own).
             mix: the weight of each expert, if the structure's gate is `mix`.
 
@@ -173,14 +173,14 @@ class Site:
         """
         nth, self.fits = self.fits, self.fits + 1
         examples = self.train if examples is None else examples
-        batches = self.places(len(examples), steps, nth, epochs)
+        batches = self.indices(len(examples), steps, nth, epochs)
         private = self._noise(len(examples), len(batches), nth)
         its = structure or self.structure
         if self.objective.refers and loss is None:
-            used = sorted({place for places in batches for place in places})
+            used = sorted({index for indices in batches for index in indices})
             examples = await references.against(self, examples, used, state, its, mix, nth)
-            new = {place: number for number, place in enumerate(used)}
-            batches = [[new[place] for place in places] for places in batches]
+            new = {index: number for number, index in enumerate(used)}
+            batches = [[new[index] for index in indices] for indices in batches]
         fitted = await Fit(
             self.id,
             its,
@@ -205,9 +205,9 @@ class Site:
 
     def batches(self, *, epochs: int) -> list[list[Any]]:
         """The training examples of each optimizer step of `epochs` epochs, in the order in which `fit` takes them."""
-        return [[self.train[i] for i in chosen] for chosen in self.places(len(self.train), epochs=epochs)]
+        return [[self.train[i] for i in chosen] for chosen in self.indices(len(self.train), epochs=epochs)]
 
-    def places(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
+    def indices(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
         """Which of `count` examples each optimizer step takes: shuffled epochs cut into batches, depending only on
         (seed, round, site, nth).
 
@@ -372,7 +372,7 @@ class Site:
         """Train a linear head with Adam on the features that an image model `state` has of this site's pictures."""
         self._look("fit_head")
         nth, self.fits = self.fits, self.fits + 1
-        batches = self.places(len(self.train), nth=nth, epochs=epochs)
+        batches = self.indices(len(self.train), nth=nth, epochs=epochs)
         return await FitHead(self.id, self.structure, state, head, self.train, batches, lr)
 
     async def expert_weights(self, state: State, examples: Sequence[Any]) -> torch.Tensor:

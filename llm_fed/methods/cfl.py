@@ -52,7 +52,7 @@ class CFL(Method):
                 largest = max(largest, norm)
                 if {upload.client for upload in own} == set(group) and self.parts(norm, largest, rows):
                     halves = agglomerated(-cosines(rows), "single", clusters=2)
-                    parts = [sorted(own[place].client for place in half) for half in halves]
+                    parts = [sorted(own[index].client for index in half) for half in halves]
             for part in parts:
                 groups.append(part)
                 models.append(averaged(server, model, [upload for upload in own if upload.client in part]))

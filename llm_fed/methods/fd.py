@@ -58,7 +58,7 @@ class FD(Method):
         logits, counts = class_means(answers, labels_of(client.train), answers.shape[1])
         return {"logits": logits, "seen": counts > 0}
 
-    def loss(self, logits: Tensor, seen: Tensor, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:
+    def loss(self, logits: Tensor, seen: Tensor, answer: Answer, labels: Tensor, indices: Tensor) -> Tensor:
         """Cross-entropy, and the distance from the others' `logits` (C, C) where they have `seen` (C,) the class."""
         distances = divergence(answer.logits, logits.to(answer.logits)[labels]) * seen.to(labels.device)[labels]
         return nn.functional.cross_entropy(answer.logits, labels) + self.regularization * distances.mean()

@@ -97,7 +97,7 @@ def learned_weight(
     return weight
 
 
-def ensemble_loss(weight: float, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:
+def ensemble_loss(weight: float, answer: Answer, labels: Tensor, indices: Tensor) -> Tensor:
     """The sum of both models' losses; for each the other one is a constant."""
     own, small = answer.parts["own"].logits, answer.parts["small"].logits
     return _loss(weight, own, small, labels) + _loss(1 - weight, small, own, labels)

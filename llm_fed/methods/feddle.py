@@ -87,8 +87,8 @@ class Feddle(Method):
             model = State(model.layout, model.row, (model + mean(arrivals)).extras)
         start = fallback if self.fallback_start else torch.zeros_like(fallback)
         if head is not None and self.search_epochs:
-            place = model.like(model.row + start @ atlas)
-            head = await server.fit_head(place, head, epochs=self.head_epochs, lr=self.head_lr)  # Eq. 8
+            location = model.like(model.row + start @ atlas)
+            head = await server.fit_head(location, head, epochs=self.head_epochs, lr=self.head_lr)  # Eq. 8
         coefficients, losses = await self._search(server, model, atlas, start, fallback, head)
         return {
             "model": model.like(model.row + coefficients @ atlas),  # Eq. 6
@@ -110,7 +110,7 @@ class Feddle(Method):
         anchors, importance = list(anchors), list(importance)
         for arrival in arrivals:
             if len(anchors) == size:
-                searched = [(score, place) for place, score in enumerate(importance) if score is not None]
+                searched = [(score, location) for location, score in enumerate(importance) if score is not None]
                 least = min(searched)[1] if searched and self.importance else 0
                 del anchors[least], importance[least]
             anchors.append(arrival)
@@ -126,10 +126,10 @@ class Feddle(Method):
         optimizer = torch.optim.Adam([coefficients], lr=self.search_lr)
         losses = []
         for batch in server.batches(epochs=self.search_epochs) if self.search_epochs else []:
-            place = coefficients.detach()
-            loss, gradient = await server.gradient(model.like(model.row + place @ atlas), batch, head=head)
+            location = coefficients.detach()
+            loss, gradient = await server.gradient(model.like(model.row + location @ atlas), batch, head=head)
             losses.append(loss)
             # Eq. 16: no graph goes through the anchors, only the gradient of the merged model is projected on them.
-            coefficients.grad = atlas @ gradient.row + pull * (place - fallback)
+            coefficients.grad = atlas @ gradient.row + pull * (location - fallback)
             optimizer.step()
         return coefficients.detach(), losses

@@ -74,7 +74,7 @@ class FedKD(Method):
     def upload_like(self, message: Message) -> Message:
         return {"version": message["version"], "update": message["model"]}
 
-    def loss(self, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:
+    def loss(self, answer: Answer, labels: Tensor, indices: Tensor) -> Tensor:
         own, small = answer.parts["own"], answer.parts["small"]
         if own.features.shape != small.features.shape:
             raise UserError(

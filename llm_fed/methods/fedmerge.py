@@ -302,7 +302,7 @@ def coordinates(layout: Layout, choice: str, last_layers: int | None) -> list[sl
         return [slice(0, layout.size)]
     if choice == "head":  # A and B of the last adapted layer, or weight and bias of a model's last layer
         last = module_of(layout.names[-1])
-        return [place for name, place in layout.slices.items() if module_of(name) == last]
+        return [span for name, span in layout.slices.items() if module_of(name) == last]
     numbers = {name: number for name in layout.names if (number := block_of(name)) is not None}
     if not numbers:
         raise UserError(

@@ -64,7 +64,7 @@ class FedProto(Method):
     def upload_like(self, message: Message) -> Message:
         return {"prototypes": message["prototypes"], "counts": message["known"].long()}
 
-    def loss(self, prototypes: Tensor, known: Tensor, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:
+    def loss(self, prototypes: Tensor, known: Tensor, answer: Answer, labels: Tensor, indices: Tensor) -> Tensor:
         """Eq. 7: cross-entropy, and the distance of features from the `prototypes` (C, H) of classes `known` (C,)."""
         away = answer.features - prototypes.to(answer.features)[labels]
         held = known.to(labels.device)[labels]

@@ -45,7 +45,7 @@ class FLHC(Method):
             if state["round"] + 1 >= self.rounds_before and len(last) == len(groups[0]):
                 rows = torch.stack([last[client] for client in groups[0]])
                 clusters = agglomerated(self.distances(rows), self.linkage, most=self.threshold)
-                groups = [[groups[0][place] for place in cluster] for cluster in clusters]
+                groups = [[groups[0][index] for index in cluster] for cluster in clusters]
                 models, last = models * len(groups), None  # each begins with the common model
         models = [
             averaged(server, model, [upload for upload in uploads if upload.client in group])

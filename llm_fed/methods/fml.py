@@ -39,7 +39,7 @@ class FML(Method):
         client.keep(theta, self.trained, message)
         return theta.select(self.shared) - message
 
-    def loss(self, answer: Answer, labels: Tensor, places: Tensor) -> Tensor:
+    def loss(self, answer: Answer, labels: Tensor, indices: Tensor) -> Tensor:
         """The sum of both models' losses; each is the other's teacher, which learns nothing from that."""
         own, small = answer.parts["own"].logits, answer.parts["small"].logits
         own_loss = _mixed(self.alpha, own, small, labels)

@@ -39,7 +39,7 @@ class HetLoRA(Method):
     Deviation: weights are taken layer by layer, each from the layer's own products, of which the paper has one
     (`test_hetlora_weighs_by_the_norms_of_products`).
     Deviation: in the round in which a client prunes itself, what it gave up travels once more, as zeros, since the
-    server expects what it asked for (`test_a_client_whose_tail_shrinks_prunes_itself_for_good`).
+    server expects what it requested (`test_a_client_whose_tail_shrinks_prunes_itself_for_good`).
     """
 
     paper: ClassVar[str] = "HetLoRA (Cho et al. 2024)"

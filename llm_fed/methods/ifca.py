@@ -52,7 +52,7 @@ class IFCA(Method):
     def init(self, server: Server) -> Message:
         models = [server.initial(), *(server.initial("model", j) for j in range(1, self.num_models))]
         order = torch.randperm(len(server.clients), generator=generator(server.seed, "warm-up")).tolist()
-        assigned = {server.clients[client]: place % self.num_models for place, client in enumerate(order)}
+        assigned = {server.clients[client]: index % self.num_models for index, client in enumerate(order)}
         return {"models": models, "assigned": assigned, "round": 0, "chosen": {}}
 
     def broadcast(self, state: Message, client: str) -> Message:

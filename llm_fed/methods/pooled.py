@@ -36,5 +36,5 @@ class Pooled(Method):
         steps = sum(server.local.steps_on(upload.num_examples) for upload in uploads)
         return await server.fit(state, steps=steps) if steps else state
 
-    def in_words(self, rounds: int) -> str:
-        return f"{super().in_words(rounds)}; a control: the rows of all clients in one place, no federation"
+    def describe(self, rounds: int) -> str:
+        return f"{super().describe(rounds)}; a control: the rows of all clients in one place, no federation"

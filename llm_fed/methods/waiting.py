@@ -1,7 +1,7 @@
 """Which answers a step of federated averaging waits for when they may be late. Shared by several methods.
 
 - none: each round takes a step on whatever arrives in it.
-- deadline: a step only takes answers that arrive in the round that asked for them; later ones are dropped.
+- deadline: a step only takes answers that arrive in the round that requested them; later ones are dropped.
 - first_n: a step takes the first answers to the current model, one per client, however many rounds they take; the
   others are dropped. The server's state then holds, beside the model, the round in which it was first sent and the
   answers.
@@ -42,7 +42,7 @@ def model_of(state: Message, wait: Wait) -> State:
 
 
 def with_model(state: Message, model: State, wait: Wait) -> Message:
-    """The server's state with another model in the place of its own."""
+    """The server's state with another model instead of its own."""
     return {**state, "model": model} if wait == "first_n" else model
 
 

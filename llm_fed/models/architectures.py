@@ -62,17 +62,21 @@ def heads_of(model: Any, missing: Collection[str], name: str) -> tuple[str, ...]
         UserError: the checkpoint lacks other weights than those of such layers.
     """
     body, head = f"{model.base_model_prefix}.", head_of(model)
-    linear = [place for place, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linear = [location for location, module in model.named_modules() if isinstance(module, nn.Linear)]
     absent = {entry.rpartition(".")[0] for entry in missing}
-    found = [place for place in linear if not place.startswith(body) or (place in absent and "pooler" in place)]
-    norms = {place for place, module in model.named_modules() if type(module).__name__.endswith("Norm")}
-    left = absent - set(found) - {place for place in norms if not place.startswith(body)}
+    found = [
+        location
+        for location in linear
+        if not location.startswith(body) or (location in absent and "pooler" in location)
+    ]
+    norms = {location for location, module in model.named_modules() if type(module).__name__.endswith("Norm")}
+    left = absent - set(found) - {location for location in norms if not location.startswith(body)}
     if left:
         raise UserError(
             f"base.name={name!r} has no weights for {len(left)} layers of {type(model).__name__}, e.g. {min(left)}; "
             "give a complete encoder or language model"
         )
-    return (*(place for place in found if place != head), head)
+    return (*(location for location in found if location != head), head)
 
 
 def longest(model: Any, tokenizer: Any) -> int | None:

@@ -35,7 +35,7 @@ class Base:
         before_head: the layers between an encoder and its head, which are trained whole like it.
         labels: of a classifier, by index of the logits.
         tokenizer: of a model that reads texts; it has a pad token.
-        prompt: what an adapter's folder says of its prompts, in the place of `task.template` and of the base's own stop
+        prompt: what an adapter's folder says of its prompts, instead of `task.template` and of the base's own stop
             tokens.
         origin: None where the model was made in memory.
     """

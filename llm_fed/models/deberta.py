@@ -63,5 +63,5 @@ def _by_head(projected: Tensor, heads: int, rows: int) -> Tensor:
     return apart.expand(rows // heads, -1, -1, -1).reshape(rows, *apart.shape[2:])
 
 
-def _clamped(places: Tensor, span: int) -> Tensor:
-    return torch.clamp(places, 0, 2 * span - 1).long()
+def _clamped(indices: Tensor, span: int) -> Tensor:
+    return torch.clamp(indices, 0, 2 * span - 1).long()

@@ -25,10 +25,10 @@ class FlatModel:
         self.row = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters.values()])
         self.grads = torch.zeros_like(self.row)
         for name, parameter in self.parameters.items():
-            place, shape = self.layout.slices[name], self.layout.shape_of[name]
-            parameter.data = self.row[place].view(shape)
+            span, shape = self.layout.slices[name], self.layout.shape_of[name]
+            parameter.data = self.row[span].view(shape)
             parameter.requires_grad_(True)
-            parameter.grad = self.grads[place].view(shape)
+            parameter.grad = self.grads[span].view(shape)
         self.buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
 
     def load(self, state: State) -> None:

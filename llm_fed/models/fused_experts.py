@@ -80,8 +80,8 @@ def known_parameters(model: nn.Module) -> tuple[str, ...]:
 
 def _all(model: nn.Module) -> dict[str, FusedParameter]:
     return {
-        f"{place}.{name}": FusedParameter(module, name)
-        for place, module in model.named_modules()
+        f"{location}.{name}": FusedParameter(module, name)
+        for location, module in model.named_modules()
         if is_block(module)
         for name, parameter in module.named_parameters(recurse=False)
         if name in _NAMES and parameter.dim() == 3

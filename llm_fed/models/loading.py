@@ -70,11 +70,11 @@ def read_tokenizer(config: BaseConfig) -> tuple[PreTrainedTokenizerBase, set[int
     Raises:
         UserError: there is no such folder or Hub model, or it is no language model.
     """
-    place = check_name(config.name, weights=False)
+    location = check_name(config.name, weights=False)
     try:
-        tokenizer, settings = read_words(place, config.revision), read_settings(place, config.revision)
+        tokenizer, settings = read_words(location, config.revision), read_settings(location, config.revision)
         try:
-            stops = GenerationConfig.from_pretrained(place, revision=config.revision or "main").eos_token_id
+            stops = GenerationConfig.from_pretrained(location, revision=config.revision or "main").eos_token_id
         except OSError:  # it has none of its own
             stops = GenerationConfig.from_model_config(settings).eos_token_id
     except Exception as error:  # transformers and tokenizers share no class of errors
@@ -111,19 +111,21 @@ def attention(models: Any, config: PretrainedConfig, dtype: torch.dtype, device:
     return "sdpa" if fused and not (device == "cpu" and dtype == torch.bfloat16) else "eager"
 
 
-def read_settings(place: str, revision: str | None = None, *, local: bool = False) -> PretrainedConfig:
+def read_settings(location: str, revision: str | None = None, *, local: bool = False) -> PretrainedConfig:
     """A base's config.json as transformers reads it; ValueError where it asks for what no model has."""
-    known, _ = PretrainedConfig.get_config_dict(place, revision=revision, local_files_only=local)
+    known, _ = PretrainedConfig.get_config_dict(location, revision=revision, local_files_only=local)
     forms.check_settings(known)
-    return AutoConfig.from_pretrained(place, revision=revision, trust_remote_code=False, local_files_only=local)
+    return AutoConfig.from_pretrained(location, revision=revision, trust_remote_code=False, local_files_only=local)
 
 
-def read_words(place: str, revision: str | None = None, *, local: bool = False) -> PreTrainedTokenizerBase:
+def read_words(location: str, revision: str | None = None, *, local: bool = False) -> PreTrainedTokenizerBase:
     """A base's tokenizer, tried once; UserError where its tokenizer.json panics."""
     # Before the first use: a tokenizer that has worked in threads warns at every later fork (data loaders).
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    with panics(f"the tokenizer of {place}"):
-        found = AutoTokenizer.from_pretrained(place, revision=revision, trust_remote_code=False, local_files_only=local)
+    with panics(f"the tokenizer of {location}"):
+        found = AutoTokenizer.from_pretrained(
+            location, revision=revision, trust_remote_code=False, local_files_only=local
+        )
         found("One, two: 3")
     return found
 

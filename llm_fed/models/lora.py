@@ -131,7 +131,7 @@ class Lora(Structure):
     def doubled(self) -> Lora:
         return replace(self, rank=2 * self.rank, alpha=2 * self.alpha)
 
-    def in_words(self, ranks: Sequence[int] = ()) -> str:
+    def describe(self, ranks: Sequence[int] = ()) -> str:
         chosen = self.target_modules
         layers = ", ".join(([chosen] if isinstance(chosen, str) else [*chosen]) + [*self.parameters])
         one = "DoRA" if self.dora else "LoRA"
@@ -364,8 +364,8 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
     Experts draw one after another; routers start at zero, so that all experts weigh the same. Modules trained whole
     start as the model has them.
     """
-    places = layout(model, structure)
-    state = State(places, torch.zeros(places.size, dtype=dtype))
+    indices = layout(model, structure)
+    state = State(indices, torch.zeros(indices.size, dtype=dtype))
     for name, parameter in whole_parameters(model, structure).items():
         state[name].copy_(parameter.detach())
     for name, module in targets(model, structure).items() if structure.dora else ():

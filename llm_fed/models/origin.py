@@ -24,7 +24,7 @@ class Origin:
 
     Attributes:
         name: the Hub id, or the path of a folder that does not come from the Hub's cache.
-        revision: of a Hub id the commit, where it is known, or the revision that was asked for.
+        revision: of a Hub id the commit, where it is known, or the revision that was requested.
         path: where it lay on the machine that trained, if it was given as a folder of the Hub's cache: a second place
             to look.
         quantization, dtype: as in `BaseConfig`; an unknown dtype is None.
@@ -43,17 +43,17 @@ class Origin:
         """Of a base that has been loaded as `config` says."""
         folder = Path(os.path.expanduser(config.name))
         local = os.path.isdir(folder)  # Path.is_dir raises where a name is too long
-        place = folder if local else cached(config.name, config.revision)
-        known = hub_place(str(place)) if place else None
+        location = folder if local else cached(config.name, config.revision)
+        known = hub_place(str(location)) if location else None
         loaded = cls(config.name, config.revision, None, config.quantization, config.dtype)
-        if place:
-            loaded = replace(loaded, weights=weights_digest(place))
+        if location:
+            loaded = replace(loaded, weights=weights_digest(location))
         if known is None:
             return replace(loaded, revision=None) if local else loaded
         return replace(loaded, name=known[0], revision=known[1], path=os.path.abspath(folder) if local else None)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """What loads it here: its path, where the same weights still lie there, or else its name."""
         if self.path and os.path.isdir(self.path):
             same = None in (self.weights, digest := weights_digest(Path(self.path))) or self.weights == digest
@@ -61,7 +61,7 @@ class Origin:
         return self.name
 
     @property
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Name, revision, dtype and quantisation, for people."""
         at = f" at revision {self.revision}" if self.revision else ""
         how = ", ".join(filter(None, (self.dtype, self.quantization)))

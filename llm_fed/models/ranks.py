@@ -28,7 +28,7 @@ def largest(adapter: AdapterConfig) -> int:
     return max(ranks)
 
 
-def of(adapter: AdapterConfig | None, client: str, place: int) -> int | None:
+def of(adapter: AdapterConfig | None, client: str, index: int) -> int | None:
     """A client's rank; None where the configuration gives no adapter.
 
     Args:
@@ -45,11 +45,11 @@ def of(adapter: AdapterConfig | None, client: str, place: int) -> int | None:
         if (name := same_name(client, adapter.rank)) is None:
             raise UserError(f"adapter.rank names no rank of client {client}, only of {', '.join(adapter.rank)}")
         return adapter.rank[name]
-    if place >= len(adapter.rank):
+    if index >= len(adapter.rank):
         raise UserError(
-            f"adapter.rank has {len(adapter.rank)} ranks, and {client} is client {place + 1}; give a rank to each"
+            f"adapter.rank has {len(adapter.rank)} ranks, and {client} is client {index + 1}; give a rank to each"
         )
-    return adapter.rank[place]
+    return adapter.rank[index]
 
 
 def check(adapter: AdapterConfig | None, clients: Sequence[str]) -> None:

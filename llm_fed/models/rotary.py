@@ -115,10 +115,10 @@ class _RowsAlone(nn.Module):
         for chosen in groups.values():
             if regimes.each:
                 _forget(self, layer)
-            places = position_ids
+            indices = position_ids
             if len(groups) > 1:
-                places = position_ids.index_select(rows, torch.tensor(chosen, device=position_ids.device))
-            parts.append(super().forward(x, places, *args, **kwargs))  # type: ignore[misc]
+                indices = position_ids.index_select(rows, torch.tensor(chosen, device=position_ids.device))
+            parts.append(super().forward(x, indices, *args, **kwargs))  # type: ignore[misc]
         if len(parts) == 1:
             return parts[0]
         back = torch.tensor([row for chosen in groups.values() for row in chosen], device=x.device).argsort()

@@ -63,7 +63,7 @@ class Full(Structure):
     def gated(self, own: str, shared: str) -> Full:
         return self.beside(own, shared, "gate")
 
-    def in_words(self, ranks: Sequence[int] = ()) -> str:
+    def describe(self, ranks: Sequence[int] = ()) -> str:
         if self.plain:
             return "a whole model"
         names = [name for name, _ in self.parts]

@@ -52,7 +52,7 @@ class Structure(ABC):
         form of the run's base."""
 
     @abstractmethod
-    def in_words(self, ranks: Sequence[int] = ()) -> str:
+    def describe(self, ranks: Sequence[int] = ()) -> str:
         """What clients train.
 
         Args:

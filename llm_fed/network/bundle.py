@@ -43,14 +43,14 @@ def joined(
     Args:
         once: whether equal contents lie there once. In a reply each has bytes of its own, see `separated`.
     """
-    places: dict[bytes, list[int]] = {}
+    indices: dict[bytes, list[int]] = {}
     placed, parts, size = [], [], 0
     for says, content in zip(entries, contents, strict=True):
-        if not once or content not in places:
-            places[content] = [size, size + len(content)]
+        if not once or content not in indices:
+            indices[content] = [size, size + len(content)]
             parts.append(content)
             size += len(content)
-        placed.append({**says, "bytes": places[content]})
+        placed.append({**says, "bytes": indices[content]})
     return placed, b"".join(parts)
 
 
@@ -59,8 +59,8 @@ def separated(replies: Any, answer: bytes, number: int, node: int) -> Iterator[R
     than came; one that is not where it can be has an error, and so has one that is missing."""
     entries = replies if isinstance(replies, list) else []
     start = 0
-    for place in range(number):
-        entry = entries[place] if place < len(entries) else None
+    for index in range(number):
+        entry = entries[index] if index < len(entries) else None
         if not isinstance(entry, dict):
             yield Reply({"error": f"the message of its node {node} has no reply of it"})
             continue
@@ -107,20 +107,20 @@ class Bundles:
             self._asks += 1
             asks.append(f"{time.time_ns()}-{self._asks}")
         at: dict[int, list[int]] = {}
-        for place, order in enumerate(orders):
-            at.setdefault(self._node(order.client), []).append(place)
-        messages = [(node, places) for node, mine in at.items() for places in _cut(orders, mine)]
+        for index, order in enumerate(orders):
+            at.setdefault(self._node(order.client), []).append(index)
+        messages = [(node, indices) for node, mine in at.items() for indices in _cut(orders, mine)]
         packed = []
-        for node, places in messages:
-            said = [{**orders[place].says, "client": orders[place].client, "ask": asks[place]} for place in places]
-            entries, content = joined(said, [orders[place].content for place in places], once=True)
+        for node, indices in messages:
+            said = [{**orders[index].says, "client": orders[index].client, "ask": asks[index]} for index in indices]
+            entries, content = joined(said, [orders[index].content for index in indices], once=True)
             packed.append((node, {"kind": "work", "protocol": PROTOCOL, "orders": entries}, content))
         sent: list[str | None] = [None] * len(orders)
-        for id, (node, places) in zip(self._link.send(packed, self._patience), messages, strict=True):
+        for id, (node, indices) in zip(self._link.send(packed, self._patience), messages, strict=True):
             if id is not None:
-                self._sent[id] = (node, [asks[place] for place in places])
-                for place in places:
-                    sent[place] = asks[place]
+                self._sent[id] = (node, [asks[index] for index in indices])
+                for index in indices:
+                    sent[index] = asks[index]
         return sent
 
     def receive(self, asks: Collection[str]) -> dict[str, Reply]:
@@ -143,21 +143,21 @@ class Bundles:
         self._sent = {id: (node, sent) for id, (node, sent) in left.items() if any(sent)}
 
 
-def _cut(orders: Sequence[Order], places: Sequence[int]) -> Iterator[list[int]]:
-    """The places of a node's orders, cut where a message or its reply would exceed MOST; a client's stay together."""
+def _cut(orders: Sequence[Order], indices: Sequence[int]) -> Iterator[list[int]]:
+    """The indices of a node's orders, cut where a message or its reply would exceed MOST; a client's stay together."""
     chosen: set[str] = set()
     contents: set[bytes] = set()
     down = up = 0
-    for client in dict.fromkeys(orders[place].client for place in places):
-        own = [orders[place] for place in places if orders[place].client == client]
+    for client in dict.fromkeys(orders[index].client for index in indices):
+        own = [orders[index] for index in indices if orders[index].client == client]
         answer = sum(order.answer for order in own)
         if chosen and (down + _new(own, contents) > MOST or up + answer > MOST):
-            yield [place for place in places if orders[place].client in chosen]
+            yield [index for index in indices if orders[index].client in chosen]
             chosen, contents, down, up = set(), set(), 0, 0
         down, up = down + _new(own, contents), up + answer
         chosen.add(client)
         contents |= {order.content for order in own}
-    yield [place for place in places if orders[place].client in chosen]
+    yield [index for index in indices if orders[index].client in chosen]
 
 
 def _new(orders: Iterable[Order], contents: set[bytes]) -> int:

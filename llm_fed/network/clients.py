@@ -231,7 +231,7 @@ class RemoteClients:
         while True:
             self.roster.greet()
             nodes = self._link.nodes()
-            busy = {asked.client for asked in self._waiting.values()}
+            busy = {requested.client for requested in self._waiting.values()}
             idle = [name for name in self.names if name not in busy and self.roster.node.get(name) in nodes]
             if idle or busy:
                 return idle
@@ -355,7 +355,7 @@ class RemoteClients:
         until = sent.since + settings.deadline
         while True:
             came |= self._bundles.receive(self._waiting.keys() - came.keys())
-            mine = {ask for ask, asked in self._waiting.items() if asked.round == sent.round}
+            mine = {ask for ask, requested in self._waiting.items() if requested.round == sent.round}
             enough = len(came) >= settings.enough if settings.enough else mine <= came.keys() and (mine or came)
             if enough or len(came) == len(self._waiting) or time.monotonic() > until:
                 break
@@ -368,33 +368,35 @@ class RemoteClients:
         """Put what came on its way, and log each client's line, in the order of the names."""
         up = refused = 0
         losses = []
-        for asked, reply in sorted(came, key=lambda item: (item[0].client, item[0].round)):
+        for requested, reply in sorted(came, key=lambda item: (item[0].client, item[0].round)):
             if reply.error:
-                self._forgot(asked.client, reply)
-                failed.append((asked.client, reply.error))
+                self._forgot(requested.client, reply)
+                failed.append((requested.client, reply.error))
                 continue
             up += len(reply.answer)
-            flaw = flaw_of(asked, reply)
+            flaw = flaw_of(requested, reply)
             if flaw:
                 refused += 1
-                log_event(run, progress.round, asked.client, "refused upload", flaw)
+                log_event(run, progress.round, requested.client, "refused upload", flaw)
                 continue
             loss = reply.content.get("loss")
             row = run.checkpoints.store.row(reply.answer)
-            weight = self.roster.weight(asked.client, self.names)
+            weight = self.roster.weight(requested.client, self.names)
             progress.in_flight.append(
-                InFlight(asked.client, asked.round, progress.round, weight, row, asked.expected, asked.given)
+                InFlight(
+                    requested.client, requested.round, progress.round, weight, row, requested.expected, requested.given
+                )
             )
-            self._known["answered"][asked.client] = asked.round
-            record: dict[str, Any] = {"kind": "client", "round": asked.round, "client": asked.client}
+            self._known["answered"][requested.client] = requested.round
+            record: dict[str, Any] = {"kind": "client", "round": requested.round, "client": requested.client}
             if loss is not None:
                 losses.append(loss)
                 record |= {"loss": loss, "steps": reply.content.get("steps")}
             if by_example(self._config.privacy):
                 record["epsilon"] = reply.number("epsilon", 0, 1e9)  # None: infinite, or it does not say
-                self._known.setdefault("epsilon", {})[asked.client] = record["epsilon"]
-            record |= {"examples": asked.examples, "bytes_up": len(reply.answer), "bytes_down": asked.down}
-            run.log(record | {"staleness": progress.round - asked.round})
+                self._known.setdefault("epsilon", {})[requested.client] = record["epsilon"]
+            record |= {"examples": requested.examples, "bytes_up": len(reply.answer), "bytes_down": requested.down}
+            run.log(record | {"staleness": progress.round - requested.round})
         for name, reason in sorted(failed):
             log_event(run, progress.round, name, "client failed", reason)
         late = self._late(run, progress.round)
@@ -404,13 +406,13 @@ class RemoteClients:
     def _late(self, run: Run, round: int) -> int:
         """Log who has not answered this round in time, and give up those who have not for long; how many are late."""
         settings, now = self._config.network, time.monotonic()
-        late = sum(asked.round == round for asked in self._waiting.values())
-        for ask, asked in list(self._waiting.items()):
-            if self._central or now - asked.since > settings.patience:
+        late = sum(requested.round == round for requested in self._waiting.values())
+        for ask, requested in list(self._waiting.items()):
+            if self._central or now - requested.since > settings.patience:
                 del self._waiting[ask]
                 self._bundles.forget([ask])
-                reason = f"nothing came in {now - asked.since:.0f} s for what round {asked.round} asked"
-                log_event(run, round, asked.client, "given up", reason)
-            elif asked.round == round:
-                log_event(run, round, asked.client, "late", "the round ended without its answer")
+                reason = f"nothing came in {now - requested.since:.0f} s for what round {requested.round} asked"
+                log_event(run, round, requested.client, "given up", reason)
+            elif requested.round == round:
+                log_event(run, round, requested.client, "late", "the round ended without its answer")
         return late

@@ -44,14 +44,16 @@ def server_app(module: str) -> ServerApp:
         words = [f"task.path={settings['path']}"] if settings.get("path") else []
         try:
             config = configfile.load(_config(module), words)
-            asked = {key: bool(settings.get(key)) for key in ("fresh", "finish", "continue")}  # apps of old know one
-            if sum(asked.values()) > 1:
+            requested = {
+                key: bool(settings.get(key)) for key in ("fresh", "finish", "continue")
+            }  # apps of old know one
+            if sum(requested.values()) > 1:
                 raise UserError(
-                    f"{' and '.join(key for key in asked if asked[key])} do not go together; set one of them"
+                    f"{' and '.join(key for key in requested if requested[key])} do not go together; set one of them"
                 )
             train(
-                config, Path(str(settings["out"])), FlowerLink(grid), fresh=asked["fresh"], finish=asked["finish"],
-                goes_on=asked["continue"],
+                config, Path(str(settings["out"])), FlowerLink(grid), fresh=requested["fresh"],
+                finish=requested["finish"], goes_on=requested["continue"],
             )  # fmt: skip
         except (UserError, RunError) as error:
             print(f"llm-fed: {error}", flush=True)
@@ -68,10 +70,10 @@ def client_app(module: str) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         try:
             order, content = _opened(message.content)
-            place = _place(context)
-            idle = float(place.pop("idle", worker.IDLE))
-            request = {"place": place, "config": _config(module).read_text(encoding="utf-8"), "order": order}
-            reply, answer = worker.call(Path(place["home"]), request, content, idle)
+            location = _place(context)
+            idle = float(location.pop("idle", worker.IDLE))
+            request = {"place": location, "config": _config(module).read_text(encoding="utf-8"), "order": order}
+            reply, answer = worker.call(Path(location["home"]), request, content, idle)
         except Exception as error:  # of any kind: Flower would send its text
             reply, answer = told(error), b""
         return Message(_record(reply, answer), reply_to=message)
@@ -88,7 +90,7 @@ class FlowerLink:
 
     def nodes(self) -> Mapping[int, str]:
         # The SuperLink's own records: the operator gave the name with the key (`flwr supernode register --name`), and a
-        # node has no say in either. One that registered itself, where keys are not asked for, has no name.
+        # node has no say in either. One that registered itself, where keys are not requested, has no name.
         return {node.node_id: node.name for node in self._grid.get_nodes()}
 
     def send(self, orders: Sequence[tuple[int, Mapping[str, Any], bytes]], patience: float) -> list[str | None]:
@@ -149,11 +151,11 @@ def _place(context: Context) -> dict[str, Any]:
         raise UserError(f"--node-config has {min(unknown)!r}; known: {', '.join(known)}")
     if not given.get("home"):
         raise UserError('--node-config needs home="FOLDER": where this machine\'s memories and personal models lie')
-    place: dict[str, Any] = {key: given[key] for key in known if key in given}
+    location: dict[str, Any] = {key: given[key] for key in known if key in given}
     for key, hint in {"device": Device, "idle": PositiveFloat}.items():
-        if key in place:
-            place[key] = coerce(place[key], hint, f"--node-config {key}")
-    return place | {key: names_of(f"--node-config {key}", str(given.get(key, ""))) for key in ("clients", "allow")}
+        if key in location:
+            location[key] = coerce(location[key], hint, f"--node-config {key}")
+    return location | {key: names_of(f"--node-config {key}", str(given.get(key, ""))) for key in ("clients", "allow")}
 
 
 def _config(module: str) -> Path:

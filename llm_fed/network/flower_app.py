@@ -184,8 +184,8 @@ def _origin(source: Path | None) -> str:
     """A comment that says from which file an app was written. Nodes get it too, so of its folder it has a hash."""
     if source is None:
         return ""
-    place = hashlib.sha256(str(source.resolve().parent).encode(errors="surrogateescape")).hexdigest()[:8]
-    return f"{_ORIGIN}{one_line(source.name)} ({place}).\n"
+    location = hashlib.sha256(str(source.resolve().parent).encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{_ORIGIN}{one_line(source.name)} ({location}).\n"
 
 
 def _check_origin(folder: Path, origin: str) -> None:

@@ -204,31 +204,31 @@ class PendingOrder:
     given: Given = Given()  # what bounds its numbers
 
 
-def flaw_of(asked: PendingOrder, reply: Reply) -> str:
+def flaw_of(requested: PendingOrder, reply: Reply) -> str:
     """What makes an answer unusable, but for its numbers, in one line; empty where nothing does."""
     try:
-        return one_line(_flaw_of(asked, reply))
+        return one_line(_flaw_of(requested, reply))
     except Exception as error:  # of any kind: whatever one client answers ends that answer alone
         return one_line(f"it cannot be read: {type(error).__name__}: {error}")
 
 
-def _flaw_of(asked: PendingOrder, reply: Reply) -> str:
+def _flaw_of(requested: PendingOrder, reply: Reply) -> str:
     content = reply.content
-    if content.get("ask") != asked.ask:
+    if content.get("ask") != requested.ask:
         return "it answers another order than the last one (an old answer, sent again?)"
-    if len(reply.answer) > asked.most:
-        return f"it has {len(reply.answer):,} bytes, and at most {asked.most:,} were expected"
+    if len(reply.answer) > requested.most:
+        return f"it has {len(reply.answer):,} bytes, and at most {requested.most:,} were expected"
     examples, steps = content.get("examples"), content.get("steps", 0)
     if not _counts(examples):
         return f"its number of examples is {reprlib.repr(examples)}"
-    if examples != asked.examples:
-        return f"its number of examples is {examples}, and was {asked.examples} when it joined"
+    if examples != requested.examples:
+        return f"its number of examples is {examples}, and was {requested.examples} when it joined"
     if "loss" in content and reply.number("loss", -_LARGEST, _LARGEST) is None:
         return f"its loss is {reprlib.repr(content['loss'])}"
     if type(steps) is not int or steps not in _COUNTS:
         return f"its number of steps is {reprlib.repr(steps)}"
     try:
-        unpack(reply.answer, asked.expected)
+        unpack(reply.answer, requested.expected)
     except WireError as error:
         return str(error)
     return ""

@@ -70,9 +70,9 @@ class NodeSettings:
     """What this machine's operator says of it."""
 
     home: Path  # where memories and personal adapters lie
-    path: str | None = None  # the data, in the place of task.path; without it nothing is served
+    path: str | None = None  # the data, instead of task.path; without it nothing is served
     clients: tuple[str, ...] = ()  # those of the data's clients that are here; without one nothing is served
-    device: Device | None = None  # in the place of the configuration's
+    device: Device | None = None  # instead of the configuration's
     allow: tuple[str, ...] = ()  # methods and tasks from outside that the server may name, which runs their code
     policy: str | None = None  # the owner's file
     key: str | None = None  # with which Flower knows this node, and
@@ -90,7 +90,7 @@ class Node:
         self._stores: dict[Path, Checkpoints] = {}
 
     def answer(
-        self, place: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
+        self, location: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         """The reply to one message, and its content; what went wrong with all of it is in the reply's `error`, and what
         went wrong with one client's order in its own.
@@ -101,17 +101,17 @@ class Node:
             content: packed messages, one after another.
         """
         try:
-            place = replace(place, rules=policy.read(place.policy))
-            signal.alarm(math.ceil(3600 * place.rules.hours))  # ends this process; the next message starts another
-            with plugins.only(place.allow), panics("this node's base"):
-                return self._carry_out(place, config, message, content)
+            location = replace(location, rules=policy.read(location.policy))
+            signal.alarm(math.ceil(3600 * location.rules.hours))  # ends this process; the next message starts another
+            with plugins.only(location.allow), panics("this node's base"):
+                return self._carry_out(location, config, message, content)
         except Exception as error:  # of any kind: the server is told, and the next message finds this machine at work
             return told(error), b""
         finally:
             signal.alarm(0)
 
     def _carry_out(
-        self, place: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
+        self, location: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
         if message.get("protocol", 1) != PROTOCOL:
             raise Refused(
@@ -119,9 +119,9 @@ class Node:
                 f"the server speaks version {message.get('protocol', 1)} of the protocol, and this node version "
                 f"{PROTOCOL}: install the same llm_fed at both",
             )
-        if not (place.path and place.clients):
+        if not (location.path and location.clients):
             raise Refused("setup", "without path= and clients= in --node-config nothing is served")
-        place.rules.check_text(config)
+        location.rules.check_text(config)
         settings = _settings(config)
         limits.check(settings)
         # The server says what `auto` means in its run.
@@ -130,25 +130,29 @@ class Node:
         if "need" in message:
             settings = config_of(message["need"], settings)
         kinds = {"hello": self._hello, "work": self._work}
-        return lookup("message", message["kind"], kinds)(place, settings, message, content)
+        return lookup("message", message["kind"], kinds)(location, settings, message, content)
 
     def _hello(
-        self, place: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
+        self, location: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        built = self._experiment(place, config, [plain(message["run"])] if "run" in message else [])
+        built = self._experiment(location, config, [plain(message["run"])] if "run" in message else [])
         sizes = {name: reported_examples(site, config) for name, site in sorted(built.trainers.items())}
         said = {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}
         if config.privacy.secure:
-            said["certificates"] = peers.certificates(place.home, message["run"], [*sizes], place.key, place.peers)
+            said["certificates"] = peers.certificates(
+                location.home, message["run"], [*sizes], location.key, location.peers
+            )
         return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*built.unscored]}, b""
 
     def _work(
-        self, place: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
+        self, location: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        place.rules.check_room(place.home)
+        location.rules.check_room(location.home)
         replies, answers = [], []
         for alike in _alike(message["orders"]):
-            outcomes = self._answered(_OrderGroup(place, config, {order["client"]: order for order in alike}, content))
+            outcomes = self._answered(
+                _OrderGroup(location, config, {order["client"]: order for order in alike}, content)
+            )
             for order in alike:
                 outcome = outcomes[order["client"]]
                 reply, answer = (told(outcome), b"") if isinstance(outcome, Exception) else outcome
@@ -164,18 +168,18 @@ class Node:
             return self._towards_a_sum(work)
         kinds = {"train": self._train, "evaluate": self._evaluate, "finish": self._finish}
         carry_out = lookup("order", work.common["kind"], kinds)
-        built = self._experiment(work.place, work.config, work.runs, asked=work.orders.keys())
+        built = self._experiment(work.location, work.config, work.runs, requested=work.orders.keys())
         ledgers: dict[str, tuple[Ledger, str]] = {}
 
         def known(client: str, order: Mapping[str, Any]) -> Answer | None:
             if client not in built.clients:
                 raise Refused("client", f"this machine has no data of client {client} now")
             id = order_id(repr(work.config), order, content_of(order, work.content))
-            ledgers[client] = ledger, _ = Ledger(work.place.home, client), id
+            ledgers[client] = ledger, _ = Ledger(work.location.home, client), id
             if (answer := ledger.answer(id)) is None and work.common["kind"] == "train":
                 site = built.clients[client]
                 size, steps = site.planned  # what it would release is refused before it is made
-                work.place.rules.check_spent(ledger, released(work.config.privacy, size / site.num_examples, steps))
+                work.location.rules.check_spent(ledger, released(work.config.privacy, size / site.num_examples, steps))
             return answer
 
         answers = each(work.orders, known)
@@ -192,7 +196,7 @@ class Node:
         if not by_example(private) and work.common["kind"] != "train":
             return answer
         if releases := released(private, *_noisy_steps(built.clients[client])):
-            work.place.rules.check_spent(ledger, releases)
+            work.location.rules.check_spent(ledger, releases)
             if by_example(private):
                 answer[0]["epsilon"] = shown(composed(ledger.released(run, releases), private.delta))
             digests = np.sort(built.record.digests) if built.record else np.empty(0)
@@ -209,7 +213,7 @@ class Node:
 
         def reply(client: str, update: Message) -> tuple[dict[str, Any], bytes]:
             site, store, order = sites[client], self._store(work, client), work.orders[client]
-            # Noise that no other answer has: one that is asked for again, from another message, must not share it.
+            # Noise that no other answer has: one that is requested again, from another message, must not share it.
             if work.config.privacy.secure:
                 packed, more = self._masked(built, work, site, update)
             else:
@@ -241,17 +245,17 @@ class Node:
         sent = hashlib.sha256(content_of(order, work.content)).hexdigest()
         trained = hashlib.sha256(repr((work.config, order["lr"])).encode()).hexdigest()
         terms = Terms(cohort, tuple(order["present"]), sent, largest, trained)
-        with peers.taking_part(work.place.home, order["run"], site.id, peers.read(work.place.peers)) as party:
+        with peers.taking_part(work.location.home, order["run"], site.id, peers.read(work.location.peers)) as party:
             proofs = party.mask(part, terms, order["sealed"])
         return pack(part), {"proofs": proofs, "settings": trained}
 
     def _towards_a_sum(self, work: _OrderGroup) -> dict[str, Any]:
         """The phases of `privacy.secure` before and after training."""
-        identities = peers.read(work.place.peers)
+        identities = peers.read(work.location.peers)
 
         def step(client: str, order: Mapping[str, Any]) -> Answer:
             cohort = Cohort.of(order["cohort"])
-            with peers.taking_part(work.place.home, order["run"], client, identities) as party:
+            with peers.taking_part(work.location.home, order["run"], client, identities) as party:
                 if order["kind"] == "prepare":
                     return party.prepare(cohort, order["certificates"]), b""
                 return party.reveal(cohort, order["alive"], order["proofs"]), b""
@@ -303,7 +307,7 @@ class Node:
 
     def _measured(self, work: _OrderGroup, *what: Any, **more: Any) -> dict[str, Any]:
         """As `watching.measured`; nothing where the owner lets nobody ask for answers."""
-        return measured(*what, **more) if "answers" in work.place.rules.allowed else {}
+        return measured(*what, **more) if "answers" in work.location.rules.allowed else {}
 
     def _parents(self, work: _OrderGroup, messages: Mapping[str, Message]) -> dict[str, dict[str, Any]]:
         """By client and name of a parent, if the run is a merge: the client's model there, or why it has none."""
@@ -312,7 +316,7 @@ class Node:
             orders = {name: work.orders[name] for name, sent in messages.items() if need in sent["given"]}
             of_parent = {name: {**order, **order["given"][need], "given": {}} for name, order in orders.items()}
             its_work = replace(work, config=config_of(need, work.config), orders=of_parent)
-            built = self._experiment(its_work.place, its_work.config, its_work.runs)
+            built = self._experiment(its_work.location, its_work.config, its_work.runs)
             sites = self._sites(built, its_work)
             sent_there = {name: messages[name]["given"][need] for name in orders}
             states = fused(built.runtime, sites, _personal(built, sent_there))
@@ -327,7 +331,7 @@ class Node:
         order = work.orders[site.id]
         answered = any(run["after"] for run in (order, *order["given"].values()))
         if models.chosen(work.config.export.clients, [site.id], [site.id] if answered else ()):
-            folder = personal_folder(work.place.home, order["name"], order["run"]) / site.id
+            folder = personal_folder(work.location.home, order["name"], order["run"]) / site.id
             text = documents.dump(as_dict(work.config))
             scores = {} if score["score"] is None else {site.id: score["score"]}
             if by_example(work.config.privacy):  # its card counts the whole run, whatever the server went back to
@@ -338,13 +342,13 @@ class Node:
     def _spent(self, work: _OrderGroup, site: Client) -> dict[str, float]:
         """What `NOISY_STEPS` is of a client after all of its answers in this run, and what it has done since."""
         rate, steps = _noisy_steps(site)
-        before = Ledger(work.place.home, site.id).released(work.common["run"])
+        before = Ledger(work.location.home, site.id).released(work.common["run"])
         return {"rate": max([rate, *(rate for _, rate in before)]), "steps": steps + sum(before.values())}
 
     def _prepared(self, work: _OrderGroup) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
         """What is built for these orders; by client its site with the memory that its order says, or why it cannot
         work; and by client what it is sent."""
-        built = self._experiment(work.place, work.config, work.runs, asked=work.orders.keys())
+        built = self._experiment(work.location, work.config, work.runs, requested=work.orders.keys())
         messages: dict[str, Message] = {}
 
         def opened(client: str, site: Client) -> Client:
@@ -372,14 +376,14 @@ class Node:
         return each(work.orders, remembering)
 
     def _store(self, work: _OrderGroup, client: str) -> Checkpoints:
-        folder = work.place.home / "runs" / plain(work.orders[client]["run"]) / client
+        folder = work.location.home / "runs" / plain(work.orders[client]["run"]) / client
         if folder not in self._stores:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._stores[folder] = Checkpoints(folder, work.config.checkpoint.memory_limit * 2**30)
         return self._stores[folder]
 
     def _experiment(
-        self, place: NodeSettings, config: Config, runs: Sequence[str], asked: Set[str] = frozenset()
+        self, location: NodeSettings, config: Config, runs: Sequence[str], requested: Set[str] = frozenset()
     ) -> Experiment:
         """What is built for a run, of which this machine keeps in which splits its rows are. If a client that is asked
         has nothing to train on in it, its data may have come back since: they are looked for again, at most every
@@ -389,18 +393,18 @@ class Node:
             runs: its token, and those of the runs that it starts from.
             asked: the clients that train or are scored now; until there are some, nothing is written.
         """
-        place.rules.check(config)
-        here = self._here(place, config)
-        key = repr((here, place.allow, place.rules, runs))  # what was allowed once may not be now
+        location.rules.check(config)
+        here = self._here(location, config)
+        key = repr((here, location.allow, location.rules, runs))  # what was allowed once may not be now
         if key not in self._built:
-            self._build(key, here, RowsAtNode(place.home, runs), place.rules)
-        elif not asked <= self._built[key][0].trainers.keys() and time.monotonic() - self._since[key] >= _AGAIN:
+            self._build(key, here, RowsAtNode(location.home, runs), location.rules)
+        elif not requested <= self._built[key][0].trainers.keys() and time.monotonic() - self._since[key] >= _AGAIN:
             try:
-                self._build(key, here, RowsAtNode(place.home, runs), place.rules)
+                self._build(key, here, RowsAtNode(location.home, runs), location.rules)
             except Exception as error:  # of any kind: the others' data are still good
                 print(f"data that were missing cannot be read yet: {error}", flush=True)
         built, rows = self._built[key]
-        if asked:
+        if requested:
             rows.keep(built.record)
         return built
 
@@ -422,20 +426,20 @@ class Node:
         ]:
             print(line, flush=True)
 
-    def _here(self, place: NodeSettings, config: Config) -> Config:
+    def _here(self, location: NodeSettings, config: Config) -> Config:
         """The configuration with this machine's data; who is asked, and when, is the server's affair."""
         task = replace(
-            config.task, path=None if place.path == BUILT_IN else place.path, groups=place.clients, clients=None,
-            server=ServerConfig(),
+            config.task, path=None if location.path == BUILT_IN else location.path, groups=location.clients,
+            clients=None, server=ServerConfig(),
         )  # fmt: skip
-        return replace(config, task=task, device=place.device or config.device)
+        return replace(config, task=task, device=location.device or config.device)
 
 
 @dataclass(frozen=True)
 class _OrderGroup:
     """Orders of one kind that are alike, where they are carried out, and for which configuration."""
 
-    place: NodeSettings
+    location: NodeSettings
     config: Config
     orders: Mapping[str, Mapping[str, Any]]  # by client
     content: bytes  # of the whole message

@@ -75,9 +75,9 @@ class Policy:
         if self.clip is not None:
             self._require("clip", private.clip is not None and private.clip <= self.clip, private.clip)
         self._require("batch_size", config.local.batch_size >= self.batch_size, config.local.batch_size)
-        asked = {"steps": config.local.steps or config.local.epochs or 0, "rank": _largest_rank(config.adapter)}
-        asked["length"] = max(config.task.max_length, config.task.image_size or 0)
-        for key, value in (asked | {"new_tokens": config.eval.max_new_tokens}).items():
+        requested = {"steps": config.local.steps or config.local.epochs or 0, "rank": _largest_rank(config.adapter)}
+        requested["length"] = max(config.task.max_length, config.task.image_size or 0)
+        for key, value in (requested | {"new_tokens": config.eval.max_new_tokens}).items():
             self._require(key, value <= vars(self)[key], value)
 
     def check_built(self, built: Experiment) -> None:
@@ -128,7 +128,7 @@ class Guard:
         return self._engine.execute(requests)
 
     def _check_batches(self, request: Fit | FitHead) -> None:
-        used = {place for step in request.batches for place in step}
+        used = {location for step in request.batches for location in step}
         if len(used) < self._policy.batch_size and not (isinstance(request, Fit) and request.private):
             raise Refused("policy.batch_size", f"a fit of {request.site} rests on {len(used)} examples alone")
 
@@ -158,5 +158,5 @@ def digest(config: str) -> str:
 
 def _held(folder: Path) -> int:
     """Bytes of a folder on its disk, about."""
-    names = (os.path.join(place, name) for place, inner, files in os.walk(folder) for name in (*inner, *files))
+    names = (os.path.join(location, name) for location, inner, files in os.walk(folder) for name in (*inner, *files))
     return sum(max(_LEAST, os.lstat(name).st_size) for name in names)

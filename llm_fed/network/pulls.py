@@ -24,7 +24,7 @@ class Pulls:
         self._pull = pull
         self._done: queue.SimpleQueue[tuple[str, Any, BaseException | None]] = queue.SimpleQueue()
         self._since: dict[str, float] = {}  # by id that is being looked up, when that began
-        self._results: dict[str, tuple[Any, float]] = {}  # what nobody has asked for yet, and when it came
+        self._results: dict[str, tuple[Any, float]] = {}  # what nobody has requested yet, and when it came
 
     def look(self, ids: Collection[str]) -> dict[str, Any]:
         """What there is of these by now, each given out once; returns within PATIENCE, or little more."""

@@ -143,7 +143,7 @@ class Roster:
             self._say(text)
 
     def _complete(self, node: int, registered: str) -> bool:
-        """Whether a node has brought every client that `network.clients` places there, and at least one."""
+        """Whether a node has brought every client that `network.clients` indices there, and at least one."""
         expected = [name for name, home in self.homes.items() if home == registered]
         return node in self.node.values() and all(self.node.get(name) == node for name in expected)
 

@@ -128,10 +128,10 @@ class Deployment:
         self._secret = run.secret.of("a server", secrets.token_hex(16))
         # All nodes compute alike, and each keeps with the run which of its rows it trains on.
         marks = {"dtype": config.base.dtype, "run": known["token"]}
-        asked = replace(config, eval=replace(config.eval, metric=experiment.metric))
+        requested = replace(config, eval=replace(config.eval, metric=experiment.metric))
         self._marked = _Marked(self._link, **marks)
         kind = SummedClients if config.privacy.secure else RemoteClients
-        clients = self._clients = kind(self._marked, asked, known["token"], self._secret, reporter.note)
+        clients = self._clients = kind(self._marked, requested, known["token"], self._secret, reporter.note)
         with signs.part("waiting for the clients"):
             clients.gather(bases.identity(experiment.base), known["clients"], known["nodes"], known["examples"])
         models.check_names(config.export.clients, clients.names)

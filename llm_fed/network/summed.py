@@ -163,14 +163,16 @@ class SummedClients(RemoteClients):
             name, ask = order.client, str(reply.content.get("ask"))
             if reply.error:
                 continue
-            asked = PendingOrder(
+            requested = PendingOrder(
                 name, now.round, ask, 0.0, len(content), expected, length + _SLACK, self.roster.examples[name]
             )
             proved: Any = reply.content.get("proofs")
             if reply.content.get("settings") != terms.settings:
                 now.refused[name] = "it trains with other settings than most"
                 continue
-            flaw = flaw_of(asked, reply) or ("" if _is_texts(proved, terms.neighbours(name)) else "it proves nothing")
+            flaw = flaw_of(requested, reply) or (
+                "" if _is_texts(proved, terms.neighbours(name)) else "it proves nothing"
+            )
             if flaw:
                 now.refused[name] = flaw
             else:
@@ -211,7 +213,7 @@ class SummedClients(RemoteClients):
     def _record(
         self, now: _OneSum, progress: Progress, terms: Terms, mean: Message, alive: Sequence[str], like: Message
     ) -> dict[str, Any]:
-        """Put the mean on its way in the place of each upload, and log each client's line."""
+        """Put the mean on its way instead of each upload, and log each client's line."""
         if mean is not None:
             row, given = now.run.checkpoints.store.row(pack(mean)), Given.of(like, None)
             for name in sorted(alive):

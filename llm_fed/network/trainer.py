@@ -35,7 +35,7 @@ class TrainerNode(Node):
         self._adapter = TrainedAdapter(trainer)
 
     def serve(self, home: str | Path, idle: float = worker.IDLE) -> None:
-        """Answer what the SuperNode with this `home` in its `--node-config` passes on, in the place of the worker that
+        """Answer what the SuperNode with this `home` in its `--node-config` passes on, instead of the worker that
         it would start. Returns when nothing has come for `idle` seconds; the process ends with its SuperNode.
 
         Raises:
@@ -206,7 +206,7 @@ class _TrainerEngine:
 def _foreign(request: Fit) -> str:
     """What a fit asks for that no Trainer does; empty where it does all."""
     optimizer = request.optimizer
-    asked = {
+    requested = {
         "it corrects gradients, as SCAFFOLD does": optimizer.correction is not None,
         "it pulls towards the server's model (proximal), as FedProx does": optimizer.proximal > 0,
         "it gives entries learning rates of their own": bool(optimizer.lr_of),
@@ -215,7 +215,7 @@ def _foreign(request: Fit) -> str:
         "it needs what the optimizer remembers": request.moments is not None,
         "it asks for noise in each step (privacy at the examples)": request.private is not None,
     }
-    return next((reason for reason, there in asked.items() if there), "")
+    return next((reason for reason, there in requested.items() if there), "")
 
 
 @contextmanager

@@ -58,9 +58,13 @@ def measured(
     built: Experiment, sites: Mapping[str, Any], personal: Personal, split: str, *, examples: bool = False
 ) -> dict[str, Any]:
     """By client that has the split its `Measured`, or why there is none."""
-    asked = {name: site for name, site in sites.items() if isinstance(site, Exception) or site.data.queries.get(split)}
+    requested = {
+        name: site for name, site in sites.items() if isinstance(site, Exception) or site.data.queries.get(split)
+    }
     limit = built.config.eval.limit
-    return fused(built.runtime, asked, lambda site: measure(personal, site, split, built.metric, limit, each=examples))
+    return fused(
+        built.runtime, requested, lambda site: measure(personal, site, split, built.metric, limit, each=examples)
+    )
 
 
 def told_scores(built: Experiment, sites: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:

@@ -180,9 +180,9 @@ def _node() -> Any:
 def _answer(node: Any, order: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
     from llm_fed.network.node import NodeSettings
 
-    place = dict(order["place"])
-    clients, allow = (tuple(place.pop(key, ())) for key in ("clients", "allow"))
-    here = NodeSettings(Path(place.pop("home")), clients=clients, allow=allow, **place)
+    location = dict(order["place"])
+    clients, allow = (tuple(location.pop(key, ())) for key in ("clients", "allow"))
+    here = NodeSettings(Path(location.pop("home")), clients=clients, allow=allow, **location)
     return node.answer(here, order["config"], order["order"], content)
 
 

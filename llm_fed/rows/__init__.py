@@ -38,7 +38,7 @@ class Source:
         keys: columns with one value in all rows, which the names of folders say (`site=north`).
         features: by column what the library datasets declares of it.
         remarks: how they were read, where the name says otherwise; after one has gone through.
-        twice: columns that are there more than once, with their places (1, 2, ...).
+        twice: columns that are there more than once, with their indices (1, 2, ...).
         nameless: columns that hold something but have no name.
         alone: whether it is one object in a file `.json`, as descriptions of data are, too.
     """
@@ -63,7 +63,7 @@ class Source:
             yield row
 
     def row(self, at: str, values: Mapping[str, Any]) -> Row | BadRow:
-        """A row with what is declared of it: names of classes in the place of their numbers, and keys of folders.
+        """A row with what is declared of it: names of classes instead of their numbers, and keys of folders.
 
         Args:
             at: its place, which goes behind `where`.
@@ -85,7 +85,7 @@ class Source:
     def note_names(self, names: Sequence[str]) -> None:
         """Note which names of columns are there more than once."""
         for name in (name for name, count in Counter(names).items() if name and count > 1):
-            self.twice[name] = [place for place, each in enumerate(names, 1) if each == name]
+            self.twice[name] = [index for index, each in enumerate(names, 1) if each == name]
 
 
 class FileRows(Source):

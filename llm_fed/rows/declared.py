@@ -22,7 +22,7 @@ README, OLDER = "README.md", "dataset_infos.json"
 
 
 def with_names(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with the names of classes in the place of their numbers; -1 stands for none.
+    """A row with the names of classes instead of their numbers; -1 stands for none.
 
     Raises:
         ValueError: a number has no name.

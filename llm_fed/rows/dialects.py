@@ -48,7 +48,7 @@ _SCRIPTS = {
 }
 # Two bytes a sign: the table, the first bytes of the frequent signs, and of those that any longer text has some of.
 _ASIAN = {
-    "gb18030": ("gb2312", range(0xB0, 0xD8), range(0xC9, 0xD8)),  # those before are places of Hangul, too
+    "gb18030": ("gb2312", range(0xB0, 0xD8), range(0xC9, 0xD8)),  # those before are indices of Hangul, too
     "big5": ("big5", range(0xA4, 0xC7), range(0xA4, 0xB0)),
     "shift_jis": ("euc_jp", range(0xB0, 0xD0), range(0xA4, 0xA6)),  # Kana
     "euc_jp": ("euc_jp", range(0xB0, 0xD0), range(0xA4, 0xA6)),
@@ -75,7 +75,7 @@ def dialect_of(head: str, usual: str) -> Dialect:
     commas. Where doubled quotation marks do not fit the first lines, another way of quoting counts if it fits all of
     them. The `usual` separator needs no remark."""
     lines = list(io.StringIO(head, newline=""))
-    skipped = next((place for place, line in enumerate(lines) if line.strip()), len(lines))
+    skipped = next((index for index, line in enumerate(lines) if line.strip()), len(lines))
     first, separator = "".join(lines[skipped : skipped + 1]), ""
     if (given := first.strip("\r\n")).casefold().startswith("sep=") and len(given) == 5:
         separator, skipped = given[-1], skipped + 1

@@ -168,7 +168,7 @@ def _unicode(path: Path, head: bytes) -> str:
             return name
     if b"\0" not in head:
         return "utf-8-sig"
-    zeros = [head[place::2].count(0) / max(1, len(head[place::2])) for place in (0, 1)]
+    zeros = [head[index::2].count(0) / max(1, len(head[index::2])) for index in (0, 1)]
     if max(zeros) < 0.01 or min(zeros) > max(zeros) / 4:
         raise UserError(f"{path} holds bytes that are no text; write it again as {SUFFIXES.partition(',')[0]} in UTF-8")
     return "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"

@@ -199,10 +199,10 @@ def _tree(names: Iterable[str]) -> _Folder:
     root = _Folder()
     for name in names:
         *folders, file = name.split("/")
-        place = root
+        location = root
         for folder in folders:
-            place = place.folders.setdefault(folder, _Folder())
-        place.files.append(_File(name, formats.stem_of(file)))
+            location = location.folders.setdefault(folder, _Folder())
+        location.files.append(_File(name, formats.stem_of(file)))
     return root
 
 
@@ -340,9 +340,9 @@ def _inside(name: str) -> list[tuple[str, str]]:
     """(rest, split) of each word of a split in front of a name or inside it."""
     parts = re.split(r"([-_. ])", name)
     return [
-        ("".join(parts[:place] + parts[place + 2 :]), split)
-        for place in range(0, len(parts) - 2, 2)
-        if (split := split_of(parts[place]))
+        ("".join(parts[:location] + parts[location + 2 :]), split)
+        for location in range(0, len(parts) - 2, 2)
+        if (split := split_of(parts[location]))
     ]
 
 

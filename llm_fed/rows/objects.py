@@ -33,7 +33,7 @@ class ObjectRows(Source):
         features = self.features
         for number, row in enumerate(rows_of(self._table, self.where)):
             values = _as_mapping(row, f"{self.where}[{number}]")
-            if self._transformed:  # it may give texts in the place of numbers
+            if self._transformed:  # it may give texts instead of numbers
                 self.features = {name: each for name, each in features.items() if not isinstance(values.get(name), str)}
             yield self.row(f"[{number}]", values)
 
@@ -63,7 +63,7 @@ def rows_of(table: Any, where: str) -> Iterable[Any]:
         named = [name for name in table.index.names if name is not None and name not in table.columns]
         return (table.reset_index(named) if named else table).to_dict("records")
     if hasattr(table, "__getitem__") and hasattr(table, "__len__") and not isinstance(table, str | bytes | Mapping):
-        return (table[place] for place in range(len(table)))  # a list, or torch's Dataset
+        return (table[index] for index in range(len(table)))  # a list, or torch's Dataset
     if isinstance(table, Iterable) and not isinstance(table, str | bytes | Mapping) and iter(table) is not table:
         return table
     raise UserError(f"{where} is {type(table).__name__}; give {FORMS}")

@@ -1,4 +1,4 @@
-"""Labelled pictures of an npz file, a folder of image files, or a `datasets` data set; decoded when asked for."""
+"""Labelled pictures of an npz file, a folder of image files, or a `datasets` data set; decoded when requested."""
 
 from __future__ import annotations
 
@@ -149,27 +149,29 @@ def read_folder(folder: Path) -> Gallery:
     from datasets import Dataset
 
     files = [file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and not file.name.startswith(".")]
-    places = [file.relative_to(folder).parts for file in files]
-    places.sort(key=lambda parts: [natural_order(part) for part in parts])
-    paths = [str(folder.joinpath(*parts)) for parts in places]
-    places = [(*(_without_key(part) for part in parts[:-1]), parts[-1]) for parts in places]
+    locations = [file.relative_to(folder).parts for file in files]
+    locations.sort(key=lambda parts: [natural_order(part) for part in parts])
+    paths = [str(folder.joinpath(*parts)) for parts in locations]
+    locations = [(*(_without_key(part) for part in parts[:-1]), parts[-1]) for parts in locations]
     split_of = {name: split for split, names in SPLIT_NAMES.items() for name in names}
-    above = [tuple("split" if part in split_of else "client" for part in parts[:-2]) for parts in places]
-    if len(set(above)) != 1 or above[0] not in LAYOUTS or any(len(parts) < 2 for parts in places):
-        lies = f"e.g. {Path(*places[0])} and {Path(*places[-1])}" if places else f"none ({', '.join(SUFFIXES)})"
+    above = [tuple("split" if part in split_of else "client" for part in parts[:-2]) for parts in locations]
+    if len(set(above)) != 1 or above[0] not in LAYOUTS or any(len(parts) < 2 for parts in locations):
+        lies = (
+            f"e.g. {Path(*locations[0])} and {Path(*locations[-1])}" if locations else f"none ({', '.join(SUFFIXES)})"
+        )
         raise UserError(
             f"{folder}: pictures found: {lies}; all must lie in CLASS/, CLIENT/CLASS/, train/CLASS/ and test/CLASS/, "
             "or CLIENT/train/CLASS/ and CLIENT/test/CLASS/"
         )
     layout = above[0]
-    classes = sorted({parts[-2] for parts in places})
+    classes = sorted({parts[-2] for parts in locations})
     index = {name: i for i, name in enumerate(classes)}
     return Gallery(
         str(folder),
-        np.array([index[parts[-2]] for parts in places], np.int64),
-        [split_of[parts[-3]] if "split" in layout else "train" for parts in places],
+        np.array([index[parts[-2]] for parts in locations], np.int64),
+        [split_of[parts[-3]] if "split" in layout else "train" for parts in locations],
         None,
-        [parts[0] for parts in places] if "client" in layout else None,
+        [parts[0] for parts in locations] if "client" in layout else None,
         tuple(classes),
         _decoder(Dataset.from_dict({"image": paths}), "image", str(folder)),
     )

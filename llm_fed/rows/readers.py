@@ -82,8 +82,8 @@ def _records(file: FileRows, reader: Any, before: int) -> Iterator[_Cells | BadR
 def _with_header(file: FileRows, header: Sequence[str], records: Iterable[_Cells | BadRow], unit: str) -> Rows:
     """Each record as a row. Of columns with one name the first counts; `file.twice` knows them all."""
     file.note_names(header)
-    places = {name: place for place, name in reversed([*enumerate(header)]) if name}
-    nameless = [place for place, name in enumerate(header) if not name and place]  # the first is an index of pandas
+    indices = {name: index for index, name in reversed([*enumerate(header)]) if name}
+    nameless = [index for index, name in enumerate(header) if not name and index]  # the first is an index of pandas
     width = len(header)
     for record in records:
         if isinstance(record, BadRow):
@@ -95,8 +95,8 @@ def _with_header(file: FileRows, header: Sequence[str], records: Iterable[_Cells
             said = f"{amount} fields than in the header; quote texts that hold commas"
             yield BadRow(f"{file.path}{at}", said, record.lines)
             continue
-        file.nameless.update(f"column {place + 1}" for place in nameless if cells[place] not in (None, ""))
-        yield file.row(at, {name: cells[place] for name, place in reversed(places.items())})
+        file.nameless.update(f"column {index + 1}" for index in nameless if cells[index] not in (None, ""))
+        yield file.row(at, {name: cells[index] for name, index in reversed(indices.items())})
 
 
 def parquet_rows(file: FileRows, encoding: str) -> Rows:
@@ -221,7 +221,7 @@ def _whole(file: FileRows, text: formats.TextFile) -> Iterator[Row | BadRow]:
         is_row = rows == [record]
         file.alone = is_row and formats.suffix_of(file.path.name) == ".json"
         at = [f"line {start[0][0]}"] if is_row else [f"item {i}" for i, _ in enumerate(rows, 1)]
-        yield from (_row(file, f", {place}", each) for place, each in zip(at, rows, strict=True))
+        yield from (_row(file, f", {index}", each) for index, each in zip(at, rows, strict=True))
         return
     for line, _, value in chain(start, values):
         yield _row(file, f", line {line}", value)
@@ -236,11 +236,11 @@ def _row(file: FileRows, at: str, record: Any) -> Row | BadRow:
 
 def _values(file: FileRows, text: str) -> Iterator[tuple[int, bool, Any]]:
     """(line, whether it stands in an array, value) of each value."""
-    place, line, number, in_array, ready = 0, 1, 0, False, True
-    while match := _NEXT.match(text, place):
+    index, line, number, in_array, ready = 0, 1, 0, False, True
+    while match := _NEXT.match(text, index):
         start, sign = match.start(1), match[1]
-        line += text.count("\n", place, start)
-        place = start + 1
+        line += text.count("\n", index, start)
+        index = start + 1
         if (sign == "[" and not in_array) or (sign == "]" and in_array) or (sign == "," and not (in_array and ready)):
             in_array, ready = (in_array if sign == "," else sign == "["), True
             continue
@@ -249,13 +249,13 @@ def _values(file: FileRows, text: str) -> Iterator[tuple[int, bool, Any]]:
         number += 1
         decoder = json.JSONDecoder(object_pairs_hook=_noting(file)) if number <= CHECKED else _DECODER
         try:
-            value, place = decoder.raw_decode(text, start)
+            value, index = decoder.raw_decode(text, start)
         except json.JSONDecodeError as error:
             raise _not_json(file, error.lineno, error.colno, error.msg) from error
         except _ERRORS as error:
             raise _not_json(file, line, start - text.rfind("\n", 0, start), one_line(str(error), 100)) from error
         yield line, in_array, value
-        line += text.count("\n", start, place)
+        line += text.count("\n", start, index)
         ready = not in_array
     if in_array:
         raise _not_json(file, line, len(text) - text.rfind("\n"), "the array has no end")

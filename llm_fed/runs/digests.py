@@ -137,7 +137,7 @@ class Digests:
         self._sent = {client: digests[id(data)] for client, data in messages.items()}
 
     @property
-    def asked(self) -> Sequence[str]:
+    def requested(self) -> Sequence[str]:
         """Who was sent something in this round."""
         return list(self._sent)
 

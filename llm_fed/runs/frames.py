@@ -19,7 +19,7 @@ _SAMPLES = ("client", "prompt", "references", "base", "answer")
 
 
 class Frames:
-    """Data frames of a run, finished or not, read when they are asked for.
+    """Data frames of a run, finished or not, read when they are requested.
 
     Args:
         folder: of the run.

@@ -69,7 +69,7 @@ def saved_config(folder: Path) -> dict[str, Any]:
 
 def comparable(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """Of the lines of a metrics.jsonl those since scores were last made in another way (eval.metric, say)."""
-    return lines[max((place for place, line in enumerate(lines) if line["kind"] == "search anew"), default=0) :]
+    return lines[max((index for index, line in enumerate(lines) if line["kind"] == "search anew"), default=0) :]
 
 
 def scores_in_training(lines: Sequence[dict[str, Any]], split: str) -> dict[int, dict[str, Any]]:
@@ -166,11 +166,11 @@ def exported(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
     if (folder / "network.json").is_file():
         raise UserError(f"{folder} is a run over a network, so its personal adapters are on the clients' machines")
     whose = f"{', '.join(missing[:5])}{', ...' if missing[5:] else ''}" if missing else "anybody"
-    asked = read_config(folder).export.clients
-    if asked == "all":
+    requested = read_config(folder).export.clients
+    if requested == "all":
         raise UserError(f"{folder} has no personal adapter of {whose} any more; llm-fed run --fresh makes them again")
     again = shlex.join(["llm-fed", "run", f"{folder}/config.yaml", "export.clients=all", "--out", str(folder)])
     raise UserError(
         f"{folder} has no personal adapter of {whose}, since export.clients is "
-        f"{asked if isinstance(asked, str) else list(asked)}; this exports all, without training: {again}"
+        f"{requested if isinstance(requested, str) else list(requested)}; this exports all, without training: {again}"
     )

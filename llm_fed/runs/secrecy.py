@@ -51,7 +51,7 @@ def missing(folder: Path) -> str:
 
 
 def check(folder: Path, saved: Mapping[str, Any]) -> None:
-    """Refuse a run of an earlier version whose configuration `saved` asked for privacy.
+    """Refuse a run of an earlier version whose configuration `saved` requested privacy.
 
     Raises:
         UserError: that it is void, and why.

@@ -110,12 +110,12 @@ class Trackers:
         self._set("MLFLOW_DISABLE_TELEMETRY", "true")  # of which it keeps a file at home
         import mlflow
 
-        place: dict[str, Any] = {}
+        location: dict[str, Any] = {}
         if "MLFLOW_TRACKING_URI" not in os.environ and not mlflow.is_tracking_uri_set():
             mlflow.set_tracking_uri(f"sqlite:///{self.folder / 'mlflow.db'}")
             self._restore["MLFLOW_TRACKING_URI"] = None
-            place = {"logging_dir": (self.folder / "mlflow").as_uri()}
-        return {"run_id": id, "run_name": self._run.name, "nested_run": mlflow.active_run() is not None, **place}
+            location = {"logging_dir": (self.folder / "mlflow").as_uri()}
+        return {"run_id": id, "run_name": self._run.name, "nested_run": mlflow.active_run() is not None, **location}
 
     def _set(self, key: str, value: str) -> None:
         if key not in os.environ:
@@ -141,13 +141,13 @@ class Trackers:
         self._kept[str(round)] = self._steps
         self._write(_STEPS, self._kept)
 
-    def _log(self, values: Mapping[str, Any], axis: str, place: int) -> None:
+    def _log(self, values: Mapping[str, Any], axis: str, location: int) -> None:
         named = {_FORBIDDEN.sub("_", name): value for name, value in values.items()}
         for tracker in self._own if named else ():
             if tracker.name == "wandb":  # whose steps must not go back, so each axis is a value of its own
-                tracker.tracker.log({**named, axis: place})
+                tracker.tracker.log({**named, axis: location})
             else:
-                tracker.log(named, step=place)
+                tracker.log(named, step=location)
 
     def keep(self) -> None:
         """Hand over what a finished run has written: adapters, samples, summary, report and configuration."""

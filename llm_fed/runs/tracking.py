@@ -206,8 +206,8 @@ class Reporter:
             values |= {name: of["mean"] for name, of in record.get("beside", {}).items()}
             values |= {f"clients/{id}": score for id, score in record["clients"].items()}
             values |= {f"client_losses/{id}": loss for id, loss in record["losses"].items()}
-            place = record["split"] + (" after the last round" if "what" in record else "")
-            known = {f"{place}/{key}": value for key, value in values.items() if value is not None}
+            location = record["split"] + (" after the last round" if "what" in record else "")
+            known = {f"{location}/{key}": value for key, value in values.items() if value is not None}
             self._track(known, record["round"])
         elif record["kind"] == "privacy":  # logged before its round's line
             self._spent = "" if record["epsilon"] is None else f", epsilon {record['epsilon']:.3g}"
@@ -291,7 +291,7 @@ class _Bar(Progress):
 
 
 class _Live:
-    """Text that is asked for again whenever it is drawn."""
+    """Text that is requested again whenever it is drawn."""
 
     def __init__(self, text: Callable[[], str]):
         self._text = text

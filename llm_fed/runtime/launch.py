@@ -160,18 +160,18 @@ def other_ranks() -> Ranks | None:
     return Ranks(channel) if channel else None
 
 
-def choose_device(asked: str) -> str:
+def choose_device(requested: str) -> str:
     """The device of this process: where `device` is auto, a GPU of its own if there is one (a Mac's is none),
     unless accelerate's configuration says use_cpu.
 
     Raises:
-        UserError: cuda is asked for and there is none.
+        UserError: cuda is requested and there is none.
     """
     untried = launchers.wants_cpu() or torch.backends.mps.is_available()  # nobody has trained on mps
-    on_cpu = asked == "cpu" or (asked == "auto" and untried)
+    on_cpu = requested == "cpu" or (requested == "auto" and untried)
     with nullcontext() if connect() else launchers.alone():
         state = PartialState(cpu=on_cpu)
-    if asked == "cuda" and state.device.type != "cuda":
+    if requested == "cuda" and state.device.type != "cuda":
         raise UserError("device is cuda, but torch finds no GPU; use device=auto or device=cpu")
     return "cpu" if on_cpu else str(state.device)
 

@@ -44,10 +44,10 @@ class LocalRuntime:
         return self.engine.take_work()
 
 
-def choose_clients_per_pass(asked: int | str, cohort: int, like: State, device: torch.device) -> int:
+def choose_clients_per_pass(requested: int | str, cohort: int, like: State, device: torch.device) -> int:
     """`asked` if it is a number; `auto`: the whole cohort, as far as its adapters fill at most a quarter of free
     memory."""
-    if asked != "auto":
-        return int(asked)
+    if requested != "auto":
+        return int(requested)
     per_client = like.row.numel() * like.row.element_size() * _COPIES
     return max(1, min(cohort, free_memory(device) // 4 // max(1, per_client)))

@@ -29,7 +29,9 @@ def cost(request: Request[Any]) -> float:
         return max(1, len(request.prompts))
     if isinstance(request, Fit):
         sizes = [_units(example) for example in request.examples]
-        return max(1, sum(sizes[place] for places in request.batches for place in places)) * (1 + len(request.teachers))
+        return max(1, sum(sizes[index] for indices in request.batches for index in indices)) * (
+            1 + len(request.teachers)
+        )
     contents = [getattr(request, field.name) for field in fields(request)]
     return max(1, _units(contents)) * max(1, _states(contents))
 

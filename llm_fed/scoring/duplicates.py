@@ -73,10 +73,10 @@ def near_duplicates(data: TaskData) -> NearDuplicates:
     index = _PromptIndex(training, numbers, np.log(total / np.maximum(frequency, 1)))
     known = {plain(text_of(example.prompt)) for _, example in training}
     count, pair = 0, None
-    for place, (client, example) in enumerate(test):
+    for position, (client, example) in enumerate(test):
         if plain(text_of(example.prompt)) in known:
             continue
-        for other in index.alike(test.of(place)):
+        for other in index.alike(test.of(position)):
             owner, trained = training[other]
             if _same_answer(example, trained):
                 count += 1
@@ -118,23 +118,23 @@ class _Prompts(Sequence[tuple[str, Example]]):
         words: list[np.ndarray] = []
         for client in data.clients.values():
             items = getattr(client, split)
-            for place in range(0, len(items), every):
-                example = items[place]
-                self.examples.append((client.client, items, place))
+            for index in range(0, len(items), every):
+                example = items[index]
+                self.examples.append((client.client, items, index))
                 own = {numbers.setdefault(word, len(numbers)) for word in _words(text_of(example.prompt))}
                 words.append(np.fromiter(own, np.int64, len(own)))
         self.words = np.concatenate(words or [np.empty(0, np.int64)])
         self.starts = np.cumsum([0, *map(len, words)])
 
-    def of(self, place: int) -> np.ndarray:
+    def of(self, index: int) -> np.ndarray:
         """The words of one prompt."""
-        return self.words[self.starts[place] : self.starts[place + 1]]
+        return self.words[self.starts[index] : self.starts[index + 1]]
 
     def __len__(self) -> int:
         return len(self.examples)
 
-    def __getitem__(self, place):  # type: ignore[no-untyped-def, override]
-        client, items, within = self.examples[place]
+    def __getitem__(self, index):  # type: ignore[no-untyped-def, override]
+        client, items, within = self.examples[index]
         return client, items[within]
 
 
@@ -160,7 +160,7 @@ class _PromptIndex:
         self._marked = np.zeros(len(weights))
 
     def alike(self, words: np.ndarray) -> list[int]:
-        """The places of the most similar prompts, the most similar first."""
+        """The indices of the most similar prompts, the most similar first."""
         total = float(self._weights[words].sum())
         candidates = self._sharing(words, (1 - ALIKE) * total)
         if not total or not len(candidates):
@@ -168,17 +168,17 @@ class _PromptIndex:
         self._marked[words] = self._weights[words]
         starts, lengths = self._prompts.starts[candidates], np.diff(self._prompts.starts)[candidates]
         ends = np.cumsum(lengths)
-        places = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-        shared = np.add.reduceat(self._marked[self._prompts.words[places]], ends - lengths)
+        indices = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+        shared = np.add.reduceat(self._marked[self._prompts.words[indices]], ends - lengths)
         self._marked[words] = 0
         whole = total + self._sums[candidates]
         likeness = shared / (whole - shared)
         best = np.argsort(-likeness, kind="stable")[:CANDIDATES]
         places_alike = []
-        for place in best[likeness[best] >= RELATED].tolist():
-            same = shared[place] + self._misspelt(words, self._prompts.of(candidates[place]))
-            if same / (whole[place] - same) >= ALIKE:
-                places_alike.append(int(candidates[place]))
+        for index in best[likeness[best] >= RELATED].tolist():
+            same = shared[index] + self._misspelt(words, self._prompts.of(candidates[index]))
+            if same / (whole[index] - same) >= ALIKE:
+                places_alike.append(int(candidates[index]))
         return places_alike
 
     def _sharing(self, words: np.ndarray, enough: float) -> np.ndarray:
@@ -209,9 +209,9 @@ class _PromptIndex:
         return weight
 
 
-def _around(text: str, place: int) -> str:
+def _around(text: str, index: int) -> str:
     """A piece of a text around a place, in one line."""
-    start = max(0, place - SHOWN // 2) if len(text) > SHOWN else 0
+    start = max(0, index - SHOWN // 2) if len(text) > SHOWN else 0
     piece = one_line(text[start : start + SHOWN], SHOWN)
     return f"{'...' if start else ''}{piece}{'...' if start + SHOWN < len(text) else ''}"
 

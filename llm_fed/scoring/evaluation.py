@@ -43,7 +43,7 @@ class Measured:
     Attributes:
         score: 0-100; NaN where the metric is not defined.
         loss: mean per target token or picture; None where there is none.
-        examples: the score of each example, 0-100, where it was asked for.
+        examples: the score of each example, 0-100, where it was requested.
         beside: what was measured beside, by name.
     """
 
@@ -69,12 +69,12 @@ def evaluate(
     whose examples the metric is not defined (NaN). `listen` is given each client's predictions as
     `predict` returns them, in the order of its queries. With `each` the summary has the score of each example, too,
     where the metric is a mean over examples."""
-    asked = {name: client for name, client in clients.items() if client.data.queries.get(split)}
-    if not asked:
+    requested = {name: client for name, client in clients.items() if client.data.queries.get(split)}
+    if not requested:
         return None
-    work = {name: measure(personal, client, split, metric, limit, listen, each) for name, client in asked.items()}
+    work = {name: measure(personal, client, split, metric, limit, listen, each) for name, client in requested.items()}
     if each and split == "test":
-        work = {name: _with_ability(personal, asked[name], measured) for name, measured in work.items()}
+        work = {name: _with_ability(personal, requested[name], measured) for name, measured in work.items()}
     outcomes = runtime.run(work)
     for outcome in outcomes.values():
         if isinstance(outcome, Exception):
@@ -269,11 +269,11 @@ def check_pairs(client: str, data: Data) -> None:
 def by_length(train: Sequence[Example], test: Sequence[Example]) -> tuple[str, float] | None:
     """The better of two rules that need no model, the longer or the shorter answer, by the training pairs, and its
     score on the test pairs, 0-100; None without pairs."""
-    known, asked = ([_longer(example) for example in examples if example.rejected] for examples in (train, test))
-    if not known or not asked:
+    known, requested = ([_longer(example) for example in examples if example.rejected] for examples in (train, test))
+    if not known or not requested:
         return None
     longer = fmean(known) >= 0.5
-    return ("longer answer", 100 * fmean(asked)) if longer else ("shorter answer", 100 * (1 - fmean(asked)))
+    return ("longer answer", 100 * fmean(requested)) if longer else ("shorter answer", 100 * (1 - fmean(requested)))
 
 
 def _longer(example: Example) -> float:

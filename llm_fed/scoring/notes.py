@@ -29,17 +29,17 @@ class ScoredExample(NamedTuple):
 def notes_on_scores(sites: Iterable[Site], metric: str) -> list[str]:
     """A sentence for each split whose scores do not mean what one would think, so that none is a surprise. UserError
     for a reference that the metric cannot read."""
-    asked: dict[str, list[ScoredExample]] = {}
+    requested: dict[str, list[ScoredExample]] = {}
     for site in sites:
         for split, queries in site.data.queries.items():
-            asked.setdefault(split, []).extend(_asked(site.id, queries))
+            requested.setdefault(split, []).extend(_asked(site.id, queries))
     if find(metric).scores == "options":
         notes = _twice
     elif find(metric).scores == "texts":
         notes = _of_texts
     else:
         return []
-    return [note for split, examples in asked.items() for note in notes(metric, split, examples)]
+    return [note for split, examples in requested.items() for note in notes(metric, split, examples)]
 
 
 def notes_on_length(sites: Collection[Site], most: int) -> dict[str, str]:
@@ -69,25 +69,25 @@ def _asked(client: str, queries: Sequence[object]) -> Iterator[ScoredExample]:
             yield ScoredExample(client, each.answers, ())
 
 
-def _of_texts(metric: str, split: str, asked: Sequence[ScoredExample]) -> Iterator[str]:
+def _of_texts(metric: str, split: str, requested: Sequence[ScoredExample]) -> Iterator[str]:
     use = "use exact_match (eval.metric=exact_match), which compares whole texts"
-    if worthless := without_credit(metric, [each.answers for each in asked]):
+    if worthless := without_credit(metric, [each.answers for each in requested]):
         yield (
-            f"{len(worthless)} of {len(asked)} {split} examples score 0 under {metric} whatever is answered, since "
-            f"{metric} finds too little in their references to compare, e.g. {_example(asked[worthless[0]])}; {use}"
+            f"{len(worthless)} of {len(requested)} {split} examples score 0 under {metric} whatever is answered, since "
+            f"{metric} finds too little in their references to compare, e.g. {_example(requested[worthless[0]])}; {use}"
         )
     form = form_of(metric)
     if form is None:
         return
-    without = (each for each in asked if any(not form(text) for text in each.answers))
+    without = (each for each in requested if any(not form(text) for text in each.answers))
     empty = [each for each in without if score(metric, [""], [each.answers]) > 0]
     if empty:
         yield (
-            f"{len(empty)} of {len(asked)} {split} examples are right under {metric} without any answer, since "
+            f"{len(empty)} of {len(requested)} {split} examples are right under {metric} without any answer, since "
             f"{metric} finds nothing in their references to compare, e.g. {_example(empty[0])}"
             + ("" if metric == "exact_match" else f"; {use}")
         )
-    if pairs := _conflated(form, asked):
+    if pairs := _conflated(form, requested):
         yield (
             f"{metric} takes {' and '.join(map(repr, pairs[0]))} for the same answer, and both are {split} references"
             + (f" ({len(pairs)} such pairs)" if len(pairs) > 1 else "")
@@ -95,14 +95,14 @@ def _of_texts(metric: str, split: str, asked: Sequence[ScoredExample]) -> Iterat
         )
 
 
-def _example(asked: ScoredExample) -> str:
-    return f"{asked.answers[0][:60]!r} of client {asked.client}"
+def _example(requested: ScoredExample) -> str:
+    return f"{requested.answers[0][:60]!r} of client {requested.client}"
 
 
-def _conflated(form: Callable[[str], object], asked: Sequence[ScoredExample]) -> list[list[str]]:
+def _conflated(form: Callable[[str], object], requested: Sequence[ScoredExample]) -> list[list[str]]:
     """References that differ as texts but not to the metric, where that matters: different numbers, or labels."""
-    texts = {text for each in asked for text in each.answers if len(text) <= SHORT}
-    labels = len(texts) <= LABELS and 2 * len(texts) <= len(asked)
+    texts = {text for each in requested for text in each.answers if len(text) <= SHORT}
+    labels = len(texts) <= LABELS and 2 * len(texts) <= len(requested)
     by_form: dict[object, list[str]] = {}
     for text in sorted(texts):
         if labels or _NUMBER.search(text):
@@ -117,9 +117,9 @@ def _numbers(text: str) -> list[str]:
     return _NUMBER.findall(_THOUSANDS.sub("", text))
 
 
-def _twice(metric: str, split: str, asked: Sequence[ScoredExample]) -> Iterator[str]:
-    if twice := [each for each in asked if len(set(each.options)) < len(each.options)]:
+def _twice(metric: str, split: str, requested: Sequence[ScoredExample]) -> Iterator[str]:
+    if twice := [each for each in requested if len(set(each.options)) < len(each.options)]:
         yield (
-            f"{len(twice)} of {len(asked)} {split} examples have an option twice, which counts as one, e.g. "
+            f"{len(twice)} of {len(requested)} {split} examples have an option twice, which counts as one, e.g. "
             f"{twice[0].options} of client {twice[0].client}"
         )

@@ -106,7 +106,7 @@ def _constant(labels: Sequence[Any], metric: str, read: str) -> tuple[str, Any]:
 def _drawn(train: Sequence[Example]) -> Sequence[Example]:
     """The examples in an order that depends on their number alone: files are often sorted by their answers."""
     given = list(train)  # they may lie on the disk
-    return [given[place] for place in np.random.default_rng(len(given)).permutation(len(given)).tolist()]
+    return [given[index] for index in np.random.default_rng(len(given)).permutation(len(given)).tolist()]
 
 
 def _scores(rules: Mapping[str, Rule], examples: Sequence[Example], metric: str) -> dict[str, float]:
@@ -149,12 +149,12 @@ def _of_options(of: Callable[[Example], Sequence[str]], train: Sequence[Example]
     given = [(of(example), example.answers) for example in train]
     if not any(options for options, _ in given):
         return {}
-    right = [(place, text) for options, answers in given for place, text in enumerate(options) if text in answers]
-    places, rights = Counter(place for place, _ in right), Counter(text for _, text in right)
+    right = [(index, text) for options, answers in given for index, text in enumerate(options) if text in answers]
+    indices, rights = Counter(index for index, _ in right), Counter(text for _, text in right)
 
     def at_place(example: Example) -> str:
         options = of(example)
-        return options[max(range(len(options)), key=lambda place: places[place])] if options else ""
+        return options[max(range(len(options)), key=lambda index: indices[index])] if options else ""
 
     return {
         "most frequent answer": lambda example: max(of(example), key=lambda text: rights[text], default=""),
@@ -175,7 +175,7 @@ def _most_frequent(values: Iterable[Any]) -> Any:
     return Counter(values).most_common(1)[0][0]  # of equal counts the first that came
 
 
-def in_words(line: Mapping[str, Any]) -> str:
+def describe(line: Mapping[str, Any]) -> str:
     """Which rules a line of kind `rule` has: of few clients whose each is, of more how many have it."""
     by_rule: dict[str, list[str]] = {}
     rules = line.get("rules", {})  # earlier versions did not say them
@@ -198,7 +198,7 @@ class Option(NamedTuple):
     mark: str = ""  # as it stands before the text: `(A)`, `A.`
 
 
-@lru_cache(4096)  # a prompt is asked for by several rules
+@lru_cache(4096)  # a prompt is requested by several rules
 def listed(prompt: str) -> tuple[Option, ...]:
     """The options in a prompt, the last list of them; () where there are fewer than two. Read are lines `- ...`, or
     words on one line, after `OPTIONS:` or `Choices:`, and marks that follow each other from A, a or 1: `(A) ... (B)
@@ -231,7 +231,7 @@ def _on_one_line(line: str) -> list[str]:
 def _marked(prompt: str) -> Iterator[tuple[Option, ...]]:
     """Every run of marks that begins at the first letter or number and has at least two, the last one first."""
     marks = list(_MARK.finditer(prompt))
-    for start in reversed([place for place, mark in enumerate(marks) if _letter(mark) in ("A", "a", "1")]):
+    for start in reversed([index for index, mark in enumerate(marks) if _letter(mark) in ("A", "a", "1")]):
         run = [marks[start]]
         for mark in marks[start + 1 :]:
             if not _follows(_letter(run[-1]), _letter(mark)):

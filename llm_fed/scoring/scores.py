@@ -111,7 +111,7 @@ class Summary:
     losses: dict[str, float | None]
     unscored: tuple[str, ...] = ()  # clients without a score; they are in no other field but the next
     undefined: tuple[str, ...] = ()  # of these the ones that have examples of the split
-    # client id -> score of each example, 0-100, where they were asked for; not in the JSON
+    # client id -> score of each example, 0-100, where they were requested; not in the JSON
     examples: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False, compare=False)
     # what was measured beside: name -> client id -> number, such as the margin of preferences
     beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

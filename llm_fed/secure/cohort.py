@@ -70,7 +70,7 @@ class Cohort:
 
     @cached_property
     def _places(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self._circle)}
+        return {name: index for index, name in enumerate(self._circle)}
 
     def group(self, name: str) -> list[str]:
         """A client and its neighbours, which are the nearest ones on the circle: a Harary graph. Whose neighbour one
@@ -78,8 +78,8 @@ class Cohort:
         circle = self._circle
         if len(circle) <= DEGREE + 1:
             return circle
-        place, half = self._places[name], DEGREE // 2
-        return [circle[(place + away) % len(circle)] for away in range(-half, half + 1)]
+        index, half = self._places[name], DEGREE // 2
+        return [circle[(index + away) % len(circle)] for away in range(-half, half + 1)]
 
     def point(self, holder: str, name: str) -> int:
         """Which of the shares of `name` is that of `holder`: 1, 2, ..."""

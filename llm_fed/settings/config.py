@@ -27,7 +27,7 @@ Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state w
 TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, see `tasks.common`
 LIKELIHOOD = "token_likelihood"  # the metric of texts without prompts
 PREFERENCE = "preference_accuracy"  # the metric of pairs of answers
-NUMBER = "number"  # in the place of the names of labels, where a number is predicted
+NUMBER = "number"  # instead of the names of labels, where a number is predicted
 # Image models whose weights are drawn anew: a folder of such a name in the working directory is not meant.
 IMAGE_MODELS = (
     "cnn", "cnn-1", "cnn-2", "cnn-3", "cnn-4", "cnn-5",

@@ -121,10 +121,10 @@ def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat")
     """Nested values of `key=value` words, of several with one key the last; UserError where a word is none, or is for a
     setting of a section that another word gives a plain value."""
     tree: dict[str, Any] = {}
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         key, equals, text = word.partition("=")
         if not (key and equals):
-            raise UserError(f"got {word!r} after {where}; {_joined(words, place) or f'settings look like {such_as}'}")
+            raise UserError(f"got {word!r} after {where}; {_joined(words, index) or f'settings look like {such_as}'}")
         if key == "method" and re.fullmatch(r"[\w+.:-]+", text):
             key = "method.name"
         value = _value(key, text)
@@ -134,9 +134,9 @@ def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat")
     return tree
 
 
-def _joined(words: Sequence[str], place: int) -> str:
+def _joined(words: Sequence[str], index: int) -> str:
     """What to type where a setting was written with spaces, `rounds = 2`, of which the word at a place is a part."""
-    first = place - 1 if place and words[place - 1].endswith("=") else place
+    first = index - 1 if index and words[index - 1].endswith("=") else index
     parts = [part for word in words[first : first + 3] for part in word.strip("=").split() if part]
     known = parts and hint_of(Config, parts[0].split(".")) is not None
     return f"type {parts[0]}={parts[1]}, without spaces" if known and len(parts) > 1 else ""
@@ -297,7 +297,7 @@ def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
         UserError: there is no such key, or no such path.
     """
     found: list[Place] = []
-    masked = _changed(tree, (), lambda place, leaf: _for_lookup(place, leaf, found))
+    masked = _changed(tree, (), lambda index, leaf: _for_lookup(index, leaf, found))
     if not found:
         return tree
     try:
@@ -309,34 +309,34 @@ def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(one_line(str(error))) from error
 
-    def looked_up(place: Place, leaf: Any) -> Any:
+    def looked_up(index: Place, leaf: Any) -> Any:
         value: Any = values
-        for part in place if place in found else ():
+        for part in index if index in found else ():
             value = value[part]
-        return documents.created(value) if place in found else leaf
+        return documents.created(value) if index in found else leaf
 
     return dict(_changed(tree, (), looked_up))
 
 
-def _for_lookup(place: Place, leaf: Any, found: list[Place]) -> Any:
+def _for_lookup(index: Place, leaf: Any, found: list[Place]) -> Any:
     """A leaf for OmegaConf, to which each text with `${` is a reference; one that is none cannot be referred to."""
-    key, text = ".".join(part for part in place if isinstance(part, str)), leaf
+    key, text = ".".join(part for part in index if isinstance(part, str)), leaf
     if isinstance(leaf, Word):  # the shell's own, where it is no number and no path
         hint = hint_of(Config, key.split("."))
         text = leaf.text if key in paths.KEYS or hint is None or not is_text(hint) else None
     if isinstance(text, str) and is_reference(key, text):
-        found.append(place)
+        found.append(index)
         return text
     return "???" if "${" in (text_of(leaf) or "") else leaf
 
 
-def _changed(value: Any, place: Place, change: Callable[[Place, Any], Any]) -> Any:
+def _changed(value: Any, index: Place, change: Callable[[Place, Any], Any]) -> Any:
     """Nested values, each with what becomes of it."""
     if not isinstance(value, dict | list):
-        return change(place, value)
+        return change(index, value)
     if isinstance(value, dict):
-        made: Map | List = Map({key: _changed(inner, (*place, key), change) for key, inner in value.items()})
+        made: Map | List = Map({key: _changed(inner, (*index, key), change) for key, inner in value.items()})
     else:
-        made = List(_changed(inner, (*place, number), change) for number, inner in enumerate(value))
+        made = List(_changed(inner, (*index, number), change) for number, inner in enumerate(value))
     made.text = text_of(value)
     return made

@@ -64,16 +64,16 @@ class Contents:
         if not isinstance(name, str) or not name:
             return None
         is_base = key == "base.name"
-        asked = key, name, revision if is_base else None
+        requested = key, name, revision if is_base else None
         with self._reading:
-            if asked not in self._known and (objects.is_object(name) or plugins.is_named(key, name)):
-                self._known[asked] = _of_code(key, name)
-            if asked not in self._known:
-                place = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
-                if place is None or not os.path.exists(place):
+            if requested not in self._known and (objects.is_object(name) or plugins.is_named(key, name)):
+                self._known[requested] = _of_code(key, name)
+            if requested not in self._known:
+                location = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
+                if location is None or not os.path.exists(location):
                     return None
-                self._known[asked] = _digests(place, is_base)
-            return self._known[asked]
+                self._known[requested] = _digests(location, is_base)
+            return self._known[requested]
 
 
 def own_keys(values: Mapping[str, Any]) -> list[str]:
@@ -139,9 +139,9 @@ def base_folder(name: str, revision: str | None) -> Path | None:
     return cached(name, revision)
 
 
-def _digests(place: Path, is_base: bool) -> Files:
+def _digests(location: Path, is_base: bool) -> Files:
     """Of a file, or of all files of a folder that count."""
-    paths = {".": place} if place.is_file() else dict(_base_files(place) if is_base else _data_files(place))
+    paths = {".": location} if location.is_file() else dict(_base_files(location) if is_base else _data_files(location))
     with ThreadPool(min(_AT_ONCE, max(1, len(paths)))) as pool:  # for which a process that ends does not wait
         return dict(zip(paths, pool.map(_digest, paths.values(), chunksize=1), strict=True))
 
@@ -153,10 +153,10 @@ def _base_files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _data_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for location, folders, names in os.walk(folder, followlinks=True):
         folders[:] = sorted(name for name in folders if _counts(name))
         for name in sorted(filter(_counts, names)):
-            path = Path(place, name)
+            path = Path(location, name)
             if path.is_file():
                 yield path.relative_to(folder).as_posix(), path
 

@@ -57,7 +57,7 @@ _NAMES = {
     "server.aggregation": "aggregation",
 }
 _OURS = {name: setting for setting, names in _NAMES.items() for name in names.split()}
-_BESIDE = {"local.epochs": " local.steps=null"}  # the one counts in the place of the other
+_BESIDE = {"local.epochs": " local.steps=null"}  # the one counts instead of the other
 # Commands of other programs.
 COMMANDS = {
     **dict.fromkeys(("train", "fit", "start", "launch", "finetune", "fine-tune", "sft", "simulate"), "run"),
@@ -70,7 +70,7 @@ COMMANDS = {
 
 
 def instead(key: str, value: object, known: Iterable[str]) -> str | None:
-    """What to type in the place of a setting that there is not: by what it is called elsewhere, or where one alone of
+    """What to type instead of a setting that there is not: by what it is called elsewhere, or where one alone of
     the `known` settings (dotted keys) has its last name. None: nothing is known."""
     last = key.rpartition(".")[2].lstrip("-").replace("-", "_").casefold()
     ends = [each for each in known if each.rpartition(".")[2] == last]

@@ -183,8 +183,10 @@ class _Values:
         if top == "__main__":
             return True
         spec = None if top in {*sys.stdlib_module_names, __name__.partition(".")[0]} else _spec(top)
-        places = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
-        return any(places) and (module == self._root[1] or not any(place.startswith(_LIBRARIES) for place in places))
+        locations = [] if spec is None else [spec.origin or "", *(spec.submodule_search_locations or ())]
+        return any(locations) and (
+            module == self._root[1] or not any(location.startswith(_LIBRARIES) for location in locations)
+        )
 
 
 # What is taken apart in its own way, by kind; all else as `copy` and pickle would.
@@ -221,8 +223,8 @@ def _imports(code: types.CodeType, package: str) -> Iterator[str]:
     for level, names, each in zip(instructions, instructions[1:], instructions[2:], strict=False):
         if each.opname == "IMPORT_NAME":
             module = importlib.util.resolve_name("." * level.argval + each.argval, package)
-            asked = [module, *(f"{module}.{name}" for name in names.argval or ())]
-            yield from (name for name in asked if _spec(name) is not None)
+            requested = [module, *(f"{module}.{name}" for name in names.argval or ())]
+            yield from (name for name in requested if _spec(name) is not None)
     for value in code.co_consts:
         if isinstance(value, types.CodeType):
             yield from _imports(value, package)

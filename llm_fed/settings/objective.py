@@ -51,7 +51,7 @@ class ObjectiveConfig:
         """Whether it compares the model with a reference."""
         return self.name in REFERRING
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """For plans and model cards; empty for sft."""
         if not self.preferences:
             return ""

@@ -1,4 +1,4 @@
-"""Objects of a Python program in the place of names: what `llm_fed.run` was given as base=, data=, method= or metric=.
+"""Objects of a Python program instead of names: what `llm_fed.run` was given as base=, data=, method= or metric=.
 
 A configuration holds such an object as `object::NAME`. Only the program that has it can look it up, so a command that
 meets this name in a run folder says so.

@@ -65,15 +65,15 @@ def public_text(text: str) -> str:
 def hub_place(folder: str) -> tuple[str, str] | None:
     """The Hub id and the commit of a folder in the Hub's cache, or of one that leads there by links: its own, or that
     of its config.json. None of any other folder."""
-    place = os.path.join(os.path.abspath(os.path.expanduser(folder)), "config.json")
+    location = os.path.join(os.path.abspath(os.path.expanduser(folder)), "config.json")
     for _ in range(_LINKS):
-        resolved = os.path.join(os.path.realpath(os.path.dirname(place)), os.path.basename(place))
-        for name in (place, resolved):
+        resolved = os.path.join(os.path.realpath(os.path.dirname(location)), os.path.basename(location))
+        for name in (location, resolved):
             if match := _CACHED.search(name.replace(os.sep, "/")):
                 return match[1].replace("--", "/"), match[2]
         if not os.path.islink(resolved):
             return None
-        place = os.path.join(os.path.dirname(resolved), os.readlink(resolved))
+        location = os.path.join(os.path.dirname(resolved), os.readlink(resolved))
     return None
 
 

@@ -201,7 +201,7 @@ def place_of(error: BaseException, module: str) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if any(place and frame.filename.startswith(place) for place in own)
+        if any(location and frame.filename.startswith(location) for location in own)
     ]
     return f"{frames[-1].filename}, line {frames[-1].lineno} ({frames[-1].line})" if frames else module
 

@@ -14,8 +14,8 @@ _PACKAGE = Path(__file__).parents[1]
 
 def files(folder: str = RUNS) -> dict[str, Path]:
     """The files of RUNS or LAUNCHES by name."""
-    places = (_PACKAGE / folder, _PACKAGE.parent / folder)
-    return {path.name: path for place in places for path in sorted(place.glob("*.yaml"))}
+    locations = (_PACKAGE / folder, _PACKAGE.parent / folder)
+    return {path.name: path for location in locations for path in sorted(location.glob("*.yaml"))}
 
 
 def find(path: str | Path) -> Path:

@@ -29,11 +29,11 @@ class Layout:
     @cached_property
     def slices(self) -> dict[str, slice]:
         """The place of each entry in the row."""
-        places, start = {}, 0
+        indices, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
-            places[name] = slice(start, start + math.prod(shape))
-            start = places[name].stop
-        return places
+            indices[name] = slice(start, start + math.prod(shape))
+            start = indices[name].stop
+        return indices
 
     @cached_property
     def shape_of(self) -> dict[str, tuple[int, ...]]:
@@ -70,18 +70,18 @@ class Layout:
         return names
 
     def segments(self, pattern: str) -> list[slice]:
-        """The places of all matching entries, neighbours joined into as few slices as possible."""
+        """The indices of all matching entries, neighbours joined into as few slices as possible."""
         return self.joined(self.matching(pattern))
 
     def joined(self, names: Iterable[str]) -> list[slice]:
-        """The places of these entries, in their order, neighbours joined into as few slices as possible."""
+        """The indices of these entries, in their order, neighbours joined into as few slices as possible."""
         joined: list[slice] = []
         for name in names:
-            place = self.slices[name]
-            if joined and joined[-1].stop == place.start:
-                joined[-1] = slice(joined[-1].start, place.stop)
+            index = self.slices[name]
+            if joined and joined[-1].stop == index.start:
+                joined[-1] = slice(joined[-1].start, index.stop)
             else:
-                joined.append(place)
+                joined.append(index)
         return joined
 
 
@@ -283,9 +283,9 @@ def _difference(left: Layout, right: Layout) -> str:
 
 def pair(module: str, expert: str) -> tuple[str, str]:
     """The names of an expert's two entries on a layer."""
-    place = f"{module}.{expert}" if expert else module
+    index = f"{module}.{expert}" if expert else module
     first, second = FACTORS
-    return f"{place}.{first}", f"{place}.{second}"
+    return f"{index}.{first}", f"{index}.{second}"
 
 
 def factor_of(name: str) -> str:

@@ -58,7 +58,7 @@ def difference(got: Skeleton, wanted: Skeleton, where: str) -> str:
 
 def infinite(message: Any, where: str) -> str:
     """The first place in a message with a number that is not finite; empty where there is none."""
-    return next((place for path, leaf in leaves(message, where) if (place := _infinite(leaf, path))), "")
+    return next((location for path, leaf in leaves(message, where) if (location := _infinite(leaf, path))), "")
 
 
 def _infinite(leaf: Any, where: str) -> str:

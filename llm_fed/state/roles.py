@@ -222,7 +222,7 @@ class Flags(Role):
         return " has no flag that is set" if self.some and not bool(torch.as_tensor(value).any()) else ""
 
 
-Roles = Mapping[str, Role]  # by place: the keys that lead to it, with dots in between
+Roles = Mapping[str, Role]  # by index: the keys that lead to it, with dots in between
 
 
 def role_of(sends: Roles, path: str, value: Any) -> Role | None:

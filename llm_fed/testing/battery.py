@@ -321,5 +321,5 @@ def _explained(error: Exception, settings: Mapping[str, Any]) -> str:
         cause = cause.__cause__
     if isinstance(cause, Failed | UserError):
         return str(cause)
-    place = place_of(cause, methods.find(str(settings["name"])).__module__)
-    return f"{type(cause).__name__}: {' '.join(str(cause).split())} ({place})"
+    location = place_of(cause, methods.find(str(settings["name"])).__module__)
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())} ({location})"

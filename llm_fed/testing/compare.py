@@ -35,8 +35,8 @@ def close(what: str, got: Any, expected: Any, tolerance: float) -> None:
     alike(what, got, expected)
     one, other = load(pack(got)), load(pack(expected))  # the tensors that travel, e.g. factors of an update
     far = any(not _near(tensor, other[key], tolerance) for key, tensor in one.items())
-    if place := difference(got, expected, tolerance) or (far and "a factor of it is another one"):
-        raise Failed(f"{what} differs by more than {tolerance:g}: {place}")
+    if location := difference(got, expected, tolerance) or (far and "a factor of it is another one"):
+        raise Failed(f"{what} differs by more than {tolerance:g}: {location}")
 
 
 def close_runs(got: Outcome, expected: Outcome, tolerance: float) -> None:
@@ -82,8 +82,8 @@ def difference(got: Any, expected: Any, tolerance: float = 0.0, looks: bool = Fa
     else:
         return _values(got, expected, tolerance, looks, where)
     for key, (one, other) in pairs.items():
-        place = key if where == "it" else f"{where}.{key}"
-        if flaw := difference(one, other, tolerance, looks, place):
+        location = key if where == "it" else f"{where}.{key}"
+        if flaw := difference(one, other, tolerance, looks, location):
             return flaw
     return ""
 

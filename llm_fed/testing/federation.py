@@ -291,6 +291,6 @@ def go(
     config = from_dict({"seed": seed, "rounds": rounds, "eval": {"every": 0}, "local": local})
     with Run(folder, config, listen=listen) as run:
         run.begin()
-        asked = LocalClients(clients, schedule or Synchronous(order, seed=seed), runtime)
-        progress = federate(Federation(method, asked, server, runtime), run)
+        requested = LocalClients(clients, schedule or Synchronous(order, seed=seed), runtime)
+        progress = federate(Federation(method, requested, server, runtime), run)
     return Outcome(dict(settings), setup, method, server, clients, runtime, progress.state, folder)

@@ -78,10 +78,10 @@ def answers(client: int, size: int) -> list[Encoded]:
 def pairs(client: int, size: int) -> list[AnswerPair]:
     """The answers of `answers`, and beside each another one, of one word to three, which is not preferred."""
     found = []
-    for place, (one, other) in enumerate(zip(answers(client, size), answers(client + 5, size), strict=True)):
-        words = other.answer[-1 - place % 3 :]
+    for index, (one, other) in enumerate(zip(answers(client, size), answers(client + 5, size), strict=True)):
+        words = other.answer[-1 - index % 3 :]
         ids, start = [*one.prompt, *words], len(one.prompt)
-        found.append(AnswerPair(one, Encoded(ids, [place >= start for place in range(len(ids))])))
+        found.append(AnswerPair(one, Encoded(ids, [index >= start for index in range(len(ids))])))
     return found
 
 

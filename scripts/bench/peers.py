@@ -92,7 +92,7 @@ def planned(experiment: Experiment) -> list[list[Asked]]:
     def asked(id: str, round: int) -> Asked:
         site = sites[id]
         site.begin(round, config.local.lr)
-        batches = [[example_of(site.train[i]) for i in step] for step in site.places(len(site.train))]
+        batches = [[example_of(site.train[i]) for i in step] for step in site.indices(len(site.train))]
         return {"client": id, "number": numbers[id], "num_examples": site.num_examples, "batches": batches}
 
     rounds = range(1, config.rounds + 1)
@@ -236,8 +236,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--actors", type=int, default=1, help="clients that flower trains at once, sharing the threads")
     args = parser.parse_args()
-    args.asked = args.asked or args.clients
-    if not 0 < args.asked <= args.clients:
+    args.requested = args.requested or args.clients
+    if not 0 < args.requested <= args.clients:
         parser.error(f"--asked {args.asked} of --clients {args.clients}")
     if not (peers := installed(args.peers)):
         raise SystemExit("peers.py: none of the peers that were asked for is installed")

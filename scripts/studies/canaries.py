@@ -94,7 +94,7 @@ def at_the_examples(settings: PrivacyConfig, there: Tensor, secret: Secret) -> t
     local = LocalConfig(batch_size=round(RATE * CANARIES))
     site = Client("c0", None, local, SEED, lambda draws: like, Data(range(CANARIES)), private=private)  # type: ignore[arg-type]
     site.begin(1, 1.0)
-    batches, noise = site.places(CANARIES, ROUNDS), site._noise(CANARIES, ROUNDS, 0)
+    batches, noise = site.indices(CANARIES, ROUNDS), site._noise(CANARIES, ROUNDS, 0)
     fit = Fit("c0", None, like, range(CANARIES), batches, Optimizer(1.0, "sgd"), private=noise)  # type: ignore[arg-type]
     values, grads, seen = torch.zeros(1, CANARIES), torch.zeros(1, CANARIES), []
     steps = Steps({0: fit}, values, grads, like.layout)
@@ -132,7 +132,7 @@ def by_the_seed(kind: str) -> tuple[Tensor, Tensor]:
 def _shuffled() -> list[list[int]]:
     site = Site("c0", None, LocalConfig(batch_size=round(RATE * CANARIES)), SEED, None)  # type: ignore[arg-type]
     site.begin(1, 1.0)
-    return site.places(CANARIES, ROUNDS)
+    return site.indices(CANARIES, ROUNDS)
 
 
 def log_odds(seen: Tensor, noise: float, rate: float) -> Tensor:
@@ -201,7 +201,7 @@ def planted(fault: str) -> Iterator[None]:
             patch.object(privacy, "clipped", louder), patch.object(collector, "clipped", louder),
             patch.object(Steps, "add_clipped", add_louder),
         ],
-        "no Poisson sampling": [patch.object(Client, "places", Site.places), patch.object(Poisson, "asks", seeded)],
+        "no Poisson sampling": [patch.object(Client, "indices", Site.indices), patch.object(Poisson, "asks", seeded)],
     }  # fmt: skip
     with ExitStack() as stack:
         for one in patches.get(fault, ()):

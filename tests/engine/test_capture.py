@@ -369,8 +369,8 @@ def test_a_widened_batch_holds_the_same_targets():
     wide = widened(batch, Grid())
     count = len(batch.labels)
     assert wide.input_ids.shape == (3, 16) and len(wide.labels) == 16 > count
-    assert torch.equal(wide.input_ids.flatten()[wide.places[:count] + 1], batch.labels)
-    for name in ("labels", "rows", "places"):
+    assert torch.equal(wide.input_ids.flatten()[wide.indices[:count] + 1], batch.labels)
+    for name in ("labels", "rows", "indices"):
         assert getattr(wide, name)[count:].unique().tolist() == [int(getattr(wide, name)[count - 1])]
     assert packing.widened(collate(tiny.examples(0, [8] * 5)), Grid()).input_ids.shape == (6, 8)
 

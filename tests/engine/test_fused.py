@@ -168,7 +168,7 @@ def test_a_run_records_why_its_passes_are_as_they_are_written():
     engine = Engine(language_base(tiny.build("llama", torch.float64)))
     jobs = cohort(engine.base.model, LORA, torch.float64)
     engine.fit(jobs)
-    assert not engine.take_work().asked
+    assert not engine.take_work().requested
     engine.as_written = "no GPU has tried it"
     engine.fit(jobs)
     work = engine.take_work()

@@ -280,7 +280,7 @@ def test_a_flat_batch_holds_the_targets_of_the_rows():
     examples = tiny.examples(0, [13, 5, 9])
     rows, flat = collate(examples), flattened(examples)
     assert torch.equal(flat.labels, rows.labels) and torch.equal(flat.rows, rows.rows)
-    assert flat.input_ids.shape == (1, 27) and torch.equal(flat.input_ids[0, flat.places + 1], flat.labels)
+    assert flat.input_ids.shape == (1, 27) and torch.equal(flat.input_ids[0, flat.indices + 1], flat.labels)
     assert flat.positions[0].tolist() == [*range(13), *range(5), *range(9)]
     assert flat.sequences.borders.tolist() == list(flat.sequences.known) == [0, 13, 18, 27]
     wide = end_to_end.widened(flat, Grid())

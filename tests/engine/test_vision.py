@@ -54,7 +54,7 @@ def fit(site: Site, engine: Engine, state: State, batches: Any = BATCHES, **opti
     examples = [picture for batch in batches for picture in batch]
     numbers = iter(range(len(examples)))
     places = [[next(numbers) for _ in batch] for batch in batches]
-    site.places = lambda *_: places  # type: ignore[method-assign]
+    site.indices = lambda *_: places  # type: ignore[method-assign]
     site.losses = []
     return tiny_images.answer(
         engine, site.fit(state, examples=examples, optimizer=replace(site.optimizer, **changes), **options)

@@ -176,7 +176,7 @@ def test_a_conversation_is_asked_for_its_last_turn_as_it_was_trained():
     made = Encoder(tokenizer, TaskConfig(max_length=99, template="chat"))
     (query,), (trained,) = made.queries("c", "test", [talk]), made.training("c", "training", [talk])
     words = tokenizer.convert_ids_to_tokens
-    assert words(trained.answer) == ["w5", "w6", "</s>"] and trained.asked == query.prompt
+    assert words(trained.answer) == ["w5", "w6", "</s>"] and trained.requested == query.prompt
     assert [words(option) for option in query.options] == [["w5", "w6", "</s>"], ["w7", "</s>"]]
     assert sum(trained.target) == 5 and query.example == trained and query.correct == (0,)
     (length,) = next(made.lengths([[talk]]))

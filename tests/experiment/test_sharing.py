@@ -23,8 +23,8 @@ def test_processes_that_do_not_fit_are_refused_before_anything_is_trained():
         replace(TWO, free=5 * 10**9).check(2)
     with pytest.raises(UserError, match="--jobs 4 needs less"):  # two of each of two GPUs, of six processes
         replace(TWO, processes=3, free=8 * 10**9).check(6)
-    assert "takes about 3.0 GB before it trains and 4.0 GB in training; 9.0 GB are free" in TWO.in_words
-    assert "in training" not in replace(TWO, training=0).in_words
+    assert "takes about 3.0 GB before it trains and 4.0 GB in training; 9.0 GB are free" in TWO.describe
+    assert "in training" not in replace(TWO, training=0).describe
 
 
 def test_a_comparison_that_does_not_fit(small, tmp_path, llm_fed, monkeypatch):

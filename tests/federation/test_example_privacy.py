@@ -46,7 +46,7 @@ def fits(site, *awaited) -> list[Fit]:
 def test_each_example_is_taken_by_itself():
     """Counts by example and by step are binomial, within five standard deviations; some steps have no example."""
     steps, n, q = 4000, 60, 3 / 60
-    batches = client().places(n, steps)
+    batches = client().indices(n, steps)
     assert len(batches) == steps and [] in batches and all(batch == sorted({*batch}) for batch in batches)
     sizes = [len(batch) for batch in batches]
     assert abs(sum(sizes) / steps - n * q) < 5 * math.sqrt(n * q * (1 - q) / steps)

@@ -13,5 +13,5 @@ def test_who_remembers_something_is_looked_at_again_after_a_restart():
     saved.memory = lambda owner: saved.rows.get(owner, {})
     clients: Any = {name: SimpleNamespace(memory={}) for name in ("ada", "bob")}
     progress = restore(saved, clients)
-    assert progress.asked == {"ada"} and progress.round == 3
+    assert progress.requested == {"ada"} and progress.round == 3
     assert clients["ada"].memory == {"own": 1} and clients["bob"].memory == {}

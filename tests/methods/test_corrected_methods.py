@@ -79,7 +79,7 @@ class Federation:
         theta."""
         site, theta = self.clients[id], start
         site.begin(round, LOCAL.lr)
-        for places in site.places(len(site.train), steps, nth):
+        for places in site.indices(len(site.train), steps, nth):
             batch = [site.train[place] for place in places]
             (found,) = drive({id: site.gradient(theta, batch)}, self.engine.execute).values()
             theta = theta - LOCAL.lr * change(found[1], theta)

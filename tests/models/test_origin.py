@@ -116,13 +116,13 @@ def test_two_are_the_same_by_weights_or_else_by_the_last_part_of_the_name():
 def test_the_path_is_a_second_place_to_look(base, tmp_path):
     snapshot = cached(base, tmp_path / "hub")
     found = Origin.of(BaseConfig(name=str(snapshot), dtype="float32"))
-    assert found.place == str(snapshot)
+    assert found.location == str(snapshot)
     (snapshot / "model.safetensors").unlink()
     tiny_base.folder(tmp_path / "other", seed=1)
     shutil.copyfile(tmp_path / "other/model.safetensors", snapshot / "model.safetensors")
-    assert found.place == "acme/llama-tiny"  # other weights lie there now
+    assert found.location == "acme/llama-tiny"  # other weights lie there now
     shutil.rmtree(snapshot)
-    assert found.place == "acme/llama-tiny"
+    assert found.location == "acme/llama-tiny"
     assert Origin.from_json(found.as_json()) == found and "path" not in found.public().as_json()
 
 

@@ -34,7 +34,7 @@ def check_asked(tokenizer: PreTrainedTokenizerFast, template: Template, example:
     assert (length.prompt, length.whole) == (len(query.prompt), len(trained.input_ids)), "not as long as was said"
     assert query.example == trained, "evaluation has other tokens than training"
     if example.prompt:
-        assert query.prompt == trained.asked, "evaluation asks for another prompt than training"
+        assert query.prompt == trained.requested, "evaluation asks for another prompt than training"
     for option, ids in zip(dict.fromkeys(example.options), query.options, strict=True):
         alone = encode_continuation(example.prompt, option, tokenizer, template=template)
         assert alone.input_ids == [*query.prompt, *ids, *alone.input_ids[len(query.prompt) + len(ids) :]]

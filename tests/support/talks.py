@@ -126,7 +126,7 @@ def check(tokenizer: PreTrainedTokenizerFast, form: Form, turns: Sequence[Turn],
     assert len(runs) == len(trained), f"{len(runs)} targets for {len(trained)} replies"
     prompt = encode_prompt(turns[:-1], tokenizer, template=template)
     if not reasoning(turns[-1].content) or form.written(turns[-1].content, True).find("<think>") != 0:
-        assert found.asked == prompt, (
+        assert found.requested == prompt, (
             f"the prompt of an evaluation is {tokenizer.convert_ids_to_tokens(prompt)[-8:]}, and that of training "
             f"{tokenizer.convert_ids_to_tokens(found.asked)[-8:]}"
         )
@@ -216,7 +216,7 @@ def check_text(tokenizer: PreTrainedTokenizerFast, name: str, turns: Sequence[Tu
     template, eos, bos = template_of(name, tokenizer), tokenizer.eos_token_id, tokenizer.bos_token_id
     it: Any = filled(template, tokenizer)
     found = encoded(Example(tuple(turns[:-1]), (turns[-1].content,)), tokenizer, template)
-    assert found.asked == encode_prompt(turns[:-1], tokenizer, template=template), "prompts differ"
+    assert found.requested == encode_prompt(turns[:-1], tokenizer, template=template), "prompts differ"
     runs, replies = _runs(found.target), [turn for turn in turns if turn.role == "assistant" and turn.trained]
     assert len(runs) == len(replies) and all(found.input_ids[stop - 1] == eos for _, stop in runs)
     if bos is not None and tokenizer("a").input_ids[0] == bos:
@@ -228,7 +228,7 @@ def check_text(tokenizer: PreTrainedTokenizerFast, name: str, turns: Sequence[Tu
             assert found.input_ids[start : stop - 1] == tokenizer(turn.content, add_special_tokens=False).input_ids
     if len(turns) == 2 and it.safe.is_plain(turns[0].content):
         whole = tokenizer(template.text.replace("{prompt}", turns[0].content)).input_ids
-        assert found.asked == (whole[:-1] if whole[-1:] == [eos] else whole)
+        assert found.requested == (whole[:-1] if whole[-1:] == [eos] else whole)
 
 
 def _runs(target: Sequence[bool]) -> list[tuple[int, int]]:

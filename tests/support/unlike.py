@@ -94,7 +94,7 @@ class Federation:
 
     def batches(self, name: str, examples: Sequence[Picture]) -> list[tuple[Tensor, Tensor]]:
         """Inputs and labels of the client's steps of the round."""
-        places = self.clients[name].places(len(examples))
+        places = self.clients[name].indices(len(examples))
         return [self.tensors([examples[i] for i in chosen]) for chosen in places]
 
     def tensors(self, pictures: Sequence[Picture]) -> tuple[Tensor, Tensor]:

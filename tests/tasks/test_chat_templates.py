@@ -66,7 +66,7 @@ def test_what_the_template_writes_is_prompt_and_the_end_is_learned(name, written
     found = encode_conversation([ASKED, SAID], tokenizer, template="chat")
     assert parts(found, tokenizer) == written
     assert found == encode_continuation(ASKED.content, SAID.content, tokenizer, template="chat")
-    assert found.asked == encode_prompt(ASKED.content, tokenizer, template="chat")
+    assert found.requested == encode_prompt(ASKED.content, tokenizer, template="chat")
     ends = [] if written[-1][0].endswith("<|endoftext|>") else ["<|im_end|>"]
     assert filled("chat", tokenizer).ends == tokenizer.convert_tokens_to_ids(ends)
 
@@ -77,7 +77,7 @@ def test_earlier_turns_are_found_in_the_final_rendering():
     assert [text for text, target in parts(found, tokenizer) if target] == ["Bay 4.<|im_end|>", "Shelf 2.<|im_end|>"]
     text = tokenizer.decode(found.input_ids)
     assert "assistant\nBay 4." in text and f"assistant\n{BLOCK}Shelf 2." in text
-    assert found.asked == encode_prompt(TALK[:3], tokenizer, template="chat")
+    assert found.requested == encode_prompt(TALK[:3], tokenizer, template="chat")
 
 
 @pytest.mark.parametrize("name", ["chatml", "with marks", "phi"])
@@ -89,7 +89,7 @@ def test_a_reply_that_begins_with_a_line_break(name):
     whole = tokenizer(tokenizer.decode(found.input_ids), add_special_tokens=False).input_ids
     assert len(found.input_ids) == len(whole) + 1  # as two tokens
     assert [text for text, target in parts(found, tokenizer) if target] == [f"{reply}<|im_end|>"]
-    assert found.asked == encode_prompt(ASKED.content, tokenizer, template="chat")
+    assert found.requested == encode_prompt(ASKED.content, tokenizer, template="chat")
 
 
 def test_reasoning_is_trained_where_the_template_keeps_it():
@@ -125,7 +125,7 @@ def test_a_system_text_stands_before_the_first_question_where_the_template_takes
         tokenizer = with_form(name)
         found = encode_conversation(turns, tokenizer, template="chat")
         assert found == encode_conversation(merged, tokenizer, template="chat")
-        assert encode_prompt(turns[:-1], tokenizer, template="chat") == found.asked
+        assert encode_prompt(turns[:-1], tokenizer, template="chat") == found.requested
     tokenizer = with_form("chatml")
     assert encode_conversation(turns, tokenizer, template="chat") != encode_conversation(
         merged, tokenizer, template="chat"
@@ -211,7 +211,7 @@ def test_calls_of_tools_are_targets_and_what_tools_say_is_not():
     call = '<tool_call>{"name": "find", "arguments": {"crate": "<|im_end|>7"}}</tool_call><|im_end|>'
     assert [text for text, target in parts(found, tokenizer) if target] == [call, "Bay 4.<|im_end|>"]
     assert found.input_ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 4
-    assert found.asked == encode_prompt(turns[:-1], tokenizer, template="chat")
+    assert found.requested == encode_prompt(turns[:-1], tokenizer, template="chat")
     spoken = [turns[0], turns[1]._replace(content="Let me see.")]
     found = encode_conversation(spoken, tokenizer, template="chat")
     assert [text for text, target in parts(found, tokenizer) if target] == [f"Let me see.\n{call}"]
@@ -242,7 +242,7 @@ def test_conversations_in_a_template_of_text():
         assert parts(found, tokenizer) == [
             ("<s>Q: Be short.\n\nWhich bay?\nA: Bay 4.</s>Q: And its lid?\nA: ", False), ("Shelf 2.</s>", True),
         ]  # fmt: skip
-        assert found.asked == encode_prompt(turns[:-1], tokenizer, template=template)
+        assert found.requested == encode_prompt(turns[:-1], tokenizer, template=template)
     one = encode_conversation([ASKED, SAID], tokenizer, template="alpaca")
     assert one == encode_continuation(ASKED.content, SAID.content, tokenizer, template="alpaca")
 

@@ -73,7 +73,7 @@ def test_what_a_template_writes_is_a_control_token_and_what_is_hidden_is_not():
     marks = Marks(safe.spelled, ["</s>"])
     found = safe.encode(f"<s>{marks.hide('</s>', safe.pattern)}</s>", marks)
     assert found.ids == [BOS, *tokenizer("</s>", split_special_tokens=True).input_ids, EOS] and len(found.ids) == 6
-    assert (found.behind(3), found.behind(4), found.place(4)) == (1, 5, found.spans[5][0])
+    assert (found.behind(3), found.behind(4), found.position(4)) == (1, 5, found.spans[5][0])
 
 
 def test_private_use_characters_of_the_data_stay_what_they_are():

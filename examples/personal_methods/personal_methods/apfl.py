@@ -33,7 +33,7 @@ class APFL(Method):
 
     async def client_update(self, client: Client, message: Message) -> Message:
         w, v, alpha = message, *_own(client, self.alpha, message)
-        for places in client.places(client.num_examples):
+        for places in client.indices(client.num_examples):
             batch = [client.train[place] for place in places]
             _, gradient = await client.gradient(_mixed(alpha, v, w), batch)
             slope = float(((v.row - w.row) * gradient.row).sum())  # of the mixture's loss by alpha

@@ -23,6 +23,6 @@ def _pearson(x: np.ndarray, y: np.ndarray) -> float:
 
 def _ranks(values: np.ndarray) -> np.ndarray:
     """(N,) from 1 on; equal values share the mean of their ranks."""
-    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, indices, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
-    return (ends - (counts - 1) / 2)[places]
+    return (ends - (counts - 1) / 2)[indices]

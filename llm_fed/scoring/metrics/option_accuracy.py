@@ -7,12 +7,12 @@ from collections.abc import Sequence
 def credit(scores: list[float], right: int | Sequence[int]) -> float:
     """1 if option `right`, or one of several, alone has the highest score; of t options that share it the share that is
     right. So a model that cannot tell the options apart scores at chance. NaN is never right."""
-    places = [right] if isinstance(right, int) else right
-    if not (places and all(0 <= place < len(scores) for place in places)):
+    indices = [right] if isinstance(right, int) else right
+    if not (indices and all(0 <= index < len(scores) for index in indices)):
         raise ValueError(f"the right option is number {right}, but there are {len(scores)} options (counted from 0)")
     best = max((score for score in scores if not math.isnan(score)), default=math.nan)
-    chosen = {place for place, score in enumerate(scores) if score == best}
-    return len(chosen & set(places)) / max(1, len(chosen))
+    chosen = {index for index, score in enumerate(scores) if score == best}
+    return len(chosen & set(indices)) / max(1, len(chosen))
 
 
 def compute(predictions, references):
