@@ -41,7 +41,7 @@ FLAGS = {
     ],
     "init": [
         "data", "--out", "--base", "--prompt", "--input", "--answer", "--client", "--clients", "--method",
-        "-y", "--force",
+        "--yes", "-y", "--force",
     ],
     "report": ["run_dir"],
     "audit": ["run_dir", "--rounds", "--sample", "--all", "--allow", "--json"],

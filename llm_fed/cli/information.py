@@ -36,7 +36,7 @@ def init(
         str | None,
         typer.Option(help="The method (default: local, for pictures fedlora; `llm-fed methods` lists all)."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", hidden=True)] = False,  # of scripts for 0.4, which asked
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Changes nothing, as nothing is asked any more.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing configuration.")] = False,
 ) -> None:
     """Inspect your data and write a commented configuration for it."""

@@ -5,8 +5,8 @@ A method is a frozen dataclass whose fields are its hyper-parameters. Beside the
 - steps, whose defaults are federated averaging: `wrap` and `init` before the first round; `broadcast`, `client_update`
   and `server_update` in each round; `finish` after the last; `personalize` wherever a client's model is scored or
   exported;
-- declarations, which the rest of llm_fed reads in advance: class attributes, and `pool`, `upload_like`, `asked`,
-  `together` and `in_words`, which depend on what they are given;
+- declarations, which the rest of llm_fed reads in advance: class attributes, and `pool`, `upload_like`, `requested`,
+  `together` and `describe`, which depend on what they are given;
 - reports, `report` and `recipe`: what goes into the metrics.
 
 Each step takes a state and returns a state; nothing is kept on `self`. What survives a round is in the server's state

@@ -236,8 +236,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--actors", type=int, default=1, help="clients that flower trains at once, sharing the threads")
     args = parser.parse_args()
-    args.requested = args.requested or args.clients
-    if not 0 < args.requested <= args.clients:
+    args.asked = args.asked or args.clients
+    if not 0 < args.asked <= args.clients:
         parser.error(f"--asked {args.asked} of --clients {args.clients}")
     if not (peers := installed(args.peers)):
         raise SystemExit("peers.py: none of the peers that were asked for is installed")

@@ -356,13 +356,6 @@ def test_the_template_stands_once_and_not_with_each_sample(tmp_path, undrawn):
     page = sampled(run, lines)
     assert page.text.count(SYSTEM) == 1 and "prompt Who? reference r the base b this model a" in page.text
     assert "The template around every prompt" in page.text
-    # earlier versions wrote no `text`: what all prompts begin and end with in whole lines is taken for the template
-    for line in lines:
-        del line["text"], line["template"]
-    page = sampled(run, lines)
-    assert page.text.count(SYSTEM) == 1 and "prompt Who? reference r" in page.text and "prompt When? ref" in page.text
-    page = sampled(run, lines[:1])  # of which nothing is known
-    assert "The template" not in page.text and f"prompt system {SYSTEM} user Who? assistant reference" in page.text
 
 
 def test_a_system_text_of_the_data_stands_once_per_client(tmp_path, undrawn):

@@ -1,6 +1,8 @@
 """`privacy.secure` over a network: the sums of one process, and what happens when clients vanish, lie, or are asked
 for what they must not tell."""
 
+import os
+import shutil
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from disk_faults import Camera
 from network import lines, tree
 from secure_network import NAMES, WAIT, SecureNetwork, line_of, private_key, seven
 
@@ -271,6 +274,35 @@ def test_a_kill_at_any_write_of_a_client_ends_no_run(clients, tmp_path, monkeypa
     came = Counter(line["round"] for line in lines(tmp_path, "client"))
     assert came[2] == 7 and given_up in ([], [1])  # who has revealed its part in round 1 does so once
     assert came[1] == 0 if given_up else came[1] >= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_a_kill_at_any_operation_on_a_file_ends_no_run(clients, tmp_path, part):
+    """Of the server or of a node. From each state of all folders the run goes on, and a round is whole or given up."""
+    whole, shots, wanted = tmp_path / "whole", tmp_path / "shots", settings(clients)
+    link = SecureNetwork(whole, clients, wanted)
+    if not (child := os.fork()):  # what listens to operations cannot be taken away any more
+        try:
+            camera = Camera(whole, shots)
+            camera._take()  # the keys are whole already
+            shutil.rmtree(shots)
+            camera.arm()
+            server.train(link.config, whole / "run", link)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    states = sorted(shots.iterdir())[part::8]
+    for state in states:
+        shutil.rmtree(whole)
+        shutil.copytree(state, whole)
+        again = SecureNetwork(whole, clients, wanted)
+        server.train(again.config, whole / "run", again)
+        came = Counter(line["round"] for line in lines(whole, "client"))
+        lost = [round for round, _, event, _ in events(whole) if event == "round given up"]
+        assert len(lost) <= 1 and came == {round: 7 for round in (1, 2) if round not in lost}, state.name
+    assert len(states) > 5
 
 
 def test_what_the_owner_must_give_and_what_it_may_forbid(clients, tmp_path):

@@ -128,7 +128,7 @@ def check(tokenizer: PreTrainedTokenizerFast, form: Form, turns: Sequence[Turn],
     if not reasoning(turns[-1].content) or form.written(turns[-1].content, True).find("<think>") != 0:
         assert found.requested == prompt, (
             f"the prompt of an evaluation is {tokenizer.convert_ids_to_tokens(prompt)[-8:]}, and that of training "
-            f"{tokenizer.convert_ids_to_tokens(found.asked)[-8:]}"
+            f"{tokenizer.convert_ids_to_tokens(found.requested)[-8:]}"
         )
     if len(turns) == 2:
         one = encoded(Example(turns[0].content, (turns[1].content,)), tokenizer, template)

@@ -46,14 +46,10 @@ class Loss:
         answer = None
         while True:
             try:
-                self.requested.append(work.send(answer))
+                self.asked.append(work.send(answer))
             except StopIteration as stop:
                 return stop.value
-            answer = (
-                self._fit(self.requested[-1])
-                if isinstance(self.requested[-1], Fit)
-                else self._gradient(self.requested[-1])
-            )
+            answer = self._fit(self.asked[-1]) if isinstance(self.asked[-1], Fit) else self._gradient(self.asked[-1])
 
     def _at(self, here: State) -> State:
         return state(**self.gradient(**numbers(here)))

@@ -55,7 +55,7 @@ def test_fedrep_by_hand():
     method, server, ann = FedRep(head_steps=2), site("server"), site("ann")
     loss = together(4)
     up = loss.run(method.client_update(ann, method.init(server)))
-    assert numbers(up) == {"body": 0.5} and [len(job.batches) for job in loss.requested] == [2, 1]
+    assert numbers(up) == {"body": 0.5} and [len(job.batches) for job in loss.asked] == [2, 1]
     held = serve(method, server, state(body=0.0), ann=(up, 1), bob=(state(body=1.5), 3))
     assert numbers(held) == {"body": 1.0}
     assert numbers(loss.run(method.personalize(ann, held))) == {"body": 1.0, "head": 3.0}
@@ -81,7 +81,7 @@ def test_apfl_by_hand():
     up = loss.run(method.client_update(ann, method.init(site("server"))))
     assert numbers(up)["body"] == pytest.approx(0.76)
     assert ann.memory["alpha"] == pytest.approx(0.426) and numbers(ann.memory["v"])["body"] == pytest.approx(0.385)
-    gradients, fits = loss.requested[::2], loss.requested[1::2]
+    gradients, fits = loss.asked[::2], loss.asked[1::2]
     assert [sorted(g.examples) for g in gradients] == [sorted(f.examples) for f in fits]
     assert [sorted(f.batches[0]) for f in fits] == [[0, 1], [0, 1]]
     mine = loss.run(method.personalize(ann, state(body=1.0, head=0.0)))
@@ -118,7 +118,7 @@ def test_fedala_by_hand():
     assert numbers(apart(4, 4).run(method.client_update(ann, state(body=0.0, head=0.0)))) == {"body": 2, "head": 2}
     up = loss.run(method.client_update(ann, state(body=10.0, head=6.0)))
     assert float(ann.memory["weights"]) == pytest.approx(0.28)
-    assert numbers(loss.requested[-1].start) == pytest.approx({"body": 10, "head": 3.12})
+    assert numbers(loss.asked[-1].start) == pytest.approx({"body": 10, "head": 3.12})
     assert numbers(up) == pytest.approx({"body": -5, "head": 3.06 - 6})
     assert numbers(loss.run(method.personalize(ann, state(body=1.0, head=1.0)))) == pytest.approx(
         {"body": 5, "head": 3.06}
@@ -135,7 +135,7 @@ def test_fedala_learns_its_first_weights_until_losses_stand_still():
     loss.run(method.client_update(ann, state(body=0.0, head=0.0)))
     loss.run(method.client_update(ann, state(body=0.0, head=6.0)))
     assert float(ann.memory["weights"]) == 0.0
-    assert len(loss.requested) == 2 + 11 * 3
+    assert len(loss.asked) == 2 + 11 * 3
 
 
 def test_fedamp_by_hand():
