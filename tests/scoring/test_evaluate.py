@@ -1,6 +1,7 @@
 """Metrics of the library evaluate, from local scripts as they lie on the Hub: scaled where they say 0 to 1, refused
 where less is better."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,19 @@ METRICS = {
 
 @pytest.fixture(autouse=True, scope="module")
 def _cache(tmp_path_factory):
-    """Where the library copies scripts, one place for a process."""
+    """Where the library copies scripts; what other tests have loaded from another place is out of sight meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evaluate.config.HF_MODULES_CACHE", tmp_path_factory.mktemp("modules"))
+        patch.setattr(sys, "path", [path for path in sys.path if not Path(path, "evaluate_modules").exists()])
+        before = {name: sys.modules.pop(name) for name in _loaded()}
         yield
+        for name in _loaded():
+            del sys.modules[name]
+        sys.modules |= before
+
+
+def _loaded() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]
 
 
 def written(folder: Path, name: str, said: str, returned: str, feature: str = TEXT) -> str:
