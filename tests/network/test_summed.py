@@ -279,7 +279,8 @@ def test_a_kill_at_any_write_of_a_client_ends_no_run(clients, tmp_path, monkeypa
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(8))
 def test_a_kill_at_any_operation_on_a_file_ends_no_run(clients, tmp_path, part):
-    """Of the server or of a node. From each state of all folders the run goes on, and a round is whole or given up."""
+    """Of the server or of a node. From each state of all folders the run goes on; a round is opened with at least
+    five of seven clients, or given up."""
     whole, shots, wanted = tmp_path / "whole", tmp_path / "shots", settings(clients)
     link = SecureNetwork(whole, clients, wanted)
     if not (child := os.fork()):  # what listens to operations cannot be taken away any more
@@ -301,7 +302,8 @@ def test_a_kill_at_any_operation_on_a_file_ends_no_run(clients, tmp_path, part):
         server.train(again.config, whole / "run", again)
         came = Counter(line["round"] for line in lines(whole, "client"))
         lost = [round for round, _, event, _ in events(whole) if event == "round given up"]
-        assert len(lost) <= 1 and came == {round: 7 for round in (1, 2) if round not in lost}, state.name
+        assert len(lost) <= 1, state.name
+        assert all(came[round] == 0 if round in lost else came[round] >= 5 for round in (1, 2)), (state.name, came)
     assert len(states) > 5
 
 
