@@ -17,7 +17,7 @@ README = (outside.ROOT / "README.md").read_text()
 
 def test_it_is_short():
     lines = README.splitlines()
-    assert len(lines) <= 150
+    assert len(lines) <= 120
     assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 
