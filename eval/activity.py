@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from llm_fed.eval import style
 RANGE = 8.0  # of norms, as a multiple and a fraction of the median, beyond which colours do not change
 MOST = 20  # clients in the picture, which is as wide as half a page
 TICKS = 8  # rounds that are named
-ABSENT = {False: "#c4ccd4", True: "#3d444d"}  # unlike any colour of a number
+ABSENT = "#c4ccd4"  # unlike any colour of a number
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Updates:
 
 def updates_of(lines: Sequence[dict[str, Any]]) -> Updates | None:
     """Of the lines of rounds; None where they know of no updates of at least two clients. Of more than MOST clients
-    those whose cosines are the lowest, and those whose norms are the furthest from the median, half of each."""
+    those whose mean cosine is the lowest."""
     known = {line["round"]: line["updates"] for line in lines if line.get("updates")}
     clients = sorted({client for updates in known.values() for client in updates})
     if len(clients) < 2:
@@ -55,25 +55,24 @@ def updates_of(lines: Sequence[dict[str, Any]]) -> Updates | None:
             norms[row, column] = norm / middle if middle else math.nan
     shown = list(range(len(clients)))
     if len(clients) > MOST:
-        apart = sorted(shown, key=lambda row: _mean(cosines[row]))[: MOST // 2]
-        left = [row for row in shown if row not in apart]
-        unlike = sorted(left, key=lambda row: -_mean(np.abs(_doublings(norms[row])), none=0.0))
-        shown = sorted([*apart, *unlike[: MOST - len(apart)]])
+        counts = (~np.isnan(cosines)).sum(1)
+        means = np.where(counts > 0, np.nansum(cosines, 1) / np.maximum(counts, 1), np.inf)
+        shown = sorted(np.argsort(means, kind="stable")[:MOST].tolist())
     return Updates([clients[row] for row in shown], [*known], cosines[shown], norms[shown], len(clients) - len(shown))
 
 
-def draw(path: Path, *, updates: Updates, dark: bool = False) -> Path:
+def draw(path: Path, *, updates: Updates) -> Path:
     """The cosines above, the norms below, a row per client and a column per round in both."""
     rows = len(updates.clients)
-    figure = Figure(figsize=(5.6, 2 * (0.9 + max(0.2 * rows, 0.8))), layout="constrained", facecolor=style.PAGE[dark])
+    figure = Figure(figsize=(5.6, 2 * (0.9 + max(0.2 * rows, 0.8))), layout="constrained", facecolor=style.PAGE)
     panels = (
         (updates.cosines, "cosine with the others", "RdBu", 1.0),
         (_doublings(updates.norms), "norm over the median", "PuOr", math.log2(RANGE)),
     )
     for place, (values, what, colours, most) in enumerate(panels, 1):
-        axes = style.plain_axes(figure, (2, 1, place), dark)
+        axes = style.plain_axes(figure, (2, 1, place))
         axes.grid(False)
-        axes.set_facecolor(ABSENT[dark])
+        axes.set_facecolor(ABSENT)
         edges = np.arange(len(updates.rounds) + 1) - 0.5
         image = axes.pcolormesh(edges, np.arange(rows + 1) - 0.5, np.ma.masked_invalid(values), cmap=colours,
                                 vmin=-most, vmax=most)  # fmt: skip
@@ -85,18 +84,13 @@ def draw(path: Path, *, updates: Updates, dark: bool = False) -> Path:
         if place == 2:
             axes.set(xlabel="round")
         bar = figure.colorbar(image, ax=axes, aspect=12, pad=0.02, fraction=0.05)
-        bar.set_label(what, color=style.INK[dark])
-        bar.ax.tick_params(colors=style.INK[dark])
+        bar.set_label(what, color=style.INK)
+        bar.ax.tick_params(colors=style.INK)
         if place == 2:
             powers = (-3, -2, -1, 0, 1, 2, 3)
             bar.set_ticks(powers, labels=[f"{2.0**power:g}×" for power in powers])
         bar.outline.set_visible(False)
     return style.save(figure, path)
-
-
-def _mean(values: np.ndarray, none: float = math.inf) -> float:
-    known = [float(value) for value in values if not math.isnan(value)]
-    return fmean(known) if known else none
 
 
 def _doublings(norms: np.ndarray) -> np.ndarray:

@@ -21,15 +21,15 @@ LOOKS = {
 MAX_LETTERS = 18  # of one name; longer ones are cut
 
 
-def plot_verdict(path: Path, column: MethodPairs, *, dark: bool = False) -> Path:
+def plot_verdict(path: Path, column: MethodPairs) -> Path:
     """The pairs of a comparison, the largest difference first."""
     common = [pair for pair in column.pairs if pair.difference is not None]
     leading = sorted(common, key=lambda pair: -(pair.difference or 0.0))
     count = len(leading)
-    figure = Figure(figsize=(5.5, 1.3 + 0.24 * count), layout="constrained", facecolor=PAGE[dark])
+    figure = Figure(figsize=(5.5, 1.3 + 0.24 * count), layout="constrained", facecolor=PAGE)
     seen: dict[str, Line2D] = {}
-    axes = plain_axes(figure, (1, 1, 1), dark)
-    axes.axvline(0, color=INK[dark], linewidth=1)
+    axes = plain_axes(figure, (1, 1, 1))
+    axes.axvline(0, color=INK, linewidth=1)
     for place, pair in enumerate(leading):
         colour, marker, words = LOOKS[pair.claim]
         seen[words] = _draw(axes, pair, place, colour, marker)
@@ -38,11 +38,11 @@ def plot_verdict(path: Path, column: MethodPairs, *, dark: bool = False) -> Path
     axes.set_ylim(count - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(False, axis="y")
-    axes.set_title("average over the clients", fontsize="medium", color=INK[dark], parse_math=False)
+    axes.set_title("average over the clients", fontsize="medium", color=INK, parse_math=False)
     axes.set_xlabel("difference (points)")
     below = figure.legend(list(seen.values()), list(seen), loc="outside lower center", ncols=len(seen), frameon=False)
     for text in below.get_texts():
-        text.set(color=INK[dark], fontsize="small")
+        text.set(color=INK, fontsize="small")
     return save(figure, path)
 
 

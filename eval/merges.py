@@ -75,12 +75,12 @@ def spreads(lines: Iterable[Mapping[str, Any]]) -> list[CoefficientQuantiles]:
     ]
 
 
-def draw_spreads(spreads_by_round: list[CoefficientQuantiles], path: Path, *, dark: bool = False) -> Path:
+def draw_spreads(spreads_by_round: list[CoefficientQuantiles], path: Path) -> Path:
     """The picture of some spreads (Feddle, Figure 6)."""
     from llm_fed.eval.plots import plot_spread  # with matplotlib, which a run that merges needs only at its end
 
     rounds, quantiles = [spread.round for spread in spreads_by_round], [spread.quantiles for spread in spreads_by_round]
-    return plot_spread(path, rounds, quantiles, [spread.negative for spread in spreads_by_round], dark=dark)
+    return plot_spread(path, rounds, quantiles, [spread.negative for spread in spreads_by_round])
 
 
 def tabulate(recipes: Recipes) -> list[Tabulated]:

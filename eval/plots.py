@@ -31,21 +31,20 @@ def plot_scores(
     test: tuple[float, float] | None = None,
     references: Mapping[str, float] | None = None,
     after: tuple[str, float] | None = None,
-    dark: bool = False,
 ) -> Path:
     """Mean over the clients and over their worst half (0-100) by round, or one curve where one party alone is scored;
     the `test`, (round, mean), as a diamond, and further scores by label (`references`) as dotted lines. What a method
     does `after` its last round, (in words, mean on the same split), is a star apart, above which the test then stands.
     """
-    figure, axes = style.one_figure(4.8, 3.1, dark)
+    figure, axes = style.one_figure(4.8, 3.1)
     alone = list(mean) == list(worst_half)
-    axes.plot(rounds, mean, "-o", color=style.LINE[dark], markersize=3.5, label="score" if alone else "mean")
+    axes.plot(rounds, mean, "-o", color=style.BLUE, markersize=3.5, label="score" if alone else "mean")
     if not alone:
         axes.plot(rounds, worst_half, "--s", color=style.ORANGE, markersize=3.5, label="worst half")
     if after:
         apart = rounds[-1] + max(1.0, 0.06 * (rounds[-1] - rounds[0]))
         axes.axvline((rounds[-1] + apart) / 2, color=style.GREY, linewidth=0.8, linestyle=(0, (4, 3)))
-        axes.plot(apart, after[1], "*", color=style.LINE[dark], markersize=11, label=f"mean after {after[0]}")
+        axes.plot(apart, after[1], "*", color=style.BLUE, markersize=11, label=f"mean after {after[0]}")
         test = (apart, test[1]) if test else None
     if test:
         axes.plot(*test, "D", color=style.GREEN, markersize=7, label="test" if alone else "test mean", clip_on=False)
@@ -65,12 +64,11 @@ def plot_losses(
     *,
     scored: Curve | None = None,
     split: str = "validation",
-    dark: bool = False,
 ) -> Path:
     """Training loss by round: a curve (rounds, losses) per client, of more than MAX_CURVES clients of every n-th, and a
     thick one for the mean. `scored` is the mean loss, under the clients' personal models, on the `split` that is
     scored."""
-    figure, axes = style.one_figure(4.8, 3.1, dark)
+    figure, axes = style.one_figure(4.8, 3.1)
     curves = list(clients.values())[:: 1 + len(clients) // (style.MAX_CURVES + 1)]
     alpha = max(0.15, min(0.7, 8 / max(1, len(curves))))  # many curves: a cloud that leaves the mean visible
     for number, (rounds, losses) in enumerate(curves):
@@ -78,7 +76,7 @@ def plot_losses(
         axes.plot(rounds, losses, color=style.GREY, linewidth=0.8, alpha=alpha, label=label)
     every = max(1, len(mean[0]) // 12)
     label = "training mean" if scored else "mean"
-    axes.plot(*mean, "-o", color=style.LINE[dark], linewidth=2.2, markersize=3.5, markevery=every, label=label)
+    axes.plot(*mean, "-o", color=style.BLUE, linewidth=2.2, markersize=3.5, markevery=every, label=label)
     if scored:
         axes.plot(*scored, "--s", color=style.ORANGE, markersize=3.5, label=f"{split} mean")
     axes.set(xlabel="round", ylabel="loss (nats)" if scored else "training loss (nats)")
@@ -87,17 +85,15 @@ def plot_losses(
     return style.save(figure, path)
 
 
-def plot_bytes(
-    path: Path, rounds: Sequence[int], up: Sequence[int], down: Sequence[int], *, dark: bool = False
-) -> Path:
+def plot_bytes(path: Path, rounds: Sequence[int], up: Sequence[int], down: Sequence[int]) -> Path:
     """Bytes on the wire per round, all clients together: to the server above the axis, to clients below."""
-    figure, axes = style.one_figure(4.8, 3.1, dark)
+    figure, axes = style.one_figure(4.8, 3.1)
     largest = max([*up, *down, 1])
     power = min(int(np.log10(largest)) // 3, 4)
     width = 1.0 if len(rounds) > 60 else 0.8
     axes.bar(rounds, np.asarray(up) / 1000**power, width, color=style.BLUE, label="up, to the server")
     axes.bar(rounds, -np.asarray(down) / 1000**power, width, color=style.AMBER, label="down, to the clients")
-    axes.axhline(0, color=style.INK[dark], linewidth=0.8)
+    axes.axhline(0, color=style.INK, linewidth=0.8)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(value):g}"))
     axes.xaxis.set_major_locator(style.whole_numbers())
     axes.set(xlabel="round", ylabel=f"{('bytes', 'kB', 'MB', 'GB', 'TB')[power]} per round")
@@ -110,18 +106,16 @@ def plot_spread(
     rounds: Sequence[int],
     quantiles: Sequence[Sequence[float]],
     negative: Sequence[float],
-    *,
-    dark: bool = False,
 ) -> Path:
     """Merging coefficients by round (Feddle, Figure 6): `quantiles` (R, 5) are minimum, lower quartile, median, upper
     quartile, maximum; below, the shares (R,) of `negative` ones, 0-1."""
-    figure = Figure(figsize=(4.8, 3.9), layout="constrained", facecolor=style.PAGE[dark])
-    upper, lower = style.plain_axes(figure, (2, 1, 1), dark), style.plain_axes(figure, (2, 1, 2), dark)
+    figure = Figure(figsize=(4.8, 3.9), layout="constrained", facecolor=style.PAGE)
+    upper, lower = style.plain_axes(figure, (2, 1, 1)), style.plain_axes(figure, (2, 1, 2))
     least, first, median, third, most = np.asarray(quantiles, dtype=float).T
-    upper.fill_between(rounds, least, most, color=style.LINE[dark], alpha=0.18, linewidth=0, label="minimum to maximum")
-    upper.fill_between(rounds, first, third, color=style.LINE[dark], alpha=0.4, linewidth=0, label="quartiles")
-    upper.plot(rounds, median, color=style.LINE[dark], linewidth=1.4, label="median")
-    upper.axhline(0, color=style.INK[dark], linewidth=0.8)
+    upper.fill_between(rounds, least, most, color=style.BLUE, alpha=0.18, linewidth=0, label="minimum to maximum")
+    upper.fill_between(rounds, first, third, color=style.BLUE, alpha=0.4, linewidth=0, label="quartiles")
+    upper.plot(rounds, median, color=style.BLUE, linewidth=1.4, label="median")
+    upper.axhline(0, color=style.INK, linewidth=0.8)
     upper.set(ylabel="coefficient")
     lower.plot(rounds, 100 * np.asarray(negative), color=style.ORANGE, linewidth=1.4)
     lower.set(xlabel="round", ylabel="negative (%)", ylim=(0, 100))
@@ -131,12 +125,10 @@ def plot_spread(
     return style.save(figure, path)
 
 
-def plot_bands(
-    path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: str, places: Sequence[str] = (), dark: bool = False
-) -> Path:
+def plot_bands(path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: str, places: Sequence[str] = ()) -> Path:
     """A curve per label and the band from its lowest to its highest value: cosines by round (Feddle, Figure 2). Where x
     are names, `places` are all of them as the axis has them; a curve may lack some."""
-    figure, axes = style.one_figure(4.8, 3.1, dark)
+    figure, axes = style.one_figure(4.8, 3.1)
     if places:
         axes.xaxis.update_units(list(places))
     for number, (label, (x, middle, low, high)) in enumerate(curves.items()):
@@ -160,7 +152,6 @@ def plot_weights(
     title: str | None = None,
     what: str = "merging weight",
     of: str = "soup model",
-    dark: bool = False,
 ) -> Path:
     """Heat map of merging `values` (m, d) (FedMerge, Figure 4): a row per client, which sums to 1, a column per soup
     model. Rows of one of the `groups` are drawn together in order of first appearance, white dashes between groups.
@@ -174,7 +165,7 @@ def plot_weights(
         clients, weights = [clients[row] for row in order], weights[order]
     rows, columns = weights.shape
     height = max(rows * 0.27, 1.6) if rows <= style.MAX_NAMES else 6.0
-    figure, axes = style.one_figure(6.2 if members else 5.4, height + 1.3, dark)
+    figure, axes = style.one_figure(6.2 if members else 5.4, height + 1.3)
     axes.grid(False)
     # at least twice the uniform weight, so that uniform weights get a middling colour and not the brightest
     top = min(1.0, max(weights.max(), 2 / columns))
@@ -196,15 +187,15 @@ def plot_weights(
         for end in ends[:-1]:
             axes.axhline(end - 0.5, color="white", linestyle=(0, (4, 3)), linewidth=1.6)
         right = axes.secondary_yaxis("right")
-        right.tick_params(length=0, colors=style.INK[dark])
+        right.tick_params(length=0, colors=style.INK)
         right.spines["right"].set_visible(False)
         style.name_rows(right, ends - sizes / 2 - 0.5, list(members))
     bar = figure.colorbar(image, ax=axes, orientation="horizontal", aspect=40, pad=0.02, fraction=0.06)
-    bar.set_label(f"{what} (uniform: {1 / columns:.3g})", color=style.INK[dark])
-    bar.ax.tick_params(colors=style.INK[dark])
+    bar.set_label(f"{what} (uniform: {1 / columns:.3g})", color=style.INK)
+    bar.ax.tick_params(colors=style.INK)
     bar.outline.set_visible(False)
     if title:
-        axes.set_title(title, parse_math=False, color=style.INK[dark], fontsize="medium")
+        axes.set_title(title, parse_math=False, color=style.INK, fontsize="medium")
     return style.save(figure, path)
 
 
@@ -214,16 +205,14 @@ def clusters(clients: Sequence[str]) -> list[str] | None:
     return names if all(names) else None
 
 
-def plot_methods(
-    path: Path, scores: Mapping[str, Mapping[str, Sequence[float]]], *, metric: str, dark: bool = False
-) -> Path:
+def plot_methods(path: Path, scores: Mapping[str, Mapping[str, Sequence[float]]], *, metric: str) -> Path:
     """Bars per client, one per method, and the mean over the clients as the last group. `scores[method][client]` holds
     one score (0-100) per seed, for the same clients in every method. The bar is their mean, the error bar the standard
     deviation of the sample (divided by n - 1; none for one seed). A method's mean over the clients is taken per seed.
     """
     clients = list(next(iter(scores.values())))
     height = 0.8 / len(scores)
-    figure, axes = style.one_figure(6.4, 1.1 + (len(clients) + 1) * (0.12 + 0.11 * len(scores)), dark)
+    figure, axes = style.one_figure(6.4, 1.1 + (len(clients) + 1) * (0.12 + 0.11 * len(scores)))
     axes.grid(False, axis="y")
     for number, (method, by_client) in enumerate(scores.items()):
         means = [fmean(values) for values in zip(*by_client.values(), strict=True)]
@@ -235,10 +224,10 @@ def plot_methods(
             xerr=_errors([(fmean(values), stdev(values) if len(values) > 1 else None) for values in groups]),
             color=style.PALETTE[number % len(style.PALETTE)],
             hatch="//" if number >= len(style.PALETTE) else None,
-            error_kw={"ecolor": style.INK[dark], "elinewidth": 1, "capsize": 1.5},
+            error_kw={"ecolor": style.INK, "elinewidth": 1, "capsize": 1.5},
             label=method,
         )
-    axes.axhline(len(clients) - 0.5, color=style.INK[dark], linewidth=0.8)
+    axes.axhline(len(clients) - 0.5, color=style.INK, linewidth=0.8)
     axes.set_ylim(len(clients) + 0.5, -0.5)
     axes.set(xlabel=metric)
     axes.set_xlim(left=0)
@@ -248,13 +237,11 @@ def plot_methods(
     return style.save(figure, path)
 
 
-def plot_tradeoff(
-    path: Path, series: Mapping[str, Sequence[Point]], *, cost: str, unit: str, metric: str, dark: bool = False
-) -> Path:
+def plot_tradeoff(path: Path, series: Mapping[str, Sequence[Point]], *, cost: str, unit: str, metric: str) -> Path:
     """Score against what it costs, e.g. bytes sent (POTARA, Figure 2) or parameters on the server (FedMerge, Figure 5).
     `series[method]` holds (label, cost, score 0-100, its standard deviation or None) per row of a comparison; several
     rows of a method are joined in order of cost, and labelled."""
-    figure, axes = style.one_figure(6.0, 3.8, dark)
+    figure, axes = style.one_figure(6.0, 3.8)
     for number, (method, points) in enumerate(series.items()):
         ordered = sorted(points, key=lambda point: point[1])
         axes.errorbar(
@@ -272,7 +259,7 @@ def plot_tradeoff(
         for label, x, y, _ in ordered if len(ordered) > 1 else ():
             short = label.removeprefix(method).strip() or label
             axes.annotate(
-                short, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=style.INK[dark], parse_math=False
+                short, (x, y), (4, 4), textcoords="offset points", fontsize=7, color=style.INK, parse_math=False
             )
     many = EngFormatter(unit=unit, sep=" ") if unit.isalpha() else FuncFormatter(lambda value, _: f"{value:.4g}{unit}")
     axes.xaxis.set_major_formatter(many)
@@ -295,21 +282,20 @@ def plot_mixing(
     chosen: Mapping[str, float],
     *,
     metric: str,
-    dark: bool = False,
 ) -> Path:
     """Score by mixing weight, an axes per client (POTARA, Figure 4); dashed: the weight that was `chosen`.
     `curves[client]` holds the validation score (0-100) of each weight of the federated adapter."""
     columns = min(4, len(curves))
     rows = -(-len(curves) // columns)
-    figure = Figure(figsize=(2.1 * columns + 0.6, 1.7 * rows + 0.6), layout="constrained", facecolor=style.PAGE[dark])
+    figure = Figure(figsize=(2.1 * columns + 0.6, 1.7 * rows + 0.6), layout="constrained", facecolor=style.PAGE)
     for number, (client, curve) in enumerate(curves.items()):
-        axes = style.plain_axes(figure, (rows, columns, number + 1), dark)
-        axes.plot(list(curve), list(curve.values()), "-o", color=style.LINE[dark], markersize=3)
+        axes = style.plain_axes(figure, (rows, columns, number + 1))
+        axes.plot(list(curve), list(curve.values()), "-o", color=style.BLUE, markersize=3)
         if client in chosen:
             axes.axvline(chosen[client], color=style.ORANGE, linestyle="--", linewidth=1.4)
         name = client if len(client) <= style.MAX_LETTERS else client[: style.MAX_LETTERS - 1] + "…"
-        axes.set_title(name, fontsize="small", color=style.INK[dark], parse_math=False)
+        axes.set_title(name, fontsize="small", color=style.INK, parse_math=False)
         axes.set_xlim(-0.04, 1.04)
-    figure.supxlabel("weight of the federated adapter (dashed: chosen)", fontsize="medium", color=style.INK[dark])
-    figure.supylabel(f"{metric}, validation", fontsize="medium", color=style.INK[dark])
+    figure.supxlabel("weight of the federated adapter (dashed: chosen)", fontsize="medium", color=style.INK)
+    figure.supylabel(f"{metric}, validation", fontsize="medium", color=style.INK)
     return style.save(figure, path)

@@ -22,11 +22,10 @@ from llm_fed.eval.fonts import make_legible
 
 BLUE, AMBER, GREEN, ORANGE, SKY, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#8C8C8C"
 PALETTE = (BLUE, AMBER, GREEN, "#CC79A7", SKY, ORANGE, "#F0E442", GREY)
-LINE = {False: BLUE, True: SKY}  # the main curve, on a light and on a dark page
-INK = {False: "#24292f", True: "#e6edf3"}  # text and axes
+INK = "#24292f"  # text and axes
 REFERENCES = (GREY, "#CC79A7")  # of lines to compare with
 MARKERS = "osD^vPX*<>"
-PAGE = {False: "#ffffff", True: "#161b22"}
+PAGE = "#ffffff"
 MAX_NAMES = 40  # more rows than this are numbered, not named
 MAX_CURVES = 200  # of more clients than this, every n-th is drawn
 MAX_CELLS = 160  # more cells than this are not labelled with their values
@@ -34,18 +33,18 @@ MAX_LETTERS = 24  # longer names are cut
 LEGEND_LINE = 0.22  # inches
 
 
-def one_figure(width: float, height: float, dark: bool) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAGE[dark])
-    return figure, plain_axes(figure, (1, 1, 1), dark)
+def one_figure(width: float, height: float) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAGE)
+    return figure, plain_axes(figure, (1, 1, 1))
 
 
-def plain_axes(figure: Figure, place: tuple[int, int, int], dark: bool = False) -> Axes:
-    axes = figure.add_subplot(*place, facecolor=PAGE[dark])
+def plain_axes(figure: Figure, place: tuple[int, int, int]) -> Axes:
+    axes = figure.add_subplot(*place, facecolor=PAGE)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(INK[dark])
-    axes.tick_params(colors=INK[dark])
-    axes.xaxis.label.set_color(INK[dark])
-    axes.yaxis.label.set_color(INK[dark])
+    axes.spines[["left", "bottom"]].set_color(INK)
+    axes.tick_params(colors=INK)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
     axes.grid(True, axis="both", color=GREY, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
     return axes

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llm_fed.bench.costs import EMPTY
-from llm_fed.eval.distribution import FEW, Bin, histogram
 from llm_fed.eval.report.page import cell
 from llm_fed.eval.report.reading import Line
 from llm_fed.scoring.scores import METRICS
@@ -24,23 +23,6 @@ class Column:
     title: str
     kind: Literal["bar", "score", "loss", "count", "bytes"]  # how its numbers are written, see `page.cell`
     wide: bool = False  # left out on a narrow screen
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """How the scores are distributed over the clients."""
-
-    bins: Sequence[Bin]
-    marks: Sequence[tuple[str, float]]  # means to compare with: label, score
-
-    @property
-    def highest(self) -> int:
-        return max(bin.count for bin in self.bins)
-
-    def share(self, score: float) -> float:
-        """Where a score lies between the first bin and the last, in percent."""
-        low, high = self.bins[0].low, self.bins[-1].high
-        return 100 * (score - low) / (high - low)
 
 
 @dataclass(frozen=True)
@@ -107,17 +89,6 @@ def client_table(
     return SortableTable("client", columns, kept, alike, _totals(columns, shown, baselines.values()))
 
 
-def distribution(shown: Line | None, others: Mapping[str, Line | None]) -> Distribution | None:
-    """Of the scores of more clients than one sees at a glance in a table; None of fewer. `others` are score lines by
-    label whose means are marked as well, where they are known."""
-    if shown is None or len(shown["clients"]) <= FEW:
-        return None
-    marks = [("mean", shown["mean"]), ("worst half", shown["worst_half"])]
-    marks += [(label, line["mean"]) for label, line in others.items() if line]
-    bins = histogram(list(shown["clients"].values()), within=[score for _, score in marks])
-    return Distribution(bins, marks)
-
-
 def anything_sent(lines: Iterable[Line]) -> bool:
     """Whether any of these lines, with `bytes_up` and `bytes_down` of one message each, is of one that says
     something."""
@@ -146,8 +117,7 @@ def _totals(columns: Sequence[Column], shown: Line | None, baselines: Iterable[L
     if shown is None or len(shown["clients"]) < 2:
         return []
     lines = [shown, *baselines]
-    # Earlier versions wrote no deviation.
-    rows = {name: [cell(line.get(key), "score") for line in lines] for name, key in _TOTALS.items()}
+    rows = {name: [cell(line[key], "score") for line in lines] for name, key in _TOTALS.items()}
     if shown["losses"]:
         rows["mean"].append("–" if shown["loss"] is None else f"{shown['loss']:.3f}")
         rows["mean"] += [

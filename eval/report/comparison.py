@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_fed.eval.pairs import MethodPair, MethodPairs
 from llm_fed.eval.report.clients import Column, SortableTable
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import ReportFigure
 from llm_fed.eval.tables import SUMMARIES, ComparisonRow, MeanAndStd, Table
 from llm_fed.eval.verdict import TITLE
 
-Draw = Callable[..., Path]  # of `path`, and `dark`
+Draw = Callable[..., Path]  # of `path`
 
 # By the picture's file: its title, and what it means.
 PICTURES = {
+    "verdict": (
+        "Differences",
+        "Of each pair the difference of the means, and its interval; one without 0 is shown.",
+    ),
     "score_by_client": (
         "Score by client",
         "Each client's mean score over the seeds under every row, with the standard deviation. The last group is the "
@@ -38,45 +40,15 @@ PICTURES = {
         "is better and smaller.",
     ),
 }
-CLAIMS = {
-    "greater": "shown: the interval does not reach 0",
-    "equal": "equal to within half a point",
-    "unresolved": "unresolved",
-    "unknown": "too few draws for an interval",
-}
-
-
-@dataclass(frozen=True)
-class Forest:
-    """The differences: a line per pair, with its interval."""
-
-    pairs: Sequence[MethodPair]  # the largest difference first
-    low: float  # ends of the axis, in points
-    high: float
-
-    @classmethod
-    def of(cls, column: MethodPairs) -> Forest:
-        pairs = sorted(
-            (pair for pair in column.pairs if pair.low is not None), key=lambda pair: -(pair.difference or 0)
-        )
-        ends = [0.0, *(end for pair in pairs for end in (pair.low, pair.high) if end is not None)]
-        low, high = min(ends), max(ends)
-        edge = 0.02 * (high - low) or 1.0
-        return cls(pairs, low - edge, high + edge)
-
-    def share(self, value: float) -> float:
-        """Where a difference lies on the axis, in percent."""
-        return 100 * (value - self.low) / (self.high - self.low)
-
-    @property
-    def claims(self) -> dict[str, str]:
-        return {claim: words for claim, words in CLAIMS.items() if any(pair.claim == claim for pair in self.pairs)}
 
 
 def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None = None) -> Path:
     """Write the page and return its path; `drawn` is what draws its pictures, by names in PICTURES. RunError where the
     disk is full, or the folder cannot be written."""
     verdict = table.verdict
+    figures = {
+        name: ReportFigure(PICTURES[name][0], *PICTURES[name], draw).embedded() for name, draw in (drawn or {}).items()
+    }
     return write_page(
         path,
         "table.html.jinja",
@@ -88,17 +60,13 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
         costs=_costs(table),
         notes=table.all_notes(),
         clients=_clients(table),
-        forest=Forest.of(verdict.column) if verdict.column.known else None,
         title=TITLE,
         verdict=verdict.column,
         unequal=table.unequal,
         rule=verdict.of_rules,
         method=verdict.method,
-        pictures=[
-            ReportFigure(PICTURES[name][0], *PICTURES[name], draw).embedded()
-            for name, draw in (drawn or {}).items()
-            if name in PICTURES
-        ],
+        forest=[figure for name, figure in figures.items() if name == "verdict"],
+        plots=[figure for name, figure in figures.items() if name != "verdict"],
     )
 
 

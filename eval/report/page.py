@@ -39,10 +39,10 @@ class _PngBuffer(BytesIO):
     suffix = ".png"
 
 
-def embed(draw: Callable[..., Path], dark: bool) -> str:
-    """The data URI of a picture, which `draw(path, dark=dark)` writes."""
+def embed(draw: Callable[..., Path]) -> str:
+    """The data URI of a picture, which `draw(path)` writes."""
     picture = _PngBuffer()
-    draw(picture, dark=dark)
+    draw(picture)
     return "data:image/png;base64," + base64.b64encode(picture.getvalue()).decode()
 
 

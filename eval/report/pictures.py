@@ -1,4 +1,4 @@
-"""The pictures of a run's report, each with what it means, and what its slider shows."""
+"""The pictures of a run's report, each with what it means."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ from llm_fed.eval.report.clients import anything_sent
 from llm_fed.eval.report.page import embed
 from llm_fed.eval.report.reading import Line
 
-MAX_ROWS = 200  # clients in the table that the slider moves
-MAX_NUMBERS = 200_000  # weights in it, over all rounds
-MODELS = 10_000  # of a server: no run has as many
-
 
 @dataclass(frozen=True)
 class ReportFigure:
@@ -27,8 +23,7 @@ class ReportFigure:
     draw: Callable[..., Path]
 
     def embedded(self) -> dict[str, str]:
-        pages = {"light": embed(self.draw, False), "dark": embed(self.draw, True)}
-        return {"title": self.title, "alt": self.alt, "about": self.about, **pages}
+        return {"title": self.title, "alt": self.alt, "about": self.about, "image": embed(self.draw)}
 
 
 def pictures_of(
@@ -69,43 +64,6 @@ def pictures_of(
             )
         )
     return [picture.embedded() for picture in figures]
-
-
-def curve_of(by_kind: Mapping[str, Sequence[Line]], curve: Sequence[Line], final: Line | None) -> ReportFigure | None:
-    """The scores by round, or where only the end was scored the losses; None of a merge."""
-    if len(curve) > 1:
-        return _scores(curve, final, {}, by_kind.get("after", ()))
-    return _losses(by_kind, curve) if by_kind["round"] else None
-
-
-def weights_by_round(lines: Sequence[Line]) -> dict[str, Any] | None:
-    """For the slider, the merging weights of each round in the `server` lines, or which model each client chose, as the
-    weight 1 of that model; None where there are neither. Of more than MAX_ROWS clients the first, and of too many
-    rounds every n-th: `left_out` says which."""
-    tables = {line["round"]: table for line in lines if (table := _table(line))}
-    if not tables:
-        return None
-    everybody = list(dict.fromkeys(client for table in tables.values() for client in table))
-    clients, models = everybody[:MAX_ROWS], max(len(row) for table in tables.values() for row in table.values())
-    rounds = list(tables)
-    every = -(-len(rounds) * len(clients) * models // MAX_NUMBERS)
-    kept = rounds[::-1][::every][::-1]  # with the last
-    said = [f"the first {MAX_ROWS} of {len(everybody)} clients"] if len(everybody) > MAX_ROWS else []
-    said += [f"{len(kept)} of {len(rounds)} rounds"] if every > 1 else []
-    values = [[_padded(tables[round].get(client), models) for client in clients] for round in kept]
-    return {"rounds": kept, "clients": clients, "models": models, "values": values, "left_out": " and ".join(said)}
-
-
-def _table(line: Line) -> dict[str, list[float]]:
-    if weights := line.get("weights"):
-        return dict(zip(weights["clients"], weights["values"], strict=True))
-    chosen = line.get("chosen") or {}
-    # Earlier versions took any number that a client sent for that of its model.
-    return {client: [0.0] * model + [1.0] for client, model in chosen.items() if 0 <= model < MODELS}
-
-
-def _padded(row: Sequence[float] | None, models: int) -> list[float] | None:
-    return None if row is None else [round(value, 2) for value in row] + [0.0] * (models - len(row))
 
 
 def _scores(
@@ -166,7 +124,7 @@ def _activity(updates: activity.Updates) -> ReportFigure:
     )
     if updates.left_out:
         count = updates.left_out + len(updates.clients)
-        about += f" Of {count} clients those are shown that differ most in one of the two."
+        about += f" Of {count} clients those are shown whose direction differs most."
     alt = "direction and norm of each client's update by round"
     return ReportFigure("Updates of the clients by round", alt, about, partial(activity.draw, updates=updates))
 

@@ -10,55 +10,25 @@ from llm_fed.basics import documents
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.files import read_file
 from llm_fed.models.origin import Origin
+from llm_fed.runs.reading import is_finished, saved_config
 from llm_fed.runs.records import read_object as read_checked
 from llm_fed.runs.records import read_records
-from llm_fed.settings.config import EvalConfig
-from llm_fed.settings.paths import hub_place, public
+from llm_fed.settings.paths import public
 
 Line = dict[str, Any]
-_NAME = "config.yaml"
-# What runs share whose clients have the same test, beside seeds; and with eval what those share that train alike.
-_SAME_DATA, _TESTED = ("seed", "base", "task"), ("metric", "limit", "max_new_tokens")
-_DECISIVE = ("rounds", "adapter", "local")
 
 
-def read_config(path: Path) -> tuple[Line, str]:
+def read_config(run_dir: Path) -> tuple[Line, str]:
     """What the head of the report says, and the resolved configuration, where paths are cut to their last names.
     UserError where it is not there, or not the configuration of a run."""
-    recorded = read_object(path.parent / "environment.json").get("base")
-    try:
-        text = read_file(path).decode()
-        own: Any = documents.load(text)
-        config = public(own)
-        names = {section: str(config[section]["name"]) for section in ("method", "task")}
-        names["data"] = data_in_words(config["task"])
-        base = base_of(own["base"], recorded)
-        names |= {"base": base.describe, "base_name": base.name}
-        during = config.get("eval", {}).get("during", EvalConfig.during)
-        clip = (config.get("privacy") or {}).get("clip")
-        facts = names | {key: config[key] for key in ("seed", "rounds")} | {"during": during, "clip": clip}
-        return facts, documents.dump(config)
-    except OSError as error:
-        problem = f"config.yaml cannot be read ({error.strerror})"
-        raise UserError(f"{path.parent} is not the folder of a run: {problem}.") from error
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError) as error:
-        raise UserError(f"{path} is not the configuration that `llm-fed run` saved with the run.") from error
-
-
-def data_in_words(task: Mapping[str, Any]) -> str:
-    """The task by name, or the name of the files that it reads, of a section without paths of this machine."""
-    path = task.get("path")
-    return str(path).removeprefix("hf://") if task["name"] == "files" and path else str(task["name"])
-
-
-def base_of(settings: Mapping[str, Any], recorded: object) -> Origin:
-    """The base of a run with its revision, dtype and quantisation, without paths: of its settings, and of what
-    environment.json has `recorded`, where earlier versions wrote nothing."""
-    if isinstance(recorded, dict):
-        return Origin.from_json(recorded).public()
-    place = hub_place(settings["name"])
-    name, revision = place or (settings["name"], settings.get("revision"))
-    return Origin(name, revision, None, settings.get("quantization"), settings.get("dtype")).public()
+    saved = saved_config(run_dir)
+    recorded = read_object(run_dir / "environment.json").get("base")
+    config, base = public(saved), (Origin.from_json(recorded) if recorded else Origin(saved["base"]["name"])).public()
+    task = config["task"]
+    data = str(task["path"]).removeprefix("hf://") if task["name"] == "files" and task["path"] else task["name"]
+    facts = {"method": config["method"]["name"], "task": task["name"], "data": data, "base": base.describe}
+    facts |= {"base_name": base.name, "during": config["eval"]["during"], "clip": config["privacy"]["clip"]}
+    return facts | {key: config[key] for key in ("seed", "rounds")}, documents.dump(config)
 
 
 def was_cut(path: Path) -> bool:
@@ -89,12 +59,12 @@ def usage(run_dir: Path) -> tuple[str, str] | None:
 def reference(run_dir: Path) -> Mapping[str, float]:
     """By split, the mean scores of a run of `local` on the same data (`local_beside`), those of the round that was
     tested; empty where none is known."""
-    if (folder := local_beside(run_dir)) is None:
-        return {}
     try:
-        summary, lines = read_object(folder / "summary.json"), read_records(folder / "metrics.jsonl")
-        tested = [x for x in lines if x["kind"] == "score" and x["round"] == summary["round"]]
-        return {x["split"]: x["mean"] for x in reversed(tested)}
+        if (folder := local_beside(run_dir)) is None:
+            return {}
+        tested = read_object(folder / "summary.json")["round"]
+        scored = [x for x in read_records(folder / "metrics.jsonl") if x["kind"] == "score" and x["round"] == tested]
+        return {x["split"]: x["mean"] for x in reversed(scored)}
     except (OSError, KeyError, UserError):
         return {}  # it is another's folder, which is no reason to have no report
 
@@ -107,25 +77,25 @@ def local_beside(run_dir: Path, *, alike: bool = True) -> Path | None:
         alike: whether it must have trained with the same settings. Otherwise one that has is preferred, and another one
             must have the same base, data, seeds and test.
     """
-    own: list[Any] = []
-    second: Path | None = None
-    files = [run_dir / _NAME, *sorted([*run_dir.glob(f"needs/*/{_NAME}"), *run_dir.parent.glob(f"*/{_NAME}")])]
-    for file in files:
-        folder = file.parent
+    own, second = _decisive(saved_config(run_dir)), None
+    for file in sorted([*run_dir.glob("needs/*/config.yaml"), *run_dir.parent.glob("*/config.yaml")]):
         try:
-            config = documents.load(read_file(file).decode())
-            evaluation = {**config["eval"], "base": None, "cross": None}
-            seeds = config.get("seeds")  # earlier versions had none
-            tested = [seeds, *(evaluation.get(key) for key in _TESTED), *(config[key] for key in _SAME_DATA)]
-            decisive = [tested, evaluation, *(config[key] for key in _DECISIVE)]
-            own = own or decisive
-            known = folder != run_dir and (folder / "summary.json").exists()
-            if known and config["method"]["name"] == "local" and tested == own[0] and (decisive == own or not alike):
-                read_object(folder / "summary.json")
-                if decisive == own:
-                    return folder
-                second = second or folder
-        except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, UserError):
-            if not own:
-                return None  # else it is another's folder
+            config = saved_config(file.parent)
+            if file.parent == run_dir or config["method"]["name"] != "local" or not is_finished(file.parent):
+                continue
+        except UserError:
+            continue  # another's folder, or damaged
+        tested, trained = _decisive(config)
+        if (tested, trained) == own:
+            return file.parent
+        if tested == own[0] and not alike:
+            second = second or file.parent
     return second
+
+
+def _decisive(config: Line) -> tuple[list[Any], list[Any]]:
+    """What runs share whose clients have the same test; and what those share as well that train alike."""
+    evaluation = {**config["eval"], "base": None, "cross": None}
+    tested = [evaluation[key] for key in ("metric", "limit", "max_new_tokens")]
+    tested += [config[key] for key in ("seed", "seeds", "base", "task")]
+    return tested, [evaluation, *(config[key] for key in ("rounds", "adapter", "local"))]

@@ -1,6 +1,6 @@
 "use strict";
-// What a report can do beyond being read: tables that are sorted and searched, curves of one client, a slider over rounds;
-// and the page of a run that goes on loads itself again.
+// What a report can do beyond being read: tables that are sorted and searched, curves of one client; and
+// the page of a run that goes on loads itself again.
 (() => {
   const read = (id) => JSON.parse(document.getElementById(id)?.textContent ?? "null");
   const make = (tag, text = "", attributes = {}) => {
@@ -117,32 +117,6 @@
   });
   for (const hint of document.querySelectorAll(".script")) hint.hidden = false;
   for (const place of document.querySelectorAll("[data-rows]")) sortable(place, place.id === "clients" ? chosen : null);
-
-  const weights = read("weights-data");
-  if (weights) {
-    const place = document.getElementById("weights"), slider = place.querySelector("input"), said = place.querySelector("output");
-    const rows = weights.clients.map((name) => {
-      const line = make("tr");
-      line.append(make("th", name, { scope: "row", title: name }), ...Array.from({ length: weights.models }, () => make("td", "", { class: "heat" })));
-      place.querySelector("tbody").append(line);
-      return [...line.querySelectorAll("td")];
-    });
-    const two = fixed(2);
-    const show = () => {
-      const at = Number(slider.value);
-      said.textContent = `round ${weights.rounds[at]}`;
-      slider.setAttribute("aria-valuetext", said.textContent);
-      rows.forEach((cells, i) => cells.forEach((data, j) => {
-        const value = weights.values[at][i]?.[j] ?? null;
-        data.textContent = value === null ? "–" : two.format(value);
-        data.style.setProperty("--share", 100 * (value ?? 0));
-      }));
-    };
-    slider.max = slider.value = weights.rounds.length - 1;
-    slider.addEventListener("input", show);
-    place.hidden = false;
-    show();
-  }
 
   // Of a run that goes on: it writes its page anew from time to time.
   const seconds = Number(document.body.dataset.refresh);

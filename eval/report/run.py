@@ -11,9 +11,9 @@ from typing import Any
 
 from llm_fed.basics.errors import RunError, listed
 from llm_fed.eval import merges
-from llm_fed.eval.report.clients import anything_sent, client_table, curves, distribution
+from llm_fed.eval.report.clients import anything_sent, client_table, curves
 from llm_fed.eval.report.page import write_page
-from llm_fed.eval.report.pictures import pictures_of, weights_by_round
+from llm_fed.eval.report.pictures import pictures_of
 from llm_fed.eval.report.reading import Line, read_config, read_object, reference, usage, was_cut
 from llm_fed.eval.report.samples import samples_of
 from llm_fed.runs.folder import CROSS, ENDED, EXPERTS, SAMPLES, WARNINGS
@@ -45,14 +45,12 @@ def write_report(run_dir: str | Path, *, goes_on: bool = False) -> Path:
 
 
 def _values(run_dir: Path) -> dict[str, Any]:
-    facts, config_text = read_config(run_dir / "config.yaml")
+    facts, config_text = read_config(run_dir)
     lines, timing = (read_records(run_dir / name) for name in ("metrics.jsonl", "timing.jsonl"))
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
     since, during = comparable(lines), facts.pop("during")
     curve, final = scores_of(since, during)
     shown = final or (curve[-1] if curve else None)
-    if shown:
-        shown = {"loss": None, "losses": {}, "std": None} | shown  # earlier versions scored without them
     alone, rule = (baseline(since, kind, shown) for kind in ("score", "rule"))
     local = reference(run_dir)
     references = {ALONE: curve[0]["mean"]} if curve and curve[0]["round"] == 0 else {}
@@ -76,7 +74,6 @@ def _values(run_dir: Path) -> dict[str, Any]:
         local=local.get(shown["split"]) if shown else None,
         final=bool(final),
         table=client_table(by_kind, shown, alone, rule),
-        distribution=distribution(shown, {"the base alone": alone, "the best rule": rule}),
         sent=anything_sent(by_kind["client"]),
         apart=_apart(by_kind["clients"], shown),
         curves=drawn,
@@ -91,7 +88,6 @@ def _values(run_dir: Path) -> dict[str, Any]:
         parents=by_kind["merge"][0]["rounds"] if by_kind["merge"] else {},
         merges=merges.tabulate({x["client"]: x for x in by_kind["merge"]}) if by_kind["merge"] else [],
         pictures=pictures_of(by_kind, curve, final, references),
-        weights=weights_by_round(by_kind["server"]),
         samples=samples_of(read_records(run_dir / SAMPLES)),
         network=(run_dir / "network.json").exists(),
         usage=usage(run_dir),

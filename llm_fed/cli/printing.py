@@ -16,7 +16,6 @@ from rich.table import Table
 
 from llm_fed.basics.errors import listed
 from llm_fed.basics.terminal import Terminal
-from llm_fed.eval.distribution import FEW, histogram
 from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts, with_range
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config
@@ -39,6 +38,7 @@ Allow = Annotated[
 ]  # fmt: skip
 RUN = "The folder of a finished run; RUN@ROUND and RUN@best are a round that any run has kept, and its best one."
 TEMPLATE = r"the prompt template by name, or a text with {prompt} in it, in which \n is a line break"
+FEW = 20  # of so many clients each has a row
 LOWEST = 5  # clients with the lowest scores that are named where not all are
 out = Terminal()
 
@@ -98,10 +98,10 @@ def print_scores(scores: dict[str, dict[str, Any]]) -> None:
             means = (score.get("beside", {}).get(what, {}).get("mean") for score in shown.values())
             table.add_row(what, *("-" if mean is None else f"{mean:.4g}" for mean in means))
     out.print(table)
-    if many:
-        for name in known:
-            if name not in ("base", "rule"):
-                _print_distribution(name, known[name]["clients"])
+    for name, score in known.items() if many else ():
+        if name not in ("base", "rule"):
+            lowest = sorted(score["clients"].items(), key=lambda item: item[1])[:LOWEST]
+            out.print(f"lowest of {name}: " + ", ".join(f"{client} {number:.1f}" for client, number in lowest))
     without = [client for client in unscored if client not in undefined]
     if without:
         said = f"{len(without)} clients have no example to be scored on: {listed(without)}"
@@ -118,21 +118,6 @@ def print_warnings(result: Mapping[str, Any]) -> None:
         out.print(f"warning: {warned['text']}", style="yellow")
     for text in result.get("unchecked", ()):
         out.print(text)
-
-
-def _print_distribution(name: str, scores: dict[str, float]) -> None:
-    """How many clients have which score, instead of a row for each of them."""
-    blocks = ("=", "#") if out.options.ascii_only else ("▒", "█")
-    bins = histogram(list(scores.values()), most=10)
-    widest = max(bin.count for bin in bins)
-    scale = min(1.0, 40 / widest)
-    out.print(f"{name}: clients by score ({blocks[0]} worst half, {blocks[1]} others)")
-    for bin in bins:
-        worst, whole = (round(scale * count) for count in (bin.worst, bin.count))
-        marks = blocks[0] * worst + blocks[1] * (whole - worst) or "." * bool(bin.count)
-        out.print(f"{bin.low:>4} to {bin.high:<3} {marks} {bin.count or ''}".rstrip())
-    lowest = sorted(scores, key=lambda client: scores[client])[:LOWEST]
-    out.print("lowest: " + ", ".join(f"{client} {scores[client]:.1f}" for client in lowest))
 
 
 def about_rule(scores: dict[str, dict[str, Any]]) -> list[str]:

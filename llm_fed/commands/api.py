@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,10 +79,12 @@ class Result:
         return f"Result({self.method}, {scores}, {len(self.scores)} clients, {str(self.folder)!r})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the scores beside those of base and rule, a curve by round, and three answers."""
-        from llm_fed.eval.report.result import result_html
+        """What a notebook shows: the scores beside those of base and rule."""
+        from pandas import DataFrame
 
-        return result_html(self.folder.resolve())
+        columns = {"base": self.base, "rule": self.rule, self.method: self.scores}
+        table = DataFrame({name: scores for name, scores in columns.items() if scores}).rename_axis("client")
+        return f"<p>{escape(repr(self))}</p>{table.to_html(float_format='{:.1f}'.format)}"
 
     @property
     def records(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/gallery.md anew: runs of the quickstart's size, and what they draw, light and dark.
+"""Makes the pictures of docs/gallery.md anew: runs of the quickstart's size, and what they draw.
 
 The commands below are those of the page, whose `runs` lie in FOLDER; one that has finished is not trained again. The
 pictures of reports and tables are taken out of these pages, and Chromium shows how a whole page looks. Some minutes on
@@ -73,12 +73,11 @@ def run(command: str, folder: Path) -> None:
         raise RunError(f"failed: {command}")
 
 
-def figure(page: Path, title: str) -> dict[str, bytes]:
-    """The light and the dark PNG of a report's figure, by its title."""
+def figure(page: Path, title: str) -> bytes:
+    """The PNG of a report's figure, by its title."""
     for part in re.findall(r"<figure>.*?</figure>", page.read_text(), re.DOTALL):
         if f"<h2>{title}</h2>" in part:
-            dark, light = re.findall(r"base64,([A-Za-z0-9+/=]+)", part)
-            return {"": base64.b64decode(light), "_dark": base64.b64decode(dark)}
+            return base64.b64decode(re.findall(r"base64,([A-Za-z0-9+/=]+)", part)[0])
     raise RunError(f"{page} has no figure {title!r}")
 
 
@@ -111,8 +110,7 @@ def keep(name: str, data: bytes) -> None:
 def draw(folder: Path) -> None:
     """Every picture, from the runs in the folder."""
     for name, (page, title) in FIGURES.items():
-        for suffix, data in figure(folder / page, title).items():
-            keep(name + suffix, data)
+        keep(name, figure(folder / page, title))
     for name, path in FILES.items():
         keep(name, (folder / path).read_bytes())
     for name, (page, height) in SCREENS.items():

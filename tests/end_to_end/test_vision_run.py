@@ -59,7 +59,7 @@ QUICK = {"fedit", "center", "feddle out of domain", "fedkd of unlike models"}
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])
 def test_every_method_of_whole_models_runs_and_continues_bit_identically(data, finished, tmp_path, monkeypatch, name):
     whole = finished(name)
-    assert (whole / "report.html").read_text().count("data:image/png") >= 4  # two pictures, light and dark
+    assert (whole / "report.html").read_text().count("data:image/png") >= 2
     summary = json.loads((whole / "summary.json").read_text())
     lines = read_records(whole / "metrics.jsonl")
     assert [line["round"] for line in lines if line["kind"] == "round"] == [1, 2, 3]

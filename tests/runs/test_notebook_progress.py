@@ -67,18 +67,10 @@ def test_what_went_wrong_stays_to_be_seen(shown):
 
 
 def test_a_result_shows_itself(finished):
-    """A table with base and rule, the curve, and three answers; `repr` is one short line."""
+    """A table with base and rule; `repr` is one short line."""
     result = open_run(finished)
     html = result._repr_html_()
-    for part in (">base<", ">rule<", ">fedmerge<", ">ada<", ">worst half<", "Score by round", "data:image/png;base64,"):
+    for part in (">base<", ">rule<", ">fedmerge<", ">ada<", "worst half"):
         assert part in html
-    assert html.count("w20 w21") >= 3 and "<script" not in html and "<style" not in html
+    assert "<script" not in html and "<style" not in html
     assert repr(result).startswith("Result(fedmerge, rouge1 ") and len(repr(result)) < 100 + len(str(finished))
-
-
-def test_a_result_of_many_clients_has_no_row_for_each(finished, monkeypatch):
-    from llm_fed.eval.report import result as page
-
-    monkeypatch.setattr(page, "FEW", 2)
-    html = open_run(finished)._repr_html_()
-    assert ">3 clients<" in html and '<td style="text-align: left">ada</td>' not in html

@@ -192,7 +192,7 @@ def test_merging_weights_are_drawn_with_the_lines_of_clusters(finished, analysis
     rows = rows_of(run / "analysis" / "weights.csv")
     assert [[float(row[str(j)]) for j in range(3)] for row in rows] == shown["values"]
     maps = [figure.axes[0] for figure in figures if figure.axes[0].images]
-    assert len(maps) == 3  # the report has one for a light and one for a dark page
+    assert len(maps) == 2  # the script's, and the report's
     for axes in maps:
         assert [name.get_text() for name in axes.get_yticklabels()] == CLIENTS
         assert [line.get_ydata()[0] for line in axes.lines] == [1.5]

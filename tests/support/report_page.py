@@ -10,6 +10,7 @@ from llm_fed.scoring.scores import summarize
 
 CLIENTS = ["snli", "cola", "trec", "wic"]
 CONFIG = """\
+format: 1
 seed: 3
 rounds: 20
 base: {name: some/base-3B}

@@ -62,12 +62,12 @@ def pictures(
         )  # replaces a link, as `style.save`
         return path
 
-    def embed_pixel(draw: partial[Path], dark: bool) -> str:
+    def embed_pixel(draw: partial[Path]) -> str:
         if not wanted(draw.func.__name__):
             return pixel
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(plots.style, "save", save)
-            return embed(draw, dark)
+            return embed(draw)
 
     def pixel_of(plot: Callable[..., Path]) -> Callable[..., Path]:
         """Of a comparison: one picture is drawn, with the size that it has, and the others are one pixel."""
