@@ -88,7 +88,8 @@ def notes(built: Experiment, *, everybody: bool = True) -> list[str]:
 def only_one(names: Sequence[str], trained: Sequence[str]) -> list[str]:
     """That a federation has one client, or one that trains, if it has."""
     if len(names) == 1:
-        return [f"there is only one client, {names[0]}, so nothing is federated"]
+        told = f"there is only one client, {names[0]}, so nothing is federated"
+        return [f"{told}; if a column names the clients, say which: --client or task.columns.client"]
     if len(trained) == 1:
         return [f"only one client of {len(names)}, {trained[0]}, has training examples, so nothing is federated"]
     return []
