@@ -64,7 +64,7 @@ def updates_of(lines: Sequence[dict[str, Any]]) -> Updates | None:
 def draw(path: Path, *, updates: Updates) -> Path:
     """The cosines above, the norms below, a row per client and a column per round in both."""
     rows = len(updates.clients)
-    figure = Figure(figsize=(5.6, 2 * (0.9 + max(0.2 * rows, 0.8))), layout="constrained", facecolor=style.PAGE)
+    figure = Figure(figsize=(5.6, 2 * (1.1 + max(0.2 * rows, 0.8))), layout="constrained", facecolor=style.PAGE)
     panels = (
         (updates.cosines, "cosine with the others", "RdBu", 1.0),
         (_doublings(updates.norms), "norm over the median", "PuOr", math.log2(RANGE)),
@@ -77,6 +77,7 @@ def draw(path: Path, *, updates: Updates) -> Path:
         image = axes.pcolormesh(edges, np.arange(rows + 1) - 0.5, np.ma.masked_invalid(values), cmap=colours,
                                 vmin=-most, vmax=most)  # fmt: skip
         axes.invert_yaxis()
+        axes.set_title(what, loc="left", size="medium", color=style.INK)
         style.name_rows(axes, range(rows), updates.clients)
         shown = range(0, len(updates.rounds), math.ceil(len(updates.rounds) / TICKS))
         axes.set_xticks(shown, [str(updates.rounds[column]) for column in shown])
@@ -84,7 +85,6 @@ def draw(path: Path, *, updates: Updates) -> Path:
         if place == 2:
             axes.set(xlabel="round")
         bar = figure.colorbar(image, ax=axes, aspect=12, pad=0.02, fraction=0.05)
-        bar.set_label(what, color=style.INK)
         bar.ax.tick_params(colors=style.INK)
         if place == 2:
             powers = (-3, -2, -1, 0, 1, 2, 3)
