@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What is too long for every change (`make long`): slow tests, answers, configurations and files that nobody honest gives,
-# federations in random forms of files, rows beside others in every family of models, kills, full disks,
-# damaged folders, links, the soak, the quickstart at three seeds, and all tests with the lowest versions of
+# What is too long for every change (`make long`): slow tests, among them what strangers may send, every family of models,
+# kills, full disks, damage and links; the soak, the quickstart at three seeds, and all tests with the lowest versions of
 # dependencies. All steps run, also after one that fails; the last lines say how each ended.
-# With LLM_FED_BASE and LLM_FED_DATA set, also the benchmark of cohorts on real data.
+# With LLM_FED_BASE and LLM_FED_DATA set, also the benchmark of cohorts on real data; with LLM_FED_WILD set to a folder
+# whose bases/ holds real tokenizers, also cases that people report.
 #
-#   bash scripts/long.sh               # all; hours on two cores
-#   bash scripts/long.sh kills links   # only these steps
+#   bash scripts/long.sh                # all; hours on two cores
+#   bash scripts/long.sh soak tutorial  # only these steps
 set -uo pipefail
 cd "$(dirname "$0")/.."
 bin="${VENV:-.venv}/bin"
@@ -26,10 +26,6 @@ step() { # NAME COMMAND...
   esac
   outcomes+="$(printf '%-20s %-12s %6d s' "$name" "$said" $((SECONDS - began)))"$'\n'
 }
-support() { # a script of tests/support
-  PYTHONPATH=tests/support "$bin/python" "tests/support/$1.py" "${@:2}"
-}
-
 slow_tests() {
   # Older libraries, which read what is exported; without a package index those tests are skipped.
   if "$bin/python" -m pip install --quiet ${PIPFLAGS:-} --no-deps --target "$work/older" transformers==4.57.3 \
@@ -64,20 +60,6 @@ reported() {
 }
 
 step slow_tests slow_tests
-step hostile support hostile --cases 200000 --out "$work/hostile"
-step hostile_answers support hostile_answers
-for kind in configurations folders data; do
-  step "fuzz_$kind" support fuzz --kinds "$kind" --cases 10000 --out "$work/fuzzed"
-done
-step federations support any_form --cases 5000 --out "$work/misread"
-# With LLM_FED_WILD set to a folder whose bases/ holds real tokenizers, also with these.
-step talks support talks --cases 20000 ${LLM_FED_WILD:+--bases "$LLM_FED_WILD/bases"}
-step rows_alone support rows_alone
-step classifiers_alone support classifiers_alone
-step kills support disk_faults --kinds kills
-step full_disks support disk_faults --kinds full
-step damage support damage --cases 4000
-step links support links
 step soak "$bin/python" scripts/bench/soak.py
 for seed in 0 1 2; do
   step "quickstart_$seed" "$bin/llm-fed" quickstart --seed "$seed" --out "$work/quickstart-$seed"

@@ -1,4 +1,4 @@
-"""What links lead to stays as it is: a few of the places where commands write; `tests/support/links.py` tries all."""
+"""What links lead to stays as it is, wherever commands write."""
 
 import links
 import pytest
@@ -37,6 +37,13 @@ def tried(tmp_path_factory) -> links.Links:
 )
 def test_what_a_link_leads_to_stays_as_it_is(tried, command, place, target):
     assert tried.check(command, place, target) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", links.COMMANDS)
+def test_what_links_in_any_place_lead_to_stays_as_it_is(tried, command):
+    found = {case: tried.check(*case) for case in tried.cases(command, most=64)}
+    assert not any(found.values()), {case: wrong for case, wrong in found.items() if wrong}
 
 
 def test_a_run_that_another_one_needs_is_no_link(small, llm_fed, tmp_path):

@@ -1,15 +1,12 @@
-"""What is printed reaches its reader, and no reader ends a command: a few of what `tests/support/odd_terminals.py`
-tries, and each kind that once was wrong."""
+"""What is printed reaches its reader, and no reader ends a command."""
 
 import io
 import json
 import os
-import random
 import subprocess
 import sys
 from pathlib import Path
 
-import every
 import odd_terminals
 import pytest
 from odd_terminals import CLIENTS, Terminal, in_terminal
@@ -17,8 +14,6 @@ from rich.table import Table
 
 from llm_fed.basics.terminal import Lasting, lasting_streams, shown
 from llm_fed.runs.tracking import Reporter
-
-SEED = "a few of many"
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +23,37 @@ def commands(tmp_path_factory) -> odd_terminals.Commands:
     return found
 
 
-@pytest.mark.parametrize("number", every.quick(range(12), range(2)))
-def test_a_seeded_sample(commands, number):
-    terminal, (command, listed) = odd_terminals.terminals(random.Random(f"{SEED}-{number}"))
-    assert commands.wrong(terminal, command, listed) == "", (terminal, command)
+COMMANDS = [  # and what each lists on standard output: clients, JSON or anything; {new} is a path without a file
+    ("run {config} --out {run}", "clients"),
+    ("run {config} --out {new} --json", "json"),
+    ("run {config} --dry-run --out {new} --json", "json"),
+    ("eval {run}", "clients"),
+    ("audit {run} --sample 0 --json", "json"),
+    ("export {run} {new}", "clients"),
+    ("compare --runs {run} {local}", "any"),
+    ("compare {config} --methods local,fedit --out {new}", "any"),
+    ("join {run} --data {data} --out {new}", "any"),
+    ("merge mean --fed {run} --local {local} --out {new} --json", "json"),
+    ("init {folder} --base {base} --out {new}", "any"),
+    ("methods", "any"),
+    ("--help", "any"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command, listed", COMMANDS)
+@pytest.mark.parametrize(
+    "terminal",
+    [
+        Terminal("utf-16", reader="closed"),
+        Terminal("gbk", "1", {"FORCE_COLOR": "1"}, "left"),
+        Terminal("cp437", "20", {"TERM": "dumb"}, "terminal"),
+        Terminal("utf-16", "0", {"NO_COLOR": "1"}),
+        Terminal("latin-1", "500", {"TERM": "xterm-256color", "FORCE_COLOR": "1"}, "full"),
+    ],
+)
+def test_every_command_on_odd_terminals(commands, terminal, command, listed):
+    assert commands.wrong(terminal, command, listed) == ""
 
 
 @pytest.mark.parametrize(

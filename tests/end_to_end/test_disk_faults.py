@@ -1,9 +1,10 @@
-"""Runs that are killed between any two operations on files, and runs whose disk is full; a few of all places, of which
-`tests/support/disk_faults.py` tries every one."""
+"""Runs that are killed between any two operations on files, and runs whose disk is full."""
 
+import itertools
 from pathlib import Path
 
 import disk_faults
+import equal_runs
 import every
 import families
 import pytest
@@ -32,10 +33,22 @@ def test_a_difference_is_seen(run):
     run.finished()
     weights = next(Path(run.out).glob("adapters/*/adapter_model.safetensors"))
     weights.write_bytes(weights.read_bytes() + b" ")
-    assert disk_faults.results(run.out) != run.expected and "metrics.jsonl" in run.expected
+    assert equal_runs.files(run.out) != run.expected and "metrics.jsonl" in run.expected
 
 
 @pytest.mark.parametrize("n", every.quick([1, 5, 30, 79], [5, 79]))
 def test_a_full_disk_is_said_in_one_line_and_the_same_command_goes_on(run, n):
     """5: the folder of checkpoints; 79: the deletion of an old one. Both were tracebacks once."""
     assert run.full(n) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_no_kill_and_no_full_disk_changes_a_byte(tmp_path, family):
+    run = disk_faults.Faulty(tmp_path, families.write(tmp_path, (family,))[family])
+    found = {f"killed in state {state.name}": run.continued(state) for state in run.states()}
+    for n in itertools.count(1):
+        if (wrong := run.full(n)) is None:
+            break
+        found[f"full at write {n}"] = wrong
+    assert not any(found.values()), {case: wrong for case, wrong in found.items() if wrong}

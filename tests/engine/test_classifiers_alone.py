@@ -1,5 +1,4 @@
-"""Texts in a batch are what they are alone: some families with a head, of which `tests/support/classifiers_alone.py`
-tries every one (`make long`)."""
+"""Texts in a batch are what they are alone, in families with a head."""
 
 import classifiers_alone
 import pytest
@@ -12,6 +11,12 @@ from llm_fed.models.architectures import FELT
 @pytest.mark.parametrize("family", ["albert", "electra", "mpnet", "deberta", "gemma2", "qwen3"])
 def test_a_family_is_equal(family):
     assert examined(family) == "equal"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_family_differs(family):
+    assert not examined(family).startswith("differs")
 
 
 @pytest.mark.parametrize("family", FELT)

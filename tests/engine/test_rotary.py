@@ -31,7 +31,7 @@ def build(family: str, variant: str) -> Any:
 @pytest.mark.parametrize(("family", "variant"), BASES)
 def test_every_row_is_read_as_it_is_alone(family, variant):
     """As a server answers, too, and one word after another."""
-    found = rows_alone.examine(family, variant, every_family.variants(family)[variant])
+    found = rows_alone.examine(family, every_family.variants(family)[variant])
     assert found.verdict == "equal", found
     tried = trial(family, variant)
     alone = generation.generate(tried.base, tried.bank, tried.prompts, max_new_tokens=9, batch_size=1)

@@ -324,15 +324,3 @@ def test_a_dry_run_says_what_changed_and_counts_as_the_run_would(tree, data, tmp
     run.train(from_dict(tree(rounds=2)), tmp_path / "run")
     sizes = [line["examples"] for line in of_kind(tmp_path / "run", "client") if line["round"] == 2]
     assert plan.example_counts["training"].total == sum(sizes)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_runs_over_data_that_change(tmp_path, small, seed):
-    assert not growing_runs.case(seed, tmp_path, small.base).leaked
-
-
-@pytest.mark.slow
-def test_many_runs_over_data_that_change(tmp_path, small):
-    for seed in range(100, 200):
-        (tmp_path / str(seed)).mkdir()
-        assert not growing_runs.case(seed, tmp_path / str(seed), small.base).leaked, seed

@@ -1,18 +1,15 @@
 """Adapter folders of strangers: whatever they hold is refused in one line, and soon."""
 
 import json
-import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import every
 import fuzz
-import hypothesis
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -194,7 +191,7 @@ def test_others_cannot_read_memories_and_adapters(finished, tmp_path, llm_fed):
     assert len(files) > 8 and {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
-ONCE_FELL: dict[str, tuple[str, Any]] = {  # what `tests/support/fuzz.py folders` has found
+ONCE_FELL: dict[str, tuple[str, Any]] = {  # what random changes have found
     "a base that is a list": ("base_model_name_or_path", ["a"]),
     "a head that is a number": ("modules_to_save", 5),
     "heads that are lists": ("modules_to_save", [["a"]]),
@@ -237,13 +234,12 @@ def folders(tmp_path_factory) -> fuzz.Folders:
     return fuzz.Folders(tmp_path_factory.mktemp("folders"))
 
 
-@hypothesis.settings(max_examples=30, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32))
-def test_folders_of_any_kind_are_taken_or_refused(folders, seed):
-    """Adapters, experts and image models, changed; `python tests/support/fuzz.py folders` tries many more."""
-    draw = random.Random(seed)
-    try:
-        case = folders.make(draw)
-    except Exception:
-        return  # the change is none that can be written
-    fuzz.survive(folders, case, draw)
+def test_folders_of_any_kind_are_taken_or_refused(folders):
+    """Adapters, experts and image models, changed."""
+    every.passes(range(30), lambda number: fuzz.tried(folders, number))
+
+
+@pytest.mark.slow
+def test_many_folders_are_taken_or_refused(folders):
+    with every.bounded_memory():
+        every.passes(range(5000), lambda number: fuzz.tried(folders, f"many {number}"))

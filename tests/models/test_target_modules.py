@@ -2,7 +2,7 @@
 
 import json
 
-import architectures
+import every_family
 import peft
 import pytest
 import tiny
@@ -103,7 +103,7 @@ def test_a_strangers_folder_may_name_more(tmp_path):
 @pytest.mark.parametrize("family", ["mamba", "falcon_mamba", "jamba", "llama", "falcon"])
 def test_layers_whose_weights_are_only_read_have_no_adapters(family):
     """All others are called: an adapter on a layer that is not would change nothing."""
-    model = architectures.made(family)
+    model = every_family.noisy(family)
     linear = {name for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     called: set[str] = set()
     for name in linear:
@@ -119,7 +119,7 @@ def test_layers_whose_weights_are_only_read_have_no_adapters(family):
 
 def test_layers_that_peft_does_not_adapt_are_refused():
     """A kernel for GPUs reads their weights, so PEFT would not load the folder."""
-    model = architectures.made("mamba")
+    model = every_family.noisy("mamba")
     with pytest.raises(UserError, match=r"out_proj, whose weights .* adapter\.target_modules=\[in_proj,x_proj\]"):
         targets(model, Lora(2, 4.0, 0.0, ("in_proj", "out_proj")))
     with pytest.raises(ValueError, match="out_proj"):

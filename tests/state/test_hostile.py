@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import every
 import hostile
 import pytest
 import torch
@@ -222,13 +223,23 @@ def test_the_first_place_that_is_not_finite_is_found():
     beside=st.dictionaries(st.sampled_from(sorted(hostile.CLAIMS)), st.integers() | st.text() | st.floats()),
 )
 def test_no_answer_of_any_kind_ends_the_server(kind, seed, beside):
-    """Real answers, changed in their structure, tensors or bytes; `python tests/support/hostile.py` tries many more."""
-    draw = random.Random(seed)
+    """Real answers, changed in their structure, tensors or bytes."""
+    attack(hostile.KINDS[kind], random.Random(seed), beside)
+
+
+def attack(kind: hostile.Kind, draw: random.Random, beside: dict[str, Any]) -> None:
     try:
-        data, content = hostile.mutated(hostile.KINDS[kind], draw), hostile.claimed(draw) | beside
+        data, content = hostile.mutated(kind, draw), hostile.claimed(draw) | beside
     except Exception:
         return  # the change is none that can be written
-    hostile.survive(hostile.KINDS[kind], data, content)
+    hostile.survive(kind, data, content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", hostile.KINDS)
+def test_none_of_many_answers_ends_the_server(kind):
+    with every.bounded_memory():
+        every.passes(range(10_000), lambda number: attack(hostile.KINDS[kind], random.Random(f"many-{number}"), {}))
 
 
 @settings(max_examples=100, deadline=None, derandomize=True)

@@ -1,35 +1,27 @@
 """Damaged run folders: each command that reads one ends well, or says in a line what is wrong with which file.
 
-    PYTHONPATH=tests/support python tests/support/damage.py --cases 2000 --seed 1
-
-A run is copied and one thing in it is changed: a value somewhere in a JSON, JSONL or YAML file becomes another one or
-goes, a line is gone, twice or cut, bytes are flipped, a file is empty, a folder or gone. Checksums are left out of what
-is changed, as by somebody who does it on purpose; a flipped bit is named, or the outcome is what it is without it.
-Whatever a command says must be printable.
+A run is copied and one thing in it is changed: a value somewhere in a JSON, JSONL or YAML file, a line, some bits, or
+whether there is such a file at all. Checksums are left out of what is changed, as by somebody who does it on purpose; a
+flipped bit is named, or the outcome is what it is without it. Whatever a command says must be printable.
 """
 
 import contextlib
 import io
-import itertools
 import json
 import random
 import re
 import shutil
 import sys
-import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import campaign
 import families
+import hostile
 import image_runs
-import pytest
 import small_run
-import without
 import yaml
 
 import llm_fed
@@ -40,7 +32,6 @@ from llm_fed.eval.report import write_report
 from llm_fed.experiment import run
 from llm_fed.settings import configfile
 
-SECONDS = 60  # of computing for one command
 NAMES = ("fedit", "fedmerge", "potara", "images")
 COMMANDS = {
     "eval": ["eval", "run"],
@@ -58,12 +49,7 @@ COMMANDS = {
     "compare": ["compare", "config.yaml", "--methods", "fedit", "--out", "."],
     "python": [],
 }  # fmt: skip
-VALUES: list[Any] = [
-    None, True, False, 0, -1, 1, 7, 2**31, 2**63, 2**70, -(2**70), 10**400, 0.5, -0.0, 1e308, float("nan"),
-    float("inf"), -float("inf"), "", "x", "1", "ada", "nan", "\x1b[31mred\x1b]0;title\x07", "\u202eabc", "../../etc",
-    "a" * 5000, "\ud800", "/dev/null", [], {}, [None], [[]], [1, 2, 3], ["x"], [{}], {"x": 1}, {"": None},
-    {"ada": None, "bob": "x"},
-]  # fmt: skip
+_STRUCTURED = (".json", ".jsonl", ".yaml")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -104,8 +90,8 @@ class Damaged:
                     continue
                 if path.is_file() or rng.random() < 0.1:
                     by_kind.setdefault(path.suffix if path.parent.name == "rows" else path.name, []).append(path)
-            kinds = sorted(by_kind, key=lambda kind: (kind.endswith((".json", ".jsonl", ".yaml")), kind))
-            weights = [4 if kind.endswith((".json", ".jsonl", ".yaml")) else 1 for kind in kinds]
+            kinds = sorted(by_kind, key=lambda kind: (kind.endswith(_STRUCTURED), kind))
+            weights = [4 if kind.endswith(_STRUCTURED) else 1 for kind in kinds]
             file = rng.choice(by_kind[rng.choices(kinds, weights)[0]])
             yield name, command, str(file.relative_to(origin)), rng.randrange(2**32)
 
@@ -158,119 +144,53 @@ def flip(path: Path, position: int, bit: int) -> str:
 
 
 def damage(path: Path, rng: random.Random) -> str:
-    """Change one thing of a file, or of a folder; what was done, in words."""
-    if path.is_dir() and not path.is_symlink():
-        kind = rng.choice(["gone", "renamed", "file"])
-        if kind == "renamed":
+    """Change one thing of a file, or of a folder; what was done."""
+    structured = path.suffix in _STRUCTURED
+    how = rng.choice([*(["a value"] * 12 * structured), "flipped bits", "a line", "gone", "folder", "renamed", "noise"])
+    if path.is_dir() or how in ("gone", "folder", "renamed"):
+        if how == "renamed":
             path.rename(path.with_name("\x1b[31mred\x07"))
-            return "renamed"
-        shutil.rmtree(path)
-        if kind == "file":
-            path.write_text("x")
-        return kind
-    structured = path.suffix in (".json", ".jsonl", ".yaml")
-    kinds: list[Callable[[Path, random.Random], str]] = [_bytes, _lines, _whole]
-    kind = rng.choice([*([_value] * 12 if structured else []), *kinds])
-    return kind(path, rng)
+            return how
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if how == "folder":
+            path.mkdir()
+        return how
+    data = path.read_bytes()
+    if how == "flipped bits":
+        for _ in range(rng.choice([1, 1, 5]) if data else 0):
+            flip(path, rng.randrange(len(data)), rng.randrange(8))
+    elif how == "noise":
+        cut = data[: rng.randrange(len(data) + 1)]
+        path.write_bytes(rng.choice([b"", cut, rng.randbytes(100), b"[" * 100_000, data + b"x", b"null\n"]))
+    elif how == "a line":
+        lines = data.splitlines(keepends=True) or [b""]
+        line = lines.pop(place := rng.randrange(len(lines)))
+        lines[place:place] = rng.choice([[], [line, line], [line[: len(line) // 2]], [b"\n", line], lines[:1]])
+        path.write_bytes(b"".join(lines))
+    else:
+        with contextlib.suppress(ValueError, RecursionError):  # of a value within itself, or too deep
+            path.write_bytes(_changed(path, rng).encode(errors="surrogatepass"))
+    return how
 
 
-def _value(path: Path, rng: random.Random) -> str:
+def _changed(path: Path, rng: random.Random) -> str:
+    """The text of a structured file, with one value changed, moved, nested or gone."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".jsonl":
-        lines = text.splitlines()
-        if not lines:
-            return "nothing"
-        number = rng.randrange(len(lines))
-        if rng.random() < 0.1:
-            return _everywhere(path, [json.loads(line) for line in lines], number, rng)
-        value, what = _changed(json.loads(lines[number]), rng)
-        lines[number] = json.dumps(value, ensure_ascii=rng.random() < 0.5)
-        path.write_bytes(("\n".join(lines) + "\n").encode(errors="surrogatepass"))
-        return f"line {number + 1}: {what}"
     if path.suffix == ".yaml":
-        value, what = _changed(yaml.safe_load(checksum.uncommented(text)), rng)
-        path.write_text(yaml.safe_dump(value), encoding="utf-8", errors="surrogatepass")
-        return what
-    value, what = _changed(json.loads(text), rng)
+        return str(yaml.safe_dump(hostile.changed(yaml.safe_load(checksum.uncommented(text)), rng)))
+    if path.suffix == ".jsonl":
+        lines = [json.loads(line) for line in text.splitlines()]
+        if lines and rng.random() < 0.1:  # a key goes from all lines
+            key = rng.choice([*rng.choice(lines)])
+            lines = [{name: value for name, value in line.items() if name != key} for line in lines]
+        elif lines:
+            place = rng.randrange(len(lines))
+            lines[place] = hostile.changed(lines[place], rng)
+        return "".join(json.dumps(line, ensure_ascii=rng.random() < 0.5) + "\n" for line in lines)
+    value = hostile.changed(json.loads(text), rng)
     if isinstance(value, dict):
         value.pop(checksum.KEY, None)
-    path.write_bytes(json.dumps(value, ensure_ascii=rng.random() < 0.5).encode(errors="surrogatepass"))
-    return what
-
-
-def _everywhere(path: Path, lines: list[dict[str, Any]], number: int, rng: random.Random) -> str:
-    """A key of one line goes from all lines, as an earlier version may have written none."""
-    key = rng.choice([*lines[number]])
-    kept = [{name: value for name, value in line.items() if name != key} for line in lines]
-    path.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    return f"all lines: {key} gone"
-
-
-def _changed(tree: Any, rng: random.Random) -> tuple[Any, str]:
-    """A JSON value with one value in it, or itself, in another form."""
-    if rng.random() < 0.03:
-        value = rng.choice(VALUES)
-        return value, f"all = {value!r:.40}"
-    at, place = tree, []
-    while True:
-        keys = [*at] if isinstance(at, dict) else [*range(len(at))]
-        if not keys:
-            return tree, "nothing"
-        key = rng.choice(keys)
-        place.append(str(key))
-        if isinstance(at[key], dict | list) and at[key] and rng.random() < 0.85:
-            at = at[key]
-            continue
-        kind = rng.choice(["value"] * 6 + ["gone", "renamed", "nested"])
-        if kind == "gone":
-            del at[key]
-        elif kind == "renamed" and isinstance(at, dict):
-            at[rng.choice(["x", "\x1b[31m", "", "ada"])] = at.pop(key)
-        elif kind == "nested":
-            at[key] = [at[key]] if rng.random() < 0.5 else {"x": at[key]}
-        else:
-            at[key] = rng.choice(VALUES)
-            return tree, f"{'.'.join(place)} = {at[key]!r:.40}"
-        return tree, f"{'.'.join(place)}: {kind}"
-
-
-def _bytes(path: Path, rng: random.Random) -> str:
-    size = path.stat().st_size
-    for _ in range(rng.choice([1, 1, 5]) if size else 0):
-        flip(path, rng.randrange(size), rng.randrange(8))
-    return "flipped bits" if size else "nothing"
-
-
-def _lines(path: Path, rng: random.Random) -> str:
-    lines = path.read_bytes().splitlines(keepends=True)
-    if not lines:
-        return "nothing"
-    place, kind = rng.randrange(len(lines)), rng.choice(["gone", "twice", "cut", "moved", "empty"])
-    line = lines.pop(place)
-    more = {"gone": [], "twice": [line, line], "cut": [line[: len(line) // 2]], "moved": [], "empty": [b"\n", line]}
-    lines[place:place] = more[kind]
-    if kind == "moved":
-        lines.insert(rng.randrange(len(lines) + 1), line)
-    path.write_bytes(b"".join(lines))
-    return f"line {place + 1} {kind}"
-
-
-def _whole(path: Path, rng: random.Random) -> str:
-    data, kind = (
-        path.read_bytes(),
-        rng.choice(["gone", "empty", "cut", "folder", "noise", "brackets", "utf-16", "null"]),
-    )
-    if kind in ("gone", "folder"):
-        path.unlink()
-        if kind == "folder":
-            path.mkdir()
-        return kind
-    contents = {
-        "empty": b"", "cut": data[: rng.randrange(len(data) + 1)], "noise": rng.randbytes(100),
-        "brackets": b"[" * 100_000, "utf-16": data.decode(errors="replace").encode("utf-16"), "null": b"null\n",
-    }  # fmt: skip
-    path.write_bytes(contents[kind])
-    return kind
+    return json.dumps(value, ensure_ascii=rng.random() < 0.5)
 
 
 def _from_python(words: list[str]) -> None:
@@ -295,37 +215,11 @@ def call(words: list[str], command: Callable[[list[str]], None] = cli.main) -> t
     try:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with campaign.limited(SECONDS):
-                command(words)
+            command(words)
         return 0, out.getvalue(), err.getvalue()
     except SystemExit as ended:
         return int(ended.code or 0), out.getvalue(), err.getvalue()
-    except (Exception, campaign.Slow):
+    except Exception:
         return -1, out.getvalue(), f"{err.getvalue()[-300:]}\n{traceback.format_exc(limit=-6)}"
     finally:
         sys.stdin = stdin
-
-
-def prepare(patch: Any) -> None:
-    """No pictures and no measurements, which take most of the time."""
-    without.disks(patch)
-    without.measures(patch)
-    without.pictures(patch)
-
-
-def cases(given: Any) -> Iterator[campaign.Case]:
-    prepare(pytest.MonkeyPatch())
-    with tempfile.TemporaryDirectory() as folder:
-        damaged = Damaged(Path(folder).resolve(), tuple(given.names))
-        for case in itertools.islice(damaged.cases(random.Random(given.seed)), given.cases):
-            yield case, partial(_verdict, damaged, case)
-
-
-def _verdict(damaged: Damaged, case: tuple[str, str, str, int]) -> str:
-    wrong = damaged.check(*case)
-    assert not wrong, wrong
-    return case[1]
-
-
-if __name__ == "__main__":
-    campaign.main(__doc__, cases, cases=2000, seed=0, names=NAMES)

@@ -1,7 +1,5 @@
 """Small runs whose process is killed before every operation on a file, or whose disk is full at every write.
 
-    PYTHONPATH=tests/support python tests/support/disk_faults.py [--kinds kills] [--families local images] [--every 1]
-
 A kill leaves the folder as it is at that moment, so one run is enough to see all of them: before each operation its
 folder is copied, where it is another one than before. Of a file that has grown since, two more states are tried, as a
 kill within the write leaves them: without what was added, and with half of it. From each state the same command must
@@ -9,34 +7,27 @@ end with the same bytes as without a kill. Where the disk is full, the command m
 half-written, and once there is room the same command must end with the same bytes, too.
 """
 
-import contextlib
 import errno
 import hashlib
-import itertools
 import json
 import os
 import resource
 import shutil
 import signal
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import campaign
-import families
-import pytest
 import torch
-import without
+from equal_runs import files
 
+from llm_fed import cli
 from llm_fed.settings.contents import Contents
 
 SECONDS = 120  # for one run, on a busy machine
-_CHANGING = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "os.chmod"}
-# What may differ between equal runs.
-_SKIPPED = ("checkpoints/", "timing.jsonl", "report.html", "delivered.json", ".lock")
+_CHANGING = {"open", "os.fsync", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link",
+             "os.symlink", "os.chmod"}  # fmt: skip
 
 
 class Faulty:
@@ -44,9 +35,9 @@ class Faulty:
 
     def __init__(self, work: Path, config: Path):
         self._work, self._config, self.out = work, config, work / "run"
-        self.code, self.said = self.start()
-        assert self.code == 0, self.said
-        self.expected = results(self.out)
+        code, said = self.start()
+        assert code == 0, said
+        self.expected = files(self.out)
 
     def start(self, arm: Callable[[], None] = lambda: None) -> tuple[int, str]:
         """The command in a process of its own: exit code (negative: a signal) and what it said."""
@@ -84,7 +75,7 @@ class Faulty:
         code, said = self.start()
         if code or "Traceback" in said:
             return f"exit code {code}: {said[-500:]}"
-        found = results(self.out)
+        found = files(self.out)
         differing = [name for name in self.expected.keys() | found if self.expected.get(name) != found.get(name)]
         return f"differs in {', '.join(sorted(differing))}" if differing else ""
 
@@ -123,7 +114,7 @@ class Camera:
         os.fsync = lambda handle: self._look("os.fsync", ())  # type: ignore[assignment]
 
     def _look(self, event: str, arguments: tuple[object, ...]) -> None:
-        if self._busy or (event not in _CHANGING and event not in ("open", "os.fsync")):
+        if self._busy or event not in _CHANGING:
             return
         self._busy = True
         try:
@@ -190,8 +181,7 @@ def _command(words: list[str], arm: Callable[[], None]) -> None:
     """In the forked process; does not return."""
     code = 1
     try:
-        from llm_fed import cli
-
+        torch.set_num_threads(1)
         signal.alarm(SECONDS)
         Contents.ahead = lambda self, config: None  # type: ignore[method-assign]  # one operation after another
         arm()
@@ -199,19 +189,11 @@ def _command(words: list[str], arm: Callable[[], None]) -> None:
     except SystemExit as ended:
         code = int(ended.code or 0)
     except BaseException:
-        import traceback
-
         traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def results(folder: Path) -> dict[str, bytes]:
-    """Every file that must not depend on kills."""
-    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in paths.items() if not name.startswith(_SKIPPED)}
 
 
 def _whole(path: Path) -> bool:
@@ -223,52 +205,3 @@ def _whole(path: Path) -> bool:
     except ValueError:
         return False
     return True
-
-
-def prepare(configs: Iterable[Path]) -> None:
-    """What a process that forks needs: one thread, no pictures, and all imported that runs import, which takes most of
-    their time."""
-    from llm_fed import cli
-
-    torch.set_num_threads(1)
-    patch = pytest.MonkeyPatch()
-    without.disks(patch)
-    without.measures(patch)
-    without.pictures(patch)
-    for config in configs:
-        with tempfile.TemporaryDirectory() as out, open(os.devnull, "w") as nowhere:  # noqa: SIM117
-            with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-                with contextlib.suppress(SystemExit):
-                    cli.main(["run", str(config), "--out", f"{out}/run", "--json"])
-
-
-def _faults(kind: str, run: Faulty, every: int) -> Iterator[tuple[str, str]]:
-    """What was tried, and what was wrong."""
-    if kind == "kills":
-        for state in run.states()[::every]:
-            yield state.name, run.continued(state)
-        return
-    n = 1
-    while (wrong := run.full(n)) is not None:
-        yield str(n), wrong
-        n += every
-
-
-def cases(given: Any) -> Iterator[campaign.Case]:
-    with tempfile.TemporaryDirectory() as folder:
-        configs = families.write(Path(folder), tuple(given.families))
-        prepare(configs.values())
-        for kind, (name, config) in itertools.product(given.kinds, configs.items()):
-            work = Path(folder) / "work" / f"{kind}-{name}"
-            work.mkdir(parents=True)
-            for place, wrong in _faults(kind, Faulty(work, config), given.every):
-                yield f"{kind}, {name} {place}", partial(_verdict, kind, wrong)
-
-
-def _verdict(kind: str, wrong: str) -> str:
-    assert not wrong, wrong
-    return kind
-
-
-if __name__ == "__main__":
-    campaign.main(__doc__, cases, kinds=("kills", "full"), families=families.FAMILIES, every=1)

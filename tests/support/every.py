@@ -1,6 +1,9 @@
 """Many cases that are alike: one test that tries all of them and names each that fails, or a few in every run."""
 
-from collections.abc import Callable, Collection, Iterable
+import resource
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -20,7 +23,7 @@ def quick(cases: Iterable[Case], kept: Collection[Case]) -> list[Any]:
     ]
 
 
-def passes(cases: Iterable[Case], check: Callable[[Case], None], name: Callable[[Case], str] = str) -> None:
+def passes(cases: Iterable[Case], check: Callable[[Case], object], name: Callable[[Case], str] = str) -> None:
     """Calls `check` on each case; there must be at least one.
 
     Raises:
@@ -35,3 +38,15 @@ def passes(cases: Iterable[Case], check: Callable[[Case], None], name: Callable[
     assert cases, "there is no case"
     if failed:
         raise AssertionError(f"{len(failed)} of {len(cases)} cases fail:\n" + "\n".join(failed))
+
+
+@contextmanager
+def bounded_memory(gib: int = 2) -> Iterator[None]:
+    """Within it this process may take so much more than it has."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + gib * 2**30, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

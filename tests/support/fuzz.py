@@ -1,10 +1,6 @@
-"""Configurations, adapter folders and data files that somebody else wrote: real ones, changed at random.
+"""Adapter folders and data files that somebody else wrote: real ones, changed at random.
 
-    PYTHONPATH=tests/support python tests/support/fuzz.py --kinds configurations folders data --cases 10000
-
-Each must be taken, or refused by a UserError or RunError in one or two lines, within 5 s of computing, in a process
-that may take 2 GiB more than it had with all imports. What fails is written to FOLDER; once it is mended, what was
-wrong becomes a test.
+Each must be taken, or refused by a UserError or RunError in one or two lines, within 5 s of computing.
 """
 
 import csv
@@ -13,54 +9,39 @@ import json
 import random
 import shutil
 import struct
-import tempfile
+import time
 import warnings
-from collections.abc import Iterator
 from contextlib import suppress
 from copy import deepcopy
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import campaign
 import families
 import hostile
 import numpy as np
 import pandas
 import torch
-import yaml
 from any_form import EXCEL, compressed
 from rich.console import Console
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from llm_fed import methods, tasks
+from llm_fed import tasks
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.bench import parents
-from llm_fed.bench.build import prepare
-from llm_fed.commands.compare import load_rows
 from llm_fed.engine.inference import features, similarity_weights
+from llm_fed.experiment import run
 from llm_fed.export import peft_folders
 from llm_fed.export.copies import public_content
+from llm_fed.export.load import load_image_model
 from llm_fed.export.origins import check_text
-from llm_fed.federation import privacy
 from llm_fed.kinds.language import load_base
 from llm_fed.models import lora
 from llm_fed.models.prompt import read_prompt
 from llm_fed.rows.formats import COMPRESSED, kind_of, opened
-from llm_fed.runs.trackers import check_trackers
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
-from llm_fed.settings.config import BaseConfig, Config, TaskConfig
+from llm_fed.settings.config import BaseConfig, TaskConfig
 
-DEEP = 0.01  # share of the configurations that were taken with which all is built that a run needs
-_KEYS = sorted(configfile.flat(configfile.as_dict(Config())))
-_WORDS = (
-    "", "null", "true", "-1", "0", "1e400", "9" * 400, "nan", "[]", "[1,", "{a: b", "[=x", "- 1", "${",
-    "${oc.env:HOME}", "${rounds}", "${a.b}", "???", "\x1b[31m", "\udc80", "../..", "/", "hf://", "hf://a/b/c", "*",
-    "&a", "!!python/object:os", "x" * 300, "2024-01-01", "0x1F", "1_000", "é", "\u202e", "'", '"', "a=b", "a.b.c=1",
-    "a[0]=1", "auto", "none:None", "os:system",
-)  # fmt: skip
 _MODELS: dict[str, list[str]] = {  # what is handed out, and by which run
     "local": [], "images": [], "experts": ["method=pfedmoe"], "mix": ["method=feddpa"],
 }  # fmt: skip
@@ -75,79 +56,11 @@ NAMES = (
 _ROWS = [{"instruction": f"What is {n}?", "input": "", "output": f"It is {n}", "client": f"c{n % 3}"} for n in range(9)]
 
 
-class Configurations:
-    """YAML files and `key=value` words."""
-
-    def __init__(self, work: Path):
-        found = families.write(work)
-        here = Path(__file__).parents[2]
-        files = [*found.values(), *sorted((here / "scripts/runs").glob("*.yaml"))]
-        self._texts = [file.read_text() for file in files]
-        self._trees = [yaml.safe_load(text) for text in self._texts] + [configfile.as_dict(Config())]
-        self._file = work / "mine.yaml"
-
-    def make(self, draw: random.Random) -> tuple[bytes, list[str]]:
-        words = [self._word(draw) for _ in range(draw.choice((0, 0, 1, 2)))]
-        if draw.random() < 0.3:
-            return hostile.changed_bytes(draw.choice(self._texts).encode(), draw), words
-        tree = deepcopy(draw.choice(self._trees))
-        for _ in range(draw.randint(0, 3)):
-            tree = hostile.changed(tree, draw)
-        text = yaml.safe_dump(tree, allow_unicode=draw.random() < 0.5, sort_keys=False)
-        return text.encode(errors="surrogatepass"), words
-
-    def _word(self, draw: random.Random) -> str:
-        key, value = draw.choice(_KEYS), draw.choice(_WORDS)
-        shape = draw.randrange(8)
-        if shape == 0:
-            return value
-        if shape == 1:
-            return f"{draw.choice(_WORDS)}={value}"
-        if shape == 2:
-            return f"{key.rpartition('.')[0] or key}={value}"
-        return f"{key}={draw.choice((value, str(draw.randint(-3, 10**6))))}"
-
-    def survive(self, case: tuple[bytes, list[str]], draw: random.Random) -> None:
-        text, words = case
-        self._file.write_bytes(text)
-        config = configfile.load(self._file, words)
-        load_rows(self._file)
-        method = methods.build(config.method)
-        parents.check(config, method)
-        check_trackers(config.track)
-        privacy.check(config, method)
-        tasks.find(config.task.name)
-        yaml.safe_dump(configfile.as_dict(config))
-        if draw.random() < DEEP and str(config.base.name).startswith(tempfile.gettempdir()):
-            prepare(config, Reporter(Console(quiet=True)))
-
-    def keep(self, case: tuple[bytes, list[str]], out: Path) -> None:
-        out.with_suffix(".yaml").write_bytes(case[0])
-        out.with_suffix(".words").write_text(json.dumps(case[1]))
-
-
-class _Files:
-    """Cases that are one folder, at the same place each time."""
-
-    def __init__(self, work: Path):
-        self.place = work / "case"
-
-    def empty(self) -> Path:
-        shutil.rmtree(self.place, ignore_errors=True)
-        self.place.mkdir()
-        return self.place
-
-    def keep(self, case: Path, out: Path) -> None:
-        shutil.copytree(case, out, symlinks=True, dirs_exist_ok=True)
-
-
-class Folders(_Files):
+class Folders:
     """PEFT folders: an adapter, experts with a gate or a mix, and a whole image model."""
 
     def __init__(self, work: Path):
-        from llm_fed.experiment import run
-
-        super().__init__(work)
+        self._place = work / "case"
         found = families.write(work, ("local", "images"))
         for name, words in _MODELS.items():
             config = configfile.load(found.get(name, found["local"]), ["rounds=1", *words])
@@ -157,18 +70,15 @@ class Folders(_Files):
 
     def make(self, draw: random.Random) -> Path:
         kind = draw.choice(list(self._origins))
-        folder = self.empty() / kind
-        shutil.copytree(self._origins[kind], folder)
+        shutil.rmtree(self._place, ignore_errors=True)
+        folder = Path(shutil.copytree(self._origins[kind], self._place / kind))
         for _ in range(draw.randint(1, 2)):
             files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".md"]
             if files:
                 _spoil(draw.choice(files), draw)
-        return self.place
+        return folder
 
-    def survive(self, case: Path, draw: random.Random) -> None:
-        from llm_fed.export.load import load_image_model
-
-        (folder,) = case.iterdir()
+    def survive(self, folder: Path, draw: random.Random) -> None:
         if folder.name == "images":
             model = load_image_model(folder)
             assert all(bool(torch.isfinite(tensor).all()) for tensor in model.state_dict().values())
@@ -186,29 +96,32 @@ class Folders(_Files):
             similarity_weights(features(self._base, [[1, 2]]), [state])
 
 
-class DataFiles(_Files):
+class DataFiles:
     """Examples in files of each format, compressed or not, and pictures as npz."""
 
+    def __init__(self, work: Path):
+        self._place = work / "case"
+
     def make(self, draw: random.Random) -> Path:
-        name = draw.choice(NAMES)
-        path = self.empty() / name
+        shutil.rmtree(self._place, ignore_errors=True)
+        self._place.mkdir()
+        path = self._place / draw.choice(NAMES)
         rows: Any = deepcopy(_ROWS)
         for _ in range(draw.randint(0, 3)):
             rows = hostile.changed(rows, draw)
-        if name == "a.npz":
+        if path.name == "a.npz":
             np.savez(path, **_arrays(draw))
         else:
-            path.write_bytes(_written(name, rows))
+            path.write_bytes(_written(path.name, rows))
         if draw.random() < 0.4:
             path.write_bytes(_respoilt(path, draw))
-        return self.place
+        return path
 
-    def survive(self, case: Path, draw: random.Random) -> None:
-        (path,) = case.iterdir()
+    def survive(self, path: Path, draw: random.Random) -> None:
         if path.suffix == ".npz":
             tasks.load(TaskConfig(name="images", path=str(path)), 0)
         else:
-            tasks.load(TaskConfig(name="files", path=str(draw.choice((case, path)))), 0)
+            tasks.load(TaskConfig(name="files", path=str(draw.choice((path.parent, path)))), 0)
 
 
 def _written(name: str, rows: Any) -> bytes:
@@ -229,10 +142,8 @@ def _written(name: str, rows: Any) -> bytes:
     elif kind == "txt":
         data = str(rows).encode(errors="replace")
     else:
-        target = io.BytesIO()
-        frame = pandas.DataFrame(plain)
-        write = {"parquet": frame.to_parquet, "arrow": frame.to_feather, "xlsx": frame.to_excel}[str(kind)]
-        write(target)
+        target, frame = io.BytesIO(), pandas.DataFrame(plain)
+        {"parquet": frame.to_parquet, "arrow": frame.to_feather, "xlsx": frame.to_excel}[str(kind)](target)
         data = target.getvalue()
     return compressed(data, ending if ending in COMPRESSED else "")
 
@@ -246,11 +157,9 @@ def _arrays(draw: random.Random) -> dict[str, Any]:
     }  # fmt: skip
     for _ in range(draw.randint(0, 2)):
         key = draw.choice([*arrays, "classes", "coarse_of_fine", "domain", "test", "x", "y"])
-        known = arrays.get(key, np.arange(3))
+        known = arrays.pop(key, np.arange(3))
         how = draw.randrange(6)
-        if how == 0:
-            arrays.pop(key, None)
-        elif how == 1:
+        if how == 1:
             arrays[key] = known.astype(draw.choice(["f4", "i8", "u1", "U3", "c8", "?", "S2", "M8[s]"]))
         elif how == 2:
             arrays[key] = known.reshape(draw.choice([(-1,), (1, -1), (*known.shape, 1)]))
@@ -258,7 +167,7 @@ def _arrays(draw: random.Random) -> dict[str, Any]:
             arrays[key] = known[: draw.randrange(len(known) + 1)]
         elif how == 4:
             arrays[key] = known.astype(np.int64) + draw.choice((-5, 1, 2**24, 2**40, 2**62))
-        else:
+        elif how == 5:
             arrays[key] = np.array(draw.choice((0, "a", np.nan)))
     return arrays
 
@@ -277,8 +186,6 @@ def _spoil(path: Path, draw: random.Random) -> None:
     if how < 0.08:
         path.unlink()
         if draw.random() < 0.5:
-            path.mkdir()
-        elif draw.random() < 0.5:
             path.symlink_to(draw.choice([path.name, "..", "/dev/null", "nowhere"]))
     elif how < 0.25:
         path.write_bytes(hostile.changed_bytes(path.read_bytes() or b"{}", draw))
@@ -287,9 +194,9 @@ def _spoil(path: Path, draw: random.Random) -> None:
         for _ in range(draw.randint(1, 3)):
             tree = hostile.changed(tree, draw)
         path.write_text(json.dumps(tree))
-    elif path.suffix == ".safetensors" and draw.random() < 0.5:
+    elif draw.random() < 0.5:
         _other_tensor(path, draw)
-    elif path.suffix == ".safetensors":
+    else:
         data = path.read_bytes()
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
@@ -319,53 +226,21 @@ def _other_tensor(path: Path, draw: random.Random) -> None:
     save_file(tensors, path, metadata=metadata)
 
 
-KINDS: dict[str, Any] = {"configurations": Configurations, "folders": Folders, "data": DataFiles}
-
-
-def survive(kind: Any, case: Any, draw: random.Random) -> bool:
-    """Whether a case was taken; refused it is as it should be.
+def tried(kind: Folders | DataFiles, seed: object) -> None:
+    """One case of a kind: taken, or refused as it should be.
 
     Raises:
         AssertionError, and whatever else it should not: a finding.
     """
+    draw, began = random.Random(str(seed)), time.process_time()
+    try:
+        case = kind.make(draw)
+    except Exception:
+        return  # the change is none that such a file can hold
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kind.survive(case, draw)
     except (UserError, RunError) as refused:
-        assert str(refused) and len(str(refused).splitlines()) <= 2, str(refused)
-        assert len(str(refused)) < 20_000, len(str(refused))
-        return False
-    return True
-
-
-def cases(given: Any) -> Iterator[campaign.Case]:
-    with tempfile.TemporaryDirectory() as work:
-        made = [(name, KINDS[name](Path(work))) for name in given.kinds]
-        draw = random.Random("warm")
-        for _, kind in made:
-            for _ in range(30):  # so that all is loaded
-                with suppress(Exception):
-                    survive(kind, kind.make(draw), draw)
-        campaign.bound_memory()
-        for name, kind in made:
-            for number in range(given.cases):
-                yield f"{name} {number}", partial(tried, kind, given.out / f"{name}-{given.seed}-{number}")
-
-
-def tried(kind: Any, out: Path) -> str:
-    draw = random.Random(out.name.partition("-")[2])
-    try:
-        case = kind.make(draw)
-    except Exception:
-        return "not made"  # the change is none that such a file can hold
-    try:
-        return "taken" if survive(kind, case, draw) else "refused"
-    except BaseException:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        kind.keep(case, out)
-        raise
-
-
-if __name__ == "__main__":
-    campaign.main(__doc__, cases, seconds=5, kinds=tuple(KINDS), cases=10_000, seed=0, out=Path("fuzzed"))
+        assert str(refused) and len(str(refused).splitlines()) <= 2 and len(str(refused)) < 20_000, str(refused)
+    assert time.process_time() - began < 5

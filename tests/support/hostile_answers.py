@@ -1,30 +1,23 @@
 """Answers of the right form with numbers that no honest client gives, through each method's own `server_update`.
 
-    python tests/support/hostile_answers.py [--method NAME ...] [--of MOST] [--seed 0]
-
-trains small federations of every method, of adapters and of whole ResNets, and lets one of CLIENTS clients answer
-falsely for three rounds: each part of its real answer (a row of weights, running statistics, counts, a chosen model)
-becomes each of some twenty values. A finding is a server's step that fails, a state that is not finite or cannot be
-sent, and, where the part is no row of weights, honest clients that lose more than where these answers are refused, and
-more than where they are real.
+In small federations of every method, of adapters and of whole ResNets, one client answers falsely for three rounds:
+each part of its real answer (a row of weights, running statistics, counts, a chosen model) becomes each of some twenty
+values. A finding is a server's step that fails, a state that is not finite or cannot be sent, and, where the part is no
+row of weights, honest clients that lose more than where these answers are refused or real.
 """
 
 from __future__ import annotations
 
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import battery
-import campaign
 import torch
 from torch import Tensor
 
@@ -47,47 +40,41 @@ ROW, STATISTICS, COUNTERS = "row", "statistics", "counters"
 Change = Callable[[Tensor, Tensor, Tensor], Tensor]  # (real, of another client, of an earlier round) -> false
 
 
-def _with(value: float) -> Change:
+def _all(value: float) -> Change:
     return lambda real, other, before: torch.full_like(real, value)
 
 
 def _one(value: float) -> Change:
-    def change(real: Tensor, other: Tensor, before: Tensor) -> Tensor:
-        spoilt = real.clone()
-        spoilt.view(-1)[:1] = value
-        return spoilt
-
-    return change
+    return lambda real, other, before: torch.cat(
+        [torch.full_like(real.flatten()[:1], value), real.flatten()[1:]]
+    ).view_as(real)
 
 
+_ANY: dict[str, Change] = {
+    "backwards": lambda real, other, before: real.flatten().flip(0).view_as(real),
+    "of another client": lambda real, other, before: other.clone(),
+    "of an earlier round": lambda real, other, before: before.clone(),
+}
 FLOATS: dict[str, Change] = {
     "negative": lambda real, other, before: -real,
     **{f"times {factor:g}": (lambda real, other, before, f=factor: f * real) for factor in (3, 9, -9, 1e2, 1e6, 1e-6)},
-    **{f"all {value:g}": _with(value) for value in (0, 1, -1e3, 1e-42, 3e38, -3e38, 1e300, math.nan, math.inf)},
+    **{f"all {value:g}": _all(value) for value in (0, 1, -1e3, 1e-42, 3e38, -3e38, 1e300, math.nan, math.inf)},
     **{f"one {value:g}": _one(value) for value in (1e30, -1e3, math.nan, -math.inf)},
-    "backwards": lambda real, other, before: real.flatten().flip(0).view_as(real),
     "repeated": lambda real, other, before: real.flatten()[:1].expand(real.numel()).reshape(real.shape),
-    "of another client": lambda real, other, before: other.clone(),
-    "of an earlier round": lambda real, other, before: before.clone(),
-}  # fmt: skip
+} | _ANY  # fmt: skip
 INTEGERS: dict[str, Change] = {
-    **{f"all {value}": _with(value) for value in (0, 1, -1, 10**9, -(10**6), 2**62, 2**63 - 1, -(2**63))},
+    **{f"all {value}": _all(value) for value in (0, 1, -1, 10**9, -(10**6), 2**62, 2**63 - 1, -(2**63))},
     **{f"one {value}": _one(value) for value in (-1, 10**9, 2**62)},
-    "negative": lambda real, other, before: -real,
+    "negative": FLOATS["negative"],
     "twice": lambda real, other, before: 2 * real,
     "one more": lambda real, other, before: real + 1,
-    "backwards": FLOATS["backwards"],
-    "of another client": FLOATS["of another client"],
-    "of an earlier round": FLOATS["of an earlier round"],
-}
-FLAGS: dict[str, Change] = {
-    "all": lambda real, other, before: torch.ones_like(real),
-    "none": lambda real, other, before: torch.zeros_like(real),
-    "the others": lambda real, other, before: ~real,
-    "backwards": FLOATS["backwards"],
-    "of another client": FLOATS["of another client"],
-}
+} | _ANY
+FLAGS: dict[str, Change] = {"all": _all(1), "none": _all(0), "the others": lambda real, other, before: ~real} | _ANY
 NUMBERS = (0, 1, 2, 3, 7, -1, -2, 10**6, 2**31, 2**53, 2**62, 2**63 - 1, -(2**63), 2**64 - 1)
+
+
+def changes_of(tensor: Tensor) -> dict[str, Change]:
+    return FLOATS if tensor.is_floating_point() else FLAGS if tensor.dtype == torch.bool else INTEGERS
 
 
 @dataclass(frozen=True)
@@ -159,23 +146,19 @@ class Attacked:
                 if len(floats) < len(value.extras):
                     yield from (Case(path, COUNTERS, how) for how in INTEGERS)
             elif isinstance(value, Tensor):
-                kind = FLOATS if value.is_floating_point() else FLAGS if value.dtype == torch.bool else INTEGERS
-                yield from (Case(path, "", how) for how in kind)
-                if kind is not FLOATS:
+                yield from (Case(path, "", how) for how in changes_of(value))
+                if not value.is_floating_point():
                     lies = [(statistic, lie) for statistic in statistics for lie in ("negative", "times -9", "times 9")]
-                    yield from (Case(path, "", how, lie) for how in kind for lie in lies)
+                    yield from (Case(path, "", how, lie) for how in changes_of(value) for lie in lies)
             elif type(value) is int:
                 yield from (Case(path, "", str(number)) for number in NUMBERS)
 
     def spoilt(self, case: Case, here: Round, earlier: Round) -> Any:
         """The false answer of one round."""
-        real = here.uploads[SPOILT].content
-        other, before = here.uploads["c2"].content, earlier.uploads[SPOILT].content
-        found = _replaced(real, case.path, _value(case, *(at(sent, case.path) for sent in (real, other, before))))
+        sent = real, *_ = [here.uploads[SPOILT].content, here.uploads["c2"].content, earlier.uploads[SPOILT].content]
+        found = _replaced(real, case.path, _value(case, *(at(one, case.path) for one in sent)))
         where, how = case.also
-        return (
-            _replaced(found, where, FLOATS[how](*(at(sent, where) for sent in (real, other, before)))) if how else found
-        )
+        return _replaced(found, where, FLOATS[how](*(at(one, where) for one in sent))) if how else found
 
     def step(self, state: Any, round: Round, false: dict[str, Any], number: int) -> tuple[Any, dict[str, str]]:
         """The server's state after a round, and who was refused."""
@@ -186,11 +169,8 @@ class Attacked:
         given, expected = ([of[name] for name in names] for of in (round.given, round.expected))
         found = flaws(contents, expected, BOUND, whole.method.sends, given)
         refused = {name: flaw for name, flaw in zip(names, found, strict=True) if flaw}
-        uploads = [
-            replace(round.uploads[name], content=content)
-            for name, content in zip(names, contents, strict=True)
-            if name not in refused
-        ]
+        answers = {name: content for name, content in zip(names, contents, strict=True) if name not in refused}
+        uploads = [replace(round.uploads[name], content=content) for name, content in answers.items()]
         whole.server.begin(number + 2, whole.setup.local.lr)
         (outcome,) = whole.runtime.run({"server": whole.method.server_update(whole.server, state, uploads)}).values()
         if isinstance(outcome, Exception):
@@ -258,11 +238,9 @@ class Attacked:
                     site.begin(ROUNDS + 2, whole.setup.local.lr)
                 pick = {name: whole.method.personalize(site, messages[name]) for name, site in honest.items()}
                 models = whole.runtime.run(pick)
-                work = {name: site.losses_of([models[name]]) for name, site in honest.items()}
-                scored = whole.runtime.run(work)
-                trained = whole.runtime.run(
-                    {name: whole.method.client_update(site, messages[name]) for name, site in honest.items()}
-                )
+                scored = whole.runtime.run({name: site.losses_of([models[name]]) for name, site in honest.items()})
+                work = {name: whole.method.client_update(site, messages[name]) for name, site in honest.items()}
+                trained = whole.runtime.run(work)
                 for outcome in (*models.values(), *scored.values(), *trained.values()):
                     if isinstance(outcome, Exception):
                         raise outcome
@@ -291,13 +269,9 @@ def _value(case: Case, real: Any, other: Any, before: Any) -> Any:
         for name, value in extras.items():
             group = STATISTICS if value.is_floating_point() else COUNTERS
             if case.part in (group, name):
-                kind = FLOATS if value.is_floating_point() else INTEGERS
-                extras[name] = kind[case.how](value, other.extras[name], before.extras[name])
+                extras[name] = changes_of(value)[case.how](value, other.extras[name], before.extras[name])
         return State(real.layout, real.row, extras)
-    if isinstance(real, Tensor):
-        kind = FLOATS if real.is_floating_point() else FLAGS if real.dtype == torch.bool else INTEGERS
-        return kind[case.how](real, other, before)
-    return int(case.how)
+    return changes_of(real)[case.how](real, other, before) if isinstance(real, Tensor) else int(case.how)
 
 
 def _replaced(message: Any, path: str, value: Any) -> Any:
@@ -324,20 +298,3 @@ def attack(name: str, folder: Path, chosen: Callable[[list[Case]], list[Case]]) 
         if wrong:
             findings.append(f"{name}: {case}: {wrong}")
     return outcomes, findings
-
-
-def cases(given: Any) -> Iterator[campaign.Case]:
-    draw = random.Random(given.seed)
-
-    def check(name: str) -> str:
-        with TemporaryDirectory() as folder:
-            outcomes, found = attack(name, Path(folder), lambda all: draw.sample(all, min(given.of, len(all))))
-        print(f"{name}: {dict(outcomes)}", flush=True)
-        assert not found, "\n  ".join(found)
-        return "as they should be"
-
-    return ((name, partial(check, name)) for name in given.method)
-
-
-if __name__ == "__main__":
-    campaign.main(__doc__, cases, seconds=1e6, method=tuple(names()), of=10**6, seed=0)

@@ -1,27 +1,19 @@
-"""Every family of causal language models, tiny, with an adapter folded in by `export --merged`, read by others.
+"""Families of causal language models, tiny, with an adapter folded in by `export --merged`, and read by others.
 
-    PYTHONPATH=tests/support python tests/support/merged_models.py [--only llama qwen3] [--older DIR]
-
-Each is exported, which compares it with base and adapter, and then read by the older libraries in DIR (`reader.py`).
-Families that cannot be bases are counted as refused.
+Each is exported, which compares it with base and adapter, and then read by older libraries (`reader.py`).
 """
 
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import architectures
-import campaign
+import every_family
 import torch
 from reader import read_by
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
-from transformers.utils import logging
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import generator
@@ -40,18 +32,6 @@ from llm_fed.testing.tiny import SPECIAL, VOCABULARY, tokenizer
 IDS = torch.randint(2, VOCABULARY, (2, 40), generator=torch.Generator().manual_seed(3))
 NEAR = 2e-4  # the largest distance of logits, relative to their length
 ROUNDED = {"apertus": 0.02}  # version 4 computes its activation in bfloat16, so that greedy answers differ, too
-# Forms of rotary embeddings, beside the usual one.
-ROPE: dict[str, dict[str, Any]] = {
-    "theta": {"rope_theta": 500.0},
-    "linear": {"rope_type": "linear", "factor": 2.0},
-    "llama3": {
-        "rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    },
-    "yarn": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
-    "longrope": {"rope_type": "longrope", "original_max_position_embeddings": 32},
-    "longrope-factor": {"rope_type": "longrope", "factor": 3.0, "original_max_position_embeddings": 32},
-}  # fmt: skip
 
 
 @dataclass
@@ -64,31 +44,17 @@ class Outcome:
     needs: str = ""  # the version of transformers that the export names
     refused: str = ""  # why its family cannot be a base
 
-    @property
-    def kind(self) -> str:
-        if self.flaw:
-            return "wrong"
-        return "refused" if self.refused else "for newer versions" if self.needs else "equal"
 
-
-def variants(family: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def variants(family: str) -> dict[str, dict[str, Any]]:
     """By name changes of a family's configuration: its head tied to its embedding, and forms of rotary embeddings, of
     families for which an export translates them."""
-    yield family, {}
-    yield f"{family}-tied", {"tie_word_embeddings": True}
-    if family not in older.FAMILIES:
-        return
-    config = architectures.configured(family)
-    rope = getattr(config, "rope_parameters", None) or {}
-    everywhere = rope.get("full_attention", rope)
-    for name, settings in ROPE.items() if everywhere.get("rope_theta") else ():
-        changed = {**everywhere, **settings}
-        if name.startswith("longrope"):
-            size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            half = int(size * everywhere.get("partial_rotary_factor", 1.0)) // 2
-            changed |= {"short_factor": [1.1] * half, "long_factor": [2.0] * half}
-        whole = {**rope, "full_attention": changed} if "full_attention" in rope else changed
-        yield f"{family}-{name}", {"rope_parameters": whole, "original_max_position_embeddings": 32}
+    found = {family: {}, f"{family}-tied": {"tie_word_embeddings": True}}
+    forms = every_family.variants(family) if family in older.FAMILIES else {}
+    return found | {
+        f"{family}-{name}": changes
+        for name, changes in forms.items()
+        if "rope_parameters" in changes and name != "dynamic"  # whose frequencies depend on the text
+    }
 
 
 def export(name: str, family: str, changes: dict[str, Any], work: Path) -> Outcome:
@@ -97,7 +63,7 @@ def export(name: str, family: str, changes: dict[str, Any], work: Path) -> Outco
     Raises:
         Exception: of any kind, where no such model can be made.
     """
-    model = architectures.made(family, **changes)
+    model = every_family.noisy(family, **changes)
     with torch.no_grad():
         model(input_ids=IDS)
     place = work / name
@@ -157,49 +123,12 @@ def can_be_adapted(model: PreTrainedModel, name: str) -> bool:
         return False
 
 
-def read_elsewhere(outcomes: list[Outcome], older: Path, work: Path) -> None:
+def read_elsewhere(outcomes: list[Outcome], libraries: Path, work: Path) -> None:
     """Let older libraries read the models, and note where they read others."""
     items = [{"folder": str(each.folder), "expected": str(each.folder.parents[1] / "expected.safetensors"),
               "text": "w5 w6 w7"} for each in outcomes]  # fmt: skip
-    for each, said in zip(outcomes, read_by(older, items, work), strict=True):
+    for each, said in zip(outcomes, read_by(libraries, items, work), strict=True):
         near = ROUNDED.get(each.name.partition("-")[0], NEAR)
         alike = said.get("tokens") == [5, 6, 7] and said["apart"] < near and (said["answer"] or near > NEAR)
         if not alike:
             each.flaw = f"transformers 4.57: {said}"
-
-
-def cases(given: Any) -> Iterator[campaign.Case]:
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    outcomes = list[Outcome]()
-    with tempfile.TemporaryDirectory() as folder:
-
-        def check(family: str, name: str) -> str:
-            try:
-                outcome = export(name, family, dict(variants(family))[name], Path(folder))
-            except Exception as error:
-                return f"not made: {type(error).__name__}"
-            outcomes.append(outcome)
-            assert not outcome.flaw, outcome.flaw
-            return outcome.kind
-
-        for family in given.only[given.part - 1 :: given.parts]:
-            try:
-                names = list(dict(variants(family)))
-            except Exception:  # it cannot be made
-                names = [family]
-            yield from ((name, partial(check, family, name)) for name in names)
-        readable = [each for each in outcomes if not (each.flaw or each.needs or each.refused)]
-        if given.older:
-            read_elsewhere(readable, given.older, Path(folder))
-            yield from ((each.name, partial(read_alike, each)) for each in readable)
-
-
-def read_alike(outcome: Outcome) -> str:
-    assert not outcome.flaw, outcome.flaw
-    return "read elsewhere"
-
-
-if __name__ == "__main__":
-    only = tuple(dict.fromkeys(architectures.families()))
-    campaign.main(__doc__, cases, only=only, part=1, parts=1, older=None)

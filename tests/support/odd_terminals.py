@@ -2,8 +2,6 @@
 
 A terminal has an encoding, a width and some of the variables that change what is printed; its reader takes everything,
 leaves before the first line, has a full disk, or is not there at all. Each case is a command in a process of its own.
-Whatever the terminal, the command ends as it would elsewhere: with its exit code, its files and whole JSON, every
-client's name can be read, and nothing is a traceback. A full disk behind standard output is exit code 1, in one line.
 """
 
 import fcntl
@@ -12,7 +10,6 @@ import io
 import json
 import os
 import pty
-import random
 import select
 import shlex
 import shutil
@@ -30,41 +27,6 @@ import yaml
 from small_process import CONTEXT
 
 CLIENTS = ("ostrava", "\u0141\u00f3d\u017a", "\u6771\u4eac", "[b]\U0001f600", "no")
-ENCODINGS = ("utf-8", "cp1252", "ascii", "latin-1", "cp437", "gbk", "utf-16")
-WIDTHS = (None, "0", "1", "20", "80", "500")
-VARIABLES: tuple[dict[str, str], ...] = (
-    {}, {}, {"TERM": "dumb"}, {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}, {"TERM": "xterm-256color", "FORCE_COLOR": "1"},
-)  # fmt: skip
-READERS = ("file", "file", "file", "closed", "all closed", "left", "full", "terminal")
-# Words of commands, and what they list on standard output: clients, JSON or anything. {new} is a path without a file.
-COMMANDS: tuple[tuple[str, str], ...] = (
-    ("run {config} --out {run}", "clients"),
-    ("run {config} --out {run} --json", "json"),
-    ("run {config} --out {new} --json", "json"),
-    ("run {config} --out {new}", "clients"),
-    ("run {config} --dry-run --out {new}", "any"),
-    ("run {config} --dry-run --out {new} --json", "json"),
-    ("eval {run}", "clients"),
-    ("eval {run} --json", "json"),
-    ("audit {run} --sample 0", "any"),
-    ("audit {run} --sample 0 --json", "json"),
-    ("export {run} {new}", "clients"),
-    ("compare --runs {run} {local}", "any"),
-    ("compare --runs {run} {local} --json", "json"),
-    ("compare {config} --methods local,fedit --out {new}", "any"),
-    ("join {run} --data {data} --out {new}", "any"),
-    ("merge mean --fed {run} --local {local} --out {new}", "any"),
-    ("merge mean --fed {run} --local {local} --out {new} --json", "json"),
-    ("chat {run} --max-new-tokens 2", "any"),
-    ("init {folder} --base {base} --out {new}", "any"),
-    ("methods", "any"),
-    ("methods --json", "json"),
-    ("tasks", "any"),
-    ("runs --json", "json"),
-    ("--help", "any"),
-    ("eval --help", "any"),
-    ("--version", "any"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -246,9 +208,3 @@ def _command(words: list[str]) -> int:
     except OSError:
         code = code or 120
     return code
-
-
-def terminals(draw: random.Random) -> tuple[Terminal, tuple[str, str]]:
-    reader = draw.choice(READERS)
-    encodings = ENCODINGS[:-1] if reader == "terminal" else ENCODINGS  # the last one needs two bytes for a line's end
-    return Terminal(draw.choice(encodings), draw.choice(WIDTHS), draw.choice(VARIABLES), reader), draw.choice(COMMANDS)

@@ -1,23 +1,15 @@
-"""Does a row of a base depend on its neighbours? Tries every family that transformers can make, in the variants of its
+"""Does a row of a base depend on its neighbours? Tries a family that transformers can make, in a variant of its
 configuration: training, losses, gradients, features, option scores and answers of rows beside others against the same
-rows alone, and both against the stock model.
-
-    PYTHONPATH=tests/support python tests/support/rows_alone.py [--families NAME ...] [--part 1 --parts 2]
-"""
+rows alone, and both against the stock model."""
 
 import copy
 import re
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
-import campaign
 import every_family
 import tiny
 import torch
-import transformers as hf
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -41,10 +33,8 @@ NEW = 4  # tokens of an answer
 
 @dataclass
 class Found:
-    """What came out of one variant of a family; `checks` has what was wrong by check, nothing where all is equal."""
+    """What came out of one variant of a family; `wrong` says by check what is, nothing where all is equal."""
 
-    family: str
-    variant: str
     refused: str = ""  # by us, in a sentence
     impossible: str = ""  # transformers cannot make it
     wrong: dict[str, str] = field(default_factory=dict)
@@ -263,11 +253,11 @@ def structures(model: Any) -> list[Lora]:
     return [EVERY, *(Lora(2, 4, 0.0, "|".join(map(re.escape, some))) for some in (outside, attention) if some)]
 
 
-def examine(family: str, variant: str, changes: dict[str, Any]) -> Found:
+def examine(family: str, changes: dict[str, Any]) -> Found:
     """In float64, or where that is not possible in float32."""
-    found = Found(family, variant)
+    found = Found()
     for dtype in (torch.float64, torch.float32):
-        found = Found(family, variant)
+        found = Found()
         try:
             trial = Trial(family, changes, dtype)
         except UserError as error:
@@ -282,33 +272,8 @@ def examine(family: str, variant: str, changes: dict[str, Any]) -> Found:
             except (UserError, RunError) as error:
                 found.refused = str(error)
                 break
-            except AssertionError as error:
-                found.wrong[check.__name__] = str(error)
             except Exception as error:
                 found.wrong[check.__name__] = f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
         if "computes NaN" not in found.refused:  # eager attention of padding alone does, in float64
             break
     return found
-
-
-def cases(given: Any) -> Iterator[campaign.Case]:
-    warnings.simplefilter("ignore")
-    hf.logging.set_verbosity_error()
-    for family in given.families[given.part - 1 :: given.parts]:
-        try:
-            known = every_family.variants(family)
-        except Exception:  # it cannot be made
-            known = {"as it is": {}}
-        for variant, changes in known.items():
-            yield f"{family}, {variant}", partial(verdict, family, variant, changes)
-
-
-def verdict(family: str, variant: str, changes: dict[str, Any]) -> str:
-    found = examine(family, variant, changes)
-    assert not found.wrong, "".join(f"\n    {check}: {what}" for check, what in found.wrong.items())
-    print(f"{family}, {variant}: {found.verdict} {found.refused or found.impossible}".rstrip(), flush=True)
-    return found.verdict
-
-
-if __name__ == "__main__":
-    campaign.main(__doc__, cases, families=tuple(every_family.FAMILIES), part=1, parts=1)

@@ -1,31 +1,23 @@
 """Random adapters of stock PEFT, read here, written here and read by stock PEFT, and folded into their bases.
 
-    PYTHONPATH=tests/support python tests/support/stock_adapters.py --cases 1000 [--seed 0] [--older DIR]
-
-Logits must be equal, or the adapter is refused by the name of a feature that it has. What is written here is also read
-by the older libraries in a folder (`reader.py`), if one is given.
+Logits must be equal, or the adapter is refused by the name of a feature that it has.
 """
 
 import copy
 import json
 import random
 import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import architectures
-import campaign
+import every_family
 import peft
 import tiny_base
 import torch
-from reader import read_by
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils import logging
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
@@ -75,7 +67,7 @@ class Adapters:
     def base(self, draw: random.Random) -> Base:
         family, tied = draw.choice(BASES), draw.random() < 0.5
         if (family, tied) not in self._models:
-            self._models[family, tied] = architectures.made(family, tie_word_embeddings=tied)
+            self._models[family, tied] = every_family.noisy(family, tie_word_embeddings=tied)
         return tiny_base.around(copy.deepcopy(self._models[family, tied]))
 
     def settings(self, base: Base, draw: random.Random) -> tuple[dict[str, Any], str]:
@@ -199,25 +191,3 @@ def _under_bank(base: Base, structure: Lora, state: State) -> Tensor:
     bank.load(0, state)
     with bank.attached(torch.tensor([0, 0])):
         return logits(base.model)
-
-
-def cases(given: Any) -> Iterator[campaign.Case]:
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    warnings.filterwarnings("ignore")
-    with tempfile.TemporaryDirectory() as folder:
-        adapters = Adapters(Path(folder))
-        for number in range(given.cases):
-            yield number, lambda number=number: adapters.try_one(random.Random(f"{given.seed}-{number}"))
-        items = adapters.written if given.older else []
-        for item, said in zip(items, read_by(given.older, items, Path(folder)) if items else [], strict=True):
-            yield f"{item['what']}, read elsewhere", lambda said=said: read_alike(said)
-
-
-def read_alike(said: dict[str, Any]) -> str:
-    assert said.get("apart", 1.0) < NEAR, said
-    return "read elsewhere"
-
-
-if __name__ == "__main__":
-    campaign.main(__doc__, cases, cases=1000, seed=0, older=None)

@@ -1,24 +1,20 @@
 """Random conversations in chat templates and in templates of text, with tokenizers of every kind.
 
-    PYTHONPATH=tests/support python tests/support/talks.py --cases 10000 [--seed 0] [--bases FOLDER]
-
 Of each it is checked that the targets are the replies with the tokens that end them and nothing else, that a prompt has
 the same tokens in training and in evaluation, that a conversation of one turn is a single question, that nothing in the
-data became a control token, and that all tokens are those of the tokenizer for what the template writes. `--bases` is a
-folder of bases whose own tokenizers and chat templates are tried, too.
+data became a control token, and that all tokens are those of the tokenizer for what the template writes.
 """
 
 import random
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-import campaign
 from asked import TOOLS, check_asked, check_bare, with_tools
 from chat_forms import BLOCK, CHATML, FORMS, OWN, STYLES, Form, form_for
 from odd_tokenizers import WORDS, tokenizers
@@ -301,19 +297,3 @@ def _example(turns: Sequence[Turn], draw: random.Random) -> Example:
 def encode_conversation(turns: Sequence[Turn], tokenizer: Any, *, template: str | Template) -> Encoded:
     """The whole conversation as the template writes it."""
     return filled(template, tokenizer).conversation(turns)
-
-
-def tried(given: Any) -> Iterator[campaign.Case]:
-    known = cases(given.bases)
-    for number in sorted(range(given.cases), key=lambda number: number % len(known)):  # one template after another
-        case = known[number % len(known)]
-        yield f"{number} ({case[0]})", lambda case=case, number=number: attempted(case, f"{given.seed}-{number}")
-
-
-def attempted(case: Case, seed: str) -> str:
-    attempt(case, random.Random(seed))
-    return "as it should be"
-
-
-if __name__ == "__main__":
-    campaign.main(__doc__, tried, cases=10_000, seed=0, bases=None)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import any_form as federations
+import every
 import pytest
 import yaml
 
@@ -18,6 +19,11 @@ from llm_fed.tasks import files
 @pytest.mark.parametrize("seed", range(40))
 def test_what_is_read_is_what_was_written(tmp_path, seed):
     federations.attempt(random.Random(seed), tmp_path)
+
+
+@pytest.mark.slow
+def test_of_many_forms_none_is_misread(tmp_path):
+    every.passes(range(1000), lambda n: federations.attempt(random.Random(f"many-{n}"), tmp_path / str(n)))
 
 
 def drafted(folder: Path, base: Path, seed: int) -> bool:

@@ -1,12 +1,10 @@
 """Data files that somebody else wrote: whatever they hold, they are read, or refused in one line."""
 
 import json
-import random
 
+import every
 import fuzz
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
@@ -42,13 +40,15 @@ def test_what_is_neither_a_file_nor_a_folder():
         tasks.load(TaskConfig(name="files", path="/dev/null"), 0)
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 2**32))
-def test_files_of_any_kind_are_read_or_refused(tmp_path_factory, seed):
-    """JSON, JSONL, CSV, Parquet and npz, changed; `python tests/support/fuzz.py data` tries many more."""
-    kind, draw = fuzz.DataFiles(tmp_path_factory.getbasetemp()), random.Random(seed)
-    try:
-        case = kind.make(draw)
-    except Exception:
-        return  # the change is none that such a file can hold
-    fuzz.survive(kind, case, draw)
+def test_files_of_any_kind_are_read_or_refused(tmp_path):
+    """JSON, JSONL, CSV, Parquet and npz, changed."""
+    kind = fuzz.DataFiles(tmp_path)
+    every.passes(range(120), lambda number: fuzz.tried(kind, number))
+
+
+@pytest.mark.slow
+def test_many_files_are_read_or_refused(tmp_path):
+    kind = fuzz.DataFiles(tmp_path)
+    every.passes(range(30), lambda number: fuzz.tried(kind, f"warm {number}"))  # so that all is loaded
+    with every.bounded_memory():
+        every.passes(range(10_000), lambda number: fuzz.tried(kind, f"many {number}"))
