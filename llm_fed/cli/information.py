@@ -34,7 +34,7 @@ def init(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="The method (default: local, for pictures fedlora; `llm-fed methods` lists all)."),
+        typer.Option(help="The method (default: local; `llm-fed methods` lists all)."),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Changes nothing, as nothing is asked any more.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing configuration.")] = False,
@@ -49,7 +49,7 @@ def init(
     given = starting.UserChoices(data, base, {role: name for role, name in columns.items() if name}, clients, method)
 
     drafted = starting.draft(given, lambda line: print(line, file=sys.stderr, flush=True))
-    starting.write(path, drafted.text, force=force)
+    starting.write(path, drafted.text)
     for what, words in drafted.findings.items():
         out.print(f"{what:<11}{words}")
     for warning in drafted.warnings:

@@ -16,7 +16,6 @@ class Workload:
         steps: optimizer steps of a client in a round.
         cohort: clients in a round.
         passes: over the training examples of a median client.
-        personal_share: of a client's steps those that it takes alone, where a method leaves a share to it.
     """
 
     rounds: int
@@ -25,7 +24,6 @@ class Workload:
     cohort: int
     clients: int
     passes: float
-    personal_share: float
 
     @property
     def participation(self) -> float:
@@ -51,7 +49,6 @@ class Budget:
 
     Attributes:
         passes: over the training examples of a median client, in all.
-        personal_share: of these for itself alone, where a method leaves a share to each client.
         batch: examples per step.
         steps: least and most steps of a round, which is half a pass where that lies between them.
         rounds: least and most.
@@ -60,7 +57,6 @@ class Budget:
     """
 
     passes: float
-    personal_share: float
     batch: int
     steps: tuple[int, int]
     rounds: tuple[int, int]
@@ -81,7 +77,7 @@ class Budget:
         steps = _within(self.steps, math.ceil(max(min(one_pass / 2, most / 2), wanted / self.rounds[1])))
         rounds = _within(self.rounds, math.ceil(wanted * clients / (steps * cohort)))
         examples = min(self.batch, middle) * rounds * steps * cohort / clients
-        return Workload(rounds, steps, self.batch, cohort, clients, examples / middle, self.personal_share)
+        return Workload(rounds, steps, self.batch, cohort, clients, examples / middle)
 
 
 def _within(limits: tuple[int, int], number: int) -> int:

@@ -106,11 +106,14 @@ class _Looked:
 
     def divided(self, roles: Mapping[str, str]) -> tuple[dict[str, Any], PartitionConfig, str]:
         """The columns to name, how rows become clients, and how their column was chosen; `roles` are known by now."""
-        assert self.file is not None
-        if not _has_to_be_found(self.path, self.layout, self.names, self.given, self.chosen):
+        dealt, named = self.given.clients, any(part.client is not None for part in self.layout.parts)
+        if dealt is not None and (named or "client" in self.chosen):
+            whose = f"the names of the files in {self.path}" if named else "--client and its column"
+            raise UserError(f"--clients splits the rows at random, but {whose} say whose they are; leave one out")
+        if dealt is not None:
+            return self.chosen, PartitionConfig("iid", clients=dealt), ""
+        if named or "client" in self.chosen or usual_columns.usual("client", self.names, ()):
             return self.chosen, PartitionConfig(), ""
-        if self.given.clients is not None:
-            return self.chosen, PartitionConfig("iid", clients=self.given.clients), ""
         candidates = owners.candidates(self.files, roles.values(), roles.get("answer"))
         if (client := owners.clear(candidates)) is None:
             may = f"; columns with few values are {owners.listed(candidates)}" if candidates else ""
@@ -136,24 +139,6 @@ def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, st
             options = " and ".join(f"--{each} COLUMN" for each in REQUIRED)
             raise UserError(f"{file}: none of the columns {', '.join(names)} looks like the {role}; give {options}")
     return columns
-
-
-def _has_to_be_found(
-    path: Path, layout: FolderLayout, names: Sequence[str], given: UserChoices, chosen: Mapping[str, str]
-) -> bool:
-    """Whether neither names of files, nor the user, nor a column of a usual name says whose the rows are.
-
-    Raises:
-        UserError: two of them say it.
-    """
-    if given.clients is not None and "client" in chosen:
-        raise UserError("--client names the column of the clients, and --clients splits the rows at random; give one")
-    of_all = all(part.client is None for part in layout.parts)
-    if not of_all and given.clients is not None:
-        raise UserError(f"--clients splits the rows at random, but the names of the files in {path} say whose they are")
-    if not of_all or "client" in chosen:
-        return False
-    return given.clients is not None or not usual_columns.usual("client", names, ())
 
 
 def _first_rows(files: Sequence[FileRows], given: Mapping[str, str]) -> tuple[Path | None, list[dict[str, Any]]]:

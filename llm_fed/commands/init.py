@@ -21,7 +21,7 @@ from llm_fed.commands import columns_of, known_base, survey
 from llm_fed.commands.budget import Budget, Workload
 from llm_fed.commands.columns_of import UserChoices
 from llm_fed.commands.known_base import KnownBase, Tell, rates_of
-from llm_fed.commands.lengths import LengthLimits, Lengths, quantile
+from llm_fed.commands.lengths import LengthLimits, limits
 from llm_fed.models import speed
 from llm_fed.rows.reading import Reading
 from llm_fed.scoring.duplicates import known_answers, near_duplicates
@@ -34,14 +34,14 @@ BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
 # The method that is proposed for texts, and why in one line; docs/init.md has the measurements. How much is trained.
 ALONE = "local"  # also the method of one client, and the one that every other is compared with
 WHY = "nothing was shown to be better where clients are unlike; the comparison below says whether sharing helps here"
-BUDGET = Budget(passes=8, personal_share=0.5, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50))
+BUDGET = Budget(passes=8, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50))
 RIVALS = ("fedit", "fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
-SHARES = ("fedlora", "fedavg+")  # methods that leave a share of the steps to each client (`personal_share`)
+SHARES, SHARE = ("fedlora", "fedavg+"), 0.5  # methods that leave a share of the steps to each client, and which
 # Model types that have layers q_proj and v_proj, on which adapters go.
 WITH_THEM = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "olmo2", "smollm3")
 FEW = 10  # training examples of a client, below which it is named
-SURE, SHOWN = 5, 6  # measured examples of a client from which on it is named, where all are a sample; clients in a line
+SHOWN = 6  # clients in a line
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,21 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
     Raises:
         UserError: the data cannot be read, neither they nor the user say what is what, or there is no such method.
     """
-    from llm_fed.commands import labelled, pictured
+    from llm_fed.commands import labelled
 
-    path = paths.local("DATA", given.data)
+    path, base = paths.local("DATA", given.data), given.base or BASE
     if given.method:
         methods.build({"name": given.method})
-    if pictured.holds_pictures(path):
-        return pictured.draft(path, given)
-    if given.base and labelled.wanted(known := known_base.look_up(given.base, tell)):
-        return labelled.draft(path, given, given.base, known)
-    columns, partition, chosen = columns_of.decide(path, given)
-    base = given.base or BASE
-    known = known_base.look_up(base, tell)
-    if labelled.wanted(known):
-        return labelled.draft(path, labelled.with_columns(given, columns), base, known)
+    known = known_base.look_up(base, tell) if given.base else None
+    if known and labelled.wanted(known):
+        return labelled.draft(path, given, base, known)
+    try:
+        columns, partition, chosen = columns_of.decide(path, given)
+    except UserError as error:
+        if _holds_pictures(path):
+            raise UserError(f"{path} holds pictures; docs/init.md has a configuration for them to copy") from error
+        raise
+    known = known or known_base.look_up(base, tell)
     config = TaskConfig("files", str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
     with columns_of.said_as_options():
         data = tasks.load(config, 0)
@@ -91,10 +92,8 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
             "lengths and template are unknown: the file leaves task.max_length and eval.max_new_tokens at their "
             "defaults, so give init again with the base at hand"
         )
-    lengths, limits = _lengths(seen.sample, known, template)
-    context = getattr(known.config, "max_position_embeddings", None)
-    if lengths and limits:
-        warnings += ([lengths.note] if lengths.note else []) + _skipped(lengths, limits, survey.number(data), context)
+    enough, about_lengths, longer = _lengths(seen, known, template, survey.number(data))
+    warnings += longer
     metric, answers = _metric(seen.examples, reading)
     objective = _objective(reading)
     findings = {
@@ -103,15 +102,15 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
         **seen.remarks,
         "alike": near_duplicates(data).words(),
         "look-up": known_answers((client.train, client.test) for client in data.clients.values()),
-        "lengths": _about_lengths(lengths, limits, context) if lengths and limits else "",
+        "lengths": about_lengths,
         "answers": answers,
         "speed": "" if torch.cuda.is_available() else speed.hint(),
     }
     return composed(
-        given, data, Proposal(BUDGET, ALONE, WHY, rates_of(known.config, answers=not objective)), findings, warnings,
+        given, data, BUDGET, rates_of(known.config, answers=not objective), findings, warnings,
         evaluation={
             "metric": metric,
-            "max_new_tokens": None if reading.texts or limits is None else limits.answer,
+            "max_new_tokens": None if reading.texts or enough is None else enough.answer,
             "ability": None if objective else True,
         },
         task="files",
@@ -123,11 +122,17 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
         skipped=len(reading.skipped),
         template=template,
         why=_why(template, known.config is not None),
-        max_length=limits.longest if limits else None,
+        max_length=enough.longest if enough else None,
         **objective,
         too_long=False,
         about_eval=" `base: false` leaves out the score of the base without an adapter.",
     )  # fmt: skip
+
+
+def _holds_pictures(path: Path) -> bool:
+    from llm_fed.rows.pictures import SUFFIXES
+
+    return any(file.suffix.lower() in (".npz", *SUFFIXES) for file in (path.rglob("*") if path.is_dir() else [path]))
 
 
 @dataclass(frozen=True)
@@ -153,25 +158,19 @@ class Seen:
         return [example for own in self.sample.values() for example in own]
 
 
-@dataclass(frozen=True)
-class Proposal:
-    """What is proposed for a kind of data: how much work, the method for several clients, why it, and the rates."""
-
-    budget: Budget
-    method: str
-    why: str
-    rates: Mapping[str, Any]
-
-
 def composed(
-    given: UserChoices, data: TaskData, proposal: Proposal, findings: Mapping[str, str], warnings: list[str],
-    *, evaluation: Mapping[str, Any] | None = None, answers: bool = True, **values: Any,
+    given: UserChoices, data: TaskData, budget: Budget, rates: Mapping[str, float], findings: Mapping[str, str],
+    warnings: list[str], *, evaluation: Mapping[str, Any] | None = None, answers: bool = True, **values: Any,
 ) -> Draft:  # fmt: skip
     """The draft of these data; `values` are those of the template alone."""
-    method, work, line = _method_and_work(given, data, proposal)
-    settings = settings_of(method, work, proposal.rates, evaluation or {})
+    method, several = given.method or ALONE, len(data.clients) > 1
+    sizes = [len(client.train) for client in data.clients.values() if client.train]
+    work = budget.work(sizes, alone=method == ALONE)
+    settings = settings_of(method, work, rates, evaluation or {})
+    reason = ", as given" if given.method else f" ({WHY if several else 'there is one client'})"
+    said = {what: words for what, words in findings.items() if words}
+    said["method"] = f"{method}{reason}; {_about_work(work)}"
     text = rendered(path=given.data, **settings, **values)
-    said = {what: words for what, words in {**findings, "method": line}.items() if words}
     return Draft(text, said, warnings, method, tuple(settings["rows"]), answers)
 
 
@@ -213,23 +212,13 @@ def _known(base: Any) -> KnownBase | None:
     return KnownBase(tokenizer, config.get_text_config()) if config is not None else None
 
 
-def _method_and_work(given: UserChoices, data: TaskData, proposal: Proposal) -> tuple[str, Workload, str]:
-    """The method, how much is trained, and both in one line with the reason."""
-    several = len(data.clients) > 1
-    method = given.method or (proposal.method if several else ALONE)
-    sizes = [len(client.train) for client in data.clients.values() if client.train]
-    work = proposal.budget.work(sizes, alone=method == ALONE)
-    reason = ", as given" if given.method else f" ({proposal.why if several else 'there is one client'})"
-    return method, work, f"{method}{reason}; {_about_work(work)}"
-
-
 def settings_of(method: str, work: Workload, rates: Mapping[str, Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:
     """What the file says of method, training and evaluation."""
     own: dict[str, Any] = {"name": method}
     if method == "fedmerge":
         own["num_models"] = min(MODELS, work.clients)
     if method in SHARES:
-        own["personal_share"] = work.personal_share
+        own["personal_share"] = SHARE
     return {
         "work": work,
         "about_work": f"about {_few_digits(work.passes)} passes over the training examples of a median client"
@@ -283,15 +272,8 @@ def about_sizes(data: TaskData) -> list[str]:
     return lines + [taking_part.line(what, names, len(data.everybody)) for what, names in survey.missing(data).items()]
 
 
-def write(path: Path, text: str, *, force: bool) -> None:
-    """Put the configuration where it was requested.
-
-    Raises:
-        UserError: something is there already.
-        RunError: it cannot be written.
-    """
-    if path.exists() and not force:
-        raise UserError(f"{path} already exists; give another --out, or --force to overwrite it")
+def write(path: Path, text: str) -> None:
+    """Put the configuration where it was requested. RunError where it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_file(path, text.encode())
@@ -307,49 +289,18 @@ def _template(base: str, known: KnownBase, reading: Reading) -> str:
     return "chat" if known.tokenizer.chat_template else "alpaca-short"
 
 
-def _lengths(
-    sample: Mapping[str, Sequence[Example]], known: KnownBase, template: str
-) -> tuple[Lengths | None, LengthLimits | None]:
-    """How long the examples are and what is enough for them, where the base is known."""
+def _lengths(seen: Seen, known: KnownBase, template: str, total: int) -> tuple[LengthLimits | None, str, list[str]]:
+    """Enough for the examples, `total` in all, what was seen in words, and warnings; of an unknown base nothing."""
     if known.tokenizer is None:
-        return None, None
-    lengths = survey.lengths(sample, known.tokenizer, template, getattr(known.config, "vocab_size", None))
-    return lengths, lengths.limits(getattr(known.config, "max_position_embeddings", None))
-
-
-def _about_lengths(lengths: Lengths, limits: LengthLimits, context: int | None) -> str:
-    whole = lengths.whole
-    line = f"{quantile(whole, 0.5)} tokens (median), {whole[-1]} at most"
-    line += f" (the context of the base is {context})" if context else ""
-    return line + (f"; {limits.raised} needs task.max_length={limits.longest}" if limits.raised else "")
-
-
-def _skipped(lengths: Lengths, limits: LengthLimits, number: int, context: int | None) -> list[str]:
-    """What the largest length costs, and whom.
-
-    Args:
-        number: of all examples, of which `lengths` may have a sample.
-    """
-    if not limits.skipped:
-        return []
-    measured = len(lengths.whole)
-    known = {id: counts for id, counts in limits.skipped.items() if measured == number or counts[1] >= SURE}
-    most = sorted(known.items(), key=lambda item: -item[1][0])
-    by_client = ": " + listed([f"{count} of {id}" for id, (count, _) in most], SHOWN) if most else ""
-    lines = [
-        f"{sum(count for count, _ in limits.skipped.values())} of {measured} examples"
-        + ("" if measured == number else f", a sample of {number:,},")
-        + f" are longer than task.max_length={limits.longest} and will be skipped{by_client}"
-    ]
-    losing = [f"{id} ({count} of {all})" for id, (count, all) in most if 2 * count > all]
-    if losing:
-        longer = "" if context == limits.longest else "raise task.max_length, or "
-        lines.append(
-            f"most of {'its' if len(losing) == 1 else 'their'} examples would lose {listed(losing, SHOWN)}; {longer}"
-            "set task.too_long=cut-start, which keeps the ends of the prompts"
-            + (f"; {limits.longest} tokens are all that the base takes" if context == limits.longest else "")
-        )
-    return lines
+        return None, "", []
+    context = getattr(known.config, "max_position_embeddings", None)
+    by_client, note = survey.lengths(seen.sample, known.tokenizer, template, getattr(known.config, "vocab_size", None))
+    found, whole = limits(by_client, context), sorted(length for own in by_client.values() for length, _ in own)
+    words = f"{whole[(len(whole) - 1) // 2]} tokens (median), {whole[-1]} at most"
+    words += f", of a sample of {len(whole):,}" if len(whole) < total else ""
+    words += f" (the context of the base is {context})" if context else ""
+    words += f"; {found.raised} needs task.max_length={found.longest}" if found.raised else ""
+    return found, words, [*([note] if note else []), *found.warnings(len(whole))]
 
 
 def _metric(examples: Sequence[Example], reading: Reading) -> tuple[str | None, str]:

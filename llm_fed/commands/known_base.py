@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -59,14 +58,11 @@ def look_up(name: str, tell: Tell) -> KnownBase:
     from llm_fed.models.loading import check_name
 
     folder_or_id = check_name(name)
-    if os.path.isdir(folder_or_id):
-        known = _read(name, folder_or_id, local=True)
-        if known.problem:
-            raise UserError(known.problem)
-    else:
-        known = _read(name, folder_or_id, local=True)
-        if known.problem:
-            known = _from_hub(name, folder_or_id, tell)
+    known = _read(name, folder_or_id, local=True)
+    if known.problem and os.path.isdir(folder_or_id):
+        raise UserError(known.problem)
+    if known.problem:
+        known = _from_hub(name, folder_or_id, tell)
         if known.problem and (family := families.encoder_in(name)):
             raise UserError(
                 f"{name} is an encoder by its name ({family}), and cannot be loaded here: {known.problem}. For an "
@@ -83,33 +79,14 @@ def _from_hub(name: str, id: str, tell: Tell) -> KnownBase:
     if huggingface_hub.constants.HF_HUB_OFFLINE:
         return KnownBase(problem="it is not in the cache of this machine, and HF_HUB_OFFLINE is set")
     tell(f"looking up {name} on the Hub; it has {WAIT:.0f} s to answer (--base FOLDER needs no network)")
-    if problem := _unreachable(id):
-        return KnownBase(problem=problem)
+    try:
+        huggingface_hub.HfApi().model_info(id, timeout=WAIT)
+    except HfHubHTTPError:
+        pass  # it answers, and whoever reads says what is wrong
+    except Exception as error:  # those of httpx
+        host, why = huggingface_hub.constants.ENDPOINT, str(error) or type(error).__name__
+        return KnownBase(problem=f"it is not in the cache of this machine, and {host} cannot be reached ({why})")
     return _read(name, id, local=False)
-
-
-def _unreachable(id: str) -> str:
-    """Why the Hub does not answer; empty where it does, whatever it says.
-
-    A thread asks, as looking up a host without a network may take longer than any time limit says.
-    """
-    failures: list[str] = ["it has not answered"]
-
-    def ask() -> None:
-        try:
-            huggingface_hub.HfApi().model_info(id, timeout=WAIT)
-        except HfHubHTTPError:
-            pass
-        except Exception as error:  # those of httpx, or of requests in earlier versions
-            failures[:] = [str(error) or type(error).__name__]
-            return
-        failures.clear()
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(WAIT)
-    host = huggingface_hub.constants.ENDPOINT
-    return f"it is not in the cache of this machine, and {host} cannot be reached ({failures[0]})" if failures else ""
 
 
 def _read(name: str, folder_or_id: str, *, local: bool) -> KnownBase:

@@ -1,10 +1,9 @@
-"""The same for texts with labels or numbers, where the base is an encoder or has a classification head."""
+"""What `init` writes for texts with labels or numbers, where the base is an encoder or has a classification head."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.labelled import number
 
-BUDGET = Budget(passes=10, personal_share=0.5, batch=16, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50))
+BUDGET = Budget(passes=10, batch=16, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50))
 CLASSES = 20  # different whole numbers up to which they are taken for classes
 MOST_LABELS = 100  # that are written into the file
 STEP = 8  # tokens to whose multiple the longest text is rounded up
@@ -55,8 +54,7 @@ def draft(path: Path, given: UserChoices, base: str, known: KnownBase) -> init.D
     }  # fmt: skip
     written = list(data.labels) if not numbers and len(data.labels) <= MOST_LABELS else None
     return init.composed(
-        given, data, init.Proposal(BUDGET, init.ALONE, init.WHY, rates_of(known.config, answers=False)),
-        findings, seen.warnings,
+        given, data, BUDGET, rates_of(known.config, answers=False), findings, seen.warnings,
         answers=False,
         task=name,
         base=base,
@@ -111,8 +109,3 @@ def _about_labels(examples: Sequence[Example], data: TaskData) -> str:
     return (
         f"{len(data.labels)}: {names}; the most frequent is {label}, {100 * most / counts.total():.0f} % of the texts"
     )
-
-
-def with_columns(given: UserChoices, columns: dict[str, str]) -> UserChoices:
-    """What the user said, with columns that were found since."""
-    return replace(given, columns={**columns, **given.columns})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import taking_part
-from llm_fed.commands.lengths import Lengths
 from llm_fed.settings.config import TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData, text_of
@@ -46,8 +44,9 @@ def _parts(client: ClientData) -> tuple[Sequence[Any], ...]:
 
 def lengths(
     chosen: Mapping[str, Sequence[Example]], tokenizer: PreTrainedTokenizerBase, template: str, rows: int | None = None
-) -> Lengths:
-    """Of examples by client, as they will be trained.
+) -> tuple[dict[str, list[tuple[int, int]]], str]:
+    """By client the tokens of each example, as it will be trained, and of its answer alone; and what is not read as it
+    stands, in words.
 
     Args:
         rows: of the base's embedding, if they are known.
@@ -61,11 +60,9 @@ def lengths(
     objective = ObjectiveConfig("dpo" if pairs else "sft")
     encoder = Encoder(tokenizer, TaskConfig(template=template), rows=rows, objective=objective)
     measured = zip(chosen, encoder.lengths(chosen.values()), strict=True)
-    by_client = {
-        client: [(each.whole, each.whole - each.prompt) for each in lengths_of_client]
-        for client, lengths_of_client in measured
-    }
-    return Lengths(by_client, encoder.note())
+    return {
+        client: [(each.whole, each.whole - each.prompt) for each in own] for client, own in measured
+    }, encoder.note()
 
 
 def are_labels(chosen: Sequence[Example]) -> bool:
@@ -80,18 +77,14 @@ def repeated(data: TaskData) -> dict[str, int]:
     Prompts are compared without regard to case and white space.
     """
 
-    def digest(text: str) -> bytes:  # a text may be long, and there may be millions
-        return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
-
-    def key(example: Example) -> bytes:
-        # A text without a prompt is told by itself.
+    def key(example: Example) -> int:  # texts may be long, and there may be millions
         said = f"{text_of(example.prompt)} {example.pair}".strip() or example.answers[0]
-        return digest(" ".join(said.split()).casefold())
+        return hash(" ".join(said.split()).casefold())
 
     counts: Counter[str] = Counter()
-    trained: dict[str, set[bytes]] = {}
+    trained: dict[str, set[int]] = {}
     for name, client in data.clients.items():
-        rows = [(key(each), digest("\0".join(each.answers))) for each in client.train]
+        rows = [(key(each), hash(each.answers)) for each in client.train]
         trained[name] = {prompt for prompt, _ in rows}
         counts["training examples that occur twice at the same client"] += len(rows) - len(set(rows))
     holders = Counter(prompt for prompts in trained.values() for prompt in prompts)

@@ -160,6 +160,8 @@ def test_a_base_that_cannot_be_read_here(llm_fed, tmp_path, monkeypatch):
 def test_no_data(llm_fed, tmp_path):
     llm_fed("init", tmp_path / "nowhere", "--out", tmp_path / "c").assert_refused("no such file or folder")
     llm_fed("init", tmp_path, "--out", tmp_path / "c").assert_refused("no file of examples")
+    (tmp_path / "trees.npz").touch()
+    llm_fed("init", tmp_path, "--out", tmp_path / "c").assert_refused("holds pictures; docs/init.md has")
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the first example imports much
@@ -186,6 +188,6 @@ def test_labels_are_few_and_short():
     assert not survey.are_labels(asked(*map(str, range(90))))
 
 
-def test_scripts_are_shares_of_letters():
+def test_of_many_examples_a_sample_is_measured():
     data = TaskData("files", "", {"a": ClientData("a", tuple(Example("p", ("a",)) for _ in range(5000)))})
     assert len(survey.samples(data)["a"]) <= survey.SAMPLE

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_fed.commands.lengths import FAR_OF_FEW, Lengths, usual_length
+from llm_fed.commands.lengths import FAR_OF_FEW, LengthLimits, limits, usual_length
 from llm_fed.settings import configfile
 
 
-def lengths(*wholes: int, **clients: list[int]) -> Lengths:
-    return Lengths({name: [(whole, whole // 2) for whole in its] for name, its in ({"a": [*wholes]} | clients).items()})
+def limited(context: int, *wholes: int, **clients: list[int]) -> LengthLimits:
+    own = {"a": [*wholes]} | clients
+    return limits({name: [(whole, whole // 2) for whole in its] for name, its in own.items()}, context)
 
 
 def test_room_for_the_longest_that_is_not_far_out():
@@ -49,17 +50,19 @@ def test_about_a_tenth_of_the_rows_is_longer_at_most(values):
 
 
 def test_a_client_of_long_examples_raises_the_length_or_is_named():
-    limits = lengths(**{f"c{n}": [40] * 50 for n in range(20)}, long=[900] * 8).limits(4096)
-    assert (limits.longest, limits.raised, limits.skipped) == (928, "long", {})
-    limits = lengths(**{f"c{n}": [40] * 50 for n in range(20)}, long=[900] * 8).limits(512)
-    assert limits.longest == 512 and limits.skipped == {"long": (8, 8)}
-    limits = lengths(**{f"c{n}": [40] * 50 for n in range(20)}, tiny=[40, 5000]).limits(8192)
-    assert (limits.longest, limits.raised, limits.skipped) == (64, None, {"tiny": (1, 2)})
+    usual = {f"c{n}": [40] * 50 for n in range(20)}
+    for context, more, expected in (
+        (4096, {"long": [900] * 8}, (928, "long", {})),
+        (512, {"long": [900] * 8}, (512, "long", {"long": 8})),
+        (8192, {"tiny": [40, 5000]}, (64, None, {"tiny": 1})),
+    ):
+        found = limited(context, **usual, **more)
+        assert (found.longest, found.raised, found.skipped) == expected
 
 
 def test_answers_that_are_skipped_do_not_count():
-    limits = lengths(*[40] * 14, 5400).limits(8192)
-    assert (limits.longest, limits.answer, limits.skipped) == (64, 32, {"a": (1, 15)})
+    found = limited(8192, *[40] * 14, 5400)
+    assert (found.longest, found.answer, found.skipped) == (64, 32, {"a": 1})
 
 
 @pytest.mark.parametrize("times", [120, 1])
@@ -77,7 +80,7 @@ def test_on_the_command_line(small, llm_fed, tmp_path, times):
     assert (told in said.out) == (times > 1) and ("longer than" in said.out) == (times > 1)
 
 
-def test_a_client_that_would_lose_most_of_its_examples_is_named(small, llm_fed, tmp_path):
+def test_a_client_that_would_lose_its_examples_is_named(small, llm_fed, tmp_path):
     """The context of this base is 128; half of the examples of `south` are longer."""
     (tmp_path / "d").mkdir()
     for client, times in (("north", 1), ("south", 200)):
@@ -86,5 +89,4 @@ def test_a_client_that_would_lose_most_of_its_examples_is_named(small, llm_fed, 
     said = llm_fed("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
     context = configfile.load(tmp_path / "c.yaml").task.max_length
     assert f"20 of 40 examples are longer than task.max_length={context} and will be skipped: 20 of south" in said.out
-    assert "most of its examples would lose south (20 of 20); set task.too_long=cut-start" in said.out
-    assert f"{context} tokens are all that the base takes" in said.out
+    assert "task.too_long=cut-start keeps the ends of their prompts" in said.out
