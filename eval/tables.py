@@ -4,16 +4,14 @@ terminal.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from matplotlib.ticker import EngFormatter
 from rich import filesize
@@ -35,14 +33,10 @@ SUMMARIES = ("average", "worst_half")
 CONTROL = "pooled"  # all rows in one place: it shows what sharing could reach, and is no method of federation
 BASELINES = ("base", "rule")
 TENTH = 0.1  # by which the work of rows may differ before it is said
+Cost = TypeVar("Cost", Traffic, ClientWork)
 _ONLY_IF_ANY = (
-    "unscored",
-    "undefined",
-    "only_tested",
-    "uncounted",
-    "warnings",
-    "beside",
-)  # lists of a run's clients that table.json has unless empty
+    "unscored", "undefined", "only_tested", "uncounted", "warnings", "beside",
+)  # fmt: skip  # of a run, what table.json has unless empty
 
 
 @dataclass(frozen=True)
@@ -81,8 +75,10 @@ class MeanAndStd:
     std: float | None
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> MeanAndStd:
-        return cls(fmean(values), stdev(values) if len(values) > 1 else None)
+    def of(cls, values: Iterable[float | None]) -> MeanAndStd | None:
+        """Of those that are known; None where none is."""
+        known = [value for value in values if value is not None]
+        return cls(fmean(known), stdev(known) if len(known) > 1 else None) if known else None
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
@@ -100,32 +96,23 @@ class ComparisonRow:
     failures: dict[int, str] = field(default_factory=dict)
 
     def client(self, id: str) -> MeanAndStd | None:
-        values = [result.clients[id] for result in self.results.values() if id in result.clients]
-        return MeanAndStd.of(values) if values else None
+        return MeanAndStd.of(result.clients.get(id) for result in self.results.values())
 
     def summary(self, name: str) -> MeanAndStd | None:
         """`average` or `worst_half`, taken per seed and then over the seeds."""
-        values = [value for result in self.results.values() if (value := getattr(result, name)) is not None]
-        return MeanAndStd.of(values) if values else None
+        return MeanAndStd.of(getattr(result, name) for result in self.results.values())
 
     def beside(self, name: str) -> MeanAndStd | None:
         """The mean of what was measured beside the score, taken per seed and then over the seeds."""
-        values = [result.beside[name] for result in self.results.values() if name in result.beside]
-        return MeanAndStd.of(values) if values else None
+        return MeanAndStd.of(result.beside.get(name) for result in self.results.values())
 
     @property
     def traffic(self) -> Traffic | None:
-        seen = [asdict(result.traffic) for result in self.results.values()]
-        return Traffic(**{key: fmean(one[key] for one in seen) for key in seen[0]}) if seen else None
+        return _mean_of(Traffic, [result.traffic for result in self.results.values()])
 
     @property
     def work(self) -> ClientWork | None:
-        """The mean over the seeds; None where one does not know it."""
-        seen = [result.work for result in self.results.values()]
-        known = [asdict(each) for each in seen if each]
-        if not seen or len(known) < len(seen):
-            return None
-        return ClientWork(**{key: fmean(one[key] for one in known) for key in known[0]})
+        return _mean_of(ClientWork, [result.work for result in self.results.values()])
 
 
 @dataclass(frozen=True)
@@ -294,25 +281,22 @@ class Table:
 
     def as_csv(self) -> str:
         """A line per row, plain numbers; an unknown one is empty."""
-        columns = {f"client {id}": id for id in [*self.clients, *self.unscored]}
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        scores = [*columns, *SUMMARIES, *self.beside]
-        writer.writerow(
-            ["label", "method", "seeds done", *(f"{name}{end}" for name in scores for end in (" mean", " std"))]
-            + [f"work {name}" for name in ClientWork.__dataclass_fields__]
-            + [f"bytes {name}" for name in Traffic.__dataclass_fields__]
-            + [f"parameters {name}" for name in Parameters.__dataclass_fields__]
-        )
+        from pandas import DataFrame  # takes a second to import
+
+        costs = {"work": ClientWork, "bytes": Traffic, "parameters": Parameters}
+        lines = []
         for row in self.shown:
-            spreads = [row.client(id) for id in columns.values()] + [row.summary(name) for name in SUMMARIES]
-            spreads += [row.beside(name) for name in self.beside]
-            cells = [value for spread in spreads for value in ((spread.mean, spread.std) if spread else (None, None))]
-            moved = asdict(row.traffic).values() if row.traffic else [None] * len(Traffic.__dataclass_fields__)
-            done = asdict(row.work).values() if row.work else [None] * len(ClientWork.__dataclass_fields__)
-            costs = [*done, *moved, *asdict(row.parameters).values()]
-            writer.writerow([row.label, row.method, len(row.results), *cells, *costs])
-        return file.getvalue()
+            scores = {f"client {id}": row.client(id) for id in [*self.clients, *self.unscored]}
+            scores |= {name: row.summary(name) for name in SUMMARIES}
+            scores |= {name: row.beside(name) for name in self.beside}
+            line: dict[str, Any] = {"label": row.label, "method": row.method, "seeds done": len(row.results)}
+            for name, spread in scores.items():
+                line |= {f"{name} mean": spread and spread.mean, f"{name} std": spread and spread.std}
+            for (name, kind), cost in zip(costs.items(), (row.work, row.traffic, row.parameters), strict=True):
+                known = asdict(cost) if cost else dict.fromkeys(kind.__dataclass_fields__)
+                line |= {f"{name} {key}": value for key, value in known.items()}
+            lines.append(line)
+        return DataFrame(lines).to_csv(index=False, lineterminator="\n")
 
     def as_markdown(self) -> str:
         lines = [[label, *(f"**{text}**" if best else text for text, best in cells)] for label, cells in self.cells()]
@@ -327,31 +311,23 @@ class Table:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the table, which scrolls where it is wide, and the verdict."""
-        heads = "".join(f"<th>{escape(head)}</th>" for head in self.heads)
-        rows = "".join(
-            f"<tr><th>{escape(label)}</th>"
-            + "".join(f"<td>{f'<b>{escape(text)}</b>' if best else escape(text)}</td>" for text, best in cells)
-            + "</tr>"
-            for label, cells in self.cells()
-        )
+        from pandas import DataFrame
+
+        rows = DataFrame({label: [text for text, _ in cells] for label, cells in self.cells()}, self.heads[1:]).T
         said = "".join(f"<li>{escape(sentence)}</li>" for sentence in self.verdict.sentences)
-        return f'<div style="overflow-x: auto"><table><tr>{heads}</tr>{rows}</table></div><ul>{said}</ul>'
+        return f'<div style="overflow-x: auto">{rows.to_html()}</div><ul>{said}</ul>'
 
     @property
     def frames(self) -> TableFrames:
         """The table as data frames."""
-        from pandas import DataFrame  # takes a second to import
+        from pandas import DataFrame
 
         runs = [(row, seed, result) for row in self.rows for seed, result in row.results.items()]
+        scores = [(row.label, seed, id, score) for row, seed, each in runs for id, score in each.clients.items()]
+        means = [(row.label, seed, row.method, each.average, each.worst_half, each.folder) for row, seed, each in runs]
         return TableFrames(
-            scores=DataFrame(
-                [(row.label, seed, id, score) for row, seed, result in runs for id, score in result.clients.items()],
-                columns=["label", "seed", "client", "score"],
-            ),
-            runs=DataFrame(
-                [(row.label, seed, row.method, each.average, each.worst_half, each.folder) for row, seed, each in runs],
-                columns=["label", "seed", "method", "average", "worst_half", "folder"],
-            ),
+            DataFrame(scores, columns=["label", "seed", "client", "score"]),
+            DataFrame(means, columns=["label", "seed", "method", "average", "worst_half", "folder"]),
         )
 
     @property
@@ -488,6 +464,16 @@ class Table:
         )
         whole = f"Of the communication budget of {budget:,.0f} MB (2^20 bytes, all clients together, both ways)"
         return f"{whole} used: {said or 'nothing yet'}."
+
+
+def _mean_of(kind: type[Cost], seen: Sequence[Cost | None]) -> Cost | None:
+    """Field by field the mean over the seeds; None where one of them does not know it."""
+    known = [asdict(each) for each in seen if each]
+    return (
+        kind(**{key: fmean(one[key] for one in known) for key in known[0]})
+        if known and len(known) == len(seen)
+        else None
+    )
 
 
 def means(line: Mapping[str, Any]) -> dict[str, float]:

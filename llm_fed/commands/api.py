@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llm_fed.basics import documents
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
+from llm_fed.commands.own import OwnObjects
 from llm_fed.settings import configfile, habits, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.objects import find, given, is_object
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from llm_fed.commands.compare import Jobs
-    from llm_fed.commands.own import OwnObjects
     from llm_fed.eval.tables import Table
     from llm_fed.eval.variance import Drawn
     from llm_fed.eval.verdict import Verdict
@@ -215,7 +215,6 @@ def run(
         RunError: the run failed; the same call continues from its last checkpoint.
         Exception: what a callback or a metric has raised; the same call continues from the last checkpoint.
     """
-    from llm_fed.commands.own import OwnObjects
     from llm_fed.runs.tracking import Callbacks
 
     _refuse(others, "run")
@@ -264,7 +263,7 @@ def resolve(
     words: Sequence[str],
     out: str | Path | None,
     start: str | Path | None = None,
-    own: OwnObjects | None = None,
+    own: OwnObjects = OwnObjects(),
 ) -> Config:
     """The configuration of a run in `out`, checked as far as possible without loading its data and base.
 
@@ -276,11 +275,10 @@ def resolve(
     """
     from llm_fed.commands import section
 
-    if own is None:
-        resolved = configfile.load(config, words)
-    else:
-        own.check_words(words)
-        resolved = own.laid_over(configfile.load(config, [*own.words, *words]))
+    for word in words if own.settings is not None else ():
+        if word.partition("=")[0].partition(".")[0] == "method":
+            raise UserError(f"{word} stands beside method=, which is an object with its own settings; leave it out")
+    resolved = own.laid_over(configfile.load(config, [*own.words, *words]))
     if start is not None:
         if resolved.adapter is None:
             raise UserError(
@@ -309,7 +307,6 @@ def open_run(folder: str | Path, *, allow: Sequence[str] = (), base: Any = None)
     Raises:
         UserError: the folder holds no finished run, or it names code that is not allowed.
     """
-    from llm_fed.commands.own import OwnObjects
     from llm_fed.runs.reading import adapter_folders, finished, read_config
 
     with plugins.allowing(allow):
@@ -374,14 +371,13 @@ def compare(
         RunError: a run failed, and which; the table of the other runs is in `out`.
     """
     from llm_fed.commands import section
-    from llm_fed.commands.own import OwnRows
 
     _refuse(others, "compare")
     if draws and seeds:
         raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
-    folder, own = Path(out), OwnRows.of(methods, base=base, data=data, metric=metric)
+    folder, own = Path(out), OwnObjects.of_rows(methods, base=base, data=data, metric=metric)
     if isinstance(config, Mapping):
-        tree = documents.plain(_completed(config, [*own.shared.words, *words, "method="], base, data))
+        tree = documents.plain(_completed(config, [*own.words, *words, "method="], base, data))
         path, text = folder / "comparison.yaml", documents.dump(tree)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(path, text.encode())

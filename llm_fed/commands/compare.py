@@ -22,7 +22,7 @@ from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.costs import Parameters, count_parameters
 from llm_fed.commands.comparison import ComparisonPlan
-from llm_fed.commands.own import OwnRows
+from llm_fed.commands.own import OwnObjects
 from llm_fed.commands.section import NO_OBJECTS, in_row, read_section
 from llm_fed.engine.footprint import weights
 from llm_fed.eval.forest import plot_verdict
@@ -68,7 +68,7 @@ def compare(
     seeds: Sequence[int] = (),
     out: Path,
     reporter: Reporter | None = None,
-    own: OwnRows = NO_OBJECTS,
+    own: OwnObjects = NO_OBJECTS,
     jobs: Jobs = 1,
 ) -> Table:
     """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
@@ -153,7 +153,7 @@ def _prepare(
     seeds: Sequence[int],
     out: Path,
     reporter: Reporter,
-    own: OwnRows = NO_OBJECTS,
+    own: OwnObjects = NO_OBJECTS,
     jobs: Jobs = 1,
     costs: bool = False,
 ) -> _Prepared:
@@ -177,7 +177,7 @@ def _prepare(
     return _Prepared(plan, table, bases, processes, demands, device, spread)
 
 
-def check_jobs(jobs: Jobs, own: OwnRows = NO_OBJECTS) -> None:
+def check_jobs(jobs: Jobs, own: OwnObjects = NO_OBJECTS) -> None:
     """Refuse a number of jobs that cannot be.
 
     Raises:

@@ -230,7 +230,7 @@ def _lasting(config: Config, client: str) -> list[str]:
     return [
         f"the rows of {client} themselves{rows} which this command does not touch",
         "adapters of this run, of any client, as all have learned from it: repositories of llm-fed push, folders of "
-        "export, merge, join and publish, and servers that have loaded one",
+        "export, merge and join, and servers that have loaded one",
         "runs that began from this one (--from) or merge it, and tables of comparisons that name it",
         *trackers,
         "copies and backups of the folder, and of its report",

@@ -36,12 +36,16 @@ class OwnObjects:
         given: by key of the configuration and name there, the object; data are there as tasks of labelled texts, too.
         settings: of a method that is an object itself; None: those of the configuration.
         dtype: of a model that is an object; None: that of the configuration.
+        labels: of the rows of a comparison that were chosen, in order.
+        rows: by label the method of a row, where the file does not say it.
     """
 
     words: tuple[str, ...] = ()
     given: Mapping[tuple[str, str], Any] = field(default_factory=dict)
     settings: Mapping[str, Any] | None = None
     dtype: str | None = None
+    labels: tuple[str, ...] = ()
+    rows: Mapping[str, OwnObjects] = field(default_factory=dict)
 
     @classmethod
     def of(cls, *, label: str = "", **arguments: Any) -> OwnObjects:
@@ -63,32 +67,38 @@ class OwnObjects:
             given["base.name", name] = base
         if "data" in things:
             given |= _data(things["data"])
-        if "method" in things:
-            name, settings = _method(things["method"], label)
-            words.append(f"method.name={name}")
-            given |= {("method.name", name): things["method"]} if objects.is_object(name) else {}
-        if "metric" in things:
-            name = _metric(things["metric"])
-            words.append(f"eval.metric={name}")
-            given |= {("eval.metric", name): things["metric"]} if objects.is_object(name) else {}
+        for key, setting in (("method", "method.name"), ("metric", "eval.metric")):
+            if key in things:
+                name, own = _method(things[key], label) if key == "method" else (_metric(things[key]), None)
+                settings = settings or own
+                words.append(f"{setting}={name}")
+                given |= {(setting, name): things[key]} if objects.is_object(name) else {}
         return cls(tuple(words), given, settings, dtype)
+
+    @classmethod
+    def of_rows(cls, methods: Mapping[str, Any] | Sequence[Any], **shared: Any) -> OwnObjects:
+        """The arguments of `llm_fed.compare`; names in a sequence of methods are left to the file.
+
+        Raises:
+            UserError: one of them is nothing that can stand there, or two methods have one label.
+        """
+        labelled = list(methods.items()) if isinstance(methods, Mapping) else [(_label(each), each) for each in methods]
+        rows: dict[str, OwnObjects] = {}
+        names = {label for label, method in labelled if label is method}  # one of them may be that of a row of the file
+        for label, method in labelled:
+            if label is method:
+                continue
+            if label in rows or label in names:
+                raise UserError(f"methods= has two named {label!r}; give a dictionary {{label: method}}")
+            rows[str(label)] = cls.of(method=method, label=str(label))
+        return replace(cls.of(**shared), labels=tuple(str(label) for label, _ in labelled), rows=rows)
 
     def at_hand(self) -> AbstractContextManager[None]:
         """Within it, the objects are found by their names."""
-        return objects.given(self.given)
+        return objects.given({**self.given, **{key: it for row in self.rows.values() for key, it in row.given.items()}})
 
-    def check_words(self, words: Sequence[str]) -> None:
-        """Refuse settings beside an object that has them already.
-
-        Raises:
-            UserError: the first such word.
-        """
-        for word in words:
-            if self.settings is not None and word.partition("=")[0].partition(".")[0] == "method":
-                raise UserError(f"{word} stands beside method=, which is an object with its own settings; leave it out")
-
-    def laid_over(self, config: Config) -> Config:
-        """The configuration with the names of the objects.
+    def laid_over(self, config: Config, label: str = "") -> Config:
+        """The configuration, of a row of a comparison that of its `label`, with the names of the objects.
 
         Raises:
             UserError: it names something else instead of one.
@@ -108,62 +118,13 @@ class OwnObjects:
             config = replace(config, base=base)
         if self.settings is not None:
             config = replace(config, method=dict(self.settings))
-        return config
+        return self.rows[label].laid_over(config) if label in self.rows else config
 
     @property
     def describe(self) -> str:
         """What only this program has; empty where commands can go on with the run."""
         words = dict.fromkeys(f"{objects.WORD[key]}=" for key, _ in self.given)
-        return _ONLY_HERE.format(" and ".join(words)) if words else ""
-
-
-@dataclass(frozen=True)
-class OwnRows:
-    """What `llm_fed.compare` was given instead of names.
-
-    Attributes:
-        shared: what all rows have.
-        labels: of all rows that were chosen, in order.
-        methods: the method of a row, by its label, where the file does not say it.
-    """
-
-    shared: OwnObjects = OwnObjects()
-    labels: tuple[str, ...] = ()
-    methods: Mapping[str, OwnObjects] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, methods: Mapping[str, Any] | Sequence[Any], **shared: Any) -> OwnRows:
-        """The arguments of `llm_fed.compare`; names in a sequence of methods are left to the file.
-
-        Raises:
-            UserError: one of them is nothing that can stand there, or two methods have one label.
-        """
-        labelled = list(methods.items()) if isinstance(methods, Mapping) else [(_label(each), each) for each in methods]
-        rows: dict[str, OwnObjects] = {}
-        names = {label for label, method in labelled if label is method}  # one of them may be that of a row of the file
-        for label, method in labelled:
-            if label is method:
-                continue
-            if label in rows or label in names:
-                raise UserError(f"methods= has two named {label!r}; give a dictionary {{label: method}}")
-            rows[str(label)] = OwnObjects.of(method=method, label=str(label))
-        return cls(OwnObjects.of(**shared), tuple(str(label) for label, _ in labelled), rows)
-
-    def at_hand(self) -> AbstractContextManager[None]:
-        """Within it, the objects are found by their names."""
-        return objects.given({key: thing for own in (self.shared, *self.methods.values())
-                              for key, thing in own.given.items()})  # fmt: skip
-
-    def laid_over(self, label: str, config: Config) -> Config:
-        """The configuration of a row, or of what all rows have, with the names of the objects."""
-        config = self.shared.laid_over(config)
-        return self.methods[label].laid_over(config) if label in self.methods else config
-
-    @property
-    def describe(self) -> str:
-        """What only this program has; empty where commands can go on with the runs."""
-        words = dict.fromkeys(f"{objects.WORD[key]}=" for key, _ in self.shared.given)
-        words |= {"methods=": None} if any(own.given for own in self.methods.values()) else {}
+        words |= {"methods=": None} if any(row.given for row in self.rows.values()) else {}
         return _ONLY_HERE.format(" and ".join(words)) if words else ""
 
 

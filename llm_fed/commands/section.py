@@ -11,12 +11,12 @@ from typing import Any
 
 from llm_fed.basics.documents import plain, text_of
 from llm_fed.basics.errors import UserError, did_you_mean, require
-from llm_fed.commands.own import OwnRows
+from llm_fed.commands.own import OwnObjects
 from llm_fed.scoring import scores
 from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import Config
 
-NO_OBJECTS = OwnRows()
+NO_OBJECTS = OwnObjects()
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def check(config: Config, *, data: bool = True) -> None:
 
 
 def read_rows(
-    path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], own: OwnRows = NO_OBJECTS
+    path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], own: OwnObjects = NO_OBJECTS
 ) -> Rows:
     """The rows that `chosen` names (default: all of the file) with `words` laid over each.
 
@@ -96,11 +96,11 @@ def read_rows(
     of_file = section.rows
     if not (of_file or chosen):
         raise UserError(f"{path} has no compare section; say what to compare, e.g. --methods local,fedit,fedmerge")
-    words = [*own.shared.words, *words]
-    file = own.laid_over("", configfile.load(path, words))
+    words = [*own.words, *words]
+    file = own.laid_over(configfile.load(path, words))
     seeds = list(dict.fromkeys(seeds or section.seeds or [file.seed]))
     rows = {
-        name: list(own.methods[name].words) if name in own.methods else of_file.get(name, [f"method={name}"])
+        name: list(own.rows[name].words) if name in own.rows else of_file.get(name, [f"method={name}"])
         for name in chosen or of_file
     }
     cells = {}
@@ -108,8 +108,8 @@ def read_rows(
         for label, of_row in rows.items():
             with in_row(label):
                 config = configfile.load(path, [*of_row, *words, f"seed={seed}"])
-                cells[label, seed] = own.laid_over(label, config)
-    if others := [name for name in chosen if name not in of_file and name not in own.methods]:
+                cells[label, seed] = own.laid_over(config, label)
+    if others := [name for name in chosen if name not in of_file and name not in own.rows]:
         from llm_fed import methods
         from llm_fed.settings import plugins
 
