@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llm_fed.basics import documents
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
-from llm_fed.commands.own import OwnObjects
+from llm_fed.commands.own import NO_OBJECTS, OwnObjects
 from llm_fed.settings import configfile, habits, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.objects import find, given, is_object
@@ -263,7 +263,7 @@ def resolve(
     words: Sequence[str],
     out: str | Path | None,
     start: str | Path | None = None,
-    own: OwnObjects = OwnObjects(),
+    own: OwnObjects = NO_OBJECTS,
 ) -> Config:
     """The configuration of a run in `out`, checked as far as possible without loading its data and base.
 

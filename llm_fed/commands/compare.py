@@ -22,8 +22,8 @@ from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.costs import Parameters, count_parameters
 from llm_fed.commands.comparison import ComparisonPlan
-from llm_fed.commands.own import OwnObjects
-from llm_fed.commands.section import NO_OBJECTS, in_row, read_section
+from llm_fed.commands.own import NO_OBJECTS, OwnObjects
+from llm_fed.commands.section import in_row, read_section
 from llm_fed.engine.footprint import weights
 from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff

@@ -15,7 +15,7 @@ from llm_fed import kinds, methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.parents import config_of
 from llm_fed.commands import section
-from llm_fed.commands.own import OwnObjects
+from llm_fed.commands.own import NO_OBJECTS, OwnObjects
 from llm_fed.experiment.job import Job
 from llm_fed.models.loading import settle_dtype
 from llm_fed.runs import inputs
@@ -38,7 +38,7 @@ class ComparisonPlan:
         chosen: Sequence[str],
         seeds: Sequence[int],
         out: Path,
-        own: OwnObjects = section.NO_OBJECTS,
+        own: OwnObjects = NO_OBJECTS,
     ):
         given = section.read_rows(path, words, chosen, seeds, own)
         self.rows, self.seeds, self.budget, self._out = given.rows, given.seeds, given.budget, out

@@ -128,6 +128,9 @@ class OwnObjects:
         return _ONLY_HERE.format(" and ".join(words)) if words else ""
 
 
+NO_OBJECTS = OwnObjects()
+
+
 def _label(method: Any) -> str:
     """What a method is called in the table."""
     return method if isinstance(method, str) else str(getattr(method, "__name__", None) or type(method).__name__)

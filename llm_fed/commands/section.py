@@ -11,12 +11,10 @@ from typing import Any
 
 from llm_fed.basics.documents import plain, text_of
 from llm_fed.basics.errors import UserError, did_you_mean, require
-from llm_fed.commands.own import OwnObjects
+from llm_fed.commands.own import NO_OBJECTS, OwnObjects
 from llm_fed.scoring import scores
 from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import Config
-
-NO_OBJECTS = OwnObjects()
 
 
 @dataclass(frozen=True)
