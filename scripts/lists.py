@@ -21,16 +21,16 @@ Choose one with `method=NAME`, and change a setting with `method.SETTING=VALUE`;
 [Which method?](choosing.md) helps to choose, and [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add your own. In the
 site each name leads to a page with the idea, the formulas, the settings and the code.
 
-Methods train LoRA "adapters", "whole models" (image models with `adapter: null`), or "both". Where nothing stands
-under "measured here", a method ran on the tiny base of 6 million parameters alone ([a
-record](results/log/flan.md)), or not on real data.
+"Both" are LoRA adapters and whole image models (`adapter: null`). Where nothing stands under "measured here", a method
+ran on the tiny base of 6 million parameters alone ([a record](results/log/flan.md)), or not on real data.
 
 `python scripts/lists.py` writes this page from [scripts/methods.yaml](../scripts/methods.yaml) and the classes.
 """
 TASKS = """# Tasks
 
-Choose a built-in data set with `task.name=NAME`; `task.path` reads it from local files instead of the Hub, and
-`task.partition` divides it among clients. `python scripts/lists.py` writes the page from [tasks](../tasks/__init__.py).
+Choose a built-in data set with `task.name=NAME`. `task.path` reads it from a folder (images also from an npz file)
+instead of the Hub, and where it has one client, `task.partition` divides it. `python scripts/lists.py` writes the page
+from [tasks](../tasks/__init__.py).
 
 """
 

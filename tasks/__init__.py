@@ -77,31 +77,19 @@ _LABELLED = {
         labelled.load_numbers, labelled.REGRESSION, "as in the data", "your own texts with numbers", kind=labelled.KIND
     ),
     **{
-        name: Task(
-            glue.load, part.metric, "1, for task.partition to divide", f"{glue.HUB_ID} on the Hub, or a folder",
-            kind=labelled.KIND,
-        )
+        name: Task(glue.load, part.metric, "1", glue.HUB_ID, kind=labelled.KIND)
         for name, part in glue.PARTS.items()
     },
 }  # fmt: skip
 TASKS = (
     {
-        "flan": Task(flan.load, flan.METRIC, "8, one per task", f"{flan.HUB_ID} on the Hub, or a folder"),
-        "flan-2000": Task(flan.load, flan.METRIC, "8 others, one per task", f"{flan.HUB_ID} on the Hub, or a folder"),
-        "rolebench": Task(
-            rolebench.load, rolebench.METRIC, "95, one per role", f"{rolebench.HUB_ID} on the Hub, or a folder"
-        ),
-        "rolebench-100": Task(
-            rolebench.load,
-            rolebench.METRIC,
-            "100, five Chinese ones too",
-            f"{rolebench.HUB_ID} on the Hub, or a folder",
-        ),
-        "commonsense": Task(
-            commonsense.load, commonsense.METRIC, "8, one per data set", "eight data sets on the Hub, or a folder"
-        ),
-        "xquad": Task(xquad.load, xquad.METRIC, "12, one per language", f"{xquad.HUB_ID} on the Hub, or a folder"),
-        "xnli": Task(xnli.load, xnli.METRIC, "15, one per language", f"{xnli.HUB_ID} on the Hub, or a folder"),
+        "flan": Task(flan.load, flan.METRIC, "8, one per task", flan.HUB_ID),
+        "flan-2000": Task(flan.load, flan.METRIC, "8 others, one per task", flan.HUB_ID),
+        "rolebench": Task(rolebench.load, rolebench.METRIC, "95, one per role", rolebench.HUB_ID),
+        "rolebench-100": Task(rolebench.load, rolebench.METRIC, "100, five Chinese ones too", rolebench.HUB_ID),
+        "commonsense": Task(commonsense.load, commonsense.METRIC, "8, one per data set", "eight data sets"),
+        "xquad": Task(xquad.load, xquad.METRIC, "12, one per language", xquad.HUB_ID),
+        "xnli": Task(xnli.load, xnli.METRIC, "15, one per language", xnli.HUB_ID),
         "planted": Task(
             synthetic.load, synthetic.METRIC, "12, in three planted groups", "synthetic", draws_clients=True
         ),
@@ -113,9 +101,7 @@ TASKS = (
             images.load,
             images.METRIC,
             source.clients,
-            f"{source.hub} on the Hub, an npz file, or a folder"
-            if source.hub
-            else "your own npz file or folder of images",
+            source.hub or "your own npz file or folder of images",
             images=True,
         )
         for name, source in images.SOURCES.items()

@@ -67,7 +67,7 @@ class ImageDataset:
     def clients(self) -> str:
         if self.hub is None:
             return "as in the data"
-        return "one per " + self.columns["client"] if "client" in self.columns else "1, for task.partition to divide"
+        return "one per " + self.columns["client"] if "client" in self.columns else "1"
 
 
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")

@@ -40,19 +40,17 @@ class BaseConfig:
     """The pretrained model; it is frozen when adapters are trained."""
 
     name: str = "meta-llama/Llama-3.2-3B-Instruct"  # a Hub id or a folder; for images also cnn, cnn-1 ... resnet-9 ...
-    # image models that are assigned to the clients in turn (cnn-1 ... cnn-5, resnet-9 ...); `name` is then the small
-    # shared model of methods that have one
+    # image models that are assigned to the clients in turn; `name` is then the small shared model, if there is one
     clients: tuple[str, ...] | None = None
-    # number format of the base's weights and of autocast in training; `auto` is bfloat16 on a GPU that has it, else
-    # float32, and a continued run keeps its own
+    # number format of the base's weights and of autocast; `auto` is bfloat16 on a GPU that has it, else float32
     dtype: Dtype = "auto"
     quantization: Literal["nf4", "int8"] | None = None  # quantise the base with bitsandbytes
-    # `auto` spreads the layers of a language model over all GPUs of one process (Accelerate)
+    # `auto` spreads a language model over all GPUs of one process
     device_map: Literal["auto"] | None = None
-    activation_checkpointing: bool = False  # recompute activations in the backward pass: less memory, ~1/3 more time
-    revision: str | None = None  # revision of the base on the Hub
-    # the kind of model and data: language, images, sequence-classification (an encoder or decoder with a head), or a
-    # class of your own as package.module:Class; null: what the task's examples need
+    activation_checkpointing: bool = False  # recompute activations: less memory, ~1/3 more time
+    revision: str | None = None  # on the Hub
+    # language, images, sequence-classification, or a class of your own as package.module:Class; null: what the task's
+    # examples need
     kind: str | None = None
 
 
@@ -63,43 +61,36 @@ MODULES = "at least one module name"
 class AdapterConfig:
     """The LoRA adapter that clients train (Hu et al. 2022); `adapter: null` trains a whole image model."""
 
-    # the rank r; for methods with clients of unequal rank (docs/bases.md) also a list of ranks in the clients' order,
-    # or {client: rank, ...} with all clients
+    # the rank r; for some methods also a list in the clients' order, or {client: rank, ...}, see docs/bases.md
     rank: Annotated[PositiveInt, AtMost(2**16)] | tuple[int, ...] | dict[str, int] = 8
-    alpha: PositiveFloat = 16  # an adapter's output is scaled by alpha / rank, with the client's own rank
+    alpha: PositiveFloat = 16  # an adapter's output is scaled by alpha / rank
     rslora: bool = False  # scale by alpha / sqrt(rank) instead (rsLoRA, Kalajdzievski 2023)
-    # also train the length of each output's weights (DoRA, Liu et al. 2024), as PEFT does; see docs/bases.md
-    dora: bool = False
-    dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # dropout probability of an adapter's inputs
-    # last parts of module names, one regular expression, or all-linear; where a head is trained for sequence
-    # classification, the default is what the architecture calls these layers, such as query and value
+    dora: bool = False  # also train the length of each output's weights (DoRA, Liu et al. 2024); see docs/bases.md
+    dropout: Annotated[float, AtLeast(0), Below(1)] = 0.05  # of an adapter's inputs
+    # last parts of module names, one regular expression, or all-linear; with a head for labels the default is what the
+    # architecture calls query and value
     target_modules: tuple[str, ...] | str = ("q_proj", "v_proj")
-    # ends of the names of fused experts that are adapted too, all experts of a set at once, as PEFT does:
-    # [experts.gate_up_proj, experts.down_proj]; with target_modules=[] these alone (docs/bases.md)
+    # ends of the names of fused experts that are adapted too, see docs/bases.md
     target_parameters: tuple[str, ...] = ()
-    # adapters to start from, instead of fresh ones: a finished run's folder, a folder with one PEFT folder per client,
-    # or one PEFT folder
-    start: str | None = None
+    start: str | None = None  # adapters to start from: a finished run, one PEFT folder, or a folder of one per client
 
 
 @dataclass(frozen=True)
 class ColumnsConfig:
     """Column names of a user's own files; `null` lets the task look for the usual names, which docs/data.md lists."""
 
-    prompt: str | None = None  # usual names: instruction, prompt, question, input; `ticket.question` is a nested one
-    input: str | None = None  # optional context that follows the prompt
-    answer: str | None = None  # usual names: output, response, answer, completion, target, generated
-    options: str | None = None  # a list of texts, for option scoring (usual names: options, choices, endings)
+    prompt: str | None = None  # null: the usual names (docs/data.md); `ticket.question` is a nested one
+    input: str | None = None  # context that follows the prompt
+    answer: str | None = None  # the answer, or label
+    options: str | None = None  # a list of texts, for option scoring
     client: str | None = None  # the client's name; files are then joined by split, whatever they are called
-    # conversations, instead of prompt and answer (usual names: messages, conversations); see `tasks.conversations`
-    messages: str | None = None
-    system: str | None = None  # a system text before the prompt (usual names: system, system_prompt)
-    history: str | None = None  # earlier questions and answers, a list of pairs (usual name: history)
-    text: str | None = None  # whole texts, instead of prompt and answer (usual name: text)
-    # the preferred one of two answers, which may begin with the prompt (usual name: chosen)
-    chosen: str | None = None
-    rejected: str | None = None  # the other one (usual name: rejected)
-    label: str | None = None  # whether an answer is desirable, for objective.name=kto (usual name: label)
+    messages: str | None = None  # conversations, instead of prompt and answer
+    system: str | None = None  # a system text before the prompt
+    history: str | None = None  # earlier questions and answers, a list of pairs
+    text: str | None = None  # whole texts, instead of prompt and answer
+    chosen: str | None = None  # the preferred one of two answers
+    rejected: str | None = None  # the other one
+    label: str | None = None  # whether an answer is desirable, for objective.name=kto
     extra: tuple[str, ...] = ()  # columns of numbers that a method's own loss is given, see CONTRIBUTING.md
 
 
@@ -110,14 +101,13 @@ class PartitionConfig:
     # `natural` (folders, tasks, or columns.client), `split` (k clients per natural one), `iid`, `dirichlet`,
     # `pathological` (some labels each) or `cluster` (a part of the labels for each cluster of clients)
     kind: str = "natural"
-    # number of clients; for `split` the number per natural client
-    clients: PositiveInt | None = None
+    clients: PositiveInt | None = None  # number of clients; for `split` per natural client
     alpha: PositiveFloat = 0.5  # concentration of `dirichlet` and `pathological`
     classes: PositiveInt | None = None  # number of labels per client, for `pathological`
-    # number of clients in each cluster, for `cluster`
+    # of clients in each cluster, for `cluster`
     sizes: Annotated[tuple[PositiveInt, ...], NonEmpty("a number for each cluster")] | None = None
     label: str | None = None  # column with the label, if text is divided by label
-    # pool train and test before the partition, and make this share of each client's examples its test split
+    # pool train and test first, and make this share of each client's examples its test split
     test: Annotated[float, Above(0), Below(1)] | None = None
 
 
@@ -125,12 +115,12 @@ class PartitionConfig:
 class ServerConfig:
     """The server's own examples; by default it has none."""
 
-    # number of examples, drawn from the task's test split, or from the training split of `name`
+    # number, drawn from the task's test split, or from the training split of `name`
     examples: NonNegativeInt | None = 0
-    each: bool = False  # `examples` counts per natural client (task, language, folder) instead of in total
-    name: str | None = None  # another task as the source: out-of-domain data; `examples` may then be null for all
+    each: bool = False  # `examples` counts per natural client
+    name: str | None = None  # another task as the source; `examples` may then be null for all
     path: str | None = None  # local files of that task, as in task.path
-    test: bool = False  # keep the rest of the test split at the server, to test the one model of all clients
+    test: bool = False  # keep the rest of the test split at the server, to test the one model of all
 
 
 @dataclass(frozen=True)
@@ -139,30 +129,25 @@ class TaskConfig:
 
     name: str = "flan"  # name of the data set, see docs/tasks.md
     path: str | None = None  # a folder of files in any form of docs/data.md, one file, or hf://owner/name
-    groups: tuple[str, ...] | None = None  # keep only these natural clients (tasks, languages, folders), in this order
+    groups: tuple[str, ...] | None = None  # keep only these natural clients, in this order
     # keep only this many clients, the first after `groups` and `partition`
     clients: Annotated[PositiveInt | None, "for all"] = None
     sample_clients: bool = False  # draw these clients at random instead of taking the first
     max_length: Annotated[int, AtLeast(2), "in tokens"] = 512  # largest length of prompt and response together
-    # `skip` leaves longer examples out and counts them; `cut-end` truncates the response at its end; `cut-start`
-    # truncates the prompt at its start, in evaluation too
+    # `skip` leaves longer examples out; `cut-end` truncates the response, `cut-start` the prompt, in evaluation too
     too_long: Literal["skip", "cut-end", "cut-start"] = "skip"
-    # `alpaca`, `alpaca-short`, `plain`, `chat` (the tokenizer's own), or a text that contains {prompt}; after
-    # `task.template=` on the command line, \n is a line break
+    # `alpaca`, `alpaca-short`, `plain`, `chat` (the tokenizer's own), or a text that contains {prompt}
     template: str = "alpaca-short"
     loss_on: Literal["response", "all"] = "response"  # tokens that count in the loss
-    # share of each client's training examples held out for validation, if the data has no such split
+    # share of training examples held out for validation, if the data has no such split
     validation: Annotated[float, AtLeast(0), Below(1)] = 0.1
-    # height and width of images in pixels; null: as in the data, if all are of one size
-    image_size: PositiveInt | None = None
-    # names of all classes of images or texts in order, if the data of one machine may lack some; null: those in the
-    # data
+    image_size: PositiveInt | None = None  # height and width in pixels; null: as in the data, if all are of one size
+    # names of all classes in order, if the data of one machine may lack some; null: those in the data
     labels: Annotated[tuple[str, ...] | None, NonEmpty("names")] = None
-    # share of the clients' training labels that are replaced by a random class, for images
+    # share of training labels that are replaced by a random class, for images
     noise: Annotated[float, AtLeast(0), AtMost(1)] = 0.0
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
-    # what becomes of a row that cannot be used: `stop` refuses the data, `skip` leaves up to a tenth of the rows out
-    # and lists them
+    # rows that cannot be used: `stop` refuses the data, `skip` leaves up to a tenth out and lists them
     bad_rows: Literal["stop", "skip"] = "stop"
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -178,21 +163,19 @@ class LocalConfig:
     lr: PositiveFloat = 5e-5  # learning rate in the first round
     lr_end: NonNegativeFloat = 5e-6  # learning rate in the last round
     schedule: Literal["linear", "cosine"] = "linear"  # shape of the learning rate from `lr` to `lr_end` over the rounds
-    warmup_rounds: NonNegativeInt = 0  # number of first rounds in which the learning rate rises to `lr`
-    # decay of the learning rate within each round, from the round's own to zero
+    warmup_rounds: NonNegativeInt = 0  # first rounds in which the learning rate rises to `lr`
+    # of the learning rate within each round, from the round's own to zero
     decay: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: NonNegativeInt = 0  # number of first steps of a round in which it rises to the round's own
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # optimizer of the clients
-    # keep the moments of each client's optimizer from round to round (for methods that train once in a round); else
-    # they start anew in each round
+    warmup_steps: NonNegativeInt = 0  # first steps of a round in which it rises to the round's own
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # of the clients
+    # keep each client's moments from round to round, for methods that train once in a round; else they start anew
     keep_optimizer: bool = False
-    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # momentum of sgd
+    momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # of sgd
     weight_decay: NonNegativeFloat = 0.0  # decoupled for adamw, added to the gradient for adam and sgd
     clip: PositiveFloat | None = None  # largest norm of a client's gradient; larger ones are scaled down
-    proximal: NonNegativeFloat = 0.0  # weight lambda of lambda * ||theta - theta_start||^2 in the loss, with any method
-    # regular expression of parameters that no client trains, e.g. '^classifier' for an image model's head
-    freeze: str | None = None
-    # augmentation of images: `crop` shifts them at random by up to an eighth of the sides, `crop-flip` also mirrors
+    proximal: NonNegativeFloat = 0.0  # lambda of lambda * ||theta - theta_start||^2 in the loss
+    freeze: str | None = None  # regular expression of parameters that no client trains, e.g. '^classifier' for a head
+    # of images: `crop` shifts them at random by up to an eighth of the sides, `crop-flip` also mirrors
     augment: Literal["crop", "crop-flip"] | None = None
 
     def steps_on(self, examples: int) -> int:
@@ -203,7 +186,7 @@ class LocalConfig:
 
 @dataclass(frozen=True)
 class DelayConfig:
-    """Simulated delays of updates, in rounds; by default every update arrives in the round in which it was begun."""
+    """Simulated delays of updates, in rounds."""
 
     sigma: NonNegativeFloat = 0.0  # an update is floor(|N(0, sigma)|) rounds late; its client is not asked meanwhile
     drop_out: Annotated[float, AtLeast(0), Below(1)] = 0.0  # probability that an update never arrives
@@ -221,19 +204,16 @@ class TransportConfig:
 class PrivacyConfig:
     """Differential privacy, off without `clip`, and sums that nobody sees through. See docs/privacy.md."""
 
-    # what is protected: with `client` all data of a client, and whether it takes part; with `example` each training
-    # example of a client, by noise in every optimizer step (DP-SGD)
+    # what is protected: all that a client has, or each training example, by noise in every optimizer step (DP-SGD)
     unit: Literal["client", "example"] = "client"
     # clipping norm C: the largest Euclidean norm of an upload, or of an example's gradient
     clip: PositiveFloat | None = None
-    noise: NonNegativeFloat = 0.0  # noise multiplier: Gaussian noise of standard deviation noise * clip on every number
-    # where noise is added, for unit `client`: at the `server` to the sum of the uploads (central; each client is then
-    # sampled independently with probability `participation`, and only the mean is used), or at the `client` (local)
+    noise: NonNegativeFloat = 0.0  # multiplier: Gaussian noise of standard deviation noise * clip on every number
+    # for unit `client`: noise on the sum at the `server` (clients are then sampled independently), or at the `client`
     where: Literal["server", "client"] = "server"
     delta: Annotated[float, Above(0), Below(1)] = 1e-5  # delta for which epsilon is reported
-    # the server learns the sum of a round's updates and no single one (secure aggregation); with it `clip` may be null
-    secure: bool = False
-    bound: PositiveFloat = 2.0  # with `secure`: the largest Euclidean norm of an update, as a longer one is cut to it
+    secure: bool = False  # the server learns the sum of a round's updates and no single one; `clip` may be null
+    bound: PositiveFloat = 2.0  # with `secure`: a longer update is cut to this Euclidean norm
 
     @property
     def draws(self) -> bool:
@@ -248,7 +228,7 @@ class ServerStepConfig:
     aggregation: Literal[
         "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centered-clipping"
     ] = "mean"
-    # largest expected share of malicious uploads, and largest weight of one client; for rules other than `mean`
+    # largest expected share of malicious uploads, and largest weight of one client
     liars: Annotated[float, Above(0), Below(0.5)] = 0.2
     # distance from the centre beyond which `centered-clipping` clips uploads
     radius: Annotated[PositiveFloat | None, "for the median norm of the uploads"] = None
@@ -258,8 +238,8 @@ class ServerStepConfig:
 class NetworkConfig:
     """Clients on other machines (`llm-fed flower`)."""
 
-    # the clients' names, in the order in which updates are summed, or only their number (names are then sorted). A
-    # client is expected at the node that is registered under its name, or at another: client@node
+    # the clients' names, or only their number. A client is expected at the node that is registered under its name, or
+    # at another: client@node
     clients: Annotated[tuple[str, ...], NonEmpty("names")] | PositiveInt = 1
     # time after which a round or an evaluation ends without the clients that have not answered
     deadline: Annotated[PositiveFloat, "in seconds"] = 600.0
@@ -267,9 +247,9 @@ class NetworkConfig:
     enough: Annotated[PositiveInt | None, "for all"] = None
     # time after which an answer is given up, and its client may be asked again
     patience: Annotated[PositiveFloat, "in seconds"] = 3600.0
-    # time in seconds after which a run begins without clients that have not come; those with a name join when they come
+    # seconds after which a run begins without clients that have not come; those with a name join when they come
     wait: Annotated[PositiveFloat | None, "to wait for all"] = 3600.0
-    # limit on a client's number of examples in means, as a multiple of the median over all clients
+    # limit on a client's number of examples in means, as a multiple of the median
     weight_bound: Annotated[float | None, AtLeast(1), "for any number"] = 10.0
 
 
@@ -284,22 +264,17 @@ class EvalConfig:
     # package.module:function;
     metric: str | None = None  # null: the task's own
     limit: PositiveInt | None = None  # at most this many examples per client and split
-    # most prompts of a batch, of any clients; fewer where memory does not suffice; null: 32, on a GPU 256
-    batch_size: PositiveInt | None = None
+    batch_size: PositiveInt | None = None  # most prompts of a batch, of any clients; null: 32, on a GPU 256
     max_new_tokens: PositiveInt = 128  # largest length of an answer in tokens
-    # round that is tested: the last, or the best by its score during training; if scores are equal, the one with the
-    # lowest loss, and then the last one
-    select: Literal["best", "last"] = "best"
+    select: Literal["best", "last"] = "best"  # round that is tested: the last, or the best by its score during training
     during: Literal["validation", "test"] = "validation"  # the split that is scored during training
     of_last: PositiveInt | None = None  # number of last scores among which `best` chooses; null: all
-    # also score the base without any adapter (language models): `true` on the test split, and as round 0 on the split
-    # of `during`; `auto` on the test split alone, and not over a network
+    # also score the base without any adapter (language models): `true` also as round 0; `auto` on the test split alone,
+    # and not over a network
     base: Literal["auto"] | bool = True
-    # also score base and personal models on a fixed English text (llm_fed/assets/ability.txt, 16 kB) by
-    # token_likelihood, which shows what training has made a base forget; of language models without preferences
-    ability: bool = False
-    # also score each personal model on the test examples of the other clients: `auto` of all clients up to eight and
-    # otherwise of a sample, on at most 50 examples each; `true` all on all. Warnings rest on it, see docs/warnings.md
+    ability: bool = False  # also score models on a fixed English text: what has the base forgotten? See docs/report.md
+    # also score each personal model on the other clients' test examples: `auto` of up to eight clients, on at most 50
+    # examples each; `true` all on all. Warnings rest on it, see docs/warnings.md
     cross: Literal["auto"] | bool = "auto"
 
 
@@ -307,16 +282,15 @@ class EvalConfig:
 class StopConfig:
     """When a run ends before its last round; see docs/steering.md."""
 
-    # scored rounds (`eval.every`) without a better validation score after which a run ends; null: it has all its rounds
-    patience: PositiveInt | None = None
-    min_delta: NonNegativeFloat = 0.0  # an improvement is a difference to the best value so far of more than this
+    patience: PositiveInt | None = None  # scored rounds without a better validation score after which a run ends
+    min_delta: NonNegativeFloat = 0.0  # an improvement is more than this above the best score so far
 
 
 @dataclass(frozen=True)
 class ExportConfig:
     """Which personal models are exported at the end; all clients are scored in any case."""
 
-    # `seen` are the clients of which an update had arrived by the exported round (for merging methods: in a merged run)
+    # `seen` are the clients of which an update had arrived by the exported round
     clients: (
         Literal["all", "seen", "none"] | Annotated[tuple[str, ...], NonEmpty("names in brackets such as [anna,bert]")]
     ) = "all"
@@ -326,8 +300,7 @@ class ExportConfig:
 class ReportConfig:
     """Contents of report.html."""
 
-    # sample predictions per client, for the first 50 clients; none with privacy.clip
-    samples: NonNegativeInt = 5
+    samples: NonNegativeInt = 5  # sample predictions per client, for the first 50 clients; none with privacy.clip
 
 
 @dataclass(frozen=True)
@@ -347,17 +320,15 @@ class TrackConfig:
 
     with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`, `mlflow`
     project: str = "llm_fed"  # project name in the tracker
-    artifacts: bool = True  # hand adapters, samples, summary and report of a finished run over to the trackers
+    artifacts: bool = True  # hand adapters, samples, summary and report over to the trackers
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """How passes are computed; see docs/performance_gpu.md."""
 
-    # capture the training passes of adapters, and the steps of answers, as CUDA graphs, lay texts end to end without
-    # padding in bfloat16, and compute norms, rotary embeddings and gates in one kernel each (the last two with
-    # pip install liger-kernel), where base and task allow it: `auto` on a GPU, with families that one has run so.
-    # Without a GPU `on` gains nothing
+    # capture passes as CUDA graphs, lay texts end to end without padding, and fuse kernels, where base and task allow
+    # it: `auto` on a GPU, with families that one has run so. Without a GPU `on` gains nothing
     fast: Literal["auto", "on", "off"] = "auto"
 
 
@@ -365,13 +336,10 @@ class EngineConfig:
 class SeedsConfig:
     """Separate seeds for parts of a run; null: `seed`."""
 
-    # the clients and their data: random choices of the task, task.partition, sampled clients, label noise, the
-    # server's examples
-    federation: NonNegativeInt | None = None
+    federation: NonNegativeInt | None = None  # the clients and their data, and the server's examples
     # initialisation, batches, dropout, client sampling, delays; with privacy.clip see docs/privacy.md, The secret
     training: NonNegativeInt | None = None
-    # test and validation splits, if the data has none; if set, also the choice of the examples that eval.limit keeps
-    # (null: the first)
+    # test and validation splits, if the data has none; if set, also which examples eval.limit keeps, else the first
     evaluation: NonNegativeInt | None = None
 
 
@@ -386,8 +354,7 @@ class Config:
     participation: Annotated[float, Above(0), AtMost(1)] = 1.0
     # number of clients that train in one fused pass; 1: one client after another
     clients_per_pass: Literal["auto"] | PositiveInt = "auto"
-    # uploads with a part whose norm exceeds this multiple of the round's median norm are refused; null: uploads are not
-    # compared with each other
+    # uploads with a part whose norm exceeds this multiple of the round's median are refused; null: none are
     norm_bound: Annotated[float, Above(1)] | None = 10.0
     device: Device = "auto"  # `auto`: a GPU if there is one
     base: BaseConfig = field(default_factory=BaseConfig)

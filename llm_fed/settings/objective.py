@@ -29,8 +29,8 @@ class ObjectiveConfig:
     beta: PositiveFloat | None = None
     # share of the pairs that are taken to be the wrong way round (conservative DPO), for dpo
     label_smoothing: Annotated[float, AtLeast(0), Below(0.5)] = 0.0
-    # with what dpo, ipo and kto compare the model: the frozen `base`, the `message` from which a client trains in this
-    # round, or the model with which it ended its `last` round
+    # with what dpo, ipo and kto compare the model: the frozen `base`, the `message` of this round, or the model with
+    # which the client ended its `last` round
     reference: Literal["base", "message", "last"] = "base"
     gamma: NonNegativeFloat = 1.0  # by how much a chosen answer's reward is to be above the other's, for simpo
     desirable: PositiveFloat = 1.0  # weight of desirable answers, for kto
