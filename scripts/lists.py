@@ -19,10 +19,11 @@ METHODS = """# Methods
 
 Choose one with `method=NAME`, and change a setting with `method.SETTING=VALUE`; `llm-fed methods` prints all settings.
 [Which method?](choosing.md) helps to choose, and [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add your own. In the
-site each name leads to a page with the idea, the formulas, the settings and the code.
+site each name leads to a page with the idea, the formulas, the settings and the code, which also says whether it
+trains LoRA adapters, whole image models (`adapter: null`) or both.
 
-"Both" are LoRA adapters and whole image models (`adapter: null`). Where nothing stands under "measured here", a method
-ran on the tiny base of 6 million parameters alone ([a record](results/log/flan.md)), or not on real data.
+Where nothing stands under "measured here", a method ran on the tiny base of 6 million parameters alone ([a
+record](results/log/flan.md)), or not on real data.
 
 `python scripts/lists.py` writes this page from [scripts/methods.yaml](../scripts/methods.yaml) and the classes.
 """
@@ -63,16 +64,13 @@ def methods_page() -> str:
     parts = [METHODS]
     for title, section in sections.items():
         rows = [method_row(described[name], **about) for name, about in section.items()]
-        parts.append(f"\n## {title}\n\n" + table(["method", "use it", "measured here", "trains", "paper"], rows))
+        parts.append(f"\n## {title}\n\n" + table(["method", "use it", "measured here", "paper"], rows))
     return "".join(parts)
 
 
 def method_row(described: dict[str, Any], use: str, measured: str = "") -> list[str]:
-    kind, method = methods.BUILTIN[described["name"]], methods.build({"name": described["name"]})
     names = ", ".join(f"`{name}`" for name in [described["name"], *described["aliases"]])
-    needs = "; starts from " * bool(method.parents) + " and ".join(f"`{parent.name}`" for parent in method.parents)
-    trains = "adapters" if method.adapters_only else "whole models" if method.whole_models else "both"
-    return [names, use, measured, trains + needs, kind.paper]
+    return [names, use, measured, methods.BUILTIN[described["name"]].paper]
 
 
 def tasks_page() -> str:

@@ -21,10 +21,10 @@ HEAD = """# Troubleshooting by error message
 
 Search this page for a few words of the message; … stands for a value. Each message says what to do; here is why, for
 those that leave a question. Exit code 2 means a mistake in what was given, and 1 something that went wrong on the way.
-`python scripts/lists.py` writes the page from the code and [scripts/messages.yaml](../scripts/messages.yaml).
+`python scripts/lists.py` writes the page from [scripts/messages.yaml](../scripts/messages.yaml).
 
 **Python says that `module 'llm_fed' has no attribute 'run'`.** It was started in the folder above a clone named
-llm_fed, and takes the clone itself for the package. Start it anywhere else; the command `llm-fed` works everywhere.
+llm_fed. Start it anywhere else.
 """
 
 

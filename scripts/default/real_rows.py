@@ -1,4 +1,4 @@
-"""Federations of real rows that ask when sharing pays (docs/results/real_rows.md, contradictions.md, shared_facts.md).
+"""Federations of real rows that ask when sharing pays (docs/results/real_rows.md, and two pages of the log).
 
     export LLM_FED_DATA=DATA   # a folder with DATA/flan/dataset1/client4_trec/train.jsonl.gz and so on, see below
     python scripts/default/real_rows.py tasks OUT --rows 32 --seed 0
