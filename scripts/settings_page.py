@@ -20,8 +20,8 @@ written as `local.lr=1e-4`. The settings of each method are in [methods.md](meth
 
 A text, such as a name, a path or a template, is taken as it stands: a client may be called `no`, `11` or `1e5`. On
 the command line only the shell needs quotes: `'task.template=Question: {prompt}\\n'`. Lists of names stand in
-brackets: `task.groups=[no,'a, b']`. `null` or nothing means that an optional setting has no value. `${rounds}` is the
-value of another key, and `${oc.env:DATA,null}` a path from the environment.
+brackets: `task.groups=[no,'a, b']`. `${rounds}` is the value of another key, and `${oc.env:DATA,null}` a path from the
+environment.
 
 `python scripts/lists.py` writes this page from [llm_fed/settings/config.py](../llm_fed/settings/config.py).
 """
