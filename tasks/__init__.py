@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,7 +47,7 @@ MOST_BYTES = 200  # of a client id: a folder may have 255, with what is added wh
 class Task:
     """A row of the table; `load` returns the natural clients, with the splits that the data brings."""
 
-    load: Callable[[TaskConfig, int], TaskData]
+    load: Callable[..., TaskData]  # of the configuration and a seed
     metric: str  # the default one
     clients: str
     source: str
@@ -120,18 +119,16 @@ def find(name: str, key: str = "task.name") -> Task:
     return task
 
 
-def of_object(data: Any) -> Task:
-    """The task of what a Python program gives as its data, see `given`; UserError where that has no rows."""
-    pictures = given.has_pictures(data)
-    metric = images.METRIC if pictures else files.METRIC
-    checksums = partial(given.checksums, data)
-    return Task(partial(given.load, data), metric, "as in the data", "an object", images=pictures, checksums=checksums)
-
-
-def labelled_object(data: Any, name: str) -> Task:
-    """The same of texts with labels or numbers, as the task of this name (classification, regression) reads them."""
-    load = partial(given.load_labelled, data, name)
-    return dataclasses.replace(TASKS[name], load=load, source="an object", checksums=partial(given.checksums, data))
+def of_object(data: Any) -> dict[str, Task]:
+    """By name the tasks of what a Python program gives as its data, see `given`; UserError where that has no rows."""
+    pictures, collect = given.has_pictures(data), partial(given.collect, data)
+    own = {given.NAMES[pictures]: TASKS["images" if pictures else "files"]}
+    own |= {named(name): TASKS[name] for name in labelled.NAMES}
+    found = {}
+    for name, task in own.items():
+        load = partial(given.pictures, data) if task.images else partial(task.load, collect=collect)
+        found[name] = dataclasses.replace(task, load=load, source="an object", checksums=partial(given.checksums, data))
+    return found
 
 
 def load(
@@ -143,13 +140,9 @@ def load(
     becomes one, with a warning; a client without any example is left out. With `config.server.test` the test split is
     the server's, and clients need training examples. A client without a validation split gives `config.validation` of
     its training examples. Label noise falls on the rest. UserError for an unknown task, wrong or missing data, or where
-    no client has an example.
-
-    Args:
-        held_out: the seed of which examples become test and validation splits (default: `seed`).
-        known: rows that keep the split which they had in a run.
-        absent: whether groups may be missing, as on a machine whose data went away; they count as without an example.
-    """
+    no client has an example. `held_out`: the seed of which examples become test and validation splits (default:
+    `seed`). `known`: rows that keep the split which they had in a run. `absent`: whether groups may be missing, as on a
+    machine whose data went away; they count as without an example."""
     held_out = seed if held_out is None else held_out
     if config.groups == ():
         raise UserError("task.groups is empty, so there is no client; name some, or set null for all")
@@ -166,7 +159,6 @@ def load(
     if not isinstance(data, TaskData):
         raise UserError(f"task.name={config.name!r}: its load returns {data!r:.60}, not a TaskData")
     natural = data.clients
-    _check_encoding(natural)
     if not row.selects:
         if config.groups is not None:
             here = [name for name in config.groups if name in natural] if absent else ()
@@ -175,7 +167,7 @@ def load(
         if config.partition.kind == "natural":
             natural = {name: natural[name] for name in kept(list(natural), config, seed)}
     whole = dataclasses.replace(data, clients=natural)
-    rows = Record.of(list(natural.values()), config.path or config.name)
+    rows = Record.of(list(natural.values()))
     divided = _divided(whole, config, seed, ByContent(held_out, known, _from_test(config)), absent)
     divided = dataclasses.replace(divided, record=rows.divided(divided.clients.values(), divided.server))
     if config.noise:
@@ -194,6 +186,7 @@ def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, abs
     """The clients and the server of natural clients whose rows a rule divides; the other arguments are those of
     `load`."""
     requested, from_test = config.server, _from_test(config)
+    _check_names([*data.clients.values()])
     natural = rule.given(data.clients, config.partition.test is not None)
     if from_test:
         natural = {client.client: client for client in _with_test(list(natural.values()), rule)}
@@ -208,9 +201,7 @@ def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, abs
     everybody = tuple(client.client for client in clients)
     if absent and config.partition.kind == "natural":
         everybody = config.groups or everybody
-    clients = _with_examples(clients, tested=not requested.test)
-    if not absent:
-        _check_training(clients, data)
+    clients = _with_examples(clients, data, not requested.test, absent)
     clients = _with_validation(clients, rule, config.validation, others)
     _check_names(clients)
     return dataclasses.replace(data, clients={client.client: client for client in clients}, everybody=everybody)
@@ -278,28 +269,13 @@ def _with_validation(
     return [divided.get(client.client, client) for client in clients]
 
 
-def _check_encoding(names: Iterable[str]) -> None:
-    for name in names:
-        if any("\ud800" <= letter <= "\udfff" for letter in name):
-            raise UserError(
-                f"client {name!r}: its name holds bytes that are not {sys.getfilesystemencoding()}; rename it, or set "
-                "PYTHONUTF8=1 if it is UTF-8"
-            )
-
-
-def _with_examples(clients: list[ClientData], tested: bool) -> list[ClientData]:
+def _with_examples(clients: list[ClientData], data: TaskData, tested: bool, absent: bool) -> list[ClientData]:
     having = [client for client in clients if client.train or (tested and client.test)]
-    if not having:
-        what = "training or test example" if tested else "training example"
-        raise UserError(f"none of the clients {listed([client.client for client in clients])} has a {what}; add some")
-    return having
-
-
-def _check_training(clients: list[ClientData], data: TaskData) -> None:
-    if not any(client.train for client in clients):
+    if not having or not (absent or any(client.train for client in having)):
         empty = f" (none in {few(data.reading.empty, 'files')})" if data.reading and data.reading.empty else ""
         named = listed([client.client for client in clients])
         raise UserError(f"none of the clients {named} has a training example{empty}; add some")
+    return having
 
 
 def _check_names(clients: list[ClientData]) -> None:

@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.tasks.common import Encoded, Template, Turn
-from llm_fed.tasks.control import THINK, THOUGHT, Marks, SafeTokenizer, Tokens, reasoning, without_surrogates
+from llm_fed.tasks.control import THINK, THOUGHT, Marks, SafeTokenizer, reasoning, without_surrogates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -178,7 +179,7 @@ class ChatTemplate:
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
         """What the assistant's next message follows; UserError where the template fails, or takes no tools."""
         rendering = self._rendering(self._taken(turns), requested=True)
-        return self._encode(rendering, rendering.replies(self.habits)).ids
+        return self._encoded(rendering, rendering.replies(self.habits)).input_ids
 
     def conversation(self, turns: Sequence[Turn]) -> Encoded:
         """A conversation that ends with the assistant. The targets are what the assistant writes in the turns that are
@@ -188,18 +189,19 @@ class ChatTemplate:
         apart = self.habits.lead is None  # the rendering does not go on where the prompt of an evaluation ends
         rendering = self._rendering(turns[:-1] if apart else turns, requested=apart)
         replies = rendering.replies(self.habits)
-        tokens = self._encode(rendering, replies)
-        target = self._target(turns, rendering, replies, tokens)
+        self._check_written(turns, rendering, replies)
+        found = self._encoded(rendering, replies, turns)
+        more: list[int] = []
         if apart:
             text = without_surrogates(turns[-1].content)
             marks = Marks(self.safe.spelled, [text])
-            more = [*self.safe.encode(marks.hide_reply(text, self.safe.pattern), marks).ids, self._eos]
-            return Encoded([*tokens.ids, *more], [*target, *[True] * len(more)])
-        if not any(target):
+            (reply,) = self.safe.encode([marks.hide_reply(text, self.safe.pattern)], marks)
+            more = [*reply, self._eos]
+        elif not any(found.target):
             raise UserError("the chat template marks no token of a conversation as the assistant's")
-        if replies[len(turns) - 1].stop is None:
-            return Encoded([*tokens.ids, self._eos], [*target, True])
-        return Encoded(tokens.ids, target)
+        elif replies[len(turns) - 1].stop is None:
+            more = [self._eos]
+        return Encoded([*found.input_ids, *more], [*found.target, *[True] * len(more)])
 
     @property
     def ends(self) -> list[int]:
@@ -219,9 +221,12 @@ class ChatTemplate:
         if not lead or not lead.isspace():
             return lead == ""
         prompt, written = (self._rendering(turns, requested=not n) for n, turns in enumerate((_PROBE[:1], _PROBE)))
-        start, tokens = len(prompt.text), self._encode(written, {})
-        before = tokens.behind(start)
-        return tokens.over(start + len(lead)) and tokens.ids[:before] == self._encode(prompt, {}).ids
+        text, start, marks = written.text, len(prompt.text), written.marks
+        (whole,), (alone,) = self.safe.encode([text], marks), self.safe.encode([prompt.text], marks)
+        before, behind = self.safe.encode([text[:start], text[start:]], marks)
+        own = start + len(lead)
+        parted = [*chain.from_iterable(self.safe.encode([text[:own], text[own:]], marks))]
+        return before == alone and [*before, *behind] == whole != parted
 
     @property
     def _eos(self) -> int:
@@ -264,40 +269,36 @@ class ChatTemplate:
                 f"the chat template of {self.tokenizer.name_or_path!r} cannot be applied to a conversation: {said}"
             ) from error
 
-    def _encode(self, rendering: Rendering, replies: Mapping[int, ReplySpan]) -> Tokens:
-        """The tokens of a rendering, up to the last reply where the template writes no end behind it."""
-        text, last = rendering.text, replies.get(len(rendering.messages) - 1)
-        if last is not None and last.stop is None:
-            text = text[: last.end]
-        cuts = {reply.start for reply in replies.values()} | {each.end for each in replies.values() if not each.stop}
-        return self.safe.encode(text, rendering.marks, cuts)
+    def _encoded(self, rendering: Rendering, replies: Mapping[int, ReplySpan], turns: Sequence[Turn] = ()) -> Encoded:
+        """The tokens of a rendering, up to the last reply where the template writes no end behind it; the targets are
+        the replies that are `turns` to be trained."""
+        generated = self._generated(rendering) if self._marked and turns else None
+        segments, trained, loose, at = list[str](), list[bool](), {0}, 0
+        for number, (start, end, stop) in replies.items():
+            begin, finish = start, end if stop is None else stop
+            if generated is not None:
+                own = next((span for span in generated if span[0] <= end and span[1] > start), None)
+                begin = finish if own is None else max(start, own[0])
+            segments += [rendering.text[at:start], rendering.text[start:begin], rendering.text[begin:finish]]
+            trained += [False, False, bool(turns) and turns[number].trained]
+            loose |= {len(segments) - 1, *([len(segments)] if stop else [])}
+            at = finish
+        last = replies.get(len(rendering.messages) - 1)
+        if last is None or last.stop is not None:
+            segments, trained = [*segments, rendering.text[at:]], [*trained, False]
+        found = self.safe.encode(segments, rendering.marks, loose)
+        target = [own for own, ids in zip(trained, found, strict=True) for _ in ids]
+        return Encoded([*chain.from_iterable(found)], target)
 
-    def _target(
-        self, turns: Sequence[Turn], rendering: Rendering, replies: Mapping[int, ReplySpan], tokens: Tokens
-    ) -> list[bool]:
-        generated = self._generated(rendering) if self._marked else None
-        target = [False] * len(tokens.ids)
-        for number, message in enumerate(rendering.messages):
-            if message["role"] != "assistant" or not turns[number].trained:
-                continue
-            if number not in replies:
+    def _check_written(self, turns: Sequence[Turn], rendering: Rendering, replies: Mapping[int, ReplySpan]) -> None:
+        """UserError where a message that is trained is not in the rendering."""
+        for number in rendering.spoken:
+            if turns[number].trained and number not in replies:
                 raise UserError(
                     f"the chat template of {self.tokenizer.name_or_path!r} does not write the assistant's message "
                     f"{one_line(turns[number].content)[:60]!r} as it stands, so that its tokens cannot be found; leave "
                     "this conversation out, or choose another base"
                 )
-            start, end, stop = replies[number]
-            if generated is not None:
-                own = next((span for span in generated if span[0] <= end and span[1] > start), None)
-                if own is None:
-                    continue
-                start = max(start, own[0])
-            position = tokens.position(end if stop is None else stop)
-            for token in range(tokens.behind(start), len(target)):
-                if tokens.spans[token][0] >= position:
-                    break
-                target[token] = True
-        return target
 
     def _generated(self, rendering: Rendering) -> list[Span]:
         from transformers.utils.chat_template_utils import render_jinja_template  # takes a second to import

@@ -1,4 +1,4 @@
-"""What every task shares: examples, pictures, clients, names of templates, tokens with a loss mask, held-out splits;
+"""What every task shares: examples, pictures, clients, names of templates, tokens with a loss mask;
 and when two rows are the same row, whatever file they stand in: 64 bits of what they say, and draws from these."""
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from llm_fed.basics.errors import UserError, lookup
-from llm_fed.basics.rng import derive
+from llm_fed.basics.errors import lookup
 
 if TYPE_CHECKING:
     from llm_fed.rows.reading import Reading
@@ -69,14 +68,14 @@ class Example:
     rejected: tuple[Turn, ...] = ()
     desirable: bool | None = None  # whether the answer is; None: nothing says so
     extra: tuple[tuple[str, float], ...] = ()  # numbers for a loss of a method's own, by column
+    pair: str = ""  # the second text, where pairs of texts have labels; the first is the prompt
+    where: str = field(default="", compare=False, repr=False)  # file and row, for messages
 
     @property
     def compared(self) -> list[str]:
         """What it says beside prompt and answer; nothing where nothing is preferred."""
         judged = [] if self.desirable is None else ["desirable" if self.desirable else "undesirable"]
         return [text for turn in self.rejected for text in (turn.role, turn.content, turn.fields)] + judged
-
-    pair: str = ""  # the second text, where pairs of texts have labels; the first is the prompt
 
     @cached_property
     def digest(self) -> int:
@@ -99,7 +98,8 @@ class Picture:
     @cached_property
     def digest(self) -> int:
         """64 bits of its pixels."""
-        return of_pixels(self.pixels)
+        size = repr(tuple(self.pixels.shape)).encode()
+        return _digest(size + self.pixels.cpu().contiguous().numpy().tobytes())
 
 
 def text_of(prompt: str | Sequence[Turn]) -> str:
@@ -234,31 +234,14 @@ def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> E
     return encoded
 
 
-def hold_out(
-    examples: Sequence[Item], share: float, seed: int, client: str, split: str = "validation"
-) -> tuple[Sequence[Item], Sequence[Item]]:
-    """(kept, held out): `share` of the examples, drawn by (seed, split, client), in their order. From two examples on,
-    each part has at least one; a single example is kept; share 0 holds nothing out."""
-    if not 0 <= share < 1:
-        raise UserError(f"the {split} share is {share}; it must be at least 0 and below 1")
-    if share == 0 or len(examples) < 2:
-        return select(examples, range(len(examples))), ()
-    count = min(max(round(share * len(examples)), 1), len(examples) - 1)
-    rng = np.random.default_rng(derive(seed, split, client))
-    chosen = set(rng.choice(len(examples), count, replace=False).tolist())
-    kept = [index for index in range(len(examples)) if index not in chosen]
-    return select(examples, kept), select(examples, sorted(chosen))
-
-
 def where(examples: Sequence[Item], mask: np.ndarray) -> Sequence[Item]:
     """Those of N examples that a mask (N,) of bool has."""
     return select(examples, np.flatnonzero(mask).tolist())
 
 
 def select(examples: Sequence[Item], indices: Sequence[int]) -> Sequence[Item]:
-    """Those at these indices: in a tuple, or still on the disk where they lie there (`collected.Stored`)."""
-    take = getattr(examples, "take", None)
-    return tuple(examples[index] for index in indices) if take is None else take(indices)
+    """Those at these indices."""
+    return tuple(examples[index] for index in indices)
 
 
 def plain(text: str) -> str:
@@ -275,15 +258,9 @@ def of_texts(prompt: Sequence[str], answers: Iterable[str], options: Iterable[st
     return _digest(_PARTS.join(_TEXTS.join(part) for part in parts).encode("utf-8", "surrogatepass"))
 
 
-def of_pixels(pixels: torch.Tensor) -> int:
-    """The digest of a picture, whatever its label."""
-    return _digest(repr(tuple(pixels.shape)).encode() + pixels.cpu().contiguous().numpy().tobytes())
-
-
 def digests(items: Sequence[Any]) -> np.ndarray:
     """(N,) uint64, of examples or pictures."""
-    known = getattr(items, "digests", None)  # of those on the disk
-    return np.fromiter((item.digest for item in items), np.uint64, len(items)) if known is None else known
+    return np.fromiter((item.digest for item in items), np.uint64, len(items))
 
 
 def drawn(rows: np.ndarray, seed: int) -> np.ndarray:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain, islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from tokenizers import AddedToken, Tokenizer
@@ -40,11 +40,6 @@ def without_surrogates(text: str) -> str:
     return _HALVES.sub("\ufffd", text)
 
 
-def has_surrogates(text: str) -> bool:
-    """Whether `without_surrogates` changes the text."""
-    return not text.isascii() and _HALVES.search(text) is not None
-
-
 def reasoning(reply: str) -> int:
     """Where a reply goes on behind the block of reasoning that it begins with, and behind white space; 0: without."""
     block = _REASONING.match(reply) if THOUGHT in reply else None
@@ -56,20 +51,6 @@ def answer_of(reply: str) -> str:
     if not reply.lstrip().startswith(THINK):
         return reply
     return reply[reasoning(reply) :] if THOUGHT in reply else ""
-
-
-def read_as_text(spelled: Counter[str], halves: int) -> list[str]:
-    """What a user should know of examples that are not read as they stand.
-
-    Args:
-        spelled: examples by the first control token that they spell.
-        halves: examples with halves of characters.
-    """
-    said = [f"halves of characters (lone surrogates) in {halves} examples are read as U+FFFD"] if halves else []
-    if spelled:
-        names = ", ".join(repr(text) for text, _ in spelled.most_common(3))
-        said.append(f"{names} in {spelled.total()} examples are read as text, not as control tokens")
-    return said
 
 
 class Marks:
@@ -114,49 +95,11 @@ class Marks:
         return self.hidden.sub(lambda match: self.shown(match[0]), text)
 
 
-class Tokens(NamedTuple):
-    """What a tokenizer made of a marked text."""
-
-    ids: list[int]  # (T)
-    spans: list[tuple[int, int]]  # (T): where each begins and ends in what was read
-    parts: list[_Piece]
-    mixed: set[int]  # indices of separators that are a part of a word
-
-    def position(self, marked: int) -> int:
-        """Where a place of the marked text is in what was read; before a separator that stands there."""
-        offset = 0
-        for part in self.parts:
-            if marked <= part.start or marked < part.end:
-                return offset + (0 if part.atom else max(0, marked - part.start))
-            offset += len(part.text)
-        return offset
-
-    def behind(self, marked: int) -> int:
-        """The number of the first token that ends behind a place of the marked text."""
-        position = self.position(marked)
-        return next((number for number, (_, end) in enumerate(self.spans) if end > position), len(self.ids))
-
-    def over(self, marked: int) -> bool:
-        """Whether a token stands on both sides of a place of the marked text."""
-        number, position = self.behind(marked), self.position(marked)
-        return number < len(self.ids) and self.spans[number][0] < position
-
-
-class _Piece(NamedTuple):
-    """A piece of what is read, and where it stands in the marked text."""
+class _Part(NamedTuple):
+    """A text that is read behind another one."""
 
     text: str
-    start: int
-    end: int
-    atom: bool = False  # whether its letters stand for the marked text's together, and not one for one
-    separator: bool = False
-
-
-class _Breaks(NamedTuple):
-    """Where a token must end in a marked text."""
-
-    between: dict[int, str]  # before the character at this place, and by which separator
-    inside: set[int]  # behind the first letter of the spelling that is hidden there
+    loose: bool  # whether it may begin within a token
 
 
 class SafeTokenizer:
@@ -175,58 +118,62 @@ class SafeTokenizer:
         self.pattern = re.compile("|".join(map(re.escape, sorted(self.spelled, key=len, reverse=True))))
 
     def is_plain(self, text: str) -> bool:
-        return self.pattern.search(text) is None and not has_surrogates(text)
+        return self.pattern.search(text) is None and (text.isascii() or not _HALVES.search(text))
 
     def spells(self, text: str) -> str | None:
         """The first control token of this tokenizer that the text spells."""
         return next((match[0] for match in self.pattern.finditer(text) if match[0] in self._names), None)
 
-    def encode(self, marked: str, marks: Marks, cuts: Collection[int] = ()) -> Tokens:
-        """The tokens of a marked text, without any that the tokenizer would add around it. UserError where the
-        tokenizer is not of the `tokenizers` library, or cannot write a spelling as text. `cuts`: indices at which a
-        token must end. Where none does, the text before it is read as if it ended there."""
-        breaks = _Breaks({}, set())
-        while True:
-            tokens = self._read(marked, marks, breaks)
-            between = {position for position in cuts if tokens.over(position)} | tokens.mixed
-            inside = self._forged(tokens, marked, marks)
-            if not between and not inside:
-                return tokens
-            if inside & breaks.inside or any(breaks.between.get(position) == _CUT for position in between):
-                raise UserError(
-                    f"the tokenizer of {self.tokenizer.name_or_path!r} has no text for what spells a control token in "
-                    f"{marks.plain(marked)[:60]!r}; leave the example out, or choose another base"
-                )
-            breaks.inside.update(inside)
-            for position in between:
-                breaks.between[position] = _CUT if self._cuts_well or position in breaks.between else marks.spare(0)
+    def encode(self, segments: Sequence[str], marks: Marks, loose: Collection[int] = ()) -> list[list[int]]:
+        """The tokens of the segments of one marked text, without any that the tokenizer would add around it. None is of
+        two segments, but that a segment which is `loose`, by its index, may begin within a token of the one before.
+        UserError where the tokenizer is not of the `tokenizers` library, or cannot write a spelling as text."""
+        texts = (match[0] for segment in segments for match in self.pattern.finditer(segment))
+        written = sum(self.tokenizer.convert_tokens_to_ids(text) in self._control for text in texts)
+        for breaks in (False, True):  # a vocabulary may hold spellings as words, too
+            parts = [self._read_as(text, number in loose, marks, breaks) for number, text in enumerate(segments)]
+            tokens = self._read([*chain.from_iterable(parts)], marks, first=True)
+            if tokens is not None and sum(id in self._control for ids in tokens for id in ids) == written:
+                remaining = iter(tokens)
+                return [[*chain.from_iterable(islice(remaining, len(own)))] for own in parts]
+        raise UserError(
+            f"the tokenizer of {self.tokenizer.name_or_path!r} has no text for what spells a control token in "
+            f"{marks.plain(''.join(segments))[:60]!r}; leave the example out, or choose another base"
+        )
 
-    def _forged(self, tokens: Tokens, marked: str, marks: Marks) -> set[int]:
-        """Where hidden spellings became control tokens all the same: a vocabulary may hold them as words, too."""
-        positions = set()
-        for hidden in marks.hidden.finditer(marked):
-            first, last = tokens.behind(hidden.start()), tokens.behind(hidden.end())
-            if not self._control.isdisjoint(tokens.ids[first : last + tokens.over(hidden.end())]):
-                positions.add(hidden.start())
-        return positions
+    def _read_as(self, marked: str, loose: bool, marks: Marks, breaks: bool) -> list[_Part]:
+        """A marked text as the copy is to read it, with new names for the template's control tokens, and the spellings
+        of the data as they are, in parts where each is to be broken behind its first letter."""
+        named, texts = self.pattern.sub(lambda match: self._names.get(match[0], match[0]), marked), [""]
+        for piece in re.split(f"({marks.hidden.pattern})", named):
+            text = marks.plain(piece)
+            first = 1 if breaks and text != piece else len(text)
+            texts[-1] += text[:first]
+            texts += [text[first:]] if first < len(text) else []
+        return [_Part(text, loose and not number) for number, text in enumerate(texts)]
 
-    def _read(self, marked: str, marks: Marks, breaks: _Breaks) -> Tokens:
-        """The tokens, with a separator at each break, which is taken out again."""
+    def _read(self, parts: Sequence[_Part], marks: Marks, first: bool) -> list[list[int]] | None:
+        """The tokens of texts that follow each other. Where a token would be of two of them, what is before is read as
+        if the text ended there, and what follows, unless it is `first`, as in the middle of a text: behind a sign that
+        is taken away again. None where that has a token with the text."""
         twin, original = self._twin
-        parts = _parts(marked, marks, self.pattern, self._names, breaks)
-        encoding = twin.encode("".join(part.text for part in parts), add_special_tokens=False)
-        ids, spans, mixed = [original.get(id, id) for id in encoding.ids], encoding.offsets, set()
-        if breaks.between or breaks.inside:
-            ends = list(accumulate(len(part.text) for part in parts))
-            gaps = [(part, end - len(part.text), end) for part, end in zip(parts, ends, strict=True) if part.separator]
-            kept = []
-            for number, (start, end) in enumerate(spans):
-                over = [part for part, first, last in gaps if first < end and start < last]
-                alone = any(first <= start and end <= last and start < last for _, first, last in gaps)
-                mixed |= set() if alone else {part.start for part in over}
-                kept += [] if alone else [number]
-            ids, spans = [ids[number] for number in kept], [spans[number] for number in kept]
-        return Tokens(ids, spans, parts, mixed)
+        for sign in [""] if first else [_CUT] if self._cuts_well else [marks.spare(0), _CUT]:
+            encoding = twin.encode(sign + "".join(part.text for part in parts), add_special_tokens=False)
+            starts, stops = [start for start, _ in encoding.offsets], [stop for _, stop in encoding.offsets]
+            begins = list(accumulate((len(part.text) for part in parts), initial=len(sign)))
+            over = [
+                number
+                for number, begin in enumerate(begins[:-1])
+                if bisect_left(starts, begin) > bisect_right(stops, begin) and not (number and parts[number].loose)
+            ]
+            if not over:
+                ids = [original.get(id, id) for id in encoding.ids]
+                return [ids[bisect_left(starts, one) : bisect_left(starts, next)] for one, next in pairwise(begins)]
+            if over[0]:
+                before = self._read(parts[: over[0]], marks, first)
+                behind = self._read(parts[over[0] :], marks, first=False)
+                return None if before is None or behind is None else [*before, *behind]
+        return None
 
     @cached_property
     def _cuts_well(self) -> bool:
@@ -266,31 +213,6 @@ class SafeTokenizer:
             [*(_renamed(token, names[id]) for id, token in added.items()), AddedToken(_CUT, normalized=False)]
         )
         return twin, {number: id for id, name in names.items() if (number := twin.token_to_id(name)) is not None}
-
-
-def _parts(
-    marked: str, marks: Marks, pattern: re.Pattern[str], names: Mapping[str, str], breaks: _Breaks
-) -> list[_Piece]:
-    """A marked text as the copy is to read it: with new names for the template's control tokens, and the spellings of
-    the data as they are."""
-    atoms = [
-        _Piece(names[match[0]], *match.span(), atom=True) for match in pattern.finditer(marked) if match[0] in names
-    ]
-    for match in marks.hidden.finditer(marked):
-        position, text = match.start(), marks.shown(match[0])
-        pieces = [text[:1], text[1:]] if position in breaks.inside else [text]
-        for number, piece in enumerate(pieces):
-            if number:
-                atoms.append(_Piece(_CUT, position, position + 1, atom=True, separator=True))
-            atoms.append(_Piece(piece, position, position + 1, atom=True))
-    atoms += [_Piece(sign, position, position, atom=True, separator=True) for position, sign in breaks.between.items()]
-    parts, end = [], 0
-    for atom in sorted(atoms, key=lambda part: (part.start, part.end)):  # stable: pieces keep their order
-        if atom.start > end:
-            parts.append(_Piece(marked[end : atom.start], end, atom.start))
-        parts.append(atom)
-        end = atom.end
-    return [*parts, _Piece(marked[end:], end, len(marked))]
 
 
 def _renamed(token: AddedToken, name: str) -> AddedToken:

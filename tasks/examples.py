@@ -44,7 +44,6 @@ class Scheme:
 
     def __init__(self, wanted: ColumnsConfig, where: str, *, whose: bool = False, side: bool = False):
         self.wanted, self._where, self._whose, self._side = wanted, where, whose, side
-        self.here = wanted  # what of it this file has
         self.names: dict[str, None] = {}  # all columns that the rows have had so far
         self.roles: dict[str, str] = {}  # role (a key of `columns.USUAL_NAMES`) -> column
         self._letters: tuple[str, ...] = ()  # columns that hold an option each
@@ -79,7 +78,7 @@ class Scheme:
                 )
         example = self._example(row, group)
         extra = tuple((name, cells.number_of(row, name)) for name in self.wanted.extra)
-        return replace(example, extra=extra) if extra else example
+        return replace(example, extra=extra, where=row.where)
 
     def _example(self, row: Row, group: str) -> Example:
         return to_example(row, self.roles, group, self._letters, self._choices)
@@ -98,9 +97,8 @@ class Scheme:
         return len(self.names) > before
 
     def _resolve(self) -> None:
-        self.here = columns.here(self.wanted, [*self.names])
         self.roles = columns.resolve(
-            self.here, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
+            self.wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
         )
         self._letters = self._lettered() if "answer" in self.roles and "options" not in self.roles else ()
 
@@ -144,7 +142,11 @@ def _answered(row: Row, roles: Mapping[str, str], group: str, letters: Sequence[
         text = f"{text}\n\n{context}"
     if _is_answers(right):
         right = right["text"]
-    options, labels = lettered(row, letters) if letters else options_of(row, roles.get("options"))
+    if letters:
+        texts = {column: option for column in letters if (option := cells.optional(row, column))}
+        options, labels = tuple(texts.values()), tuple(texts)
+    else:
+        options, labels = options_of(row, roles.get("options"))
     answers = (
         (rule or Choices(roles["options"])).right(row, answer, right, options, labels)
         if options
@@ -322,12 +324,6 @@ def options_of(row: Row, column: str | None) -> tuple[tuple[str, ...], tuple[str
     if labels and (len(labels) != len(options) or None in labels):
         raise UserError(f"{row.where}: column {column!r} has {len(options)} options and {len(labels)} labels")
     return options, tuple(str(label).strip() for label in labels)
-
-
-def lettered(row: Row, columns: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(options, their letters) of columns with one option each; those that are empty are none."""
-    texts = {column: text for column in columns if (text := cells.optional(row, column))}
-    return tuple(texts.values()), tuple(texts)
 
 
 def _place(text: str, count: int) -> int | None:

@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -32,20 +32,17 @@ from llm_fed.tasks.common import ClientData, Example, TaskData
 
 METRIC = "rouge1"
 Kind = TypeVar("Kind", bound=Collected)
-log = logging.getLogger(__name__)
 Item = TypeVar("Item")
 log = logging.getLogger(__name__)
 
 
-def load(config: TaskConfig, seed: int) -> TaskData:
-    """The natural clients: one per file, folder or client id, or one "all" that a partition will divide."""
-    collected = collect(config, Collected)
-    clients, reading = collected.clients(), collected.reading.checked()
-    metric = PREFERENCE if "rejected" in reading.roles else METRIC
-    return TaskData("files", LIKELIHOOD if reading.texts else metric, clients, reading=reading)
+class Collect(Protocol):
+    """Reads the rows of a task as Examples of a kind: `from_files`, or `given.collect` of an object."""
+
+    def __call__(self, config: TaskConfig, kind: type[Kind]) -> Kind: ...
 
 
-def collect(config: TaskConfig, kind: type[Kind]) -> Kind:
+def from_files(config: TaskConfig, kind: type[Kind]) -> Kind:
     """The rows that `task.path` has, as Examples of that `kind`."""
     if config.path is None:
         raise UserError(f"task.path is not set; the task `{config.name}` needs a folder, a file, or hf://owner/name")
@@ -56,23 +53,19 @@ def collect(config: TaskConfig, kind: type[Kind]) -> Kind:
         path = paths.local("task.path", config.path)
         root, plan = plan_of(path, config.columns)
         collected = kind(config, str(path), f"{root}/")
-        without = [name for name in plan.unused if _is_client_without_files(name, plan)]
-        others = {
-            part.client for part in plan.parts if part.client and not collected.requested(collected.id(part.client))
-        }
-        passed = {name for name in plan.unused if name in without or name.partition("/")[0] in others}
-        collected.reading.files += [name for name in plan.unused if name not in passed]
-        for name in without:
-            collected.name(name.removesuffix("/"))
+        collected.reading.files += plan.unused
         for part in plan.parts:
             files = [FileRows(root / name, plan.keys(name), plan.features) for name in part.files]
             collected.add(part.client, part.split, files, named=part.named)
     return collected
 
 
-def _is_client_without_files(name: str, plan: FolderLayout) -> bool:
-    beside = any(part.client and "/" in file for part in plan.parts for file in part.files)
-    return beside and name.endswith("/") and name.count("/") == 1
+def load(config: TaskConfig, seed: int, collect: Collect = from_files) -> TaskData:
+    """The natural clients: one per file, folder or client id, or one "all" that a partition will divide."""
+    collected = collect(config, Collected)
+    clients, reading = collected.clients(), collected.reading.checked()
+    metric = PREFERENCE if "rejected" in reading.roles else METRIC
+    return TaskData("files", LIKELIHOOD if reading.texts else metric, clients, reading=reading)
 
 
 def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, FolderLayout]:
@@ -165,10 +158,9 @@ def local_folder(config: TaskConfig) -> Path:
     return path
 
 
-def chosen(config: TaskConfig, known: Sequence[str], default: Sequence[str] | None = None) -> Sequence[str]:
-    """`task.groups`, each of them known, else the default ones, else all that are known."""
-    groups = [require("task.groups", name, known) for name in config.groups or ()]
-    return groups or default or known
+def chosen(config: TaskConfig, known: Sequence[str]) -> Sequence[str]:
+    """`task.groups`, each of them known, else all that are known."""
+    return [require("task.groups", name, known) for name in config.groups or ()] or known
 
 
 def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str] = str) -> list[ClientData]:

@@ -21,7 +21,7 @@ from llm_fed.rows import Listed, hub_rows
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
-from llm_fed.tasks.files import change, chosen, draw, local_clients
+from llm_fed.tasks.files import change, draw, local_clients
 
 METRIC = "rouge1"
 HUB_ID = "Muennighoff/flan"
@@ -32,22 +32,11 @@ DRAWS = {  # task.name -> its Flan tasks, and how many rows of each
     "flan": (TASKS, {"train": 300, "test": 200}),
     "flan-2000": (TASKS_2000, {"train": 2000, "test": 300}),
 }
-KNOWN = (  # all that the Hub repository holds
-    "aeslc", "ag_news_subset", "anli_r1", "anli_r2", "anli_r3", "arc_challenge", "arc_easy", "bool_q", "cb",
-    "cnn_dailymail", "cola", "common_gen", "copa", "coqa", "cosmos_qa", "dart", "definite_pronoun_resolution",
-    "drop", "e2e_nlg", "fix_punct", "gigaword", "glue_mrpc", "glue_qqp", "hellaswag", "imdb_reviews",
-    "math_dataset", "mnli_matched", "mnli_mismatched", "multi_news", "multirc", "natural_questions", "openbookqa",
-    "opinion_abstracts_idebate", "opinion_abstracts_rotten_tomatoes", "para_crawl_enes", "paws_wiki", "piqa",
-    "qnli", "quac", "record", "rte", "samsum", "sentiment140", "snli", "squad_v1", "squad_v2", "sst2",
-    "story_cloze", "stsb", "trec", "trivia_qa", "true_case", "web_nlg_en", "wic", "wiki_lingua_english_en",
-    "wmt14_enfr", "wmt16_translate_csen", "wmt16_translate_deen", "wmt16_translate_fien", "wmt16_translate_roen",
-    "wmt16_translate_ruen", "wmt16_translate_tren", "wnli", "word_segment", "wsc", "yelp_polarity_reviews",
-)  # fmt: skip
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
     if config.path is None:
-        clients = [_from_hub(task, config, seed) for task in chosen(config, KNOWN, DRAWS[config.name][0])]
+        clients = [_from_hub(task, config, seed) for task in config.groups or DRAWS[config.name][0]]
     else:
         clients = local_clients(config, f"client0_{TASKS[0]}", lambda folder: re.sub(r"^client\d+_", "", folder))
     return TaskData(config.name, METRIC, {client.client: change(client, _with_options) for client in clients})

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,17 +24,14 @@ from llm_fed.rows.columns import USUAL_NAMES
 from llm_fed.rows.layout import split_of
 from llm_fed.rows.objects import FORMS, ObjectRows, plain, rows_of
 from llm_fed.rows.pictures import Gallery
-from llm_fed.settings.config import LIKELIHOOD, TaskConfig
+from llm_fed.settings.config import TaskConfig
 from llm_fed.settings.objects import named
 from llm_fed.tasks import images
-from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import TaskData
-from llm_fed.tasks.labelled import Labelled, Numbered, classes_of, numbers_of
+from llm_fed.tasks.files import Kind
 
 NAMES = {False: named("data"), True: named("pictures")}  # in a configuration, by `has_pictures`
-LABELLED = {"classification": (Labelled, classes_of), "regression": (Numbered, numbers_of)}  # by what task.name asks
 _SETTING = re.compile(r"\bset ([a-z]+(?:\.[a-z_]+)+=[^\s;,()]+)")
-Of = TypeVar("Of", bound=Collected)
 _IMAGES = ("image", "img", "picture", "pixels", "x")
 _LABELS = ("label", "labels", "fine_label", "class", "y", "target")
 
@@ -57,11 +54,7 @@ class GivenTable(NamedTuple):
 
 
 def tables_of(data: Any) -> list[GivenTable]:
-    """Whose the tables in an object are.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Whose the tables in an object are. UserError: there is none."""
     if not isinstance(data, Mapping):
         return [GivenTable(None, "", data)]
     if not data:
@@ -89,29 +82,21 @@ def _is_split(key: Any) -> bool:
 
 def has_pictures(data: Any) -> bool:
     """Whether the first row is a picture."""
-    return next((is_picture(row) for table in tables_of(data) for row in rows_of(table.rows, table.where)), False)
+    row = next((row for table in tables_of(data) for row in rows_of(table.rows, table.where)), None)
+    parts = row.values() if isinstance(row, Mapping) else row if isinstance(row, tuple | list) else ()
+    return any(isinstance(part, Image.Image | Tensor) or getattr(part, "ndim", 0) > 1 for part in parts)
 
 
-def load(data: Any, config: TaskConfig, seed: int) -> TaskData:
-    """The natural clients of an object, as of the task `files`."""
-    if config.path is not None:
-        raise UserError(f"task.path={config.path!r} names files, but data= gives the data; leave one of the two out")
-    if has_pictures(data):
-        everybody = replace(config, name="data", groups=None, clients=None)
-        gallery = gallery_of(tables_of(data), config.columns.client)
-        return images.of_gallery(gallery, images.SOURCES["images"], everybody, seed)
-    collected = _collected(data, Collected(config, "data"))
-    clients, reading = collected.clients(), collected.reading.checked()
-    return TaskData("data", LIKELIHOOD if reading.texts else "rouge1", clients, reading=reading)
+def pictures(data: Any, config: TaskConfig, seed: int) -> TaskData:
+    """The natural clients of an object of pictures, as of the task `images`."""
+    everybody = replace(config, name="data", groups=None, clients=None)
+    gallery = gallery_of(tables_of(data), config.columns.client)
+    return images.of_gallery(gallery, images.SOURCES["images"], everybody, seed)
 
 
-def load_labelled(data: Any, name: str, config: TaskConfig, seed: int) -> TaskData:
-    """The natural clients of an object, as of a task of LABELLED."""
-    kind, task_of = LABELLED[name]
-    return task_of(_collected(data, kind(config, "data")))
-
-
-def _collected(data: Any, collected: Of) -> Of:
+def collect(data: Any, config: TaskConfig, kind: type[Kind]) -> Kind:
+    """The rows of an object, as Examples of that `kind`; see `files.from_files`."""
+    collected = kind(config, "data")
     for table in tables_of(data):
         if table.client is not None:
             collected.name(table.client)
@@ -136,21 +121,9 @@ def checksums(data: Any) -> dict[str, str]:
     return digests
 
 
-def is_picture(row: Any) -> bool:
-    """Whether a row holds pixels."""
-    parts = row.values() if isinstance(row, Mapping) else row if isinstance(row, tuple | list) else ()
-    return any(isinstance(part, Image.Image | Tensor) or getattr(part, "ndim", 0) > 1 for part in parts)
-
-
 def gallery_of(tables: Sequence[GivenTable], column: str | None) -> Gallery:
-    """The pictures of objects, uint8, or the numbers of float tensors as they are.
-
-    Args:
-        column: that names the client of a row of all clients.
-
-    Raises:
-        UserError: a row has no picture, or no label that is a class.
-    """
+    """The pictures of objects, uint8, or the numbers of float tensors as they are. `column`: that names the client of a
+    row of all clients. UserError: a row has no picture, or no label that is a class."""
     rows = [
         (table.client, table.split, f"{table.where}[{number}]", row)
         for table in tables

@@ -26,8 +26,9 @@ from llm_fed.settings.config import NUMBER, TaskConfig
 from llm_fed.tasks.collected import WHOLE, Collected
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.examples import Scheme
-from llm_fed.tasks.files import collect
+from llm_fed.tasks.files import Collect, from_files
 
+NAMES = ("classification", "regression")
 KIND = "sequence-classification"  # of base that these tasks are for
 CLASSIFICATION, REGRESSION = "accuracy", "pearson"  # the default metrics
 SHOWN = 8  # labels in a message
@@ -64,9 +65,9 @@ class Labelled(Collected):
         super().__init__(config, where, folder)
         self.indices: dict[tuple[str, str], str] = {}
 
-    def taken(self, example: Example, where: str, split: str) -> Example:
+    def taken(self, example: Example, split: str) -> Example:
         (label,) = example.answers
-        self.indices.setdefault((label, split), where)
+        self.indices.setdefault((label, split), example.where)
         return example if self.config.partition.label else replace(example, group=label)
 
     @property
@@ -81,23 +82,19 @@ class Labelled(Collected):
 class Numbered(Labelled):
     """Rows whose labels are numbers."""
 
-    def taken(self, example: Example, where: str, split: str) -> Example:
+    def taken(self, example: Example, split: str) -> Example:
         (label,) = example.answers
         if number(label) is None:
             raise UserError(
-                f"{where}: the label {label[:60]!r} is no number, which the task regression needs; correct it, drop "
-                "the row, or set task.name=classification"
+                f"{example.where}: the label {label[:60]!r} is no number, which the task regression needs; correct it, "
+                "drop the row, or set task.name=classification"
             )
-        return super().taken(example, where, split)
+        return super().taken(example, split)
 
 
-def load(config: TaskConfig, seed: int) -> TaskData:
+def load(config: TaskConfig, seed: int, collect: Collect = from_files) -> TaskData:
     """The natural clients of the task `classification`, with the names of its labels."""
-    return classes_of(collect(config, Labelled))
-
-
-def classes_of(collected: Labelled) -> TaskData:
-    config = collected.config
+    collected = collect(config, Labelled)
     clients, reading = collected.clients(), collected.reading.checked()
     rows = sum(len(part) for client in clients.values() for part in (client.train, client.validation, client.test))
     reading.labels = collected.seen
@@ -107,14 +104,11 @@ def classes_of(collected: Labelled) -> TaskData:
     return TaskData("classification", CLASSIFICATION, clients, labels, reading=reading, kind=KIND)
 
 
-def load_numbers(config: TaskConfig, seed: int) -> TaskData:
+def load_numbers(config: TaskConfig, seed: int, collect: Collect = from_files) -> TaskData:
     """The natural clients of the task `regression`."""
     if config.labels is not None:
         raise UserError("task.labels names classes, but the task regression predicts a number; leave it out")
-    return numbers_of(collect(config, Numbered))
-
-
-def numbers_of(collected: Numbered) -> TaskData:
+    collected = collect(config, Numbered)
     clients, reading = collected.clients(), collected.reading.checked()
     if len(collected.seen) == 1:
         ((label, where),) = collected.seen.items()
@@ -132,16 +126,9 @@ def number(text: str) -> float | None:
 
 
 def labels_of(named: tuple[str, ...] | None, seen: Mapping[str, str], rows: int) -> tuple[str, ...]:
-    """The classes, by logit.
-
-    Args:
-        named: those of the configuration.
-        seen: the labels of the data, with the place of the first row that has each.
-        rows: how many there are.
-
-    Raises:
-        UserError: a label is none of those that are named, or, where none are, labels cannot be classes.
-    """
+    """The classes, by logit. `named`: those of the configuration. `seen`: the labels of the data, with the place of the
+    first row that has each. `rows`: how many there are. UserError: a label is none of those that are named, or, where
+    none are, labels cannot be classes."""
     if named is not None:
         if len(named) < 2:
             raise UserError(f"task.labels={[*named]}: a classifier needs at least two labels")
@@ -190,14 +177,8 @@ def place_of(label: str, names: Sequence[str]) -> int | None:
 
 
 def check_trained(indices: Mapping[tuple[str, str], str]) -> None:
-    """Refuse data whose files test labels that none of them trains.
-
-    Args:
-        indices: by label and split, where the first row stands that has it.
-
-    Raises:
-        UserError: a test or validation row of such a label.
-    """
+    """Refuse data whose files test labels that none of them trains. `indices`: by label and split, where the first row
+    stands that has it. UserError: a test or validation row of such a label."""
     trained = {_form(label) for label, split in indices if split == "train"}
     for (label, split), where in indices.items():
         if split != "train" and trained and _form(label) not in trained:

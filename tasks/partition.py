@@ -60,7 +60,10 @@ def partition(
         return make(clients, config, seed, tested)
     pooled = {name: dataclasses.replace(c, train=c.train + c.test, test=()) for name, c in clients.items()}
     made = list(make(pooled, config, seed, tested).values())
-    divided = (rule or ByContent(seed)).hold_out_by_label(made, config.test, beside)
+    after = dataclasses.replace(
+        rule or ByContent(seed), server=False
+    )  # which has its own, but for rows that have moved
+    divided = after.hold_out(made, "test", config.test, beside)
     return {client.client: client for client in divided}
 
 

@@ -90,11 +90,8 @@ def messages_of(text: str) -> list[dict[str, str]] | None:
 
 
 def apart(chosen: str, rejected: str, where: str) -> tuple[str, str, str]:
-    """(prompt, chosen, rejected) of two texts that begin with the prompt: with the words that they share.
-
-    Raises:
-        UserError: they share none, or there is no answer behind them.
-    """
+    """(prompt, chosen, rejected) of two texts that begin with the prompt: with the words that they share. UserError:
+    they share none, or there is no answer behind them."""
     shared = commonprefix([chosen, rejected])
     if len(shared) < min(len(chosen), len(rejected)):
         shared = shared[: len(shared) - len(re.split(r"\s", shared)[-1])]  # up to the last white space
@@ -138,34 +135,18 @@ def _same(text: str, where: str) -> UserError:
 def check(name: str, examples: Sequence[Example]) -> None:
     """UserError unless all examples of a split are of the form that the loss `name` learns from."""
     judged = name == "kto"
-    for index, example in enumerate(examples):
+    for example in examples:
         if (example.desirable is None) if judged else not example.rejected:
             lacks, columns = ("label that says true or false", "prompt, completion and label") if judged else (
                 "rejected answer", "prompt, chosen and rejected"
             )  # fmt: skip
             answers = f"that ends with {one_line(text_of(example.prompt))[-60:]!r}"
+            where = f"{example.where}: " if example.where else ""
             raise UserError(
-                f"{_where(examples, index)}objective.name={name} learns from rows with {columns}, but the prompt "
+                f"{where}objective.name={name} learns from rows with {columns}, but the prompt "
                 f"{answers} has no {lacks}; add it, name its column in task.columns, or set objective.name="
                 f"{'dpo' if judged and example.rejected else 'kto' if example.desirable is not None else 'sft'}"
             )
-
-
-def only_label(examples: Sequence[Example]) -> bool | None:
-    """Whether all answers are desirable (True) or all are not (False); None where there are both, or no examples."""
-    first: bool | None = None
-    for example in examples:
-        if first is None:
-            first = bool(example.desirable)
-        elif bool(example.desirable) != first:
-            return None
-    return first
-
-
-def _where(examples: Sequence[Example], index: int) -> str:
-    """The file and row of an example, where that is known."""
-    where = getattr(examples, "where", None)
-    return f"{where(index)}: " if where else ""
 
 
 def rejected(example: Example) -> Example:

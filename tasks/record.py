@@ -1,5 +1,5 @@
 """What a run remembers of its data: in which split each row has been, so that no row is tested that was trained on, and
-what has changed in which file since.
+what has changed since.
 
 A row is known by its digest (`common.digests`), and one byte says where it was. Rows that are gone stay known, as they
 may come back.
@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import os
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from llm_fed.tasks import common
-from llm_fed.tasks.collected import Stored
 from llm_fed.tasks.common import ClientData
 
 TRAINING, VALIDATION, TEST = 1, 2, 4
@@ -29,57 +27,34 @@ _SPLITS = TRAINING | VALIDATION | TEST | SERVER
 _NAMES = 5  # clients that a message names at most
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """What has changed in the data of a run while it went on."""
 
     round: int  # the last one that was trained on the data of before
-    files: Mapping[str, str]  # by file what, in words; which clients are new or gone stands under "clients"
-
-    def words(self, most: int = 20) -> str:
-        """In one line, with at most so many files."""
-        parts = [f"{file}: {what}" for file, what in self.files.items()]
-        more = len(parts) - most
-        return "; ".join(parts[:most] + ([f"and {more} more {'file' if more == 1 else 'files'}"] if more > 0 else []))
+    words: str
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """The rows of a run's data (N) in their files (F)."""
+    """The rows of a run's data (N)."""
 
-    files: tuple[str, ...]  # their names, below the data's folder; of data without files the clients' names
-    checksums: np.ndarray  # (F,) uint32, of each file's rows as they are written and in their order
-    codes: np.ndarray  # (N,) the index of each row's file in `files`
+    checksum: int  # of the rows that are HERE, as they are written and in their order
     digests: np.ndarray  # (N,) uint64
     splits: np.ndarray  # (N,) uint8, in which splits rows of this digest have been, and whether this one is HERE
     clients: tuple[str, ...]  # their names
     changes: tuple[Change, ...] = ()  # of the past
 
     @classmethod
-    def of(cls, clients: Sequence[ClientData], whole: str) -> Record:
-        """The rows of natural clients, all in the data and in no split yet; `whole` is what holds all of them."""
-        indices: dict[str, int] = {}
-        parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
-        for client in clients:
-            for items in (client.train, client.validation, client.test):
-                if not len(items):
-                    continue
-                names, codes, checksums = _written(items, client.client if len(clients) > 1 else whole)
-                names = [_below(name, whole) for name in names]
-                known = np.array([indices.setdefault(name, len(indices)) for name in names])
-                parts.append((known[codes], common.digests(items), checksums))
-        columns = zip(*parts, strict=True) if parts else ([np.empty(0, kind)] for kind in (int, np.uint64, np.uint32))
-        codes, digests, checksums = map(np.concatenate, columns)
-        order = np.argsort(codes, kind="stable")
-        of_files = np.split(checksums[order], np.cumsum(np.bincount(codes, minlength=len(indices)))[:-1])
-        return cls(
-            tuple(indices),
-            np.array([zlib.crc32(own.tobytes()) for own in of_files] if indices else [], np.uint32),
-            codes[order],
-            digests[order],
-            np.full(len(digests), HERE, np.uint8),
-            tuple(client.client for client in clients),
-        )
+    def of(cls, clients: Sequence[ClientData]) -> Record:
+        """The rows of natural clients, all in the data and in no split yet."""
+        items = [item for each in clients for part in (each.train, each.validation, each.test) for item in part]
+        digests, checksum = common.digests(items), 0
+        for item, digest in zip(items, digests.tolist(), strict=True):
+            is_text = isinstance(item, common.Example)
+            written = dataclasses.replace(item, group="") if is_text else getattr(item, "label", "")
+            checksum = zlib.crc32(f"{digest} {written}".encode("utf-8", "surrogatepass"), checksum)
+        names = tuple(client.client for client in clients)
+        return cls(checksum, digests, np.full(len(digests), HERE, np.uint8), names)
 
     def divided(self, clients: Iterable[ClientData], server: ClientData | None) -> Record:
         clients = list(clients)
@@ -121,77 +96,44 @@ class Record:
         chosen = (self.splits & (split | HERE)) == (split | HERE)
         return f"{zlib.crc32(np.sort(self.digests[chosen]).tobytes()):08x}"
 
-    def since(self, earlier: Record) -> dict[str, str]:
-        """By file, in words, what is other than in an earlier record of the data; empty where nothing is."""
-        now, before = self._by_file, earlier._by_file
+    def since(self, earlier: Record) -> str:
+        """What is other than in an earlier record of the data, in words; empty where nothing is."""
         new = [client for client in self.clients if client not in set(earlier.clients)]
         gone = [client for client in earlier.clients if client not in set(self.clients)]
-        changes = {"clients": ", ".join([*_named(new, "new"), *_named(gone, "gone")])} if new or gone else {}
-        nothing = np.empty(0, np.uint64), 0
-        for file in dict.fromkeys([*now, *before]):
-            (own, own_sum), (old, old_sum) = now.get(file, nothing), before.get(file, nothing)
-            if (len(own), own_sum) != (len(old), old_sum):
-                changes[file] = _difference(own, old, earlier)
-        return changes
+        clients = ", ".join([*_named(new, "new"), *_named(gone, "gone")])
+        rows = "" if self.checksum == earlier.checksum else _difference(self._here, earlier._here)
+        return "; ".join(filter(None, (f"clients: {clients}" if clients else "", rows)))
 
-    @cached_property
-    def _by_file(self) -> dict[str, tuple[np.ndarray, int]]:
-        """By file the digests of its rows that are in the data, in their order, and their checksum."""
-        here = self.splits & HERE > 0
-        codes, digests = self.codes[here], self.digests[here]
-        ends = np.cumsum(np.bincount(codes, minlength=len(self.files)))[:-1]
-        parts = zip(self.files, np.split(digests, ends), self.checksums.tolist(), strict=True) if self.files else ()
-        return {file: (own, checksum) for file, own, checksum in parts if len(own)}
+    @property
+    def _here(self) -> np.ndarray:
+        return self.digests[self.splits & HERE > 0]
 
     def after(self, earlier: Record, round: int) -> Record:
         """This record with what an earlier one of the run knows, whose data were trained on up to `round`."""
-        changed = self.since(earlier)
-        left = ~np.isin(earlier.digests, self.digests)
-        files = {file: index for index, file in enumerate(self.files)}
-        indices = np.array([files.setdefault(file, len(files)) for file in earlier.files], np.int64)
-        codes = np.concatenate([self.codes, indices[earlier.codes[left]]])
-        order = np.argsort(codes, kind="stable")
-        past = np.concatenate([self.splits | earlier.splits_of(self.digests), earlier.splits[left] & _SPLITS])
+        changed, left = self.since(earlier), ~np.isin(earlier.digests, self.digests)
+        past = [self.splits | earlier.splits_of(self.digests), earlier.splits[left] & _SPLITS]
         return Record(
-            tuple(files),
-            np.concatenate([self.checksums, np.zeros(len(files) - len(self.files), np.uint32)]),
-            codes[order],
-            np.concatenate([self.digests, earlier.digests[left]])[order],
-            past[order],
+            self.checksum,
+            np.concatenate([self.digests, earlier.digests[left]]),
+            np.concatenate(past),
             self.clients,
             (*earlier.changes, *([Change(round, changed)] if changed else [])),
         )
 
     def as_json(self) -> dict[str, Any]:
-        """As `from_json` reads it: 11 bytes a row."""
-        return {
-            "files": list(self.files),
-            "checksums": self.checksums.tolist(),
-            "codes": _text(self.codes.astype("<i4")),
-            "digests": _text(self.digests.astype("<u8")),
-            "splits": _text(self.splits),
-            "clients": list(self.clients),
-            "changes": [dataclasses.asdict(change) for change in self.changes],
-        }
+        """As `from_json` reads it: 9 bytes a row."""
+        packed = {key: _text(getattr(self, key).astype(kind)) for key, kind in _ARRAYS.items()}
+        changes = [change._asdict() for change in self.changes]
+        return {"written": self.checksum, **packed, "clients": list(self.clients), "changes": changes}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Record:
         """What `as_json` made; ValueError where it has not."""
-        checksums, files = np.array(values["checksums"], np.uint64), tuple(values["files"])
-        codes, digests, splits = (_array(values[key], kind) for key, kind in _ARRAYS.items())
-        if len(checksums) != len(files) or not len(codes) == len(digests) == len(splits):
+        digests, splits = (_array(values[key], kind) for key, kind in _ARRAYS.items())
+        if len(digests) != len(splits):
             raise ValueError("its lists differ in length")
-        if len(codes) and not 0 <= codes.min() <= codes.max() < len(files):
-            raise ValueError("a row is in no file")
-        return cls(
-            files,
-            checksums.astype(np.uint32),
-            codes.astype(np.int64),
-            digests,
-            splits,
-            tuple(values["clients"]),
-            tuple(Change(change["round"], change["files"]) for change in values["changes"]),
-        )
+        changes = tuple(Change(change["round"], change["words"]) for change in values["changes"])
+        return cls(values["written"], digests, splits, tuple(values["clients"]), changes)
 
 
 def together(records: Sequence[Record]) -> Record | None:
@@ -203,9 +145,7 @@ def _both(one: Record, other: Record) -> Record:
     if one.as_json() == other.as_json():
         return one
     return Record(
-        (*one.files, *other.files),
-        np.concatenate([one.checksums, other.checksums]),
-        np.concatenate([one.codes, other.codes + len(one.files)]),
+        zlib.crc32(b"%d" % other.checksum, one.checksum),
         np.concatenate([one.digests, other.digests]),
         np.concatenate([one.splits, other.splits]),
         tuple(dict.fromkeys([*one.clients, *other.clients])),
@@ -213,34 +153,12 @@ def _both(one: Record, other: Record) -> Record:
     )
 
 
-def _written(items: Sequence[Any], name: str) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
-    """Of examples or pictures: the names of their files, the place of each one's file in these, and of each a checksum
-    of how it is written (N,) uint32. `name` is that of what holds them, where no file is known."""
-    if isinstance(items, Stored):
-        used, codes = np.unique(items.codes, return_inverse=True)
-        return [items.files[code] or name for code in used.tolist()], codes, items.checksums
-    labels = np.array([getattr(item, "label", 0) for item in items], np.uint32)
-    return [name], np.zeros(len(items), np.int64), common.digests(items).astype(np.uint32) ^ labels
-
-
-def _below(name: str, whole: str) -> str:
-    """The name of a file as it is seen from the folder in which all are."""
-    return os.path.basename(name) if name == whole else name.removeprefix(os.path.join(whole, ""))
-
-
-def _difference(now: np.ndarray, before: np.ndarray, earlier: Record) -> str:
+def _difference(now: np.ndarray, before: np.ndarray) -> str:
     contents = np.unique(np.concatenate([now, before]))
     more = np.subtract(*(np.bincount(np.searchsorted(contents, own), minlength=len(contents)) for own in (now, before)))
-    new, gone = int(more.clip(0).sum()), int((-more).clip(0).sum())
-    known = int(more.clip(0)[earlier.splits_of(contents) > 0].sum())
-    if not new and not gone:
-        return "the same rows, in another order or spelling"
-    of_new = f"{new} {'row is' if new == 1 else 'rows are'} new" if new else ""
-    if known:
-        of_new += f" here, {'but' if known == new else f'{known} of them'} known from elsewhere"
-    rows = "" if new else "row " if gone == 1 else "rows "
-    of_gone = f"{gone} {rows}{'is' if gone == 1 else 'are'} gone" if gone else ""
-    return ", ".join(filter(None, (of_new, of_gone)))
+    counts = {"new": int(more.clip(0).sum()), "gone": int((-more).clip(0).sum())}
+    said = [f"{count} {'row is' if count == 1 else 'rows are'} {what}" for what, count in counts.items() if count]
+    return ", ".join(said) or "the same rows, in another order or spelling"
 
 
 def _named(names: Sequence[str], what: str) -> list[str]:
@@ -250,7 +168,7 @@ def _named(names: Sequence[str], what: str) -> list[str]:
     return [f"{', '.join(names[:_NAMES])}{more} {'is' if len(names) == 1 else 'are'} {what}"]
 
 
-_ARRAYS = {"codes": "<i4", "digests": "<u8", "splits": "u1"}
+_ARRAYS = {"digests": "<u8", "splits": "u1"}
 _MOST_BYTES = 2**30  # of one of these; a few bytes may unpack to any number
 
 

@@ -23,7 +23,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
 from llm_fed.rows import hub_rows
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
-from llm_fed.tasks.common import ClientData, Example, TaskData, hold_out
+from llm_fed.tasks.common import ClientData, Example, TaskData
 from llm_fed.tasks.files import by_column, local_folder, split_rows
 
 METRIC = "rougeL"
@@ -54,6 +54,10 @@ def load(config: TaskConfig, seed: int) -> TaskData:
 
 def _half(role: ClientData, seed: int) -> ClientData:
     def half(split: str) -> tuple[Example, ...]:
-        return hold_out(getattr(role, split), SHARE, seed, role.client, f"half of {split}")[0]
+        examples = getattr(role, split)
+        count = max(0, min(max(round(SHARE * len(examples)), 1), len(examples) - 1))
+        rng = np.random.default_rng(derive(seed, f"half of {split}", role.client))
+        out = {*rng.choice(len(examples), count, replace=False).tolist()}
+        return tuple(example for index, example in enumerate(examples) if index not in out)
 
     return dataclasses.replace(role, train=half("train"), test=half("test"))

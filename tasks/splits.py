@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import operator
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import chain
 from typing import Any
 
@@ -48,13 +46,6 @@ class ByContent:
         trained = [common.digests(client.train) for client in beside]
         chosen = held(rows, share, derive(self.seed, split), self._fixed(split, trained))
         return [_divided(client, split, own) for client, own in zip(clients, chosen, strict=True)]
-
-    def hold_out_by_label(
-        self, clients: Sequence[ClientData], share: float, beside: Sequence[ClientData] = ()
-    ) -> list[ClientData]:
-        """As `hold_out`: where a row lands does not depend on how many of its label there are."""
-        after = dataclasses.replace(self, server=False)  # which has taken its own before, but for rows that have moved
-        return after.hold_out(clients, "test", share, beside)
 
     def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
         """All that the server had in a run that knows them, and then those whose hash comes first; an example takes all
@@ -128,10 +119,10 @@ class ByContent:
         if all((target == BITS[split]).all() for split, target in targets.items()):
             return client
         return dataclasses.replace(client, **{
-            split: _joined([
+            split: tuple(chain.from_iterable(
                 where(getattr(client, source), target == bit)
                 for source, target in sorted(targets.items(), key=lambda each: each[0] != split)
-            ])
+            ))
             for split, bit in BITS.items()
         })  # fmt: skip
 
@@ -193,14 +184,6 @@ def _both_sides(
 
 def _divided(client: ClientData, split: str, held: np.ndarray) -> ClientData:
     return dataclasses.replace(client, train=where(client.train, ~held), **{split: where(client.train, held)})
-
-
-def _joined(parts: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """These examples one after another, on the disk where all are there."""
-    parts = [part for part in parts if len(part)]
-    if len({type(part) for part in parts}) > 1:
-        return tuple(chain.from_iterable(parts))
-    return reduce(operator.add, parts) if parts else ()
 
 
 def in_domain(

@@ -118,7 +118,7 @@ class TextTemplate:
             marks = Marks(self.safe.spelled, [text, around_it])
             marked = around_it.replace("{prompt}", marks.hide(text, self.safe.pattern))
             begins, ends = around(self.tokenizer) if first else ([], [])
-            ids = [*begins, *self.safe.encode(marked, marks).ids, *ends]
+            ids = [*begins, *self.safe.encode([marked], marks)[0], *ends]
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
 
     def _answer(self, text: str) -> list[int]:
@@ -129,7 +129,7 @@ class TextTemplate:
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         else:
             marks = Marks(self.safe.spelled, [text])
-            ids = self.safe.encode(marks.hide_reply(text, self.safe.pattern), marks).ids
+            (ids,) = self.safe.encode([marks.hide_reply(text, self.safe.pattern)], marks)
         return [*ids, self.tokenizer.eos_token_id]
 
 

@@ -31,7 +31,7 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config, EngineConfig
-from llm_fed.tasks.record import Change, Record
+from llm_fed.tasks.record import Record
 
 SAMPLE = 3  # rounds that are trained again if nobody says which
 
@@ -179,15 +179,14 @@ def _unchanged_since(replay: Replay, rows: splits.KnownRows, report: Audit) -> i
     if record is None or rows.own is None:  # the rows lie elsewhere
         return 0
     if changed := record.since(rows.own):
-        words = Change(0, changed).words()
-        report.unchecked.append(f"clients' training and scores: the data have changed since the run ({words})")
+        report.unchecked.append(f"clients' training and scores: the data have changed since the run ({changed})")
         return None
     if not rows.own.changes:
         return 0
     last = rows.own.changes[-1]
     if last.round:
         report.unchecked.append(
-            f"rounds 1 to {last.round}, trained again: they were trained on other data ({last.words()})"
+            f"rounds 1 to {last.round}, trained again: they were trained on other data ({last.words})"
         )  # fmt: skip
     return last.round
 

@@ -19,7 +19,7 @@ from llm_fed.models.prompt import Prompt, prompt_for
 from llm_fed.runs.reading import exported, read_config
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.configfile import from_dict, overlay
-from llm_fed.tasks.control import has_surrogates, without_surrogates
+from llm_fed.tasks.control import without_surrogates
 
 HELP = """\
 /client        list the clients
@@ -214,7 +214,7 @@ def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
 
 
 def _say(chat: Chat, text: str) -> None:
-    if has_surrogates(text):
+    if without_surrogates(text) != text:
         text = without_surrogates(text)
         _note("A half of a character (a lone surrogate) is read as U+FFFD.")
     pieces, empty = chat.reply(text), True

@@ -114,15 +114,13 @@ class _Looked:
             return self.chosen, PartitionConfig("iid", clients=dealt), ""
         if named or "client" in self.chosen or usual_columns.usual("client", self.names, ()):
             return self.chosen, PartitionConfig(), ""
-        candidates = owners.candidates(self.files, roles.values(), roles.get("answer"))
-        if (client := owners.clear(candidates)) is None:
-            may = f"; columns with few values are {owners.listed(candidates)}" if candidates else ""
+        if (found := owners.find(self.files, roles.values())) is None:
             raise UserError(
-                f"{self.file}: no column names the clients{may}; give --client COLUMN, or --clients N to split the "
-                "rows at random among N clients"
+                f"{self.file}: no column names the clients among {usual_columns.few(self.names)}; give --client "
+                "COLUMN, or --clients N to split the rows at random among N clients"
             )
-        how = f"by the column {client.words()}; --client chooses another"
-        return {**self.chosen, "client": client.name}, PartitionConfig(), how
+        how = f"by the column {found[0]} ({found[1]:,} values); --client chooses another"
+        return {**self.chosen, "client": found[0]}, PartitionConfig(), how
 
 
 def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:

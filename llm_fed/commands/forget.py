@@ -151,11 +151,10 @@ def _check_data(folder: Path, config: Config, record: Record, client: str) -> No
     changed = now.since(record)
     if client not in now.clients:  # of a file that several share, its rows are gone
         same = {*now.clients} == {*record.clients} - {client} and np.isin(now.digests, record.digests).all()
-        changed = {} if same else changed
+        changed = "" if same else changed
     if changed:
-        said = "; ".join(f"{file}: {what}" for file, what in changed.items())
         raise UserError(
-            f"{folder} cannot be trained again as it was, since the data have changed: {said}; put them back"
+            f"{folder} cannot be trained again as it was, since the data have changed: {changed}; put them back"
         )
 
 

@@ -165,11 +165,8 @@ def _writes(model: Any) -> bool:
 def _data(data: Any) -> dict[tuple[str, str], Any]:
     """The data as tasks: as they are, and as labelled texts."""
     from llm_fed import tasks
-    from llm_fed.tasks import given
 
-    task = tasks.of_object(data)
-    labelled = {("task.name", objects.named(name)): tasks.labelled_object(data, name) for name in given.LABELLED}
-    return {("task.name", given.NAMES[task.images]): task, **labelled}
+    return {("task.name", name): task for name, task in tasks.of_object(data).items()}
 
 
 def _method(method: Any, label: str) -> tuple[str, dict[str, Any] | None]:

@@ -59,9 +59,9 @@ def lengths(
     pairs = all(each.rejected for examples in chosen.values() for each in examples)
     objective = ObjectiveConfig("dpo" if pairs else "sft")
     encoder = Encoder(tokenizer, TaskConfig(template=template), rows=rows, objective=objective)
-    measured = zip(chosen, encoder.lengths(chosen.values()), strict=True)
     return {
-        client: [(each.whole, each.whole - each.prompt) for each in own] for client, own in measured
+        client: [(each.whole, each.whole - each.prompt) for each in encoder.lengths(own)]
+        for client, own in chosen.items()
     }, encoder.note()
 
 

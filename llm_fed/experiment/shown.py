@@ -108,7 +108,7 @@ def shown(config: Config, folder: Path, most: int, *, fresh: bool = False) -> Sh
     ends = sorted({*stops, *filled(template, tokenizer).ends})
     encoder = Encoder(tokenizer, config.task, template, rows, objective=config.objective)
     parties = dict(data.clients) | ({"server": data.server} if data.server else {})
-    texts = Texts(encoder, config, data)
+    texts = Texts(encoder, config)
     examples: list[ShownExample] = []
     counts: dict[str, list[int]] = {split: [] for split in SPLITS}
     for client, given in parties.items():

@@ -15,12 +15,10 @@ from llm_fed.runs.extend import lr
 from llm_fed.runs.folder import BAD_ROWS, SPLITS, Run, holds_results
 from llm_fed.runs.records import read_object
 from llm_fed.settings.config import Config
-from llm_fed.tasks.record import TEST, VALIDATION, Change, Record, together
+from llm_fed.tasks.record import TEST, VALIDATION, Record, together
 
 if TYPE_CHECKING:
     from llm_fed.bench.build import Experiment
-
-_FILES = 6  # that a note names
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ def notes(built: Experiment, known: KnownRows, *, trains: bool = True) -> list[s
     if not (changed := record.since(known.own)):
         return []
     sentences = [
-        f"the data have changed: {Change(0, changed).words(_FILES)}. Rows that the run knows stay in their splits, so "
+        f"the data have changed: {changed}. Rows that the run knows stay in their splits, so "
         "that none is tested that was trained on; new ones are divided by their hash"
     ]
     if trains and config.task.partition.kind != "natural":
@@ -149,8 +147,8 @@ def check_noise(run: Run, built: Experiment, known: KnownRows) -> None:
     """
     why = ""
     if built.record and known.folder:
-        changed = built.record.since(known.own) if known.own else {SPLITS: "it is gone"}
-        why = f"the data have changed ({Change(0, changed).words(_FILES)})" if changed else ""
+        changed = built.record.since(known.own) if known.own else f"{SPLITS} is gone"
+        why = f"the data have changed ({changed})" if changed else ""
     before, next_round = run.before, run.reached + 1
     if before and next_round <= before.rounds and lr(before, next_round) != lr(run.config, next_round):
         why = f"rounds={run.config.rounds} changes the learning rate of round {next_round}, as local.lr_end is another"
@@ -172,7 +170,7 @@ def remember(run: Run, record: Record | None, known: KnownRows) -> None:
     if known.own is not None:
         record = record.after(known.own, run.reached)
     run.remember(SPLITS, record.as_json())
-    run.changes = [change.words() for change in record.changes]
+    run.changes = [change.words for change in record.changes]
     run.scored_rows = _scored(record, run.config)
 
 

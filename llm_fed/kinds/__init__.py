@@ -12,9 +12,9 @@ from llm_fed.basics.errors import UserError
 from llm_fed.kinds.kind import Kind as Kind
 from llm_fed.settings import objects, plugins
 from llm_fed.settings.config import BaseConfig, Config
+from llm_fed.tasks import labelled
 from llm_fed.tasks.common import TaskData
-from llm_fed.tasks.given import LABELLED, NAMES
-from llm_fed.tasks.labelled import KIND
+from llm_fed.tasks.given import NAMES
 
 KINDS = {
     "language": "llm_fed.kinds.language:Language",
@@ -25,11 +25,8 @@ _MODULES = "llm_fed.kinds.modules:Modules"  # of a user's own, which only an obj
 
 
 def of(config: BaseConfig, usual: str) -> type[Kind]:
-    """The kind that `base.kind` names, else the `usual` one of the task (`base_kind`).
-
-    Raises:
-        UserError: there is no such kind.
-    """
+    """The kind that `base.kind` names, else the `usual` one of the task (`base_kind`). UserError: there is no such
+    kind."""
     if objects.is_object(config.name):
         given = objects.find("base.name", config.name)
         if isinstance(given, Kind):
@@ -54,20 +51,14 @@ def chosen(config: Config) -> type[Kind]:
     """The kind of a configuration, as far as it is known before the data are read."""
     name = config.task.name
     if objects.is_object(name):
-        labelled = name in map(objects.named, LABELLED)
-        return of(config.base, "images" if name == NAMES[True] else KIND if labelled else "language")
+        other = labelled.KIND if name in map(objects.named, labelled.NAMES) else "language"
+        return of(config.base, "images" if name == NAMES[True] else other)
     return of(config.base, tasks.find(name).base_kind)
 
 
 def check_writes(config: Config, why: str) -> None:
-    """Refuse a kind whose models write no texts.
-
-    Args:
-        why: the message, with {noun} for what the models are.
-
-    Raises:
-        UserError: it writes none.
-    """
+    """Refuse a kind whose models write no texts. `why`: the message, with {noun} for what the models are. UserError: it
+    writes none."""
     kind = chosen(config)
     if "texts" not in kind.reads:
         raise UserError(why.replace("{noun}", kind.noun))
@@ -79,11 +70,7 @@ def load_alone(config: Config, read: Callable[[], TaskData], device: str) -> Kin
 
 
 def load(config: Config, task: TaskData, device: str) -> Kind:
-    """The base that the sites of a run share.
-
-    Raises:
-        UserError: there is no such base, or a setting is not for its kind.
-    """
+    """The base that the sites of a run share. UserError: there is no such base, or a setting is not for its kind."""
     if objects.is_object(config.base.name) and isinstance(given := objects.find("base.name", config.base.name), Kind):
         return given
     return of(config.base, task.base_kind).load(config, task, device)

@@ -118,10 +118,7 @@ class Images(Kind):
 
     def model_of(self, structure: Any) -> nn.Module:
         """The model, or the models side by side, of `structure`; of adapters the base. It is shared: do not change it.
-
-        Raises:
-            UserError: an unknown architecture, or models that cannot answer together.
-        """
+        UserError: an unknown architecture, or models that cannot answer together."""
         if structure.fused:
             return self.model
         if structure not in self._made:
@@ -326,10 +323,7 @@ class Pictures(Examples):
     def of(cls, base: Images, structure: Structure) -> Pictures:
         """A picture counts as the most tokens that it is in any adapted layer - in a ViT its patches and one more - and
         at least as one token for 16 x 16 pixels, so that layers after a pooling do not make a picture look free.
-
-        Raises:
-            UserError: an adapted layer does not read one row per picture, hence cannot know whose adapter is whose.
-        """
+        UserError: an adapted layer does not read one row per picture, hence cannot know whose adapter is whose."""
         most, seen = max(1, (base.size // PATCH) ** 2), {}
         adapted = targets(base.model, structure) if isinstance(structure, Lora) and structure.target_modules else {}
         handles = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Protocol, Self
 
@@ -27,12 +26,11 @@ from llm_fed.models.trained import Structure
 from llm_fed.settings.config import BaseConfig, Config, EvalConfig, TaskConfig
 from llm_fed.state import State
 from llm_fed.tasks import common
-from llm_fed.tasks.common import ClientData, Example, TaskData, Template, Turn, select, text_of
+from llm_fed.tasks.common import ClientData, Example, TaskData, Template, select, text_of
 from llm_fed.tasks.record import Record
-from llm_fed.tasks.templates import encode_prompt
+from llm_fed.tasks.templates import as_turns
 
 Note = Callable[[str], None]
-_SYSTEM, _USER = "Be brief and polite.", "Which one?"  # by which the template is found
 
 
 class Reuse:
@@ -96,14 +94,8 @@ class Kind(Trainable):
     @classmethod
     @abstractmethod
     def load(cls, config: Config, task: TaskData | None, device: str) -> Self:
-        """The base that the configuration names.
-
-        Args:
-            task: with the names of the labels; its clients may be absent. None only where `before_data`.
-
-        Raises:
-            UserError: there is no such base, or a setting is not for it.
-        """
+        """The base that the configuration names. `task`: with the names of the labels; its clients may be absent. None
+        only where `before_data`. UserError: there is no such base, or a setting is not for it."""
 
     @classmethod
     def notes(cls, config: Config, task: TaskData) -> list[str]:
@@ -122,11 +114,7 @@ class Kind(Trainable):
 
     @classmethod
     def check_network(cls, config: Config) -> None:
-        """Refuse what this kind cannot do over a network.
-
-        Raises:
-            UserError: what, and what to set.
-        """
+        """Refuse what this kind cannot do over a network. UserError: what, and what to set."""
 
     @classmethod
     def hint(cls, device: str) -> str:
@@ -154,11 +142,8 @@ class Kind(Trainable):
     def as_said(
         self, config: Config, prompt: Callable[[], Prompt | None], keys: Collection[str]
     ) -> tuple[Self, Config, Prompt | None]:
-        """Base and configuration that put prompts as an adapter's folder says, and what it says.
-
-        Args:
-            prompt: reads that; it is not asked where there are no prompts.
-            keys: the settings that were given explicitly, which count more.
+        """Base and configuration that put prompts as an adapter's folder says, and what it says. `prompt`: reads that;
+        it is not asked where there are no prompts. `keys`: the settings that were given explicitly, which count more.
         """
         return self, config, None
 
@@ -169,12 +154,8 @@ class Kind(Trainable):
     # Data
 
     def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> Encoding:
-        """Of the examples of a task.
-
-        Args:
-            reads: what the metric reads.
-            note: is told what the user should know at once.
-        """
+        """Of the examples of a task, of whose predictions the metric `reads` something. `note` is told what the user
+        should know at once."""
         return AsTheyAre(config, self.encode)
 
     def encode(self, examples: Sequence[Any]) -> Sequence[Any]:
@@ -204,11 +185,7 @@ class Kind(Trainable):
         return None
 
     def tokens(self, prompts: Sequence[Any], template: str | Template | None) -> list[list[int]]:
-        """The token ids of prompts.
-
-        Raises:
-            UserError: it takes none.
-        """
+        """The token ids of prompts. UserError: it takes none."""
         self._cannot("give it what it classifies with `classify`" if self.labels else "it writes no texts")
 
     def classify(self, structure: Structure, state: State, given: Any) -> Tensor:
@@ -221,11 +198,7 @@ class Kind(Trainable):
         return logits.argmax(-1)
 
     def classified(self, given: Any) -> Sequence[Any]:
-        """What a user gives to be classified, as examples of this kind.
-
-        Raises:
-            UserError: it classifies nothing.
-        """
+        """What a user gives to be classified, as examples of this kind. UserError: it classifies nothing."""
         self._cannot("give it prompts with `generate`")
 
     def shown(self, config: Config) -> Shown | None:
@@ -265,31 +238,14 @@ def in_scored_order(items: Sequence[Any], given: ClientData, split: str, config:
 
 
 class Shown:
-    """Shows predictions of a language model.
+    """Shows predictions of a language model."""
 
-    Attributes:
-        _known: what the template puts around prompts, found by prompts of which it is known what they are: by whether
-            there is a system text, what stands before and behind the prompt.
-    """
-
-    def __init__(self, base: Base, said: Prompt):
+    def __init__(self, base: Base):
         self._tokenizer = base.tokenizer
-        self._known: dict[bool, tuple[str, str]] = {}
-        for system in (False, True):
-            turns = [Turn("system", _SYSTEM)] * system + [Turn("user", _USER)]
-            with suppress(UserError):  # of a template that takes no system text
-                ids = encode_prompt(turns, self._tokenizer, template=said.template)
-                before, user, after = str(self._tokenizer.decode(ids, skip_special_tokens=True)).partition(_USER)
-                if user and before.count(_SYSTEM) == system:
-                    self._known[system] = before.replace(_SYSTEM, "{system}"), after
 
     def line(self, query: Query, alone: Any, own: Any, example: Example | None) -> dict[str, Any]:
-        """A line of `samples.jsonl` about a query, without its client.
-
-        Args:
-            alone, own: the predictions of the base and of the personal model.
-            example: from which the query was made, where that is known.
-        """
+        """A line of `samples.jsonl` about a query, without its client. `alone`, `own`: the predictions of the base and
+        of the personal model. `example`: from which the query was made, where that is known."""
         prompt = str(self._tokenizer.decode(query.prompt, skip_special_tokens=True))
         return {
             "prompt": prompt,
@@ -301,19 +257,19 @@ class Shown:
 
     def _parts(self, example: Example, prompt: str) -> dict[str, str]:
         """The prompt as the data have it (`text`), its system text, if it has one (`system`), and what the template
-        puts around both (`template`); nothing where the prompt is not the template with these in it."""
-        requested = example.prompt
-        turns = [Turn("user", requested)] if isinstance(requested, str) else [*requested]
+        puts around both (`template`); nothing where they are not in the prompt."""
+        turns = as_turns(example.prompt)
         system = "\n".join(turn.content for turn in turns if turn.role == "system").strip()
         spoken = [turn for turn in turns if turn.role != "system"]
-        if (known := self._known.get(bool(system))) is None:
+        behind = prompt.find(system) + len(system)
+        last = spoken[-1].content.strip()
+        start, end = prompt.find(spoken[0].content.strip(), behind), prompt.rfind(last) + len(last)
+        if system not in prompt or not behind <= start <= end:
             return {}
-        before, after = known
-        begins = prompt.startswith(before.replace("{system}", system)) and spoken[0].content.strip() in prompt
-        if not begins or not prompt.endswith(after):
-            return {}
+        before = prompt[:start].replace(system, "{system}") if system else prompt[:start]
         text = spoken[0].content if len(spoken) == 1 else text_of(spoken)
-        return {"text": text, "template": f"{before}{{prompt}}{after}"} | ({"system": system} if system else {})
+        template = {"text": text, "template": f"{before}{{prompt}}{prompt[end:]}"}
+        return template | ({"system": system} if system else {})
 
     def _text(self, query: Query, prediction: str | Sequence[float]) -> str:
         """A prediction as text: of log-likelihoods the option that has the highest, and of equal ones the first."""

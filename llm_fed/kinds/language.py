@@ -148,7 +148,7 @@ class Language(Kind):
         room = partial(room_after, self, wanted=config.eval.max_new_tokens) if reads == "texts" else None
         template = self.prompt and self.prompt.template
         encoder = Encoder(self.tokenizer, config.task, template, self.rows, room, config.objective)
-        return Texts(encoder, config, task)
+        return Texts(encoder, config)
 
     def trained_form(self, query: Query) -> Encoded | None:
         return query.example
@@ -177,7 +177,7 @@ class Language(Kind):
         return tokens
 
     def shown(self, config: Config) -> Shown:
-        return Shown(self, self.prompt_of(config))
+        return Shown(self)
 
     def bank(self, structure: Any, state: State) -> AdapterBank:
         """Around the model, with one adapter."""
@@ -302,14 +302,11 @@ def _shared_out(results: Iterable[Item], counts: Sequence[int]) -> Iterator[list
 def load_base(config: BaseConfig, device: str) -> Language:
     """The base of a run on `device` ("cpu", "cuda:1"). Only safetensors is read; no repository's code is run.
 
-    A tokenizer without a pad token pads with its EOS; padding is always masked, so this changes no result.
-    With activation checkpointing the model stays in eval mode too: its layers are only marked here, and
-    `memory.activation_checkpointing` makes them recompute.
-
-    Raises:
-        UserError: unknown dtype or quantization, a device map without a GPU, no such folder or Hub model, or it is no
-            complete causal LM, or of a family whose rows depend on their neighbours.
-    """
+    A tokenizer without a pad token pads with its EOS; padding is always masked, so this changes no result. With
+    activation checkpointing the model stays in eval mode too: its layers are only marked here, and
+    `memory.activation_checkpointing` makes them recompute. UserError: unknown dtype or quantization, a device map
+    without a GPU, no such folder or Hub model, or it is no complete causal LM, or of a family whose rows depend on
+    their neighbours."""
     config, _ = settle_dtype(config, device)
     dtype = lookup("base.dtype", config.dtype, DTYPES)
     if config.quantization is not None:
@@ -346,11 +343,8 @@ def load_base(config: BaseConfig, device: str) -> Language:
 
 def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
     """The base of a model that is loaded already. It is used as it is, frozen and in evaluation mode, where it lies.
-
-    Raises:
-        UserError: it is no causal language model of transformers, of a family that cannot be a base, or a setting asks
-            for what only a model that is loaded here can have.
-    """
+    UserError: it is no causal language model of transformers, of a family that cannot be a base, or a setting asks for
+    what only a model that is loaded here can have."""
     if hasattr(model, "merge_and_unload"):
         raise UserError(
             "base= is a PEFT model; give model.merge_and_unload(), or the base, and the adapter as start=FOLDER"

@@ -66,11 +66,7 @@ class Modules(Images):
         return cls.read(module, base.name, {"labels": task.labels, "shape": shape, "inputs": inputs})
 
     def _check(self) -> None:
-        """Refuse a module that does not classify these data.
-
-        Raises:
-            UserError: what it returns.
-        """
+        """Refuse a module that does not classify these data. UserError: what it returns."""
         try:
             with torch.no_grad():
                 output = self.model(self.prepare(self.blank()))
@@ -122,11 +118,7 @@ class Modules(Images):
 
     @classmethod
     def read(cls, module: nn.Module, name: str, settings: Mapping[str, Any]) -> Modules:
-        """Around a module what `settings` says of it.
-
-        Raises:
-            UserError: it is damaged, or the module does not fit.
-        """
+        """Around a module what `settings` says of it. UserError: it is damaged, or the module does not fit."""
         try:
             shape, inputs = tuple(map(int, settings["shape"])), getattr(torch, settings["inputs"])
             labels = tuple(map(str, settings["labels"]))
@@ -140,11 +132,7 @@ class Modules(Images):
         return made
 
     def personal(self, structure: Structure, state: State) -> nn.Module:
-        """A copy of the module with a client's weights.
-
-        Raises:
-            UserError: clients have several models.
-        """
+        """A copy of the module with a client's weights. UserError: clients have several models."""
         if not structure.plain:
             raise UserError("the method gives each client several models side by side, which is for built-in ones")
         own = replace(self, model=copy.deepcopy(self.model))

@@ -23,7 +23,6 @@ from llm_fed.models.loading import check_rows
 from llm_fed.settings.config import Config
 from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, Example
-from llm_fed.tasks.control import has_surrogates, read_as_text
 from llm_fed.tasks.labelled import number, place_of
 
 if TYPE_CHECKING:
@@ -127,20 +126,14 @@ class Numbers(Sentences):
 
 
 class SentenceEncoding:
-    """Examples of a task as `Sentence`s; those that are too long are left out and counted, or cut.
-
-    Args:
-        labels: the classes of the data, by which the server of another task numbers its own.
-        most: tokens of a text at most.
-    """
+    """Examples of a task as `Sentence`s; those that are too long are left out and counted, or cut. `labels`: the
+    classes of the data, by which the server of another task numbers its own. `most`: tokens of a text at most."""
 
     def __init__(self, base: Sequences, config: Config, server_labels: Sequence[str]):
         self._base, self._config, self._server_labels = base, config, server_labels
         limit, requested = base.longest, config.task.max_length
         self.most = requested if limit is None else min(requested, limit)
         self._skipped: Counter[str] = Counter()
-        self._spelled: Counter[str] = Counter()  # examples by the first control token that they spell
-        self._halves = 0  # examples with halves of characters
 
     def data(self, id: str, given: ClientData, data: Data) -> Data:
         names = self._server_labels if id == "server" and self._server_labels else self._base.labels
@@ -152,7 +145,6 @@ class SentenceEncoding:
             kept = [self._fitting(sentence) for sentence in found]
             fitting = [sentence for sentence in kept if sentence is not None]
             if count:
-                self._look(examples)
                 self._skipped[split] += len(found) - len(fitting)
                 if found and not fitting:
                     none_fits.append(
@@ -170,13 +162,6 @@ class SentenceEncoding:
             queries=queries, left_out=self._skipped - before, none_fits=tuple(none_fits),
         )  # fmt: skip
 
-    def _look(self, examples: Sequence[Example]) -> None:
-        for example in examples:
-            text = f"{example.prompt}\n{example.pair}"
-            self._halves += has_surrogates(text)
-            if spelled := self._base.safe.spells(text):
-                self._spelled[spelled] += 1
-
     def _fitting(self, sentence: Sentence) -> Sentence | None:
         if len(sentence.input_ids) <= self.most:
             return sentence
@@ -192,15 +177,11 @@ class SentenceEncoding:
                 f"{counts} examples are longer than {self.most} tokens{limit} and are left out; task.too_long=cut-end "
                 "cuts them"
             )
-        return "; ".join([*said, *read_as_text(self._spelled, self._halves)])
+        return "; ".join(said)
 
 
 def label_of(example: Example, names: Sequence[str], numbers: bool, where: str) -> float:
-    """The index of an example's class among `names`, or its number.
-
-    Raises:
-        UserError: it is none of them.
-    """
+    """The index of an example's class among `names`, or its number. UserError: it is none of them."""
     text = example.answers[0]
     found = number(text) if numbers else place_of(text, names)
     if found is None:

@@ -160,11 +160,7 @@ class Sequences(Kind):
         return self.sentences(examples, self.labels, "an example")
 
     def sentences(self, examples: Sequence[Example], names: Sequence[str], where: str) -> list[Sentence]:
-        """Whole examples as tokens.
-
-        Raises:
-            UserError: a label is none of the `names`, or a token has no embedding; `where`.
-        """
+        """Whole examples as tokens. UserError: a label is none of the `names`, or a token has no embedding; `where`."""
         given = list(examples)
         labels = [label_of(example, names, self.predicts_numbers, where) for example in given]
         pairs = any(example.pair for example in given)
@@ -187,7 +183,7 @@ class Sequences(Kind):
     def _as_text(self, row: Sequence[str]) -> tuple[list[int], list[int]]:
         """Tokens and types of one text, or two, in which what spells a control token stays text."""
         marks = Marks(self.safe.spelled, row)
-        texts = [self.safe.encode(marks.hide(text, self.safe.pattern), marks).ids for text in row]
+        texts = [self.safe.encode([marks.hide(text, self.safe.pattern)], marks)[0] for text in row]
         around = self.tokenizer(*("a" for _ in row), return_token_type_ids=True)  # what stands before and behind them
         ids: list[int] = []
         types: list[int] = []
@@ -237,22 +233,15 @@ class Sequences(Kind):
 
 
 def read_config(base: BaseConfig) -> PretrainedConfig:
-    """The configuration of a base, before any of its weights are read.
-
-    Raises:
-        UserError: there is none, or such a model cannot have a classification head.
-    """
+    """The configuration of a base, before any of its weights are read. UserError: there is none, or such a model cannot
+    have a classification head."""
     found = config_of(base.name, check_name(base.name), base.revision, family=False)
     check_classifier(found, base.name)
     return found
 
 
 def check_classifier(config: PretrainedConfig, name: str) -> None:
-    """Refuse a base that cannot have a classification head.
-
-    Raises:
-        UserError: why not, and what could be given instead.
-    """
+    """Refuse a base that cannot have a classification head. UserError: why not, and what could be given instead."""
     why = "on which transformers puts no classification head"
     if getattr(config, "is_encoder_decoder", False):
         why = "an encoder-decoder, whose two halves read the text"
@@ -289,13 +278,8 @@ class Head:
 
 def head_for(config: PretrainedConfig, task: TaskData, base: str, requested: tuple[str, ...] | None) -> Head:
     """The head for the labels of a task: the checkpoint's, where its labels are those of the data, else a new one.
-
-    Args:
-        asked: `task.labels`, which count more than the names that a head has.
-
-    Raises:
-        UserError: a head with names of its own lacks a label, or no label is known.
-    """
+    `asked`: `task.labels`, which count more than the names that a head has. UserError: a head with names of its own
+    lacks a label, or no label is known."""
     labels, size = task.labels, len(config.id2label or {})
     own = named_labels(config)
     if not labels:
@@ -342,12 +326,8 @@ def _without_report() -> Iterator[None]:
 @turns.taken()
 def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
     """The base of a configuration with a head for the labels of a task. Only safetensors is read; no repository's code
-    is run.
-
-    Raises:
-        UserError: there is no such base, it has no tokenizer or no complete weights, no head can be put on it, or a
-            setting is not for it.
-    """
+    is run. UserError: there is no such base, it has no tokenizer or no complete weights, no head can be put on it, or a
+    setting is not for it."""
     base, _ = settle_dtype(config.base, device)
     dtype = lookup("base.dtype", base.dtype, DTYPES)
     if base.quantization or base.device_map:

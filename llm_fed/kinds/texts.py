@@ -1,10 +1,9 @@
-"""The encoding of texts: a site's examples as tokens, and what became of those that are too long."""
+"""The encoding of texts: a site's examples as tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,49 +12,42 @@ from llm_fed.kinds.kind import in_scored_order
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
 from llm_fed.settings.config import Config, TaskConfig
-from llm_fed.tasks.common import ClientData, Example, TaskData
+from llm_fed.tasks.common import ClientData, Example
 
 ABILITY_TOKENS = 128  # of a paragraph of `eval.ability`, which is cut there; most have 80
 
 
 class Texts:
-    """The encoding of a task's texts. How long all are is found out at the start, many at once."""
+    """The encoding of a task's texts."""
 
-    def __init__(self, encoder: Encoder, config: Config, task: TaskData):
+    def __init__(self, encoder: Encoder, config: Config):
         self._encoder, self._config = encoder, config
-        parties = [*task.clients.values(), *([task.server] if task.server else [])]
-        splits = (split for given in parties for split in (given.train, given.validation, given.test))
-        self._lengths = encoder.lengths(splits)
         self._ability = _fixed_text(encoder) if config.eval.ability and not config.objective.preferences else ()
 
     def note(self) -> str:
         return self._encoder.note()
 
     def data(self, id: str, given: ClientData, data: Data) -> Data:
-        encoder, config = self._encoder, self._config
-        before, (train, validation, test) = encoder.skipped.copy(), islice(self._lengths, 3)
-        none_fits: list[str] = []
+        encoder, config, none_fits = self._encoder, self._config, list[str]()
+        before = encoder.skipped.copy()
 
-        def fitting(encode: Callable[..., Sequence[Any]], split: str, *words: Any, **options: Any) -> Sequence[Any]:
+        def fitting(encode: Callable[..., Sequence[Any]], split: str, *given: Any) -> Sequence[Any]:
             try:
-                return encode(id, split, *words, **options)
+                return encode(id, split, *given)
             except NoneFits as error:
                 none_fits.append(str(error))
                 return ()
 
-        held_out = encoder.training(id, "validation", given.validation, required=False, lengths=validation)
+        held_out = encoder.training(id, "validation", given.validation, required=False)
         queries = {}
-        for split, lengths in (("validation", validation), ("test", test)):
-            examples, known = (
-                in_scored_order(items, given, split, config) for items in (getattr(given, split), lengths)
-            )
-            queries[split] = fitting(encoder.queries, split, examples, config.eval.limit, known)
-        cut = {split: lengths_cut for split, requested in queries.items() if (lengths_cut := encoder.cut(requested))}
+        for split in ("validation", "test"):
+            examples = in_scored_order(getattr(given, split), given, split, config)
+            queries[split] = fitting(encoder.queries, split, examples, config.eval.limit)
+        cut = {split: lengths for split, requested in queries.items() if (lengths := encoder.cut(requested))}
+        train = fitting(encoder.training, "training", given.train)
         return replace(
-            data,
-            train=fitting(encoder.training, "training", given.train, lengths=train),
-            held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut, none_fits=tuple(none_fits),
-            ability=self._ability,
+            data, train=train, held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut,
+            none_fits=tuple(none_fits), ability=self._ability,
         )  # fmt: skip
 
 

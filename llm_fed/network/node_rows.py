@@ -9,7 +9,7 @@ from pathlib import Path
 from llm_fed.basics import checksum
 from llm_fed.basics.files import write_file
 from llm_fed.experiment import splits
-from llm_fed.tasks.record import Change, Record, together
+from llm_fed.tasks.record import Record, together
 
 
 class RowsAtNode:
@@ -37,7 +37,7 @@ class RowsAtNode:
         self._kept = True
         if self._own is not None:
             if changed := record.since(self._own):
-                print(f"the data have changed: {Change(0, changed).words()}", flush=True)
+                print(f"the data have changed: {changed}", flush=True)
             record = record.after(self._own, 0)
         path = self._paths[0]
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -39,8 +39,6 @@ class Source:
         features: by column what the library datasets declares of it.
         remarks: how they were read, where the name says otherwise; after one has gone through.
         twice: columns that are there more than once, with their indices (1, 2, ...).
-        nameless: columns that hold something but have no name.
-        alone: whether it is one object in a file `.json`, as descriptions of data are, too.
     """
 
     def __init__(self, where: str):
@@ -49,8 +47,6 @@ class Source:
         self.features: Mapping[str, Any] = {}
         self.remarks: list[str] = []
         self.twice: dict[str, list[int]] = {}
-        self.nameless: set[str] = set()
-        self.alone = False
 
     def __iter__(self) -> Iterator[Row | BadRow]:
         raise NotImplementedError
@@ -63,11 +59,8 @@ class Source:
             yield row
 
     def row(self, at: str, values: Mapping[str, Any]) -> Row | BadRow:
-        """A row with what is declared of it: names of classes instead of their numbers, and keys of folders.
-
-        Args:
-            at: its place, which goes behind `where`.
-        """
+        """A row with what is declared of it: names of classes instead of their numbers, and keys of folders. `at`: its
+        place, which goes behind `where`."""
         where = f"{self.where}{at}"
         try:
             values = declared.with_names(values, self.features) if self.features else values
@@ -106,11 +99,6 @@ class FileRows(Source):
             yield from READERS[kind](self, encoding)
         except UserError:
             raise
-        except MemoryError as error:
-            raise UserError(
-                f"{self.path} cannot be read: it takes more memory than there is, as a damaged file may claim of its "
-                "parts; write it again, in several files if it is large, or leave it out"
-            ) from error
         except Exception as error:
             # Libraries read the other kinds, and may raise anything for bytes that they do not expect.
             if kind in ("", "csv", "json", "txt") and not isinstance(error, formats.unreadable()):

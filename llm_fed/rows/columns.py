@@ -10,7 +10,6 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError, did_you_mean
 from llm_fed.basics.names import composed
-from llm_fed.rows.cells import parsed
 from llm_fed.rows.layout import split_of
 from llm_fed.settings.config import ColumnsConfig
 
@@ -54,11 +53,6 @@ _BOOKKEEPING = re.compile(
 )
 # What a label says of an answer.
 YES, NO = ("true", "1", "1.0", "yes", "desirable"), ("false", "0", "0.0", "-1", "no", "undesirable")
-# One of two columns with an answer each, such as `response_0` or `human_ref_A`.
-_ONE_OF_TWO = re.compile(
-    r"(?:.*[_. ])?(?:response|answer|completion|output|reply|ref|conversation|generation|candidate)[_. ]?([ab012])"
-)
-_BETTER = "put the better one into a column chosen and the other into rejected, see docs/preferences.md"
 _MOST = 30  # columns that an error lists
 LABELLED = ("prompt", "input", "answer", "client", "split")  # text, second text, label, whose it is, in which split
 PAIRS = (  # usual names of two texts that are judged together
@@ -120,39 +114,17 @@ def resolve(
             if role not in roles:
                 raise UserError(
                     f"{where}: no column for the {role} among {few(names)}; set task.columns.{role}=COLUMN"
-                    + _instead(names, sample)
+                    + _instead(names)
                 )
-        if "options" not in roles and _ranked(roles["answer"], sample):
-            raise UserError(
-                f"{where}: column {roles['answer']!r} holds lists of answers to compare, not texts; {_BETTER}"
-            )
     return {role: roles[role] for role in [*FORMS[form], *_OF_ALL] if role in roles}
 
 
-def _instead(names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
-    """How rows would be read that seem to compare answers, or to have labels, for an error; empty of other rows."""
+def _instead(names: Sequence[str]) -> str:
+    """How rows would be read that have a chosen answer alone, or labels, for an error; empty of other rows."""
     if (chosen := usual("chosen", names, ())) and not usual("rejected", names, ()):
         return f"; if {chosen} is preferred to an answer in another column, set task.columns.rejected=COLUMN"
-    two: dict[str, list[str]] = {}
-    for name in names:
-        if found := _ONE_OF_TWO.fullmatch(_form_of(name)):
-            two.setdefault(_form_of(name)[: found.start(1)], []).append(name)
-    if pair := next((pair for pair in two.values() if len(pair) == 2), None):
-        return f"; if {pair[0]} and {pair[1]} are two answers of which one is preferred, {_BETTER}"
-    if several := next((name for name in names if _ranked(name, sample)), None):
-        return f"; if {several} has answers to compare, {_BETTER}"
     text, label = usual("text", names, ()), pick(LABELS, names)
     return f"; to learn the {label} of each {text}, set task.name=classification" if text and label else ""
-
-
-def _ranked(name: str, sample: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether each cell is a list of objects that are no messages: answers with their ranks or models."""
-    values = [parsed(value) for row in sample if (value := row.get(name)) is not None]
-    return bool(values) and all(
-        isinstance(value, list) and value
-        and all(isinstance(each, dict) and not {"role", "from"} & each.keys() and len(each) > 1 for each in value)
-        for value in values
-    )  # fmt: skip
 
 
 def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
@@ -218,18 +190,6 @@ def less_usual(role: str, names: Sequence[str], taken: Iterable[str]) -> str | N
     letters = {_form_of(name) for name in names}
     wanted = LESS_USUAL[role] + ((_LETTERS[role],) if {*_LETTERS.values()} <= letters and "b" not in letters else ())
     return pick(wanted, [name for name in names if name not in taken])
-
-
-def here(columns: ColumnsConfig, names: Sequence[str]) -> ColumnsConfig:
-    """What is configured, without the columns that a file lacks whose own have usual names: each client has its own."""
-    forms = {_form_of(name) for name in names}
-    absent: dict[str, Any] = {
-        role: None
-        for role in REQUIRED
-        if (name := getattr(columns, role)) and _form_of(name) not in forms and not nested(name, names)
-        if usual(role, names, ()) or less_usual(role, names, ())
-    }
-    return dataclasses.replace(columns, **absent)
 
 
 def pick(wanted: Iterable[str], names: Sequence[str]) -> str | None:
@@ -307,10 +267,7 @@ def resolve_labelled(
     side: bool,
 ) -> dict[str, str]:
     """Role (of LABELLED) -> column, of all `names` of columns; `wanted` names some. Arguments as of `resolve`.
-
-    Raises:
-        UserError: a configured column is not there or would have no effect, or there is none for the text or the label.
-    """
+    UserError: a configured column is not there or would have no effect, or there is none for the text or the label."""
     given = {role: name for role, name in dataclasses.asdict(wanted).items() if name}
     if inert := [role for role in given if role not in LABELLED]:
         raise UserError(

@@ -18,15 +18,11 @@ if TYPE_CHECKING:
 
     from llm_fed.rows import Source
 
-README, OLDER = "README.md", "dataset_infos.json"
+README = "README.md"
 
 
 def with_names(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with the names of classes instead of their numbers; -1 stands for none.
-
-    Raises:
-        ValueError: a number has no name.
-    """
+    """A row with the names of classes instead of their numbers; -1 is none. ValueError: a number has no name."""
     named = dict(values)
     for column in features.keys() & named.keys():
         try:
@@ -81,24 +77,19 @@ def shown(path: Path) -> list[str] | None:
 
 
 def of_readme(folder: Path) -> tuple[dict[str, Any], list[Part]]:
-    """By column the features that the README of a data set says, or the file that was before it, and which of its files
-    are in which split; empty where it does not say that of one configuration.
-
-    Raises:
-        UserError: it says so in a form that cannot be read.
-    """
+    """By column the features that the README of a data set says, and which of its files are in which split; empty where
+    it does not say that of one configuration. UserError: it says so in a form that cannot be read."""
     path = folder / README
     head = read_file(path).decode(errors="ignore").partition("\n---")[0] if path.is_file() else ""
     head = head if head.startswith("---") else ""
-    if not ("dataset_info:" in head or "configs:" in head or (folder / OLDER).is_file()):
+    if not ("dataset_info:" in head or "configs:" in head):
         return {}, []
     from datasets.info import DatasetInfosDict
 
     try:
-        configs = (load(head.strip("-")) or {}).get("configs") or [{}]  # which also bounds what datasets reads next
-        if (folder / OLDER).exists():
-            load_json(read_file(folder / OLDER))
-        infos = [info.features for info in DatasetInfosDict.from_directory(str(folder)).values() if info.features]
+        card: Any = load(head.strip("-")) or {}
+        configs = card.get("configs") or [{}]
+        infos = [info.features for info in DatasetInfosDict.from_dataset_card_data(card).values() if info.features]
         parts = _parts(folder, configs[0].get("data_files") or []) if len(configs) == 1 else []
     except Exception as error:  # of any kind: whatever a person may write there
         said = one_line(str(error))

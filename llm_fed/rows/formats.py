@@ -47,17 +47,12 @@ def unreadable() -> tuple[type[Exception], ...]:
     """What reading a damaged file raises."""
     import pyarrow
 
-    return OSError, EOFError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, zipfile.BadZipFile
+    return OSError, EOFError, MemoryError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, zipfile.BadZipFile
 
 
 def kind_of(name: str) -> Kind | None:
     """What a file should hold, by the end of its name in any case; None: nothing that is read."""
     return KINDS.get(_split(name)[1])
-
-
-def suffix_of(name: str) -> str:
-    """The end of a file's name that says its kind, in small letters, e.g. ".tsv"; "" without any."""
-    return _split(name)[1]
 
 
 def stem_of(name: str) -> str:

@@ -47,11 +47,7 @@ def classes_of(table: Any) -> list[str]:
 
 
 def rows_of(table: Any, where: str) -> Iterable[Any]:
-    """The rows of an object, as dicts where it has columns.
-
-    Raises:
-        UserError: it has no rows.
-    """
+    """The rows of an object, as dicts where it has columns. UserError: it has no rows."""
     if _is_data_set(table):
         return _as_it_gives(table, where)
     if hasattr(table, "iloc") and not hasattr(table, "columns"):  # a Series, in which a number is a label of its index
@@ -80,11 +76,7 @@ def _format_of(table: Any) -> Mapping[str, Any]:
 
 def _as_it_gives(table: Any, where: str) -> Iterator[Any]:
     """The rows that a data set gives its user: transformed where it has a transform, without the columns that its
-    format hides, and without tensors.
-
-    Raises:
-        UserError: a transform fails, and at which row.
-    """
+    format hides, and without tensors. UserError: a transform fails, and at which row."""
     form = _format_of(table)
     if form and form["type"] != "custom":
         table = table.with_format(None, columns=None if form["output_all_columns"] else form["columns"])

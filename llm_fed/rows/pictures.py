@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,36 +47,36 @@ def read_npz(path: Path) -> Gallery:
     try:
         with np.load(path, allow_pickle=False) as file:
             _check_sizes(path, file)
-            arrays = {key: file[key] for key in file.files}
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, RecursionError, SyntaxError, MemoryError,
-            NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:  # fmt: skip
+            return _of_arrays(path, {key: file[key] for key in file.files})
+    except UserError:
+        raise
+    except Exception as error:  # of any kind, as of damaged archives
         first_line = str(error).partition("\n")[0]
-        raise UserError(f"{path} cannot be read as an npz file of arrays: {first_line}") from error
+        raise UserError(f"{path} cannot be read as pictures: {first_line}; an npz file holds {NPZ_KEYS}") from error
+
+
+def _of_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> Gallery:
+    """ValueError or IndexError: they are no pictures with labels."""
     one = "x" in arrays
-    missing = [key for key in (("x", "y") if one else ("x_train", "y_train", "x_test", "y_test")) if key not in arrays]
-    if missing:
-        raise UserError(f"{path} lacks {' and '.join(missing)}; an npz file of pictures holds {NPZ_KEYS}")
     pairs = [("x", "y")] if one else [("x_train", "y_train"), ("x_test", "y_test")]
+    if missing := [key for pair in pairs for key in pair if key not in arrays]:
+        raise ValueError(f"it lacks {' and '.join(missing)}")
     for x, y in pairs:
-        _check_pair(path, x, arrays[x], y, arrays[y])
-    if len({arrays[x].shape[1:] for x, _ in pairs}) > 1:
-        raise UserError(f"{path}: x_train and x_test hold pictures of different sizes; give all the same")
+        _check_pair(x, arrays[x], y, arrays[y])
+        _check_most(arrays[y], f"{path}: {y}")
     pixels = np.concatenate([arrays[x] for x, _ in pairs])
     labels = np.concatenate([arrays[y] for _, y in pairs]).astype(np.int64)
     count = len(labels)
-    held_out = _column(path, arrays, "test", count) if one else np.arange(count) >= len(arrays["y_train"])
-    splits = ["train"] * count if held_out is None else ["test" if held else "train" for held in held_out.tolist()]
-    clients = _column(path, arrays, "client", count)
+    for key in ("test", "client", "domain"):
+        if key in arrays and arrays[key].shape != (count,):
+            raise ValueError(f"{key} is of shape {arrays[key].shape}, with {count} pictures")
+    held_out = arrays.get("test", np.zeros(count)) if one else np.arange(count) >= len(arrays["y_train"])
+    clients, groups = arrays.get("client"), None
     if clients is None and "domain" in arrays:
-        clients = _column(path, arrays, "domain", count)
-        clients = _look_up(path, arrays, "domains", clients) if "domains" in arrays else clients
-    groups = None
+        clients = _named_by("domains", arrays, arrays["domain"])
     if "coarse_of_fine" in arrays:
-        coarse = _look_up(path, arrays, "coarse_of_fine", labels)
-        if not np.issubdtype(coarse.dtype, np.integer):
-            raise UserError(f"{path}: coarse_of_fine is {coarse.dtype}; it holds a label for each label, as integers")
-        groups, labels = labels, coarse.astype(np.int64)
-    classes = tuple(map(str, _list(path, arrays, "classes").tolist())) if "classes" in arrays else None
+        groups, labels = labels, _named_by("coarse_of_fine", arrays, labels).astype(np.int64, casting="same_kind")
+    classes = tuple(map(str, arrays["classes"].tolist())) if "classes" in arrays else None
 
     def decode(indices: np.ndarray, size: int | None) -> torch.Tensor:
         chosen = pixels if len(indices) == len(pixels) else pixels[indices]
@@ -88,8 +86,19 @@ def read_npz(path: Path) -> Gallery:
         batch = torch.from_numpy(chosen)
         return batch.unsqueeze(1) if batch.ndim == 3 else batch.permute(0, 3, 1, 2).contiguous()
 
-    listed = None if clients is None else clients.tolist()
-    return Gallery(str(path), labels, splits, None if groups is None else groups.tolist(), listed, classes, decode)
+    splits = ["test" if held else "train" for held in held_out.tolist()]
+    of_client, of_group = (None if each is None else each.tolist() for each in (clients, groups))
+    return Gallery(str(path), labels, splits, of_group, of_client, classes, decode)
+
+
+def _named_by(key: str, arrays: Mapping[str, np.ndarray], indices: np.ndarray) -> np.ndarray:
+    """The entries of an array, if it is there, that others index."""
+    if key not in arrays:
+        return indices
+    if indices.min() < 0 or indices.max() >= len(arrays[key]):
+        raise IndexError(f"labels or domains do not index the {len(arrays[key])} entries of {key}")
+    named: np.ndarray = arrays[key][indices]
+    return named
 
 
 def _check_sizes(path: Path, file: Any) -> None:
@@ -103,44 +112,20 @@ def _check_sizes(path: Path, file: Any) -> None:
         )
 
 
-def _check_pair(path: Path, x: str, pixels: np.ndarray, y: str, labels: np.ndarray) -> None:
-    coloured = pixels.ndim == 4 and pixels.shape[-1] in (1, 3)
-    if pixels.dtype != np.uint8 or not (pixels.ndim == 3 or coloured) or 0 in pixels.shape[1:]:
-        raise UserError(
-            f"{path}: {x} is {pixels.dtype} of shape {pixels.shape}; pictures are uint8 of shape (N, H, W) or "
-            "(N, H, W, C) with C = 1 or 3"
+def _check_pair(x: str, pixels: np.ndarray, y: str, labels: np.ndarray) -> None:
+    shaped = pixels.ndim == 3 or (pixels.ndim == 4 and pixels.shape[-1] in (1, 3))
+    if pixels.dtype != np.uint8 or not shaped or 0 in pixels.shape:
+        raise ValueError(f"{x} is {pixels.dtype} of shape {pixels.shape}, not uint8 of (N, H, W) or (N, H, W, 1 or 3)")
+    if labels.shape != (len(pixels),) or not np.issubdtype(labels.dtype, np.integer):
+        raise ValueError(
+            f"{y} is {labels.dtype} of shape {labels.shape}, not an integer for each of {len(pixels)} pictures"
         )
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        raise UserError(f"{path}: {y} is {labels.dtype} of shape {labels.shape}; labels are integers of shape (N,)")
-    _check_most(labels, f"{path}: {y}")
-    if len(pixels) != len(labels) or not len(labels):
-        raise UserError(f"{path}: {x} holds {len(pixels)} pictures and {y} {len(labels)} labels; give one label each")
 
 
 def _check_most(labels: np.ndarray, where: str) -> None:
     if len(labels) and labels.max() >= MOST_CLASSES:
         most = f"{MOST_CLASSES - 1:,}"
         raise UserError(f"{where} holds the label {labels.max()}; a label is the number of a class, at most {most}")
-
-
-def _column(path: Path, arrays: Mapping[str, np.ndarray], key: str, count: int) -> np.ndarray | None:
-    if key in arrays and arrays[key].shape != (count,):
-        raise UserError(f"{path}: {key} is of shape {arrays[key].shape}; with {count} pictures it must be ({count},)")
-    return arrays.get(key)
-
-
-def _list(path: Path, arrays: Mapping[str, np.ndarray], key: str) -> np.ndarray:
-    if arrays[key].ndim != 1:
-        raise UserError(f"{path}: {key} is of shape {arrays[key].shape}; it must be a list")
-    return arrays[key]
-
-
-def _look_up(path: Path, arrays: Mapping[str, np.ndarray], key: str, indices: Any) -> np.ndarray:
-    entries = _list(path, arrays, key)
-    if not np.issubdtype(indices.dtype, np.integer) or indices.min() < 0 or indices.max() >= len(entries):
-        raise UserError(f"{path}: labels or domains do not index the {len(entries)} entries of {key}; correct them")
-    taken: np.ndarray = entries[indices]
-    return taken
 
 
 def read_folder(folder: Path) -> Gallery:
@@ -152,7 +137,9 @@ def read_folder(folder: Path) -> Gallery:
     locations = [file.relative_to(folder).parts for file in files]
     locations.sort(key=lambda parts: [natural_order(part) for part in parts])
     paths = [str(folder.joinpath(*parts)) for parts in locations]
-    locations = [(*(_without_key(part) for part in parts[:-1]), parts[-1]) for parts in locations]
+    locations = [
+        (*(next(iter(keys_of(f"{part}/").values()), part) for part in parts[:-1]), parts[-1]) for parts in locations
+    ]
     split_of = {name: split for split, names in SPLIT_NAMES.items() for name in names}
     above = [tuple("split" if part in split_of else "client" for part in parts[:-2]) for parts in locations]
     if len(set(above)) != 1 or above[0] not in LAYOUTS or any(len(parts) < 2 for parts in locations):
@@ -175,10 +162,6 @@ def read_folder(folder: Path) -> Gallery:
         tuple(classes),
         _decoder(Dataset.from_dict({"image": paths}), "image", str(folder)),
     )
-
-
-def _without_key(folder: str) -> str:
-    return next(iter(keys_of(f"{folder}/").values()), folder)
 
 
 def read_dataset(parts: Sequence[tuple[str, Dataset]], columns: Mapping[str, str], where: str) -> Gallery:

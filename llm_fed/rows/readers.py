@@ -48,7 +48,7 @@ def csv_rows(file: FileRows, encoding: str) -> Rows:
     """A header and a row per record. Blank lines, and lines of nothing but separators, are no rows. UserError where a
     quotation mark has no end, so that the rows behind it cannot be told apart."""
     text = formats.TextFile(file.path, encoding)
-    dialect = dialect_of(text.head(), "\t" if formats.suffix_of(file.path.name) == ".tsv" else ",")
+    dialect = dialect_of(text.head(), "\t" if ".tsv" in map(str.casefold, file.path.suffixes) else ",")
     file.remark(dialect.remark)
     records = _records(file, dialect.reader(islice(text.lines(), dialect.skipped, None)), dialect.skipped)
     header = next(records, None)
@@ -83,7 +83,6 @@ def _with_header(file: FileRows, header: Sequence[str], records: Iterable[_Cells
     """Each record as a row. Of columns with one name the first counts; `file.twice` knows them all."""
     file.note_names(header)
     indices = {name: index for index, name in reversed([*enumerate(header)]) if name}
-    nameless = [index for index, name in enumerate(header) if not name and index]  # the first is an index of pandas
     width = len(header)
     for record in records:
         if isinstance(record, BadRow):
@@ -95,7 +94,6 @@ def _with_header(file: FileRows, header: Sequence[str], records: Iterable[_Cells
             said = f"{amount} fields than in the header; quote texts that hold commas"
             yield BadRow(f"{file.path}{at}", said, record.lines)
             continue
-        file.nameless.update(f"column {index + 1}" for index in nameless if cells[index] not in (None, ""))
         yield file.row(at, {name: cells[index] for name, index in reversed(indices.items())})
 
 
@@ -219,7 +217,6 @@ def _whole(file: FileRows, text: formats.TextFile) -> Iterator[Row | BadRow]:
     if len(start) == 1 and not start[0][1] and isinstance(record := start[0][2], dict):
         rows = _contained(record, file)
         is_row = rows == [record]
-        file.alone = is_row and formats.suffix_of(file.path.name) == ".json"
         at = [f"line {start[0][0]}"] if is_row else [f"item {i}" for i, _ in enumerate(rows, 1)]
         yield from (_row(file, f", {index}", each) for index, each in zip(at, rows, strict=True))
         return

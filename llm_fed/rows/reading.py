@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llm_fed.basics.errors import UserError, one_line, printable
-from llm_fed.rows.columns import REQUIRED
 
 MOST_BAD = 0.1  # share of the rows that `task.bad_rows: skip` may leave out
 _FEW = 5  # names in a line
+_EVENTS = {"not used": "not used", "note": "noted", "read": "read otherwise", "left out": "rows left out"}
 # What a column means whose content would change what is learned, where it is not used.
 _MEANINGS = {
     "weight": "all rows count alike", "sample_weight": "all rows count alike",
@@ -46,7 +46,6 @@ class Reading:
     rows: int = 0  # with those that were left out
     skipped: list[Skipped] = field(default_factory=list)  # the rows that were left out
     roles: dict[str, str] = field(default_factory=dict)  # role -> column, of the first file
-    questions: dict[str, list[str]] = field(default_factory=dict)  # columns of prompt and answer, in words -> files
     texts: bool = False  # whether a file holds texts without prompts
     labels: dict[str, str] = field(default_factory=dict)  # of texts with labels: where the first row of each stands
 
@@ -60,11 +59,6 @@ class Reading:
                 why = _MEANINGS.get(name.casefold(), "")
             if why:
                 self.asides[f"column {name!r} is not used: {why}"] = None
-
-    def columns_of(self, file: str, roles: Mapping[str, str]) -> None:
-        """Note in which columns a file has its prompts and answers."""
-        if roles.keys() >= {*REQUIRED}:
-            self.questions.setdefault(", ".join(f"{role} = {roles[role]}" for role in REQUIRED), []).append(file)
 
     def checked(self) -> Reading:
         """This, or UserError where too much was left out: how much, and the first of it."""
@@ -83,30 +77,15 @@ class Reading:
         if self.columns:
             parts.append(f"column{'s' if len(self.columns) > 1 else ''} {few([*self.columns], 'columns')}")
         lines = {"not used": "; ".join(parts), "note": few([*self.asides], "notes", sep="; "), "read": self._forms()}
-        if len(self.questions) > 1:
-            lines["columns"] = "; ".join(
-                f"{words} in {few(files, 'files', 2)}" for words, files in self.questions.items()
-            )
         if self.skipped:
             bad = sum(each.rows for each in self.skipped)
             lines["left out"] = f"{bad:,} of {self.rows:,} rows (task.bad_rows=skip): {self._first_skipped(3)}"
         return {label: printable(text) for label, text in lines.items() if text}
 
     def events(self) -> list[dict[str, Any]]:
-        """The same for metrics.jsonl, with all names: what happened, in words and as lists, and whether it is only
-        information, of which nothing went wrong."""
-        lines, records = self.for_people(), []
-        for event, label, facts in (
-            ("not used", "not used", {"files": [*self.empty, *self.files], "columns": [*self.columns]}),
-            ("noted", "note", {}),
-            ("read otherwise", "read", {"files": self.forms}),
-            ("columns by file", "columns", {"files": self.questions}),
-            ("rows left out", "left out", {"rows": sum(each.rows for each in self.skipped), "of": self.rows}),
-        ):
-            if label in lines:
-                about = {} if event == "rows left out" else {"information": True}
-                records.append({"event": event, "reason": lines[label], **_printable(facts), **about})
-        return records
+        """The same for metrics.jsonl, and whether it is only information, of which nothing went wrong."""
+        about = {label: {} if label == "left out" else {"information": True} for label in _EVENTS}
+        return [{"event": _EVENTS[of], "reason": text, **about[of]} for of, text in self.for_people().items()]
 
     def skipped_lines(self) -> list[dict[str, Any]]:
         """Every row that was left out."""
@@ -125,15 +104,6 @@ class Reading:
     def _first_skipped(self, count: int) -> str:
         first = [f"{self.short(each.where)}: {one_line(each.reason, 120)}" for each in self.skipped[:count]]
         return "; ".join(first) + ("; ..." if len(self.skipped) > count else "")
-
-
-def _printable(facts: Any) -> Any:
-    """Facts whose names can be written as UTF-8."""
-    if isinstance(facts, dict):
-        return {printable(key): _printable(value) for key, value in facts.items()}
-    if isinstance(facts, list):
-        return [_printable(each) for each in facts]
-    return printable(facts) if isinstance(facts, str) else facts
 
 
 def few(names: Sequence[str], what: str, most: int = _FEW, sep: str = ", ") -> str:

@@ -151,10 +151,10 @@ class EndedShape(Shape):
 
 
 class Changes(Shape):
-    """Files of data that were others from a round on."""
+    """Data that were others from a round on."""
 
     round: Count
-    files: Sums
+    words: str
 
 
 class Inputs(RootModel[dict[str, Sums]]):
@@ -219,8 +219,7 @@ _FILES: Mapping[str, type[BaseModel] | Mapping[str, type[Shape]]] = {
     "test_scores.jsonl": _object(dict.fromkeys(("own", "base", "rule"), list[Score]), client=Name),
     "summary.json": _object(_SUMMARY | _APART, round=Count, method=str, scores=ScoresShape),
     "environment.json": _object(_ENVIRONMENT),
-    "splits.json": _object(files=list[str], checksums=list[Count], codes=str, digests=str, splits=str,
-                           clients=list[str], changes=list[Changes]),
+    "splits.json": _object(written=Count, digests=str, splits=str, clients=list[str], changes=list[Changes]),
     "manifest.json": _object(round=Count, sha256=str, rows=dict[str, str | Sums]),  # a row's file, or an owner's
     "ended.json": EndedShape,
     "continued.json": _object(round=Positive),

@@ -64,19 +64,15 @@ def test_a_narrow_base_learns_answers_in_larger_steps_than_preferences(small, ll
 
 
 def test_each_file_has_columns_of_its_own(small, llm_fed, tmp_path):
-    """`--prompt` and `--answer` are asked for, and count, only where no column has a usual name."""
+    """Where no column has a usual name, `--prompt` and `--answer` are asked for; they are columns of all files then."""
     write(tmp_path / "d/east.jsonl", rows(30, "q", "a"))
     write(tmp_path / "d/north.jsonl", rows(30, "prompt", "response", 7))
     call = ("init", tmp_path / "d", "--force", "--base", small.base, "--out", tmp_path / "c.yaml")
     said = llm_fed(*call)
     assert said.code == 0, said.err
-    assert "prompt = q, answer = a in east.jsonl; prompt = prompt, answer = response in north.jsonl" in said.out
     write(tmp_path / "d/west.jsonl", rows(30, "frage", "antwort", 3))
     llm_fed(*call).assert_refused("west.jsonl", "frage, antwort", "give --prompt COLUMN and --answer COLUMN")
-    said = llm_fed(*call, "--prompt", "frage", "--answer", "antwort")
-    assert said.code == 0 and "prompt = frage, answer = antwort in west.jsonl" in said.out, said.err
-    assert configfile.load(tmp_path / "c.yaml").task.columns.prompt == "frage"
-    llm_fed(*call, "--prompt", "fraeg", "--answer", "antwort").assert_refused("west.jsonl", "--prompt 'fraeg'")
+    llm_fed(*call, "--prompt", "frage", "--answer", "antwort").assert_refused("east.jsonl", "--prompt 'frage' is not")
     (tmp_path / "d/west.jsonl").unlink()  # what is left has usual names, but a slip is no name of any
     llm_fed(*call, "--prompt", "fraeg").assert_refused("--prompt 'fraeg' is not a column")
 

@@ -100,7 +100,7 @@ CHAT = "{% for m in messages %}{{ m.role }} {{ m.content }} </s>{% endfor %}{% i
 
 @pytest.mark.parametrize("template", ["plain", "alpaca", "chat", "own {prompt} w5"])
 @pytest.mark.parametrize("ends", [False, True])
-def test_the_lengths_found_at_the_start_are_those_of_the_tokens(template, ends):
+def test_lengths_are_those_of_the_tokens(template, ends):
     """Also with a tokenizer that puts EOS behind every text, which is taken off a prompt."""
     tokenizer = tiny_base.tokenizer(**tiny_base.SPECIAL)
     tokenizer.chat_template = CHAT
@@ -109,14 +109,13 @@ def test_the_lengths_found_at_the_start_are_those_of_the_tokens(template, ends):
         tokenizer.backend_tokenizer.post_processor = around
     made = Encoder(tokenizer, TaskConfig(max_length=99, template=template))
     examples = [SHORT, LONG, Example("w3", ("w4 w5", "w6"), options=("w4 w5", "w7")), Example("w8 </s>", ("w9",))]
-    splits = [examples[:1], [], examples[1:], examples]
-    for split, lengths in zip(splits, made.lengths(splits), strict=True):
-        assert [length.whole for length in lengths] == [len(e.input_ids) for e in made.training("c", "t", split)]
-        assert [length.prompt for length in lengths] == [len(q.prompt) for q in made.queries("c", "t", split)]
+    lengths, trained = made.lengths(examples), made.training("c", "training", examples)
+    assert [length.whole for length in lengths] == [len(each.input_ids) for each in trained]
+    assert [length.prompt for length in lengths] == [len(q.prompt) for q in made.queries("c", "test", examples)]
 
 
-def test_what_is_not_read_as_it_stands_is_told_once():
-    """Halves of characters, and what reads like a control token, but not the tags of a reply's reasoning."""
+def test_what_is_read_otherwise_and_what_is_not_learned_from():
+    """Halves of characters, spellings of control tokens, reasoning, and a message of weight 0, which is counted."""
     made = encoder(99)
     odd = [
         Example("w2 \ud83d", ("w3",)),
@@ -124,27 +123,11 @@ def test_what_is_not_read_as_it_stands_is_told_once():
         Example("w4 </s> <pad>", ("\udc00",)),
         Example("w5", ("<think> w6 </think> w7",)),
     ]
-    (lengths,) = made.lengths([[SHORT, *odd]])
-    said = (
-        "halves of characters (lone surrogates) in 2 examples are read as U+FFFD; '</s>' in 2 examples are read as text"
-    )
-    assert made.note().startswith(said) and len(lengths) == 5
     assert [query.answers for query in made.queries("c", "test", odd)] == [("w3",), ("</s> w3",), ("\ufffd",), ("w7",)]
-    clean = encoder(99)
-    assert list(clean.lengths([[SHORT, LONG]])) and clean.note() == ""
-
-
-def test_what_is_not_learned_from_and_what_has_no_answer_is_counted():
-    """A message of weight 0, and replies of reasoning alone."""
-    made = encoder(99)
+    assert made.note() == ""
     talk = (Turn("user", "w2"), Turn("assistant", "w3", trained=False), Turn("user", "w4"))
-    odd = [Example(talk, ("w5",)), Example("w2", ("<think> w6 </think>",)), Example("w2", ("<think> w6",))]
-    assert next(made.lengths([odd]))
-    assert made.note().startswith(
-        "1 messages of the assistant (weight=0, train=false) are not learned from; the replies of 2 examples are "
-        "reasoning (<think>) without an answer"
-    )
-    assert "w6" in made.queries("c", "test", odd[1:2])[0].answers[0]
+    assert made.lengths([Example(talk, ("w5",)), Example("w2", ("<think> w6 </think>",))])
+    assert made.note() == "1 messages of the assistant (weight=0, train=false) are not learned from"
 
 
 def test_a_token_without_an_embedding_is_named():
@@ -179,7 +162,7 @@ def test_a_conversation_is_asked_for_its_last_turn_as_it_was_trained():
     assert words(trained.answer) == ["w5", "w6", "</s>"] and trained.requested == query.prompt
     assert [words(option) for option in query.options] == [["w5", "w6", "</s>"], ["w7", "</s>"]]
     assert sum(trained.target) == 5 and query.example == trained and query.correct == (0,)
-    (length,) = next(made.lengths([[talk]]))
+    (length,) = made.lengths([talk])
     assert (length.prompt, length.whole) == (len(query.prompt), len(trained.input_ids))
 
 

@@ -54,12 +54,12 @@ def read(kind: str, tokenizer: Any, bases: dict[str, Sequences], texts: list[str
         base = replace(bases[kind], tokenizer=tokenizer)
         encoding = SentenceEncoding(base, CONFIG, ())
         data = encoding.data("ann", ClientData("ann", train=examples), Data())
-        return [[each.input_ids] for each in data.train], encoding.note()
+        return [[each.input_ids] for each in data.train]
     objective = ObjectiveConfig("dpo" if kind == "preferences" else "sft")
     encoder = Encoder(tokenizer, TaskConfig(max_length=500), objective=objective)
     made = encoder.training("ann", "training", examples)
     pairs = [each.texts if kind == "preferences" else (each,) for each in made]
-    return [[text.input_ids for text in texts] for texts in pairs], encoder.note()
+    return [[text.input_ids for text in texts] for texts in pairs]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -69,12 +69,10 @@ def test_text_is_text_in_every_kind(kind, name, bases):
     tokenizer, _ = TOKENIZERS[name]
     control = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
     texts = odd(tokenizer)
-    found, note = read(kind, tokenizer, bases, [PLAIN, *texts])
+    found = read(kind, tokenizer, bases, [PLAIN, *texts])
     counts = [[sum(id in control for id in ids) for ids in rows] for rows in found]
     assert len(found) == len(texts) + 1
     assert {text: count for text, count in zip(texts, counts[1:], strict=True) if count != counts[0]} == {}
-    assert f"in {len(texts)} examples are read as text, not as control tokens" in note
-    assert f"(lone surrogates) in {len(texts) // len(AROUND)} examples are read as U+FFFD" in note
 
 
 @pytest.mark.parametrize("pair", [False, True], ids=["one text", "two texts"])

@@ -60,7 +60,7 @@ TALK = (Turn("user", "Who?"), Turn("assistant", "Ada."), Turn("user", "When?"))
 @pytest.mark.parametrize(("template", "prompt", "rendered", "parts"), [
     ("{prompt}", "Who?", "Who?", {"text": "Who?", "template": "{prompt}"}),
     ("Q: {prompt} A:", "Who?", "Q: Who? A:", {"text": "Who?", "template": "Q: {prompt} A:"}),
-    ("Q: {prompt} A:", "Who?", "Who?", {}),  # not as the template says
+    ("Q: {prompt} A:", "Who?", "When?", {}),
     ("chat", "Who?", "system: Be a clerk.\nuser: Who?\nassistant: ",
      {"text": "Who?", "template": "system: Be a clerk.\nuser: {prompt}\nassistant: "}),
     ("chat", (Turn("system", "No."), TALK[0]), "system: No.\nuser: Who?\nassistant: ",

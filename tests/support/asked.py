@@ -14,7 +14,7 @@ from llm_fed.method.requests import Query
 from llm_fed.scoring.metrics.exact_match import normalise
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import Encoded, Example, Template
-from llm_fed.tasks.control import without_surrogates
+from llm_fed.tasks.control import answer_of, reasoning, without_surrogates
 from llm_fed.tasks.conversations import encoded
 from llm_fed.tasks.templates import around, encode_continuation, filled
 
@@ -29,7 +29,7 @@ def check_asked(tokenizer: PreTrainedTokenizerFast, template: Template, example:
         lossless: whether the tokenizer writes every text.
     """
     made = Encoder(tokenizer, TaskConfig(max_length=10**6), template)
-    ((length,),) = made.lengths([[example]])
+    (length,) = made.lengths([example])
     (trained,), (query,) = made.training("c", "training", [example]), made.queries("c", "test", [example])
     assert (length.prompt, length.whole) == (len(query.prompt), len(trained.input_ids)), "not as long as was said"
     assert query.example == trained, "evaluation has other tokens than training"
@@ -39,7 +39,7 @@ def check_asked(tokenizer: PreTrainedTokenizerFast, template: Template, example:
         alone = encode_continuation(example.prompt, option, tokenizer, template=template)
         assert alone.input_ids == [*query.prompt, *ids, *alone.input_ids[len(query.prompt) + len(ids) :]]
     assert all(query.options[place] == trained.answer for place in query.correct[:1]), "not the option that is trained"
-    if lossless and example.prompt and "without an answer" not in made.note():
+    if lossless and example.prompt and answer_of(example.answers[0][reasoning(example.answers[0]) :]).strip():
         _answers_rightly(tokenizer, template, trained, query)
     return query
 

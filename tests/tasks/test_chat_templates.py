@@ -1,8 +1,6 @@
 """What of a chat template's rendering is prompt and what is target, on templates of every kind, and with tools."""
 
-import os
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -261,45 +259,3 @@ def test_many_conversations():
     for number, case in enumerate(talks.cases()):
         for again in range(100):
             talks.attempt(case, random.Random(f"slow-{number}-{again}"))
-
-
-@pytest.mark.slow
-def test_many_conversations_with_real_tokenizers(monkeypatch):
-    folder = Path(os.environ.get("LLM_FED_WILD", "/nowhere")) / "bases"
-    if not folder.is_dir():
-        pytest.skip("LLM_FED_WILD is not set: there are no bases with real tokenizers")
-    for number, case in enumerate(talks.cases(folder)):
-        for again in range(20):
-            talks.attempt(case, random.Random(f"real-{number}-{again}"))
-
-
-def test_what_the_generator_would_find(monkeypatch):
-    """Its checks fail where a target lacks its end, where a prompt is another, and where data are control tokens."""
-    tokenizer, style = tokenizers()["bytes"]
-    form = form_for("chatml", style)
-    tokenizer.chat_template = form.text
-    talks.check(tokenizer, form, TALK, True)
-    right = talks.encoded
-
-    def without_end(*given: Any) -> Encoded:
-        found = right(*given)
-        last = len(found.target) - 1 - found.target[::-1].index(True)
-        return Encoded([*found.input_ids[:last], 0, *found.input_ids[last + 1 :]], found.target)
-
-    def with_more(*given: Any) -> Encoded:
-        found = right(*given)
-        return Encoded([found.input_ids[0], *found.input_ids], [False, *found.target])
-
-    def with_the_header(*given: Any) -> Encoded:
-        found = right(*given)
-        return Encoded(found.input_ids, [*map(max, found.target[:-1], found.target[1:]), False])
-
-    wrongs = [
-        (without_end, "has no end"),
-        (with_more, "prompt of an evaluation"),
-        (with_the_header, "of an evaluation"),
-    ]
-    for wrong, said in wrongs:
-        monkeypatch.setattr(talks, "encoded", wrong)
-        with pytest.raises(AssertionError, match=said):
-            talks.check(tokenizer, form, TALK, True)

@@ -2,6 +2,7 @@
 
 import random
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import tiny_base
 from byte_tokenizer import BOS, EOS, byte_tokenizer
 from odd_tokenizers import tokenizers
 from tokenizers import AddedToken
-from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from llm_fed.basics.errors import UserError
 from llm_fed.tasks.control import Marks, SafeTokenizer, answer_of, control_tokens, reasoning, without_surrogates
@@ -19,9 +20,10 @@ KINDS = sorted(tokenizers())
 PIECES = ("a", "Bay 4.", "\n", "  ", "</s>", "<s>", "<|im_end|>", "<end_of_turn>", "é", "🙂", "<b>", "12", "東京", " ")
 
 
-def read(safe: SafeTokenizer, text: str, *cuts: int) -> Any:
+def read(safe: SafeTokenizer, text: str) -> list[int]:
     marks = Marks(safe.spelled, [text])
-    return safe.encode(marks.hide(text, safe.pattern), marks, cuts)
+    (ids,) = safe.encode([marks.hide(text, safe.pattern)], marks)
+    return ids
 
 
 def texts(count: int) -> list[str]:
@@ -36,7 +38,7 @@ def test_spellings_are_read_as_with_split_special_tokens(kind):
     for text in texts(100):
         if "<think>" not in text:
             expected = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-            found = read(safe, text).ids
+            found = read(safe, text)
             forged = {tokenizer.convert_tokens_to_ids(name) for name in safe.spelled} - {tokenizer.unk_token_id}
             assert not forged & {*found}
             assert found == expected or forged & {*expected}, text  # Unigram's vocabulary holds `</s>` as a word, too
@@ -49,7 +51,7 @@ def test_other_texts_have_the_tokenizers_own_tokens(kind):
     plain = [text for text in texts(300) if safe.is_plain(text)]
     assert len(plain) > 40
     for text in plain:
-        assert read(safe, text).ids == tokenizer(text, add_special_tokens=False).input_ids
+        assert read(safe, text) == tokenizer(text, add_special_tokens=False).input_ids
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,26 +63,26 @@ def test_a_cut_ends_a_token_and_what_is_before_it_is_read_alone(kind):
         marks = Marks(safe.spelled, [text])
         marked = marks.hide(text, safe.pattern)
         cut = draw.randint(0, len(marked))
-        found = safe.encode(marked, marks, [cut])
-        assert found.ids[: found.behind(cut)] == safe.encode(marked[:cut], marks).ids, (text, cut)
+        before, behind = safe.encode([marked[:cut], marked[cut:]], marks)
+        (alone,), (whole,) = safe.encode([marked[:cut]], marks), safe.encode([marked], marks)
+        assert before == alone, (text, cut)
         if kind not in ("words", "unigram"):  # these do not write every text
-            assert tokenizer.decode(found.ids) == tokenizer.decode(safe.encode(marked, marks).ids)
+            assert tokenizer.decode([*before, *behind]) == tokenizer.decode(whole)
 
 
 def test_what_a_template_writes_is_a_control_token_and_what_is_hidden_is_not():
     tokenizer = byte_tokenizer()
     safe = SafeTokenizer(tokenizer, "")
     marks = Marks(safe.spelled, ["</s>"])
-    found = safe.encode(f"<s>{marks.hide('</s>', safe.pattern)}</s>", marks)
-    assert found.ids == [BOS, *tokenizer("</s>", split_special_tokens=True).input_ids, EOS] and len(found.ids) == 6
-    assert (found.behind(3), found.behind(4), found.position(4)) == (1, 5, found.spans[5][0])
+    found = safe.encode(["<s>", marks.hide("</s>", safe.pattern), "</s>"], marks)
+    assert found == [[BOS], tokenizer("</s>", split_special_tokens=True).input_ids, [EOS]]
 
 
 def test_private_use_characters_of_the_data_stay_what_they_are():
     """Fonts put icons there; a text with those of one block is marked with those of another."""
     safe = SafeTokenizer(byte_tokenizer(), "")
     for icons in ("\U00108000</s>\U00108001", "\U00100000\U00108000</s>", "\U000f0000 \U000f8000 \U00100000"):
-        assert safe.tokenizer.decode(read(safe, icons).ids) == icons
+        assert safe.tokenizer.decode(read(safe, icons)) == icons
     with pytest.raises(UserError, match="all of Unicode's private-use characters"):
         read(safe, "\U000f0000\U000f8000\U00100000\U00108000")
 
@@ -118,13 +120,6 @@ def test_a_template_of_ones_own_that_begins_with_bos_has_one():
     assert template_of("<s>Q {prompt}", byte_tokenizer()).text == "<s>Q {prompt}"
 
 
-def test_an_answer_that_spells_the_end_goes_on():
-    tokenizer = byte_tokenizer("<s> $A")
-    found = encode_continuation("<s>", "<s>30</s> 25", tokenizer, template="{prompt}</s>\n")
-    assert found.input_ids.count(EOS) == 2 and found.input_ids.count(BOS) == 1  # the template's own, and the last
-    assert tokenizer.decode(found.answer, skip_special_tokens=True) == "<s>30</s> 25"
-
-
 def test_halves_of_characters_become_replacement_characters():
     tokenizer = byte_tokenizer()
     found = encode_continuation("crate \ud83d", "\udc00 bay", tokenizer, template="plain")
@@ -149,33 +144,14 @@ def test_where_an_answer_begins_behind_its_reasoning(reply, answer, generated):
     assert reply[reasoning(reply) :] == answer and answer_of(reply) == generated
 
 
-class Slow(PreTrainedTokenizer):
-    """A tokenizer in Python, which does not say where its tokens are."""
-
-    def get_vocab(self) -> dict[str, int]:
-        return {chr(number): number for number in range(128)} | self.added_tokens_encoder
-
-    @property
-    def vocab_size(self) -> int:
-        return 128
-
-    def _tokenize(self, text: str, **more: Any) -> list[str]:
-        return list(text)
-
-    def _convert_token_to_id(self, token: str) -> int:
-        return ord(token) % 128
-
-    def _convert_id_to_token(self, index: int) -> str:
-        return chr(index)
-
-
-def test_a_tokenizer_in_python_reads_plain_texts_and_refuses_others_in_words():
-    slow = Slow(eos_token="</s>")
-    assert encode_prompt("ab", slow, template="plain") == [97, 98, 10]
-    for text, template in (("a</s>b", "plain"), ("ab", "chat")):
-        slow.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-        with pytest.raises(UserError, match=re.escape("(Slow) does not say where in a text a token is; choose a base")):
-            encode_prompt(text, slow, template=template)
+def test_a_tokenizer_in_python_is_refused_in_words():
+    """It does not say where its tokens are."""
+    slow: Any = SimpleNamespace(
+        is_fast=False, name_or_path="slow", added_tokens_decoder={}, all_special_tokens=["</s>"]
+    )
+    slow.convert_tokens_to_ids, slow.unk_token_id = ord, None
+    with pytest.raises(UserError, match=re.escape("(SimpleNamespace) does not say where in a text a token is; choose")):
+        read(SafeTokenizer(slow, ""), "a</s>b")
 
 
 def test_a_vocabulary_that_holds_its_control_tokens_as_words():

@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 from talks import encode_conversation
 
 from llm_fed.basics.errors import UserError
-from llm_fed.kinds.encoding import Encoder
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks import files
 from llm_fed.tasks.common import Turn
 from llm_fed.tasks.conversations import turns_of
-from llm_fed.tasks.templates import encode_prompt
 
 PLAIN = MARKED.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 FORGETS = "{% for m in messages[-2:] %}[{{ m.role }}]{{ m.content }}</s>{% endfor %}"  # rewrites earlier turns
@@ -117,11 +115,6 @@ def test_a_message_that_is_not_learned_from(fields):
     assert cut == turns_of(TALK[:3], "here", "messages")  # what comes after the last that is trained does not matter
 
 
-@pytest.mark.parametrize("fields", [{"weight": 1}, {"weight": None, "train": None}, {"train": True}, {"weight": 1.0}])
-def test_a_message_that_says_it_is_learned_from(fields):
-    assert turns_of(with_fields(**fields), "here", "messages") == turns_of(TALK, "here", "messages")
-
-
 @pytest.mark.parametrize(
     ("value", "said"),
     [
@@ -177,36 +170,3 @@ def test_rows_of_both_kinds_become_the_same_examples(tmp_path):
     (tmp_path / "own/cyd.jsonl").write_text(json.dumps({"talk": TALK}) + "\n")
     named = TaskConfig(name="files", path=str(tmp_path / "own"), columns=ColumnsConfig(messages="talk"))
     assert files.load(named, 0).clients["cyd"].train[0].prompt == one.prompt
-
-
-def test_which_columns_count_where_there_are_both_kinds(tmp_path):
-    """Prompt and answer, unless the messages are named; both named is a mistake. A prompt alone is no example."""
-    row = {"prompt": "1+1?", "answer": "2", "messages": TALK}
-    (tmp_path / "ada.jsonl").write_text(json.dumps(row) + "\n")
-
-    def prompt_of(**columns: str) -> Any:
-        task = TaskConfig(name="files", path=str(tmp_path), columns=ColumnsConfig(**columns))
-        return files.load(task, 0).clients["ada"].train[0].prompt
-
-    assert prompt_of() == "1+1?"
-    assert prompt_of(messages="messages")[-1] == Turn("user", "3+3?")
-    with pytest.raises(UserError, match="names messages and a prompt or an answer"):
-        prompt_of(messages="messages", prompt="prompt")
-    del row["answer"]
-    (tmp_path / "ada.jsonl").write_text(json.dumps(row) + "\n")
-    assert prompt_of()[-1] == Turn("user", "3+3?")
-
-
-def test_the_last_turn_is_asked_and_the_whole_is_trained_on(tmp_path):
-    (tmp_path / "ada.jsonl").write_text(json.dumps({"messages": TALK}) + "\n")
-    (example,) = files.load(TaskConfig(name="files", path=str(tmp_path)), 0).clients["ada"].train
-    tokenizer = byte_tokenizer(chat_template=MARKED)
-    encoder = Encoder(tokenizer, TaskConfig(template="chat", max_length=500))
-    (query,) = encoder.queries("ada", "test", [example])
-    assert tokenizer.decode(query.prompt).endswith("[user]3+3?</s>|[assistant]") and query.answers == ("6",)
-    (found,) = encoder.training("ada", "training", [example])
-    assert (
-        found.input_ids[: len(query.prompt)]
-        == query.prompt
-        == encode_prompt(example.prompt, tokenizer, template="chat")
-    )

@@ -20,6 +20,7 @@ from llm_fed.rows import BadRow, FileRows, HubRows
 from llm_fed.rows.declared import shown
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks import given, labelled
+from llm_fed.tasks.collected import Collected
 
 NAMES = ["positive", "negative"]  # not in natural order
 TEXTS = [f"crate {n}" for n in range(12)]
@@ -61,12 +62,6 @@ def of_folder(rows: datasets.Dataset, path: Path) -> FileRows:
     return FileRows(root / path.name, features=layout.features)
 
 
-def of_older_file(rows: datasets.Dataset, path: Path) -> Any:
-    features = {"default": {"features": rows.features.to_dict()}}
-    (path.parent / "dataset_infos.json").write_text(json.dumps(features))
-    return of_folder(rows, path)
-
-
 FORMS = {
     "object": lambda rows, folder: rows,
     "streamed": lambda rows, folder: rows.to_iterable_dataset(),
@@ -77,7 +72,6 @@ FORMS = {
     "Arrow": lambda rows, folder: saved(rows, folder),
     "README, JSON": lambda rows, folder: of_readme(rows, folder / "train.jsonl"),
     "README, CSV": lambda rows, folder: of_readme(rows, folder / "train.csv"),
-    "infos, JSON": lambda rows, folder: of_older_file(rows, folder / "train.jsonl"),
 }
 
 
@@ -111,13 +105,6 @@ def test_a_number_without_a_name_is_a_bad_row(tmp_path, names, number):
     *good, bad = rows_of(tmp_path / "a.feather")
     assert [row.values["label"] for row in good] == ["positive"] * 2
     assert isinstance(bad, BadRow) and f"holds {number}, but the data set names 2 classes" in str(bad)
-
-
-def test_features_that_cannot_be_read_are_told(tmp_path):
-    table = declared([0, 1]).data.table.replace_schema_metadata({b"huggingface": b"{"})
-    pyarrow.feather.write_feather(table, tmp_path / "a.feather")
-    file = FileRows(tmp_path / "a.feather")
-    assert [row.values["label"] for row in file] == [0, 1] and "without what its metadata says" in file.remarks[0]
 
 
 def test_classes_are_trained_under_their_names(tmp_path):
@@ -206,13 +193,13 @@ def test_classes_beside_the_rows(whole):
     table = pairs if whole else torch.utils.data.Subset(pairs, [0, 1])
     assert [row.values["answer"] for row in rows_of(table)] == NAMES
     pictures = Numbered([(np.zeros((4, 4), np.uint8), n % 2) for n in range(6)])
-    data = given.load({"a": pictures if whole else torch.utils.data.Subset(pictures, range(6))}, TaskConfig(), 0)
+    data = given.pictures({"a": pictures if whole else torch.utils.data.Subset(pictures, range(6))}, TaskConfig(), 0)
     assert data.labels == ("positive", "negative")
 
 
 def test_in_python_a_setting_is_a_text():
     with pytest.raises(UserError, match='give the setting "task.columns.answer=COLUMN"'):
-        given.load({"a": [{"question": "Where?", "note": "x"}]}, TaskConfig(), 0)
+        given.collect({"a": [{"question": "Where?", "note": "x"}]}, TaskConfig(), Collected)
 
 
 ROWS = [{"question": f"Where is {n}?", "answer": "here"} for n in range(4)]
@@ -285,12 +272,3 @@ def test_a_strangers_readme_makes_no_much_of_little_and_a_pipe_is_not_waited_for
         tasks.files.plan_of(tmp_path, ColumnsConfig())
     os.mkfifo(tmp_path / "state.json")
     assert shown(tmp_path / "train.jsonl") is None
-    (tmp_path / "README.md").unlink()
-    os.mkfifo(tmp_path / "dataset_infos.json")
-    assert tasks.files.plan_of(tmp_path, ColumnsConfig())[1].features == {}
-
-
-def test_rows_under_one_key_name_what_stands_beside_them(tmp_path):
-    (tmp_path / "a.json").write_text(json.dumps({"version": 2, "classes": NAMES, "data": ROWS}))
-    file = FileRows(tmp_path / "a.json")
-    assert len(list(file)) == 4 and file.remarks == ["without what stands beside its rows (classes)"]

@@ -6,7 +6,6 @@ from typing import Any
 
 import datasets
 import pytest
-from hub_server import Repository, connected
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
@@ -47,12 +46,6 @@ def test_each_task_is_read_from_a_folder(tmp_path, name):
     assert bool(next(iter(data.clients.values())).train[0].pair) == (len(part.texts) == 2)
 
 
-def test_parquet_and_the_folder_itself(tmp_path):
-    inner = folder(tmp_path, "rte", "parquet") / "rte"
-    partition = PartitionConfig("iid", clients=2)
-    assert len(tasks.load(TaskConfig("rte", str(inner), partition=partition), 0).clients) == 2
-
-
 def test_the_hub_is_asked_by_name(monkeypatch):
     asked: list[Any] = []
 
@@ -75,23 +68,3 @@ def test_what_is_missing_is_named(tmp_path):
         tasks.load(TaskConfig("sst2", str(place)), 0)
     with pytest.raises(UserError, match="the labels of sst2 are negative, positive; leave it out"):
         tasks.load(TaskConfig("sst2", str(place), labels=("a", "b")), 0)
-
-
-def test_the_files_of_the_hub_itself(tmp_path, monkeypatch):
-    """A Hub on loopback that has GLUE's files, and a card that says which belong to which task, as the Hub's does."""
-    parts = {name: folder(tmp_path / "files", name, "parquet") / name for name in ("sst2", "rte")}
-    configs = "".join(
-        f"- config_name: {name}\n  data_files:\n"
-        + "".join(f"  - split: {split}\n    path: {name}/{split}-*\n" for split in ("train", "validation", "test"))
-        for name in parts
-    )
-    files = {"README.md": f"---\nconfigs:\n{configs}---\n".encode()}
-    for name, place in parts.items():
-        files |= {f"{name}/{path.name}": path.read_bytes() for path in sorted(place.iterdir())}
-    with connected(monkeypatch, tmp_path) as hub:
-        hub.repositories["datasets/nyu-mll/glue"] = Repository(private=False, files=files)
-        data = tasks.load(TaskConfig("rte", partition=PartitionConfig("iid", clients=2)), 0)
-    assert sorted(example.prompt for client in data.clients.values() for example in client.test) == sorted(
-        row["sentence1"] for row in made(glue.PARTS["rte"], 9, 1000)
-    )
-    assert not any("sst2" in request and "resolve" in request for request in hub.requests)

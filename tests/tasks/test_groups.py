@@ -6,7 +6,6 @@ from jsonl import records, write
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.settings import configfile
 from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks import flan
 
@@ -22,16 +21,6 @@ def test_groups_choose_and_order_folders_before_the_partition_and_the_limit(tmp_
     assert list(tasks.load(halves, 0).clients) == ["cyd-0", "cyd-1", "ada-0"]
     with pytest.raises(UserError, match="task.groups='cid' is unknown .the closest is 'cyd'.; known: ada, bob, cyd"):
         tasks.load(TaskConfig(name="files", path=str(tmp_path), groups=("ada", "cid")), 0)
-
-
-def test_groups_of_the_planted_federation():
-    assert list(tasks.load(TaskConfig(name="planted", groups=("zoo-07", "zoo-02")), 0).clients) == ["zoo-07", "zoo-02"]
-
-
-def test_groups_from_the_command_line(tmp_path):
-    file = tmp_path / "run.yaml"
-    file.write_text("task: {name: xquad}\n")
-    assert configfile.load(file, ["task.groups=[de,en]"]).task.groups == ("de", "en")
 
 
 def test_an_empty_list_of_groups_is_refused():
@@ -57,12 +46,6 @@ def test_flan_in_two_sizes(hub, caplog):
     assert (large.name, tuple(large.clients)) == ("flan-2000", flan.TASKS_2000)
     assert {(len(c.train), len(c.test)) for c in large.clients.values()} == {(2000, 250)}
     assert "flan sst2 test: all 250 examples are taken, fewer than the 300 wanted" in caplog.text
-
-
-def test_flan_knows_its_tasks(hub):
-    assert set(flan.TASKS + flan.TASKS_2000) <= set(flan.KNOWN) and len(set(flan.KNOWN)) == len(flan.KNOWN) == 66
-    with pytest.raises(UserError, match="task.groups='sst' is unknown .the closest is 'sst2'"):
-        tasks.load(TaskConfig(name="flan", groups=("sst",)), 0)
 
 
 def test_which_clients_come_with_the_data():

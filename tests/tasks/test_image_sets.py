@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from llm_fed import tasks
-from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
+from llm_fed.settings.config import TaskConfig
 
 
 def load(name: str, folder: str, **settings) -> tasks.TaskData:
@@ -34,13 +34,3 @@ def test_real_data(name, folder, clients, train, test, shape, labels):
     assert sum(len(client.train) for client in data.clients.values()) == train
     assert sum(len(client.test) for client in data.clients.values()) == test
     assert {p.pixels.shape for client in data.clients.values() for p in client.test} == {torch.Size(shape)}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with fashion_mnist")
-def test_a_thousand_clients_of_fashion_mnist():
-    data = load("fashion-mnist", "fashion_mnist", partition=PartitionConfig(kind="dirichlet", clients=1000, alpha=0.1),
-                server=ServerConfig(examples=1000, test=True))  # fmt: skip
-    assert data.server is not None and (len(data.server.train), len(data.server.test)) == (1000, 9000)
-    assert sum(len(client.train) for client in data.clients.values()) == 60_000
-    assert len(data.everybody) == 1000 > len(data.clients)

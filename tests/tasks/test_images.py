@@ -1,6 +1,5 @@
 """Image tasks: npz files, folders of image files, Parquet files with the Hub's columns; label noise; bad input."""
 
-import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.rows import pictures as pictures_module
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks import images
-from llm_fed.tasks.common import ClientData, Picture
+from llm_fed.tasks.common import Picture
 
 
 def pictures(count: int, *shape: int, seed: int = 0) -> np.ndarray:
@@ -60,23 +59,6 @@ def test_coloured_pictures_are_channels_first_views_of_one_tensor(tmp_path):
     assert same(client.train, pictures(40, 6, 5, 3).transpose(0, 3, 1, 2), np.arange(40) % 10)
     storages = {p.pixels.untyped_storage().data_ptr() for p in client.train + client.test}
     assert len(storages) == 1 and len({p.pixels.data_ptr() for p in client.train + client.test}) == 60
-
-
-def test_a_folder_with_one_npz_file(tmp_path):
-    split_file(tmp_path / "a.npz")
-    assert len(load("images", tmp_path).clients["all"].train) == 40
-    split_file(tmp_path / "b.npz")
-    with pytest.raises(UserError, match="holds a.npz and b.npz; name one"):
-        load("images", tmp_path)
-
-
-def test_image_size_resizes_as_pil_does(tmp_path):
-    client = load("cifar10", split_file(tmp_path / "a.npz", (6, 6, 3)), image_size=4).clients["all"]
-    expected = Image.fromarray(pictures(40, 6, 6, 3)[7]).resize((4, 4), Image.Resampling.BILINEAR)
-    assert client.train[7].pixels.shape == (3, 4, 4)
-    assert torch.equal(client.train[7].pixels, torch.from_numpy(np.array(expected)).permute(2, 0, 1))
-    grey = load("fashion-mnist", split_file(tmp_path / "b.npz", (6, 6, 1)), image_size=8).clients["all"]
-    assert grey.train[0].pixels.shape == (1, 8, 8)
 
 
 def test_cifar100_predicts_superclasses_and_divides_by_fine_classes(tmp_path):
@@ -125,39 +107,26 @@ def test_pacs_has_a_client_per_domain_and_the_classes_of_the_file(tmp_path):
     assert all(1 <= len(client.test) <= 9 for client in data.clients.values())
 
 
-@pytest.mark.parametrize(
-    "changed, message",
-    [
-        ({"x_test": None}, "lacks x_test; an npz file of pictures holds x_train, y_train"),
-        ({"x_train": pictures(40, 6, 6) / 255}, r"x_train is float64 of shape \(40, 6, 6\); pictures are uint8"),
-        ({"x_train": pictures(40, 6, 6, 2)}, r"uint8 of shape \(40, 6, 6, 2\); .* C = 1 or 3"),
-        ({"x_train": pictures(39, 6, 6)}, "x_train holds 39 pictures and y_train 40 labels"),
-        ({"x_test": pictures(0, 6, 6), "y_test": np.arange(0)}, "x_test holds 0 pictures and y_test 0 labels"),
-        ({"x_test": pictures(20, 5, 6)}, "x_train and x_test hold pictures of different sizes"),
-        ({"y_train": np.arange(40) % 10 / 2}, r"y_train is float64 of shape \(40,\); labels are integers"),
-        ({"y_train": np.arange(40)}, "the label 10 is none of the 10 classes of fashion-mnist"),
-        ({"y_train": np.arange(40) % 10 - 1}, "the label -1 is none of the 10 classes"),
-        ({"coarse_of_fine": np.arange(9)}, "do not index the 9 entries of coarse_of_fine"),
-        ({"coarse_of_fine": np.arange(10) / 2}, "coarse_of_fine is float64; it holds a label for each label"),
-        ({"classes": np.array(np.nan)}, r"classes is of shape \(\); it must be a list"),
-        ({"classes": np.array([["a", "b"]])}, r"classes is of shape \(1, 2\); it must be a list"),
-        ({"client": np.arange(3)}, r"client is of shape \(3,\); with 60 pictures it must be \(60,\)"),
-        ({"y_train": np.array([None] * 40)}, "cannot be read as an npz file of arrays: Object arrays"),
-    ],
-)
+BAD = [
+    ({"x_test": None}, "it lacks x_test; an npz file holds x_train, y_train"),
+    ({"x_train": pictures(40, 6, 6) / 255}, r"x_train is float64 of shape \(40, 6, 6\), not uint8"),
+    ({"x_train": pictures(40, 6, 6, 2)}, r"x_train is uint8 of shape \(40, 6, 6, 2\), not"),
+    ({"x_train": pictures(39, 6, 6)}, r"y_train is int64 of shape \(40,\), not an integer for each of 39"),
+    ({"x_test": pictures(20, 5, 6)}, "cannot be read as pictures: all the input array dimensions"),
+    ({"y_train": np.arange(40) % 10 / 2}, r"y_train is float64 of shape \(40,\), not an integer for each of 40"),
+    ({"y_train": np.arange(40)}, "the label 10 is none of the 10 classes of fashion-mnist"),
+    ({"y_train": np.arange(40) % 10 - 1}, "the label -1 is none of the 10 classes"),
+    ({"coarse_of_fine": np.arange(9)}, "do not index the 9 entries of coarse_of_fine"),
+    ({"coarse_of_fine": np.arange(10) / 2}, "cannot be read as pictures: Cannot cast"),
+    ({"client": np.arange(3)}, r"client is of shape \(3,\), with 60 pictures"),
+    ({"y_train": np.array([None] * 40)}, "cannot be read as pictures: Object arrays"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("changed, message", BAD)
 def test_bad_files_say_what_is_wrong(tmp_path, changed, message):
     with pytest.raises(UserError, match=message):
         load("fashion-mnist", split_file(tmp_path / "a.npz", **changed))
-
-
-def test_what_is_no_npz_file_is_refused(tmp_path):
-    (tmp_path / "a.npz").write_text("not a zip file")
-    with pytest.raises(UserError, match="cannot be read as an npz file"):
-        load("images", tmp_path)
-    with pytest.raises(UserError, match="there is no such file or folder"):
-        load("images", tmp_path / "nowhere")
-    with pytest.raises(UserError, match="task.path is not set; the task `images` needs an npz file"):
-        load("images", None)
 
 
 # Folders of image files
@@ -170,17 +139,6 @@ def image_file(path: Path, seed: int, size: tuple[int, int] = (5, 4), mode: str 
     return pixels
 
 
-def test_a_folder_per_split_and_class(tmp_path):
-    for seed, place in enumerate(["train/cat/1", "train/cat/10", "train/cat/2", "train/ant/1", "test/cat/1"]):
-        image_file(tmp_path / f"{place}.png", seed)
-    data = load("images", tmp_path)
-    client = data.clients["all"]
-    assert data.labels == ("ant", "cat")
-    assert [p.label for p in client.train] == [0, 1, 1, 1] and [p.label for p in client.test] == [1]
-    expected = [pictures(1, 5, 4, 3, seed=seed)[0].transpose(2, 0, 1) for seed in (3, 0, 2, 1)]  # 2.png before 10.png
-    assert same(client.train, np.stack(expected), np.array([0, 1, 1, 1]))
-
-
 @pytest.mark.parametrize("form", ["{}/{}/{}", "site={}/split={}/label={}"])
 def test_a_folder_per_client(tmp_path, form):
     for client in ("b", "a"):
@@ -191,16 +149,6 @@ def test_a_folder_per_client(tmp_path, form):
     assert data.labels == ("class0", "class1")
     assert {name: (len(c.train), len(c.test)) for name, c in data.clients.items()} == {"a": (3, 2), "b": (3, 2)}
     assert data.clients["a"].train[0].pixels.shape == (1, 5, 4)
-
-
-def test_pictures_are_grey_only_where_all_are(tmp_path):
-    image_file(tmp_path / "train/x/1.png", 0, mode="L")
-    image_file(tmp_path / "train/y/1.png", 1)
-    image_file(tmp_path / "test/x/1.png", 2, mode="L")
-    client = load("images", tmp_path).clients["all"]
-    assert all(p.pixels.shape == (3, 5, 4) for p in client.train + client.test)
-    assert torch.equal(client.train[0].pixels[0], client.train[0].pixels[2])
-    assert not torch.equal(client.train[1].pixels[0], client.train[1].pixels[2])
 
 
 def test_pictures_of_different_sizes_need_image_size(tmp_path):
@@ -257,21 +205,6 @@ def parquet(tmp_path, monkeypatch):
     return write
 
 
-def test_femnist_columns(parquet):
-    character = datasets.ClassLabel(names=list(images.CHARACTERS))
-    part = table(
-        30,
-        writer_id=(datasets.Value("string"), [f"f{i // 10}" for i in range(30)]),
-        hsf_id=(datasets.Value("int64"), [0] * 30),
-        character=(character, [2 * i for i in range(30)]),
-    )
-    data = load("femnist", parquet(train=part))
-    assert data.labels == images.CHARACTERS[:40]
-    assert {name: len(c.train) + len(c.test) for name, c in data.clients.items()} == {"f0": 10, "f1": 10}
-    found = {p.label: p for p in data.clients["f1"].train + data.clients["f1"].test}
-    assert torch.equal(found[30].pixels, torch.from_numpy(pictures(30, 4, 4, 3)[15]).permute(2, 0, 1))
-
-
 def test_celeba_pools_the_splits_and_needs_five_pictures(parquet):
     def part(celebrities: list[int]) -> datasets.Dataset:
         smiling = [i % 2 == 0 for i in range(len(celebrities))]
@@ -282,16 +215,6 @@ def test_celeba_pools_the_splits_and_needs_five_pictures(parquet):
     data = load("celeba", folder)
     assert {name: len(c.train) + len(c.test) for name, c in data.clients.items()} == {"7": 5, "9": 6, "10": 5}
     assert {p.label for p in data.clients["7"].train} == {0, 1} and data.labels == ("not smiling", "smiling")
-
-
-def test_isic2019_columns(parquet):
-    def part(count: int) -> datasets.Dataset:
-        return table(count, center=(datasets.Value("int64"), [i % 2 for i in range(count)]),
-                     label=(datasets.Value("int64"), [i % 8 for i in range(count)]))  # fmt: skip
-
-    data = load("isic2019", parquet(train=part(16), test=part(8)), image_size=3)
-    assert {name: (len(c.train), len(c.test)) for name, c in data.clients.items()} == {"0": (8, 4), "1": (8, 4)}
-    assert data.labels == images.LESIONS and data.clients["0"].train[0].pixels.shape == (3, 3, 3)
 
 
 def test_a_wrong_column_or_label_is_refused(parquet):
@@ -324,30 +247,6 @@ def test_the_hub_is_asked_for_the_data_set_of_the_source(name, monkeypatch):
     assert all(client.train and client.test for client in data.clients.values())
 
 
-def test_only_the_pictures_of_clients_that_take_part_are_decoded(parquet, monkeypatch):
-    part = table(40, domain=(datasets.Value("string"), ["a", "b", "c", "d"] * 10),
-                 label=(datasets.ClassLabel(names=list(images.PACS)), [0, 1] * 20))  # fmt: skip
-    folder, counts = parquet(train=part), []
-    read = images.read_dataset
-
-    def counting(*given):
-        gallery = read(*given)
-
-        def decode(indices, size):
-            counts.append(len(indices))
-            return gallery.decode(indices, size)
-
-        return dataclasses.replace(gallery, decode=decode)
-
-    monkeypatch.setattr(images, "read_dataset", counting)
-    drawn = load("pacs", folder, clients=2, sample_clients=True)
-    assert counts == [20] and len(drawn.clients) == 2
-    load("pacs", folder, groups=("d", "a", "b"), clients=1)
-    assert counts == [20, 10]
-    images.load(TaskConfig(name="pacs", path=str(folder)), 0, only=7)
-    assert counts == [20, 10, 7]
-
-
 # Label noise
 
 
@@ -363,17 +262,6 @@ def test_noise_replaces_a_share_of_the_training_labels_alone(tmp_path):
     assert all(torch.equal(before.pixels, after.pixels) and before.group == after.group for before, after in pairs)
     for split in ("validation", "test"):
         assert [p.label for p in getattr(clean, split)] == [p.label for p in getattr(noisy, split)]
-
-
-def test_noise_depends_on_seed_and_client_alone():
-    pixels = torch.zeros(1, 2, 2, dtype=torch.uint8)
-
-    def labels(seed: int, client: str) -> list[int]:
-        clean = ClientData(client, tuple(Picture(pixels, 0, "0") for _ in range(50)))
-        return [p.label for p in images.noisy(clean, 1.0, 10, seed).train]
-
-    assert labels(0, "a") == labels(0, "a")
-    assert len({tuple(labels(0, "a")), tuple(labels(1, "a")), tuple(labels(0, "b"))}) == 3
 
 
 def test_classes_can_be_given_where_the_data_lacks_some(tmp_path):
@@ -398,11 +286,6 @@ def test_classes_can_be_given_where_the_data_lacks_some(tmp_path):
 def test_settings_of_images_are_refused_for_text(settings):
     with pytest.raises(UserError, match="are for images, but planted is text"):
         tasks.load(TaskConfig(name="planted", **settings), 0)
-
-
-def test_labels_are_refused_where_there_are_none():
-    with pytest.raises(UserError, match="task.labels names classes, but planted has none"):
-        tasks.load(TaskConfig(name="planted", labels=("a",)), 0)
 
 
 # Files of strangers

@@ -2,12 +2,10 @@
 
 import json
 
-import numpy as np
 import pytest
 
-from llm_fed import rows, tasks
+from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.rows.pictures import read_npz
 from llm_fed.settings.config import TaskConfig
 
 CALL = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1.5}}}]}
@@ -33,21 +31,3 @@ def test_no_number_becomes_text(tmp_path, number):
     strange = json.loads(json.dumps(talk).replace("1.5", json.dumps(number)))
     with pytest.raises(UserError, match="line 1.* holds a number that JSON has not"):
         loaded(tmp_path, {"messages": strange})
-
-
-def test_a_list_of_names_that_is_none(tmp_path):
-    arrays = {"x": np.zeros((4, 2, 2), np.uint8), "y": np.arange(4), "domain": np.zeros(4, np.int64)}
-    np.savez(tmp_path / "a.npz", **arrays, domains=np.array("all"))
-    with pytest.raises(UserError, match=r"domains is of shape \(\); it must be a list"):
-        read_npz(tmp_path / "a.npz")
-
-
-def test_whatever_a_library_makes_of_a_folder_is_a_message(tmp_path, monkeypatch):
-    import datasets
-
-    def fails(*given: object, **named: object) -> None:
-        raise TypeError("unhashable type: 'dict'")
-
-    monkeypatch.setattr(datasets, "load_dataset", fails)
-    with pytest.raises(UserError, match="cannot be read: unhashable type"):
-        rows.folder_data(tmp_path)

@@ -67,18 +67,6 @@ def test_what_unpacks_to_far_too_much_is_refused(tmp_path, monkeypatch, name):
         tasks.load(TaskConfig(name="files", path=str(tmp_path / name)), 0)
 
 
-@pytest.mark.parametrize("name", ["train.jsonl.gz", "train.jsonl.bz2", "train.jsonl.xz", "train.jsonl.zst"])
-def test_what_is_packed_as_usual_is_read(tmp_path, monkeypatch, name):
-    data = b"".join(LINE % b"%d" % number for number in range(3_000))
-    pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": _zstd}[name.rpartition(".")[2]]
-    (tmp_path / name).write_bytes(pack(data))
-    monkeypatch.setattr(formats, "FREE", 0)
-    with formats.opened(tmp_path / name) as file:
-        assert file.read() == data
-    with formats.opened(tmp_path / name) as file:
-        assert b"".join(file) == data
-
-
 def test_pictures_in_an_npz_file(tmp_path, monkeypatch):
     path: Path = tmp_path / "pictures.npz"
     np.savez_compressed(path, x=np.zeros((3_000, 28, 28), np.uint8), y=np.zeros(3_000, np.int64))

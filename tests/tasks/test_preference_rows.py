@@ -79,7 +79,7 @@ def texts_of(pair: AnswerPair) -> list[tuple[str, str]]:
 def test_every_form_is_the_same_pair(form, tmp_path):
     data = load(tmp_path, [FORMS[form]] * 2)
     assert data.metric == "preference_accuracy" and data.reading.rows == 2
-    lengths = next(encoder().lengths([data.clients["ann"].train]))
+    lengths = encoder().lengths(data.clients["ann"].train)
     (pair, *_) = encoder().training("ann", "training", data.clients["ann"].train)
     (before, chosen), (_, rejected) = texts_of(pair)
     assert before.endswith(f"{ASKED}</s>|[assistant]") and (chosen, rejected) == (f"{GOOD}</s>", f"{BAD}</s>")
@@ -99,13 +99,6 @@ def test_of_a_conversation_only_what_differs_is_trained(tmp_path):
     assert found.note() == ""  # the messages before are none that somebody left out
 
 
-def test_answers_of_several_messages_are_compared_from_where_they_differ(tmp_path):
-    more = [user("And then?"), said("Rest.")]
-    row = {"chosen": [user(), said(GOOD), *more], "rejected": [user(), said(BAD), *more]}
-    (pair,) = encoder().training("ann", "training", [load(tmp_path, [row] * 2).clients["ann"].train[0]])
-    assert [trained for _, trained in texts_of(pair)] == ["Burns.</s>Rest.</s>", "No idea.</s>Rest.</s>"]
-
-
 def test_labels_say_which_answers_are_desirable(tmp_path):
     rows = [{"prompt": ASKED, "completion": text, "label": label} for text, label in ((GOOD, True), (BAD, False))]
     train = load(tmp_path, rows * 2).clients["ann"].train
@@ -115,21 +108,6 @@ def test_labels_say_which_answers_are_desirable(tmp_path):
     decode = byte_tokenizer().decode
     assert decode(items[1].other.input_ids) == f"{ASKED}\n{GOOD}</s>"  # the answer of the example before it
     assert decode(items[1].text.input_ids) == f"{ASKED}\n{BAD}</s>"
-
-
-@pytest.mark.parametrize("label", [True, False])
-def test_answers_that_are_all_alike_are_told_to_kto(label, tmp_path):
-    rows = [{"prompt": ASKED, "completion": text, "label": label} for text in (GOOD, BAD)]
-    alike = load(tmp_path, rows).clients["ann"].train
-    of_kto = encoder("kto", "plain")
-    of_kto.training("ann", "validation", alike, required=False)
-    assert of_kto.note() == ""
-    of_kto.training("ann", "training", alike)
-    assert f"are all {'' if label else 'un'}desirable (label {str(label).lower()})" in of_kto.note()
-    both = [Example(ASKED, (GOOD,), desirable=True), Example(ASKED, (BAD,), desirable=False)]
-    mixed = encoder("kto", "plain")
-    mixed.training("ann", "training", both)
-    assert mixed.note() == ""
 
 
 def test_longer_answers_leave_the_pair_out_or_are_cut(tmp_path):
@@ -195,12 +173,6 @@ def test_a_pair_that_prefers_nothing_is_named(fault, tmp_path):
     )
 
 
-def test_a_label_that_says_nothing_is_named(tmp_path):
-    rows = [{"prompt": ASKED, "completion": GOOD, "label": True}] * 3
-    with pytest.raises(UserError, match="line 4.*'label' holds 'maybe'.*true"):
-        load(tmp_path, [*rows, {**rows[0], "label": "maybe"}], label="label")
-
-
 @pytest.mark.parametrize("label", ["maybe", 2, 0.5, "", [True], None])
 def test_a_few_labels_that_say_nothing_hide_none_of_the_others(label, tmp_path):
     """The column need not be named: most of its values are true or false."""
@@ -249,37 +221,24 @@ def test_other_forms_are_read(form, tmp_path):
         assert example.desirable is False
 
 
-def test_what_messages_are_labelled_with_is_a_judgement_only_where_it_is_true_or_false(tmp_path):
-    rows = [{"messages": [user(f"{n}"), said(GOOD)], "label": n} for n in (0, 1, 0)]
-    assert "label" not in load(tmp_path, rows).reading.roles
-
-
 def test_an_objective_that_the_data_do_not_fit_is_named_with_file_and_remedy(tmp_path):
     plain = [{"prompt": f"{ASKED} {n}", "completion": GOOD} for n in range(3)]
     train = load(tmp_path, plain).clients["ann"].train
     with pytest.raises(UserError, match=r"ann.jsonl, line [123]: objective.name=dpo.*has no rejected answer.*=sft"):
-        list(encoder("dpo").lengths([train]))
+        encoder("dpo").lengths(train)
     with pytest.raises(UserError, match="objective.name=kto learns from rows with prompt, completion and label"):
-        list(encoder("kto").lengths([train]))
+        encoder("kto").lengths(train)
     pairs = load(tmp_path, [FORMS["texts"]] * 3).clients["ann"].train
     with pytest.raises(UserError, match="has no label.*objective.name=dpo"):
-        list(encoder("kto").lengths([pairs]))
+        encoder("kto").lengths(pairs)
 
 
-@pytest.mark.parametrize("form", ["jsonl", "json", "csv"])
-def test_the_row_is_that_of_the_file_wherever_the_example_went(form, tmp_path):
-    """Rows are dealt out to splits at random; that of the only undesirable answer is known by its line."""
+def test_an_example_knows_its_row_wherever_it_went(tmp_path):
     rows = [{"prompt": f"{ASKED} {n}", "completion": GOOD, "label": n != 5} for n in range(8)]
-    texts = {
-        "jsonl": "\n".join(map(json.dumps, rows)),
-        "json": "[\n" + ",\n".join(map(json.dumps, rows)) + "]",
-        "csv": "\n".join(["prompt,completion,label", *(f"{r['prompt']},{GOOD},{r['label']}" for r in rows)]),
-    }
-    (tmp_path / f"ann.{form}").write_text(texts[form])
+    write(tmp_path / "ann.jsonl", rows)
     client = tasks.load(TaskConfig("files", str(tmp_path), columns=ColumnsConfig(label="label")), 0).clients["ann"]
-    places = {"jsonl": "line 6", "json": "line 7", "csv": "line 7"}
-    found = [part.where(n) for part in (client.train, client.test) for n, e in enumerate(part) if not e.desirable]
-    assert [place.rpartition("/")[2] for place in found] == [f"ann.{form}, {places[form]}"]
+    found = [each.where for each in (*client.train, *client.test) if not each.desirable]
+    assert found == [f"{tmp_path}/ann.jsonl, line 6"]
 
 
 def test_a_column_of_numbers_reaches_the_examples(tmp_path):

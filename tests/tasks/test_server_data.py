@@ -1,8 +1,6 @@
 """The server's own data: drawn from the test split, or another task's; the test set of one model for all."""
 
-import dataclasses
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +8,7 @@ import pytest
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.settings import configfile
 from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
-from llm_fed.tasks import flan
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.splits import ByContent, in_domain
 
@@ -59,12 +55,6 @@ def own(data: tasks.TaskData) -> ClientData:
     return data.server
 
 
-def test_by_default_the_server_has_no_data(folder):
-    data = load(folder, server={})
-    assert data.server is None and data.server_labels == ()
-    assert [len(client.test) for client in data.clients.values()] == [12, 15, 20]
-
-
 def test_examples_leave_the_test_split_of_the_clients(folder):
     everything = pooled(load(folder, server={}).clients, "test")
     data = load(folder, server={"examples": 20})
@@ -87,16 +77,6 @@ def test_each_takes_so_many_of_each_natural_client(folder):
     assert {name: len(client.test) for name, client in data.clients.items()} == {
         "cola-0": 1, "cola-1": 1, "snli-0": 3, "snli-1": 2, "wic-0": 5, "wic-1": 5,
     }  # fmt: skip
-
-
-def test_each_client_has_a_draw_of_its_own():
-    clients = {
-        name: ClientData(name, (), test=tuple(Example(f"{name}{i}", ("yes",)) for i in range(100)))
-        for name in ("a", "b")
-    }
-    _, found = in_domain(clients, ServerConfig(examples=10, each=True), 0, ByContent(0))
-    first, second = ([int(example.prompt[1:]) for example in part] for part in (found.train[:10], found.train[10:]))
-    assert len(first) == len(second) == 10 and first != second
 
 
 def test_what_equals_an_example_of_the_server_is_not_tested():
@@ -125,16 +105,6 @@ def test_clients_without_a_training_example_are_left_out(pictures):
     assert 10 < len(data.clients) < 60 and sorted(pooled(data.clients, "train")) == list(range(100))
     with pytest.raises(UserError, match="no dirichlet partition found .*=60 clients"):
         load(pictures, server={"examples": 20}, name="fashion-mnist", partition=partition)
-
-
-def test_a_dirichlet_partition_follows_the_seed(pictures):
-    """In how many pictures a client gets, and in which ones, where all get as many of each class (alpha 1e9)."""
-    for alpha in (0.5, 1e9):
-        partition = PartitionConfig(kind="dirichlet", clients=2, alpha=alpha)
-        loaded = [load(pictures, seed, name="images", server={}, partition=partition).clients for seed in (1, 1, 2)]
-        first, again, other = ([sorted(ids(client.train)) for client in clients.values()] for clients in loaded)
-        assert first == again != other
-        assert (list(map(len, first)) == list(map(len, other))) == (alpha == 1e9)
 
 
 def test_without_a_test_split_one_is_held_out_first(folder, caplog):
@@ -195,37 +165,3 @@ def test_noise_leaves_the_server_clean(pictures):
 def test_too_much_or_wrong_server_data_is_refused(folder, server, message):
     with pytest.raises(UserError, match=message):
         load(folder, server=server)
-
-
-@pytest.mark.parametrize(
-    "task, message",
-    [
-        ({"server": {"examples": -1}}, "task.server.examples is -1; it must be at least 0"),
-        ({"server": {"examples": None}}, "task.server.examples is None; it must be a number"),
-        ({"server": {"path": "x"}}, "task.server.path is 'x'; it must be null, unless task.server.name"),
-        ({"server": {"name": "cifar10"}}, "task.server.examples is 0; it must be at least 1 with task.server.name"),
-        ({"server": {"name": "flan", "examples": 1, "each": True}}, "task.server.each is True; it must be false"),
-        ({"server": {"exampels": 1}}, "unknown key task.server.exampels .the closest is 'examples'"),
-        ({"noise": 1.5}, "task.noise is 1.5; it must be at least 0 and at most 1"),
-        ({"image_size": 0}, "task.image_size is 0; it must be at least 1"),
-        ({"sample_clients": True}, "task.clients is None; it must be a number with task.sample_clients"),
-    ],
-)
-def test_configurations_that_make_no_sense_are_refused(task, message):
-    with pytest.raises(UserError, match=message):
-        configfile.from_dict({"task": task})
-
-
-def test_settings_survive_the_way_through_yaml():
-    server = ServerConfig(examples=None, name="imagenet", path="x", test=True)
-    task = TaskConfig(name="cifar10", noise=0.1, image_size=32, clients=9, sample_clients=True, server=server)
-    config = dataclasses.replace(configfile.from_dict({}), task=task)
-    assert configfile.from_dict(configfile.as_dict(config)).task == task
-
-
-@pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with flan/dataset1")
-def test_ten_examples_of_each_flan_task():
-    folder = Path(os.environ["LLM_FED_DATA"]) / "flan" / "dataset1"
-    data = load(folder, name="flan", server={"examples": 10, "each": True})
-    assert tuple(data.clients) == flan.TASKS and {len(client.test) for client in data.clients.values()} == {190}
-    assert [example.group for example in own(data).train] == [task for task in flan.TASKS for _ in range(10)]

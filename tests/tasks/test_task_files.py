@@ -74,13 +74,6 @@ def test_one_file_with_a_client_column(tmp_path, suffix, caplog):
     assert "no test split: about 20 % of each client's training examples" in caplog.text
 
 
-def test_train_and_test_files_with_a_client_column(tmp_path):
-    write(tmp_path / "train.jsonl", records(9, client="a") + records(9, client="b"))
-    write(tmp_path / "test.jsonl", records(4, client="b") + records(2, client="a"))
-    data = load(tmp_path)
-    assert {name: len(client.test) for name, client in data.clients.items()} == {"a": 2, "b": 4}
-
-
 def test_one_file_without_client_column_needs_a_partition(tmp_path):
     path = write(tmp_path / "all.jsonl", records(20, kind="x") + records(20, kind="y"))
     with pytest.raises(UserError, match="no column names the client of a row; set task.columns.client=COLUMN"):
@@ -93,104 +86,28 @@ def test_one_file_without_client_column_needs_a_partition(tmp_path):
         load(path, partition=PartitionConfig(kind="dirichlet", clients=2, label="kin"))
 
 
-def test_lists_of_answers_options_numbers_and_contexts(tmp_path):
-    record = {"instruction": "How many?", "input": "", "output": [3, "three"], "options": ["3", "4"]}
-    write(tmp_path / "a" / "train.jsonl", [record, {"instruction": "So?", "output": True, "options": None}])
-    write(tmp_path / "a" / "test.jsonl", [record | {"input": 7.5}])
-    client = load(tmp_path, validation=0.0).clients["a"]
-    assert client.train == (
-        Example("How many?", ("3", "three"), ("3", "4"), "a"),
-        Example("So?", ("true",), (), "a"),
-    )
-    assert client.test[0].prompt == "How many?\n\n7.5"
-
-
-def test_configured_columns_win_over_usual_names(tmp_path):
-    record = {"instruction": "no", "ask": "yes?", "output": "no", "reply": "yes", "note": "here"}
-    for split in ("train", "test"):
-        write(tmp_path / "a" / f"{split}.jsonl", [record])
-    columns = ColumnsConfig(prompt="ask", answer="reply", input="note")
-    assert load(tmp_path, columns=columns).clients["a"].train == (Example("yes?\n\nhere", ("yes",), (), "a"),)
-
-
-def test_clients_keeps_the_first_ones(tmp_path):
-    path = write(tmp_path / "all.jsonl", [record for c in "abc" for record in records(9, client=c)])
-    assert list(load(path, clients=2).clients) == ["a", "b"]
-    with pytest.raises(UserError, match="task.clients=4, but the data has 3 clients"):
-        load(path, clients=4)
-
-
 GOOD = '{"instruction": "a", "output": "b"}\n'
 
 
-@pytest.mark.parametrize(
-    "train, message",
-    [
-        (
-            GOOD + '{"instruction": "a", "outp',
-            r"train.jsonl, line 2: malformed JSON \(column 22: Unterminated string",
-        ),
-        (GOOD + "\n[1, 2]\n", r"train.jsonl, line 3: an object with named columns is needed, got \[1, 2\]"),
-        ('[{"instruction": "a"},\n {"output" "b"}]', "train.jsonl, line 2: malformed JSON .column 12: Expecting ':'"),
-        (GOOD + '{"instruction": "a"}\n', "train.jsonl, line 2: the column 'output' is missing"),
-        (GOOD + '{"instruction": "a", "output": null}\n', "line 2: column 'output' holds nothing, not text"),
-        (
-            GOOD + '{"instruction": {"x": 1}, "output": "b"}\n',
-            "line 2: column 'instruction' holds dict, not text",
-        ),
-        (GOOD + '{"instruction": "a", "output": " "}\n', "line 2: column 'output' is empty"),
-        (GOOD + '{"instruction": "a", "output": []}\n', "line 2: the list in column 'output' is empty"),
-        (
-            '{"instruction": "a", "output": "b", "options": ["c"]}',
-            r"line 1: the answer 'b' is none of .*\['c'\]",
-        ),
-        (
-            '{"text": "a", "label": "b"}\n',
-            "no column for the answer among text, label; set task.columns.answer=COLUMN",
-        ),
-        ("", r"none of the clients a has a training example \(none in a/train.jsonl\)"),
-        (
-            "\u95ee\u9898\u95ee\u9898".encode("gb18030").decode("utf-8", "surrogateescape"),
-            "train.jsonl is not text in UTF-8, and its letters do not tell what it is; convert it",
-        ),
-    ],
-)
+BAD = [
+    (GOOD + '{"instruction": "a", "outp', r"train.jsonl, line 2: malformed JSON \(column 22: Unterminated string"),
+    (GOOD + "\n[1, 2]\n", r"train.jsonl, line 3: an object with named columns is needed, got \[1, 2\]"),
+    ('[{"instruction": "a"},\n {"output" "b"}]', "train.jsonl, line 2: malformed JSON .column 12: Expecting ':'"),
+    ('{"instruction": "a", "output": "b", "options": ["c"]}', r"line 1: the answer 'b' is none of .*\['c'\]"),
+    ('{"text": "a", "label": "b"}\n', "no column for the answer among text, label; set task.columns.answer=COLUMN"),
+    ("", r"none of the clients a has a training example \(none in a/train.jsonl\)"),
+    ("\u95ee\u9898\u95ee\u9898".encode("gb18030").decode("utf-8", "surrogateescape"),
+     "train.jsonl is not text in UTF-8, and its letters do not tell what it is; convert it"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("train, message", BAD)
 def test_bad_content_is_refused_with_file_and_line(tmp_path, train, message):
     write(tmp_path / "a" / "test.jsonl", records(1))
     (tmp_path / "a" / "train.jsonl").write_text(train, errors="surrogateescape")
     with pytest.raises(UserError, match=message) as caught:
         load(tmp_path)
     assert "\n" not in str(caught.value) and "train.jsonl" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "name, content, message",
-    [
-        ("train.csv", b"question,answer\na,b\nc\n", "train.csv, line 3: fewer fields than in the header"),
-        ("train.csv", b"question,answer\na,b,c\n", "train.csv, line 2: more fields .* quote texts"),
-        ("train.csv", b'question,answer\na,"b\n', "train.csv, line 2: malformed CSV"),
-        (
-            "train.jsonl.gz",
-            gzip.compress(GOOD.encode() * 99, mtime=0)[:-20],
-            "train.jsonl.gz cannot be read: Compressed file ended",
-        ),
-        ("train.parquet", b"PAR1 nothing PAR1", "train.parquet cannot be read: "),
-    ],
-)
-def test_damaged_files_are_refused_by_name(tmp_path, name, content, message):
-    write(tmp_path / "a" / "test.jsonl", records(1))
-    (tmp_path / "a" / name).write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        load(tmp_path)
-
-
-def test_unknown_column_names_the_closest(tmp_path):
-    write(tmp_path / "a" / "train.jsonl", records(2))
-    write(tmp_path / "a" / "test.jsonl", records(2))
-    with pytest.raises(
-        UserError, match=r"columns.prompt='instructon' is not a column .the closest is 'instruction'.*output"
-    ):
-        load(tmp_path, columns=ColumnsConfig(prompt="instructon"))
 
 
 def test_missing_and_ambiguous_files_are_refused(tmp_path):
@@ -210,54 +127,7 @@ def test_missing_and_ambiguous_files_are_refused(tmp_path):
     loaded = load(tmp_path)
     assert (list(loaded.clients), loaded.everybody, len(loaded.clients["b"].test)) == (["a", "b"], ("a", "b"), 2)
     (tmp_path / "b" / "test.jsonl").unlink()
-    assert load(tmp_path).reading.for_people() == {"not used": "notes.odt"}
-    assert (list(load(tmp_path).clients), load(tmp_path).everybody) == (["a"], ("a", "b"))
-    write(tmp_path / "a" / "train.csv", records(2))
-    with pytest.raises(UserError, match="holds a/train.csv and a/train.jsonl, both for train of 'a'"):
-        load(tmp_path)
-    (tmp_path / "a" / "train.csv").unlink()
-    write(tmp_path / "train.jsonl", records(2))
-    with pytest.raises(UserError, match="train.jsonl, of all clients, and a/train.jsonl, of one; keep one"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "clients, message",
-    [
-        (["Ada", "Ada", "ada", "ada"], "client ids 'Ada' and 'ada' differ in case only"),
-    ],
-)
-def test_unusable_ids_are_refused(tmp_path, clients, message):
-    path = write(
-        tmp_path / "all.jsonl", [row | {"client": client} for row, client in zip(records(4), clients, strict=False)]
-    )
-    with pytest.raises(UserError, match=message):
-        load(path)
-
-
-def test_one_file_per_client(tmp_path):
-    """Names say whose a file is, and at their end which split; without a test split, a fifth becomes one."""
-    for name in ("north.jsonl", "south-west.jsonl", "client10.json", "client2.jsonl"):
-        write(tmp_path / name, records(10))
-    (tmp_path / "notes.txt").write_text("of no kind that is read")
-    (tmp_path / ".hidden.jsonl").write_text("no more is this")
-    clients = load(tmp_path).clients
-    assert list(clients) == ["client2", "client10", "north", "south-west"]
-    assert len({len(client.test) for client in clients.values()}) == 1  # equal rows are tested at all or at none
-    for ending in ("-test.jsonl", "_test.jsonl", ".test.jsonl"):
-        write(tmp_path / "named" / f"north{ending}", records(3))
-        write(tmp_path / "named" / "north.dev.jsonl", records(1))
-        write(tmp_path / "named" / "north-train.jsonl", records(5))
-        (north,) = load(tmp_path / "named").clients.values()
-        assert (north.client, len(north.train), len(north.validation), len(north.test)) == ("north", 5, 1, 3)
-        (tmp_path / "named" / f"north{ending}").unlink()
-    write(tmp_path / "named" / "north.jsonl", records(5))
-    with pytest.raises(UserError, match="holds north-train.jsonl and north.jsonl, both for train of 'north'"):
-        load(tmp_path / "named")
-    (tmp_path / "named" / "north.jsonl").unlink()
-    write(tmp_path / "a" / "train.jsonl", records(5))
-    with pytest.raises(UserError, match="holds client2.jsonl and a folder of a client, a/train.jsonl; keep one"):
-        load(tmp_path)
+    assert load(tmp_path).reading.for_people() == {"not used": "b/, notes.odt"}
 
 
 def test_a_client_may_have_training_or_test_examples_alone(tmp_path):
@@ -271,17 +141,8 @@ def test_a_client_may_have_training_or_test_examples_alone(tmp_path):
         ("c", 3, 0),
     ]
     assert data.everybody == ("a", "b", "c", "d")  # of whom one has no use
-    with pytest.raises(UserError, match="none of the clients d has a training or test example; add some"):
+    with pytest.raises(UserError, match="none of the clients d has a training example; add some"):
         load(tmp_path, groups=("d",))
-
-
-def test_one_example_is_trained_on(tmp_path):
-    """It cannot be split: of two, one is held out."""
-    path = write(tmp_path / "all.jsonl", records(2, client="a") + records(1, client="b"))
-    found = load(path).clients
-    assert {id: (len(c.train), len(c.validation), len(c.test)) for id, c in found.items()} == {
-        "a": (1, 0, 1), "b": (1, 0, 0),
-    }  # fmt: skip
 
 
 def test_groups_may_be_absent_where_data_can_go_away(tmp_path):
@@ -319,12 +180,6 @@ def test_hub_failure_says_what_the_hub_said(monkeypatch):
 
 
 # The task `flan`
-
-
-def test_flan_options():
-    listed = "Does it follow?\n\nOPTIONS:\n- yes\n- it is not possible to tell\n- no"
-    assert flan.options_of(listed) == ("yes", "it is not possible to tell", "no")
-    assert flan.options_of("Add punctuation: OPTIONS: - a - b") == ()
 
 
 def test_flan_folder_strips_the_prefix_and_keeps_the_order(tmp_path):

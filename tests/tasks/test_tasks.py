@@ -1,4 +1,4 @@
-"""Tasks: tokens and their loss mask, held-out splits, the table of tasks."""
+"""Tasks: tokens and their loss mask, the table of tasks."""
 
 import pytest
 from byte_tokenizer import BOS, EOS, byte_tokenizer
@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerFast
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.settings.config import TaskConfig
-from llm_fed.tasks.common import TEMPLATES, Encoded, Example, fitting, hold_out
+from llm_fed.tasks.common import TEMPLATES, Encoded, Example, fitting
 from llm_fed.tasks.conversations import encoded
 from llm_fed.tasks.templates import encode_continuation, encode_prompt
 
@@ -39,12 +39,6 @@ def test_loss_on_all_counts_every_token_but_the_first():
     assert found.target == [False, True, True, True, True]  # a, b, newline, c, EOS
 
 
-def test_longer_than_max_length_is_none():
-    example, tokenizer = Example("ab", ("c",)), byte_tokenizer()
-    assert encode(example, tokenizer, template="plain", max_length=4, loss_on="response") is None
-    assert len(encode(example, tokenizer, template="plain", max_length=5, loss_on="response").input_ids) == 5
-
-
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_training_generation_and_option_scoring_see_the_same_prompt(template):
     tokenizer = byte_tokenizer("<s> $A", CHAT)
@@ -57,12 +51,6 @@ def test_training_generation_and_option_scoring_see_the_same_prompt(template):
     assert scored.input_ids[: scored.target.index(True)] == prompt
     assert "Which {one}?" in tokenizer.decode(prompt)
     assert prompt.count(BOS) == 1
-
-
-def test_templates_read_as_documented():
-    assert TEMPLATES["alpaca"].startswith("Below is an instruction that describes a task. Write a response")
-    assert TEMPLATES["alpaca"].endswith(".\n\n### Instruction:\n{prompt}\n\n### Response:\n")
-    assert TEMPLATES["plain"] == "{prompt}\n"
 
 
 def test_chat_template_is_the_tokenizers_and_knows_no_today():
@@ -83,41 +71,9 @@ def test_encode_refuses_what_it_cannot_do():
         encode_continuation("hi", "you", endless, template="plain")
 
 
-# Held-out splits
-
-
-@pytest.mark.parametrize(
-    "count, share, held", [(10, 0.1, 1), (300, 0.1, 30), (2, 0.01, 1), (2, 0.9, 1), (1, 0.5, 0), (5, 0, 0)]
-)
-def test_hold_out_sizes(count, share, held):
-    kept, validation = hold_out(range(count), share, seed=0, client="a")
-    assert len(validation) == held
-    assert sorted(kept + validation) == list(range(count))
-    assert list(kept) == sorted(kept) and list(validation) == sorted(validation)
-
-
-def test_hold_out_depends_on_seed_client_and_split_alone():
-    def held(seed=0, client="a", split="validation"):
-        return hold_out(range(100), 0.2, seed, client, split)[1]
-
-    assert held() == held()
-    assert len({held(), held(seed=1), held(client="b"), held(split="test")}) == 4
-
-
-def test_hold_out_refuses_a_share_of_one():
-    with pytest.raises(UserError, match="the validation share is 1; .* below 1"):
-        hold_out(range(9), 1, 0, "a")
-
-
 # The table
 
 
 def test_unknown_task_names_the_closest():
     with pytest.raises(UserError, match="task.name='flann' is unknown .the closest is 'flan'.*files"):
         tasks.load(TaskConfig(name="flann"), 0)
-
-
-def test_describe_lists_every_task():
-    described = tasks.describe()
-    assert [task["name"] for task in described] == list(tasks.TASKS)
-    assert all(set(task) == {"name", "metric", "clients", "source"} for task in described)
