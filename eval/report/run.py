@@ -24,22 +24,20 @@ from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts
 
 KINDS = ("client", "round", "score", "after", "rule", "event", "drop-out", "server", "merge", "privacy", "clients")
 ALONE = "the base alone"
-REFRESH = 30  # seconds after which the page of a run that goes on loads itself again
 
 
-def write_report(run_dir: str | Path, *, goes_on: bool = False) -> Path:
+def write_report(run_dir: str | Path) -> Path:
     """Writes `report.html` into the run's folder and returns its path; it says if the run is unfinished.
 
     Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, experts.jsonl,
     environment.json, cross.json and the card of an exported model; for comparison the scores of a run of `local` beside
-    it. The last line of metrics.jsonl and timing.jsonl may be half-written. With `goes_on`, the page loads itself again
-    from time to time, as the run will write it anew. UserError where `run_dir` is no run's folder, or a file in it is
-    damaged; RunError where the disk is full, or the folder cannot be written.
+    it. The last line of metrics.jsonl and timing.jsonl may be half-written. UserError where `run_dir` is no run's
+    folder, or a file in it is damaged; RunError where the disk is full, or the folder cannot be written.
     """
     run_dir = Path(run_dir).resolve()
     path = run_dir / "report.html"
     try:
-        return write_page(path, "run.html.jinja", **_values(run_dir), goes_on=goes_on, refresh=REFRESH)
+        return write_page(path, "run.html.jinja", **_values(run_dir))
     except OSError as error:  # of the temporary files in which pictures are drawn, too
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 

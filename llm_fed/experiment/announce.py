@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from llm_fed.basics import signs
 from llm_fed.engine.drive import drive
 from llm_fed.engine.footprint import peak_of, weights
 from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit
 from llm_fed.engine.ways import describe as describe_passes
 from llm_fed.experiment import cross
-from llm_fed.experiment.baselines import Baselines, looked_up
+from llm_fed.experiment.baselines import looked_up
 from llm_fed.experiment.costs import Costs, CountSummary
-from llm_fed.experiment.samples import Samples
 from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import broadcast
 from llm_fed.kinds import Kind
@@ -31,7 +29,6 @@ from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
 from llm_fed.models.trained import Structure
-from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.launch import processes
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.scoring.notes import notes_on_length
@@ -65,7 +62,6 @@ class RunPlan:
         notes: what the scores do not say: that right answers are longer than an answer may be.
         data: what became of the user's files, in lines by their label; empty where all was used as it is.
         known: how many tested answers stand in the client's own training rows, in words; empty: none, or not texts.
-        time: how long it will take, in words; empty where that was not estimated.
         parents: the plans of the runs that it merges, where costs are requested.
     """
 
@@ -102,7 +98,6 @@ class RunPlan:
     complete: bool = False
     costs: Costs | None = None
     known: str = ""
-    time: str = ""
     loss: str = ""
     passes: str = ""
     trust: str = ""
@@ -312,36 +307,6 @@ def _peak(built: Experiment, state: Message, sites: Sequence[Client], size: int 
                 raise outcome
 
     return peak_of(step, built.base.device)
-
-
-def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
-    """What a run will do, for the estimate of its time.
-
-    Args:
-        baselines: what need not be scored, as other runs of this command have done so.
-    """
-    config, sites, limit = built.config, built.scored.values(), built.config.eval.limit
-    steps = {id: local_steps(site) for id, site in built.clients.items() if site.train}
-
-    def answers(split: str) -> int:
-        counts = [len(site.data.queries.get(split, ())) for site in sites]
-        return sum(min(count, limit or count) for count in counts)
-
-    during, test = answers(config.eval.during), answers("test")
-    baselines, base = baselines or Baselines(), 0
-    if built.scores_base and not baselines.knows(built):
-        base = test + (during if config.eval.base is True else 0)
-    elif not baselines.answers(built):
-        base = Samples(built).requested
-    return Ahead(
-        config.rounds,
-        lambda round: sum(steps.get(ask.client, 0) for ask in built.schedule.asks(round) if ask.delay is not None),
-        lambda round: round == config.rounds or bool(config.eval.every and round % config.eval.every == 0),
-        {"evaluate": during, "test": test, signs.CROSS: cross.planned(built).answers if sites else 0},
-        base,
-        finishes=type(built.method).finish is not Method.finish,
-        elsewhere=not sites,
-    )
 
 
 def local_steps(site: Site) -> int:

@@ -56,10 +56,6 @@ class Baselines:
             self._first[key] = experiment.score_base(split)
         return self._first[key]
 
-    def knows(self, experiment: Experiment) -> bool:
-        """Whether the base need not be scored for a run."""
-        return shared_by(experiment.config, experiment.metric) in self._bases
-
     def answers(self, experiment: Experiment) -> Mapping[str, Sequence[Any]]:
         """By client the base's predictions on its first test examples, as far as this command has seen any."""
         return self._answers.get(shared_by(experiment.config, experiment.metric), {})

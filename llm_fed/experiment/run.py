@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,12 +15,10 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from llm_fed.basics import signs, turns, waits
-from llm_fed.basics.errors import one_line
 from llm_fed.bench import taking_part
 from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.parents import config_of
-from llm_fed.eval.report import write_report
 from llm_fed.experiment import announce, splits, unused, watching
 from llm_fed.experiment.ending import Ending, check_begun, check_scored, describe
 from llm_fed.experiment.environment import same_environment
@@ -39,34 +36,6 @@ from llm_fed.runtime.launch import connect, other_ranks
 from llm_fed.settings.config import Config
 from llm_fed.settings.contents import Contents
 from llm_fed.tasks.record import Record
-
-EVERY = 60.0  # seconds between two reports, at least
-SHARE = 50  # and at least so many times what one takes, as pictures are drawn for it
-
-
-class LiveReport:
-    """Writes a run's report anew after a round, where some time has passed since the last one.
-
-    Args:
-        note: is told once where it cannot be written, which is no reason to end a run.
-        clock: seconds that pass.
-    """
-
-    def __init__(self, folder: Path, note: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
-        self._folder, self._note, self._clock = folder, note, clock
-        self._written, self._took, self._failed = clock(), 0.0, False
-
-    def round_ended(self) -> None:
-        began = self._clock()
-        if self._failed or began - self._written < max(EVERY, SHARE * self._took):
-            return
-        try:
-            write_report(self._folder, goes_on=True)
-        except Exception as error:  # of any kind: the report at the end says what is wrong
-            self._failed = True
-            self._note(f"the report is not written while the run goes on: {one_line(f'{error}')}")
-        self._written = self._clock()
-        self._took = self._written - began
 
 
 def train(
@@ -146,7 +115,7 @@ def train(
         mode.begun(experiment, run, reporter)
         if isinstance(experiment.method, Merge):
             return mode.merge(experiment, run, reporter, partial(train, ending=ending, goes_on=goes_on))
-        with reporter.tracking(run.config, folder, mode.plan(experiment, run, reporter)):
+        with reporter.tracking(run.config, folder):
             federation, scoring = mode.federation(experiment)
             log_reading = partial(splits.log_reading, run, experiment)
             hooks = reporter.callbacks
@@ -154,7 +123,6 @@ def train(
                 progress = federate(
                     federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading,
                     asked_to_end=lambda: ending.requested() or hooks.stopped_by, on_trained=hooks.round_ended,
-                    on_round=LiveReport(folder, reporter.note).round_ended,
                 )  # fmt: skip
             if progress.ended:
                 reporter.ended_early(progress.round, progress.ended.why)

@@ -24,7 +24,6 @@ from llm_fed.federation.loop import Federation, Scoring
 from llm_fed.federation.progress import Progress
 from llm_fed.models import speed
 from llm_fed.runs.folder import Run
-from llm_fed.runs.pace import Ahead
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import other_ranks
 from llm_fed.settings.config import Config
@@ -102,9 +101,6 @@ class Simulation:
         mode = Simulation({}, experiment.record, self.baselines)
         first = partial(train, reporter=reporter, base=experiment.base, contents=run.contents, mode=mode)
         return merging.merge_runs(experiment, run, first, reporter, self.baselines, self.parents)
-
-    def plan(self, experiment: Experiment, run: Run, reporter: Reporter) -> Ahead:
-        return announce.ahead(experiment, self.baselines)
 
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
         clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
@@ -200,9 +196,6 @@ class Mode(Protocol):
 
     def merge(self, experiment: Experiment, run: Run, reporter: Reporter, train: Train) -> dict[str, Any]:
         """The whole of a merge; its summary."""
-
-    def plan(self, experiment: Experiment, run: Run, reporter: Reporter) -> Ahead:
-        """What the run will do, for the estimate of its time."""
 
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
         """Who takes part in the rounds, and how they are scored."""

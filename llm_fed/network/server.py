@@ -35,7 +35,6 @@ from llm_fed.network.link import Link, Reply
 from llm_fed.network.summed import SummedClients
 from llm_fed.network.watching import heard
 from llm_fed.runs.folder import Run, log_event
-from llm_fed.runs.pace import Ahead
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.settings.plugins import short
@@ -178,9 +177,6 @@ class Deployment:
         progress = Progress(None)
         clients.take(progress)
         return self._end(experiment, run, progress, sent, given, rounds)
-
-    def plan(self, experiment: Experiment, run: Run, reporter: Reporter) -> Ahead:
-        return announce.ahead(experiment)
 
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
         clients = self._clients

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from rich.text import Text
 from llm_fed.basics import signs
 from llm_fed.basics.errors import UserError, did_you_mean, printable
 from llm_fed.basics.terminal import Panel, Terminal, display_of_notebook
-from llm_fed.runs.pace import Ahead, Pace
+from llm_fed.runs.pace import Pace
 from llm_fed.runs.records import time_of_day
 from llm_fed.runs.trackers import Trackers, tracked
 from llm_fed.settings.config import Config
@@ -113,7 +112,7 @@ class Reporter:
     def ended_early(self, round: int, why: str) -> None:
         """The run has ended before its last round; no more are expected."""
         self.note(f"ended after round {round} of {self._rounds}: {why}", lasting=True)
-        self.pace.ahead = replace(self.pace.ahead, rounds=round)
+        self.pace.rounds = round
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -146,10 +145,10 @@ class Reporter:
                         self._panel.show(now)
                     continue
                 silent = self._clock() - self._printed
-                early = self.pace.begun and not self._estimated and silent >= self._interval / 6
+                left = self.pace.left()
+                early = left and not self._estimated and silent >= self._interval / 6
                 if not (early or silent >= self._interval) or stop.is_set():
                     continue
-                left = self.pace.left()
                 self._estimated = self._estimated or bool(left)
                 was, self._stamped = self._stamped, True
                 self.note(", ".join(filter(None, [self.pace.where() or "still at work", left])))
@@ -224,6 +223,7 @@ class Reporter:
         loss = f"loss {record['loss']:.4f}" if "loss" in record else self._without_loss
         counted = ("failed", "refused", "dropped_out")
         missing = "".join(f", {record[key]} {key.replace('_', ' ')}" for key in counted if record.get(key))
+        self.pace.trained(record.get("loss"))
         if self._progress is None:
             megabytes = (record["bytes_up"] + record["bytes_down"]) / 1e6
             left = self.pace.left()
@@ -233,7 +233,6 @@ class Reporter:
                 + (f", {left}" if left else "")
             )
         self._missing = missing
-        self.pace.loss = record.get("loss")
         if self._trackers is not None:
             self._trackers.round_ended(record["round"])
         self._track(
@@ -242,10 +241,10 @@ class Reporter:
         )
 
     @contextmanager
-    def tracking(self, config: Config, folder: Path, ahead: Ahead | None = None) -> Iterator[None]:
+    def tracking(self, config: Config, folder: Path) -> Iterator[None]:
         """Show a bar over the rounds (terminals only), and start the trackers that the configuration names."""
         self._rounds = config.rounds
-        self.pace = Pace(ahead or Ahead(config.rounds), self._clock)
+        self.pace = Pace(config.rounds, self._clock)
         self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
         self._without_loss = "no client trained" if not config.privacy.draws else "no loss is told"
         self.callbacks.stopped_by = ""
@@ -267,8 +266,7 @@ class Reporter:
             pace, rounds = self.pace, f"{self._rounds} round" + ("" if self._rounds == 1 else "s")
             now = pace.where() or rounds + ("" if pace.loss is None else f", loss {pace.loss:.4f}")
             text = ", ".join(filter(None, [f"{now}{self._spent}{self._missing}", pace.left()]))
-            # Full only at the very end, as a full bar's clock stands still.
-            bar.update(self._bar, completed=pace.done if pace.over else 0.99 * pace.done, description=text)
+            bar.update(self._bar, completed=0.99 * pace.done, description=text)  # a full bar's clock stands still
 
     def _track(self, values: Mapping[str, Any], round: int) -> None:
         if self._trackers is not None:
