@@ -173,13 +173,12 @@ def best_round(folder: Path, config: Config, newest: int) -> int:
 
 def _saved(folder: Path, config: Config, at: At) -> Saved:
     """A checkpoint; another process may write new ones and delete old ones meanwhile."""
-    limit = config.checkpoint.memory_limit * 2**30
     for attempt in range(_TRIES):
         _check(folder, config, at)
         kept = rounds_in(folder / "checkpoints")
         round = kept[-1] if at == LATEST else best_round(folder, config, kept[-1]) if at == BEST else int(at)
         try:
-            return Checkpoints(folder / "checkpoints", limit, beside=True).load(round)
+            return Checkpoints(folder / "checkpoints", beside=True).load(round)
         except WireError as error:
             if round in rounds_in(folder / "checkpoints"):
                 raise RunError(f"the checkpoint of round {round} cannot be read: {error}") from error

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics import cgroups, checksum, launchers
+from llm_fed.basics import checksum, launchers
 from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_file, remove, sync_folder, write_file
 from llm_fed.basics.rng import Secret
@@ -181,9 +181,8 @@ class Run:
             self.remember(REOPENED, {"round": self.reached})
             self._delete([ENDED] if self._goes_on else ())
         self._delete([path.name for path in self.folder.iterdir() if _PARTIAL.fullmatch(path.name)])
-        limit = min(self.config.checkpoint.memory_limit * 2**30, cgroups.free_memory()[0] // 2)  # else the kernel kills
         try:
-            self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
+            self.checkpoints = Checkpoints(self.folder / "checkpoints")
         except OSError as error:
             raise _unwritable(self.folder / "checkpoints", error) from error
         self.digests = digests.Digests(self.folder, self._append)
