@@ -318,7 +318,6 @@ class TrackConfig:
 
     with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`, `mlflow`
     project: str = "llm_fed"  # project name in the tracker
-    artifacts: bool = True  # hand adapters, samples, summary and report over to the trackers
 
 
 @dataclass(frozen=True)
