@@ -1,5 +1,5 @@
-"""Experiment trackers (TensorBoard, Weights & Biases, MLflow and Accelerate's others): the same names in each, by rounds
-and optimizer steps."""
+"""Experiment trackers (TensorBoard, Weights & Biases, MLflow and Accelerate's others): the same names in each, over
+rounds and optimizer steps."""
 
 from __future__ import annotations
 
