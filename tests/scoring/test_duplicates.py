@@ -46,7 +46,6 @@ def found(train: list[str], test: list[str], answers: tuple[str, str] = ("Surger
 @pytest.mark.parametrize("almost", [
     "What do I do about a burnt hand on Sunday",
     "Do: what, I do (about) a burnt hand -- on Sunday?!",
-    "What do I do about a burned hand on Sunday?",
     "What do I do about my burnt hand on Sunday?",
     "On Sunday, what do I do about a burnt hand?",
 ])  # fmt: skip
