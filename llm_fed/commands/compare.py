@@ -187,11 +187,6 @@ def _trained(prepared: _Prepared, reporter: Reporter, out: Path) -> Table:
             if isinstance(job.outcome, str):
                 reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
             _write(_fill(table, plan), out)
-    changed = {job for job in plan.jobs() if job.compare_with_local()}
-    for row in table.rows:
-        for seed in plan.seeds:
-            if plan.cells[row.label, seed] in changed:
-                row.results.pop(seed, None)
     table.notes += _changed(plan)
     table.notes += filter(None, [spent_together(plan.jobs())])
     _write(_fill(table, plan), out)
@@ -211,7 +206,7 @@ def _trainings(
         for job in jobs:
             if isinstance(job.outcome, dict):
                 baselines.remember(job.config, job.outcome, job.folder)
-        for job in [job for job in jobs if not job.outcome]:
+        for job in sorted((job for job in jobs if not job.outcome), key=lambda job: not job.is_local):
             progress.begins(job)
             job.train(reporter, prepared.bases.of(job.config), baselines)
             yield job, ""

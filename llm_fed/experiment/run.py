@@ -19,7 +19,7 @@ from llm_fed.bench import taking_part
 from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.parents import config_of
-from llm_fed.experiment import announce, splits, unused, watching
+from llm_fed.experiment import announce, splits, unused
 from llm_fed.experiment.ending import Ending, check_begun, check_scored, describe
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round
@@ -83,7 +83,6 @@ def train(
         if done is not None and not mode.reopens(run, done):
             inputs.check_finished(run.folder, run.config, run.contents)
             run.forget_left()
-            done = watching.compared_later(run, done)
             reporter.note(f"{folder} is complete: {describe(done, mode.fresh)}")
             return done
         if config.base.dtype == "auto" and run.config.base.dtype != "auto":

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -358,16 +358,13 @@ class Run:
         full."""
         self._write(name, _as_file(value))
 
-    def conclude(self, summary: Mapping[str, Any], changed: Collection[str] = ()) -> None:
-        """Take down the digests of all that the run hands out, or of what has `changed` of it, and write summary.json,
-        the last file: a folder that has it is complete. RunError if the disk is full."""
+    def conclude(self, summary: Mapping[str, Any]) -> None:
+        """Take down the digests of all that the run hands out, and write summary.json, the last file: a folder that has
+        it is complete. RunError if the disk is full."""
         data, now = _as_file(summary), digests.delivered(self.folder)
         now = now | {"summary.json": digests.digest(data)}
         now.pop(REOPENED, None)
-        if changed:
-            take_down(self.folder, {name: now[name] for name in ("summary.json", *changed) if name in now})
-        else:
-            self.remember(digests.DELIVERED, {"files": now})
+        self.remember(digests.DELIVERED, {"files": now})
         self._write("summary.json", data)
         self.forget(REOPENED)
 
@@ -375,10 +372,6 @@ class Run:
         """Write a JSONL file of the run folder, whole or not at all; RunError if the disk is full."""
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         self._write(name, text.encode(errors="replace"))  # a text may hold half of a character
-
-    def rewrite(self, name: str, text: str) -> None:
-        """Write a text of a finished run anew, whole or not at all; RunError if the disk is full."""
-        self._write(name, text.encode())
 
     def forget(self, name: str) -> None:
         """Delete a file of the run folder that an earlier end of the run may have left."""
