@@ -12,7 +12,7 @@ from rich.console import Console
 from llm_fed.bench import build
 from llm_fed.commands import compare
 from llm_fed.commands.api import open_run
-from llm_fed.experiment import finish, simulation
+from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -121,14 +121,6 @@ def test_the_report_has_both(small, tmp_path):
     for part in ("<dt>the base alone</dt>", "<dt>the best rule</dt><dd>100.0</dd>", '<th scope="col">rule</th>',
                  "most frequent answer (ada, bob, cyd)", "The mean is below that of the rule"):  # fmt: skip
         assert part in page
-
-
-def test_an_unfinished_run_of_before_continues(small, tmp_path, monkeypatch, scored_bases):
-    with monkeypatch.context() as patch:
-        patch.setattr(simulation, "finish_and_deliver", lambda *_: {})
-        experiment.train(from_dict(small.tree(rounds=2, eval={"base": False})), tmp_path / "run")
-    experiment.train(from_dict(small.tree(rounds=2, eval={"base": False})), tmp_path / "run")
-    assert scored_bases == [] and ("rule", 0, "test") in kinds(tmp_path / "run")
 
 
 def test_under_privacy_there_is_no_rule(small, tmp_path):

@@ -26,8 +26,7 @@ def test_a_run_says_that_references_are_cut(small, llm_fed, tmp_path):
         "9 of 9 test references are longer than eval.max_new_tokens=1 tokens (the longest has 2), so that even a "
         "perfect answer is cut and scores less; set eval.max_new_tokens=2"
     )
-    planned = llm_fed("run", config, "--dry-run", "--out", tmp_path / "run", "--json")
-    assert note in json.loads(planned.out)["notes"] and f"warning: {note}" in planned.err
+    assert f"warning: {note}" in llm_fed("run", config, "--dry-run", "--out", tmp_path / "run").err
     said = llm_fed("run", config, "--out", tmp_path / "run")
     assert said.code == 0 and said.err.count(f"warning: {note}\n") == 1
     assert "warning: 6 of 6 validation references are longer" in said.err
@@ -50,8 +49,6 @@ def test_where_all_fit_nothing_is_said(small, llm_fed, tmp_path):
     assert said.code == 0 and "references" not in said.err and "cut" not in said.err
     assert not [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "event"]
     assert "notes" not in json.loads((tmp_path / "run/summary.json").read_text())
-    planned = llm_fed("run", config, "--dry-run", "--fresh", "--out", tmp_path / "run", "--json")
-    assert json.loads(planned.out)["notes"] == []
 
 
 def test_a_small_context_is_said_as_such():
