@@ -23,7 +23,7 @@ from llm_fed.experiment import announce, splits, unused
 from llm_fed.experiment.ending import Ending, check_begun, check_scored, describe
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round
-from llm_fed.experiment.simulation import Mode, Simulation
+from llm_fed.experiment.simulation import Simulation
 from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.loop import federate
 from llm_fed.kinds import Kind
@@ -46,7 +46,7 @@ def train(
     reporter: Reporter | None = None,
     base: Kind | None = None,
     contents: Contents | None = None,
-    mode: Mode | None = None,
+    mode: Simulation | None = None,
     ending: Ending | None = None,
     goes_on: bool = False,
 ) -> dict[str, Any]:
@@ -73,8 +73,6 @@ def train(
         Run(folder, config, fresh, reporter.record, reporter.note, contents) as run,
         mode.turn(reporter),
     ):
-        if run.left:  # before anything is loaded, which may be what it died of
-            reporter.note(run.left)
         if goes_on:
             run.go_on()
         elif ending.why and run.summary() is None:
@@ -82,7 +80,6 @@ def train(
         done = run.summary()
         if done is not None and not mode.reopens(run, done):
             inputs.check_finished(run.folder, run.config, run.contents)
-            run.forget_left()
             reporter.note(f"{folder} is complete: {describe(done, mode.fresh)}")
             return done
         if config.base.dtype == "auto" and run.config.base.dtype != "auto":

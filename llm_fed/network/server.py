@@ -21,7 +21,7 @@ from llm_fed.experiment import announce, merging, run, splits
 from llm_fed.experiment.baselines import line_of
 from llm_fed.experiment.ending import Ending
 from llm_fed.experiment.finish import facts_of, spent_in, write_summary
-from llm_fed.experiment.simulation import Train
+from llm_fed.experiment.simulation import Simulation, Train
 from llm_fed.export import models
 from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for
@@ -78,19 +78,18 @@ def train(
     )
 
 
-class Deployment:
-    """See `Mode`. The server trains nothing but what it has examples of its own for.
+class Deployment(Simulation):
+    """The server trains nothing but what it has examples of its own for.
 
     Args:
         link: reaches the clients.
         name: under which they keep their personal models.
     """
 
-    known: Record | None = None
     fresh = "fresh=true"
 
     def __init__(self, link: Link, name: str):
-        self.parents: Mapping[str, Path] = {}
+        super().__init__()
         self._link, self._name = link, name
         self._secret: Secret  # of noise and of sampling under privacy
         self._clients: RemoteClients

@@ -134,17 +134,6 @@ class Run:
         if self._is_new and all(path.name.startswith(NAME) for path in self.folder.iterdir()):
             shutil.rmtree(self.folder)
 
-    @property
-    def left(self) -> str:
-        """Who wrote here last and ended without a word, in a sentence until `forget_left`; else empty."""
-        return self._lock.left and (
-            f"the last command here (process {self._lock.left}) ended without a word: it was killed (by the kernel, "
-            "where memory ran out), or its machine stopped"
-        )
-
-    def forget_left(self) -> None:
-        self._lock.forget_left()
-
     def _check(self) -> None:
         names = {path.name for path in self.folder.iterdir() if not path.name.startswith(NAME)}
         names = {name for name in names if not _PARTIAL.fullmatch(name)} - {secrecy.FILE}
@@ -189,7 +178,6 @@ class Run:
         if secret is not None:
             self._write(secrecy.FILE, f"{secret.key}\n".encode(), private=True)
         self._write("config.yaml", config_text(self.config).encode())
-        self.forget_left()
         if self._timing_file.exists():  # a power failure may have left half a line
             try:
                 cut_file(self._timing_file, read_file(self._timing_file).rfind(b"\n") + 1)
