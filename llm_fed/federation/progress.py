@@ -106,7 +106,7 @@ def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Server
     now = extend.search(run.config) | {extend.ROWS: run.scored_rows}
     before = saved.state["search"]
     changed = {key: [before[key], now[key]] for key in now if before[key] != now[key]}
-    if rescored := {key: values for key, values in changed.items() if key in (*extend.SCORED_BY, extend.ROWS)}:
+    if rescored := {key: values for key, values in changed.items() if key == extend.ROWS}:
         progress = _restored(run, saved, clients, server)
         progress.search_anew([], run.config)
         run.log({"kind": "search anew", "round": progress.round, "changed": rescored})

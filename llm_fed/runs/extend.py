@@ -14,7 +14,7 @@ from llm_fed.settings.configfile import as_dict, flat
 if TYPE_CHECKING:
     from llm_fed.method import Method
 
-# By which scores are made: those before and after a change cannot be compared.
+# By which scores are made.
 SCORED_BY = ("eval.metric", "eval.during", "eval.limit", "eval.max_new_tokens")
 ROWS = "rows"  # in what a checkpoint remembers of the search: a checksum of the rows that are scored
 # Which scores there are, and which of them count in the search for the best round.
@@ -22,7 +22,7 @@ COUNTED_BY = ("rounds", "eval.every", "eval.of_last")
 # What else may change in the middle of a run.
 _ALSO = ("eval.batch_size", "eval.select")
 STOPS = ("stop.patience", "stop.min_delta")
-MAY_CHANGE = (*COUNTED_BY, *SCORED_BY, *_ALSO, *STOPS)
+MAY_CHANGE = (*COUNTED_BY, *_ALSO, *STOPS)
 # Of these the results of a finished run depend, whatever it has stored of its rounds.
 _DECIDES_RESULT = ("rounds", "eval.select", "eval.of_last")
 
@@ -87,15 +87,11 @@ def check(folder: Path, changes: Changes, ended: Ended = None) -> None:
         )
     if not (folder / "summary.json").exists() or reopens(changes, ended):
         return
-    for keys, instead in (
-        (SCORED_BY, f"`llm-fed eval {folder}` scores its adapters again and does not change the run; with"),
-        (STOPS, "With"),
-    ):
-        if other := [f"{key}: {changes[key][0]!r} -> {changes[key][1]!r}" for key in keys if key in changes]:
-            raise UserError(
-                f"{folder} is complete, so this change has no effect: {'; '.join(other)}. {instead} more rounds, the "
-                "run continues with the change."
-            )
+    if other := [f"{key}: {changes[key][0]!r} -> {changes[key][1]!r}" for key in STOPS if key in changes]:
+        raise UserError(
+            f"{folder} is complete, so this change has no effect: {'; '.join(other)}. With more rounds, the run "
+            "continues with the change."
+        )
 
 
 def check_together(folder: Path, reached: int, together: int, rounds: int) -> None:
@@ -127,13 +123,6 @@ def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str
                 f"eval.of_last={now.eval.of_last} now counts back from round {now.rounds}; if the best round that "
                 "still counts has no checkpoint, the run goes back to an earlier one and trains again from there"
             )
-    old, new = search(before), search(now)
-    changed = [f"{key}: {old[key]!r} -> {new[key]!r}" for key in SCORED_BY if old[key] != new[key]]
-    if changed:
-        sentences.append(
-            f"the way of scoring has changed ({'; '.join(changed)}): the search for the best round starts again, and "
-            "earlier scores only stay in metrics.jsonl"
-        )
     return sentences
 
 

@@ -143,16 +143,6 @@ def test_where_the_server_is_tested_the_rule_is_made_of_all_clients_answers(smal
     assert list(summary["rule"]["clients"]) == ["server"] and 0 < summary["rule"]["mean"] < 100
 
 
-def test_another_metric_is_scored_anew(small, tmp_path):
-    """A finished run that goes on with another metric has its base and its rule by this one, also where both are
-    tested during training."""
-    first = small.tree(rounds=1, eval={"during": "test", "base": True})
-    experiment.train(from_dict(first), tmp_path / "run")
-    again = small.tree(rounds=2, eval={"during": "test", "base": True, "metric": "exact_match"})
-    summary = experiment.train(from_dict(again), tmp_path / "run")
-    assert {summary[what]["metric"] for what in ("base", "rule", "scores")} == {"exact_match"}
-
-
 def test_a_long_comparison_says_how_long_the_other_runs_will_take(small, llm_fed, tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "A_MINUTE", 0.0)
     path = small.config(tmp_path / "c.yaml", rounds=1)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import equal_runs
-import every
 import network
 import pytest
 import toy
@@ -278,41 +277,6 @@ def test_a_finished_run_stays_complete_where_only_what_comes_during_training_cha
         assert results(pair / "long") == before
 
 
-def test_another_metric_of_a_finished_run_is_refused_unless_it_goes_on(small, pair, tmp_path, llm_fed):
-    """Its exported adapters are those of a round that another metric chose; `eval` scores them without a change."""
-    run = tmp_path / "run"
-    shutil.copytree(pair / "short", run)
-    config = small.config(tmp_path / "c.yaml", rounds=2, local=CONSTANT, eval={"every": 3, "metric": "rougeL"})
-    llm_fed("run", config, "--out", run).assert_refused(
-        "is complete", "eval.metric: 'rouge1' -> 'rougeL'", "llm-fed eval"
-    )
-    assert results(run) == results(pair / "short")
-
-
-ANOTHER = [{"metric": "rougeL"}, {"limit": 1}, {"max_new_tokens": 2}, {"during": "test"}]
-
-
-@pytest.mark.parametrize("changed", every.quick(ANOTHER, [{"limit": 1}, {"during": "test"}]), ids=str)
-def test_scores_of_another_kind_start_the_search_anew(small, tmp_path, changed, monkeypatch):
-    """Round 2 had the best score, 99; no later one comes near, but it was another kind of score."""
-    first = {"every": 1, "base": "auto"}
-    with monkeypatch.context() as patch:
-        _scores(patch, {1: 10.0, 2: 99.0, 3: 20.0})
-        train(small, tmp_path / "run", 3, eval=first)
-    assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 2
-    _scores(monkeypatch, {3: 5.0, 4: 8.0, 5: 7.0})
-    said = train(small, tmp_path / "run", 5, eval=first | changed)
-    assert any("the search for the best round starts again" in note for note in said)
-    assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 4
-    lines = read_records(tmp_path / "run/metrics.jsonl")
-    (anew,) = (place for place, line in enumerate(lines) if line["kind"] == "search anew")
-    scored = [(line["round"], line["mean"]) for line in lines[:anew] if line["kind"] == "score" and line["round"]]
-    assert scored == [(1, 10.0), (2, 99.0), (3, 20.0)]  # they stay
-    split = changed.get("during", "validation")
-    scored = [(x["round"], x["split"], x["mean"]) for x in lines[anew:] if x["kind"] == "score" and x["round"]]
-    assert scored[:-1] == [(3, split, 5.0), (4, split, 8.0), (5, split, 7.0)] and scored[-1][:2] == (4, "test")
-
-
 def _scores(patch: Any, means: dict[int, float]) -> None:
     """What is scored during training has these means, by round."""
     plain = build.evaluate
@@ -359,6 +323,8 @@ def test_what_may_not_change_is_still_refused(small, pair, llm_fed):
     llm_fed("run", config, "--out", pair / "long").assert_refused(
         "another configuration (local.steps: 1 -> 3)", "rounds, eval.every", "--fresh"
     )
+    words = ("eval.metric=rougeL", "local.steps=1")
+    llm_fed("run", config, *words, "--out", pair / "long").assert_refused("eval.metric: 'rouge1' -> 'rougeL'")
 
 
 def test_a_run_over_a_network_is_extended_alike(small, tmp_path, quick):
