@@ -28,11 +28,12 @@ class Pace:
     Attributes:
         number: of the round; 0 before the first.
         loss: the last one that is known.
+        tested: whether the test has ended.
     """
 
     def __init__(self, rounds: int = 0, clock: Callable[[], float] = time.monotonic):
         self.rounds, self._clock = rounds, clock
-        self.number = 0
+        self.number, self.tested = 0, False
         self.loss: float | None = None
         self._parts: tuple[str, ...] = ()  # a tuple, as it may be read while it is changed
         self._inside = False  # a round
@@ -63,6 +64,7 @@ class Pace:
 
     def end(self, part: str) -> None:
         self._parts, self._answers, self._pass = self._parts[:-1], 0.0, None
+        self.tested = self.tested or part == "test"
 
     def step(self, number: int, of: int, amount: float, total: float, loss: float | None) -> None:
         self._pass = number, of, total

@@ -266,7 +266,8 @@ class Reporter:
             pace, rounds = self.pace, f"{self._rounds} round" + ("" if self._rounds == 1 else "s")
             now = pace.where() or rounds + ("" if pace.loss is None else f", loss {pace.loss:.4f}")
             text = ", ".join(filter(None, [f"{now}{self._spent}{self._missing}", pace.left()]))
-            bar.update(self._bar, completed=0.99 * pace.done, description=text)  # a full bar's clock stands still
+            full = pace.tested and not pace.where()  # only at the very end, as a full bar's clock stands still
+            bar.update(self._bar, completed=pace.done if full else 0.99 * pace.done, description=text)
 
     def _track(self, values: Mapping[str, Any], round: int) -> None:
         if self._trackers is not None:
