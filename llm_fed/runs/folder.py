@@ -219,7 +219,7 @@ class Run:
             )
         if changes:
             ended = self.recall(ENDED)
-            extend.check(self.folder, changes, ended)
+            extend.check(self.folder, changes, ended, self.config.eval.of_last)
             self.before, self._reopened = from_dict(saved), extend.reopens(changes, ended)
             self._goes_on = ended is not None and extend.goes_on(changes, ended)
 

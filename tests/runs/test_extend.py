@@ -47,12 +47,6 @@ TOYS: dict[str, tuple[list[int], Any, dict[str, Any]]] = {
     "state of the server": ([4, 8], FedMerge(num_models=3), {"eval": {"every": 3}}),
     "state of the clients": ([4, 8], FedSA(), {"eval": {"every": 3}}),
     "a late step": ([4, 8], FedBuff(buffer=2), {"eval": {"every": 3}}),
-} | {
-    f"the best of the last {number}, scored every {every}": (
-        [3, 4, 5, 8], FedIT(), {"eval": {"every": every, "of_last": number}, "checkpoint": {"keep": 1}}
-    )
-    for number in (1, 2, 3, 4, 5)
-    for every in (1, 2, 3)
 }  # fmt: skip
 # Of two rounds `fedlora` trains both together, of four three.
 CASES: dict[str, dict[str, Any]] = {
@@ -153,16 +147,6 @@ def test_an_extended_run_equals_the_longer_one(small, tmp_path, case):
     assert not any("learning rate" in note for note in said)
     assert results(tmp_path / "short") == results(tmp_path / "long")
     assert checkpoint(tmp_path / "short") == checkpoint(tmp_path / "long")
-
-
-def test_the_search_among_the_last_goes_back_where_it_must(tmp_path):
-    """Of 4 rounds the last three counted, and 2 was the best of them. Of 5 rounds 3 to 5 count: 3 is the best so far
-    and has no checkpoint, so training goes on from round 2."""
-    settings = {"eval": {"every": 1, "of_last": 3}, "checkpoint": {"keep": 1}}
-    toy_run(tmp_path, 4, FedIT(), **settings)
-    assert Checkpoints(tmp_path / "checkpoints").rounds() == [2, 4]
-    toy_run(tmp_path, 5, FedIT(), **settings)
-    assert [x["round"] for x in timed_rounds(tmp_path)] == [1, 2, 3, 4, 3, 4, 5]
 
 
 def test_an_unfinished_run_is_extended_or_cut_short(small, tmp_path, monkeypatch):
@@ -323,6 +307,8 @@ def test_what_may_not_change_is_still_refused(small, pair, llm_fed):
     llm_fed("run", config, "--out", pair / "long").assert_refused(
         "another configuration (local.steps: 1 -> 3)", "rounds, eval.every", "--fresh"
     )
+    last = small.config(pair / "last.yaml", rounds=9, local=CONSTANT, eval={"every": 3, "of_last": 2})
+    llm_fed("run", last, "--out", pair / "long").assert_refused("eval.of_last: None -> 2")
     words = ("eval.metric=rougeL", "local.steps=1")
     llm_fed("run", config, *words, "--out", pair / "long").assert_refused("eval.metric: 'rouge1' -> 'rougeL'")
 
