@@ -88,8 +88,8 @@ def check(folder: Path, changes: Changes, ended: Ended = None, of_last: int | No
         )
     if of_last is not None and any(key in changes for key in COUNTED_BY):
         raise UserError(
-            f"{folder} has eval.of_last={of_last}, which counts back from the last round, so rounds and eval.every stay "
-            "as they are; give another --out"
+            f"{folder} has eval.of_last={of_last}, which counts back from the last round, so rounds and eval.every may "
+            "not change; give another --out"
         )
     if not (folder / "summary.json").exists() or reopens(changes, ended):
         return

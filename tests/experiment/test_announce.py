@@ -187,7 +187,7 @@ def test_a_step_that_does_not_fit_is_refused(small, llm_fed, tmp_path, measured,
     monkeypatch.setattr(announce, "_peak", lambda *given: (taken.append(given[3:]), real(*given))[1])
     monkeypatch.setattr(announce, "free_memory", lambda device: free)
     said = llm_fed("run", small.config(tmp_path / "c.yaml"), "--dry-run", "--out", tmp_path / "run")
-    said.assert_refused("a training step takes about")
+    said.assert_refused("a training step takes about", "of memory beside the base, and", "are free")
     assert taken == [(1,), (2,)] and not (tmp_path / "run").exists()
 
 
