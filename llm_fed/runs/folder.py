@@ -33,7 +33,6 @@ from llm_fed.settings.contents import Contents, translated
 _FREE_KEYS = ("checkpoint.", "engine.", "export.", "report.", "track.", "network.", "eval.base", "eval.cross")
 
 SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
-EXPERTS = "experts.jsonl"  # how much each expert counts, see `experiment/experts.py`
 BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `llm_fed/rows/reading.py`
 CROSS = "cross.json"  # every personal model on every client's examples, see `experiment/cross.py`
 EXAMPLES = "test_scores.jsonl"  # the score of each test example, see `experiment/watching.py`
@@ -44,7 +43,7 @@ SPLITS = "splits.json"  # in which split each row has been, see `experiment/spli
 
 # What a finished run has handed out, and all that a run writes, in the order in which `fresh` deletes it: a crash in
 # between leaves no folder that seems complete.
-_RESULTS = ("summary.json", "report.html", SAMPLES, EXPERTS, CROSS, EXAMPLES, WARNINGS, "adapters")
+_RESULTS = ("summary.json", "report.html", SAMPLES, CROSS, EXAMPLES, WARNINGS, "adapters")
 WRITTEN = (
     *_RESULTS, REOPENED, "trackers", "environment.json", "start.json", ENDED, CONTINUED, BAD_ROWS, inputs.FILE,
     digests.DELIVERED, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", secrecy.FILE,
