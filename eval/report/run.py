@@ -30,8 +30,9 @@ def write_report(run_dir: str | Path) -> Path:
     """Writes `report.html` into the run's folder and returns its path; it says if the run is unfinished.
 
     Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, environment.json,
-    cross.json and the card of an exported model; for comparison the scores of a run of `local` beside it. The last line of metrics.jsonl and timing.jsonl may be half-written. UserError where `run_dir` is no run's
-    folder, or a file in it is damaged; RunError where the disk is full, or the folder cannot be written.
+    cross.json and the card of an exported model; for comparison the scores of a run of `local` beside it. The last line
+    of metrics.jsonl and timing.jsonl may be half-written. UserError where `run_dir` is no run's folder, or a file in it
+    is damaged; RunError where the disk is full, or the folder cannot be written.
     """
     run_dir = Path(run_dir).resolve()
     path = run_dir / "report.html"
