@@ -17,7 +17,7 @@ from rich.text import Text
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import UserError, did_you_mean, printable
-from llm_fed.basics.terminal import Panel, Terminal, display_of_notebook
+from llm_fed.basics.terminal import Terminal, in_notebook
 from llm_fed.runs.pace import Pace
 from llm_fed.runs.records import time_of_day
 from llm_fed.runs.trackers import Trackers, tracked
@@ -47,12 +47,10 @@ class Reporter:
         callbacks: Callbacks | None = None,
     ):
         self.callbacks = callbacks or Callbacks()
-        display = display_of_notebook() if console is None else None
         # Never rich's own way in notebooks, which makes a block of HTML of each line; and what a kernel writes to may
         # call itself a terminal, though no bar can move there.
-        no_bars = {"force_terminal": False} if display else {}
+        no_bars = {"force_terminal": False} if in_notebook() else {}
         self.console = console or Terminal(stderr=True, force_jupyter=False, **no_bars)
-        self._panel = Panel(display) if display else None
         self.pace = Pace(clock=clock)
         self._interval, self._clock = interval, clock
         self._lock, self._printed = threading.RLock(), clock()  # when the last line was printed
@@ -69,24 +67,11 @@ class Reporter:
         self._trackers: Trackers | None = None
         self._announced: dict[str, str] = {}
 
-    @property
-    def heard(self) -> bool:
-        """Whether anybody sees what is said."""
-        return not self.console.quiet
-
-    def note(self, text: str, *, lasting: bool = False) -> None:
-        """One line.
-
-        Args:
-            lasting: whether it stays to be seen in a notebook, where other lines are replaced by the next.
-        """
+    def note(self, text: str) -> None:
+        """One line."""
         with self._lock:
             stamp = time.strftime("%H:%M:%S ") if self._stamped and not self.console.is_terminal else ""
-            line = stamp + printable(text).replace("\n", " ")
-            if self._panel is None:
-                self.console.print(line)
-            elif self.heard:
-                self._panel.add(line, lasting)
+            self.console.print(stamp + printable(text).replace("\n", " "))
             self._printed = self._clock()
 
     def announce(self, rows: Mapping[str, str]) -> None:
@@ -111,7 +96,7 @@ class Reporter:
 
     def ended_early(self, round: int, why: str) -> None:
         """The run has ended before its last round; no more are expected."""
-        self.note(f"ended after round {round} of {self._rounds}: {why}", lasting=True)
+        self.note(f"ended after round {round} of {self._rounds}: {why}")
         self.pace.rounds = round
 
     @contextmanager
@@ -140,10 +125,6 @@ class Reporter:
         """A line whenever none has come for the interval; the first estimate of a run comes earlier."""
         while not stop.wait(self._interval / 30):
             with self._lock:
-                if self._panel is not None:
-                    if now := ", ".join(filter(None, [self.pace.where(), self.pace.left()])):
-                        self._panel.show(now)
-                    continue
                 silent = self._clock() - self._printed
                 left = self.pace.left()
                 early = left and not self._estimated and silent >= self._interval / 6
@@ -215,9 +196,7 @@ class Reporter:
             self.note(f"the best rule that trains nothing: {record['split']} {record['metric']} {record['mean']:.2f}")
         elif record["kind"] == "event" and record["event"] != "data changed" and not record.get("information"):
             # The others were said when the data were read, or in the plan.
-            self.note(
-                f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}", lasting=True
-            )
+            self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
 
     def _round(self, record: Mapping[str, Any]) -> None:
         loss = f"loss {record['loss']:.4f}" if "loss" in record else self._without_loss
