@@ -31,7 +31,7 @@ from llm_fed.experiment import splits, unused
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.experiment.ending import check_scored
 from llm_fed.experiment.job import Job, spent_together
-from llm_fed.experiment.side_by_side import SideBySide, shares
+from llm_fed.experiment.side_by_side import LOGS, SideBySide, shares
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.pace import duration
 from llm_fed.runs.reading import scores_by_round
@@ -212,8 +212,8 @@ def _trainings(
             yield job, ""
         return
     prepared.bases.give_back()
-    reporter.note(f"{len(prepared.shares)} runs at a time, each in a process of its own")
-    runs = SideBySide(jobs, prepared.shares, out, reporter, progress.begins)
+    reporter.note(f"{len(prepared.shares)} runs at a time, each in a process of its own with a log in {out / LOGS}")
+    runs = SideBySide(jobs, prepared.shares, out, progress.begins)
     with closing(runs.trained()) as trained:
         for job in trained:
             log = runs.log(job)

@@ -1,7 +1,7 @@
 """Trains runs of a comparison side by side: an ordinary run in a process of its own for each.
 
 A process gets its run as one line of JSON on its standard input and ends when that closes, so none outlives the
-command, however it ends. What it prints goes to its log, of which the command repeats each line.
+command, however it ends. What it prints goes to its log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, Signals
-from typing import Any, BinaryIO
+from typing import Any
 
 import psutil
 import torch
@@ -74,7 +74,6 @@ class _Running:
     job: Job
     share: Mapping[str, str]
     work: Process
-    log: BinaryIO  # opened for reading, where it begins to write
 
 
 class SideBySide:
@@ -92,12 +91,11 @@ class SideBySide:
         jobs: Sequence[Job],
         shares: Sequence[Mapping[str, str]],
         out: Path,
-        reporter: Reporter,
         begins: Callable[[Job], None],
     ):
         self._jobs, self._waiting = jobs, [job for job in jobs if not job.outcome]
         self._free, self._running = [*shares], list[_Running]()
-        self._logs, self._reporter, self._begins = out / LOGS, reporter, begins
+        self._logs, self._begins = out / LOGS, begins
 
     def trained(self) -> Generator[Job, None, None]:
         """Train all jobs; each when it has ended. Closing it ends the processes.
@@ -138,13 +136,11 @@ class SideBySide:
         return not (last or parents & (opened | to_come))
 
     def _ended(self) -> list[_Running]:
-        """The runs that have ended, once any has; until then what all of them print is shown."""
+        """The runs that have ended, once any has."""
         while self._running:
             if ended := [running for running in self._running if running.work.poll() is not None]:
                 return ended
             time.sleep(_POLL)
-            for running in self._running:
-                self._repeat(running)
         return []
 
     def _start(self, job: Job) -> None:
@@ -161,9 +157,7 @@ class SideBySide:
             check_unlinked(log)
             with open(log, "ab") as stream:
                 stream.write(f"--- {time_of_day()} {job.folder}\n".encode())
-            reading = open(log, "rb")  # noqa: SIM115
-            reading.seek(0, os.SEEK_END)
-            self._running.append(_Running(job, share, Process.begin(share, order, log), reading))
+            self._running.append(_Running(job, share, Process.begin(share, order, log)))
         except OSError as error:
             raise RunError(
                 f"cannot start a process that writes {log}: {error.strerror or error}; fewer --jobs may do"
@@ -173,8 +167,7 @@ class SideBySide:
         """Take over what became of a run that has ended."""
         self._running.remove(running)
         self._free.append(running.share)
-        last, job = self._repeat(running), running.job
-        running.log.close()
+        job = running.job
         running.work.end()
         if (code := running.work.returncode) == 0:
             job.read()
@@ -187,17 +180,8 @@ class SideBySide:
         elif code < 0:
             job.outcome = f"its process ended with the signal {Signals(-code).name}"
         else:
-            job.outcome = last or f"its process ended with exit code {code}"
-
-    def _repeat(self, running: _Running) -> str:
-        """Show the lines that a run has printed since it was looked at; the last of them."""
-        lines = running.log.readlines()
-        if lines and not lines[-1].endswith(b"\n") and running.work.poll() is None:
-            running.log.seek(-len(lines.pop()), os.SEEK_CUR)
-        texts = [printable(line.decode(errors="replace").strip()) for line in lines if line.strip()]
-        for text in texts:
-            self._reporter.note(f"{running.job.folder.name}: {text}")
-        return texts[-1] if texts else ""
+            last = self.log(job).read_text(errors="replace").strip().rpartition("\n")[2]
+            job.outcome = printable(last) or f"its process ended with exit code {code}"
 
 
 def _has_scored_base(other: Job, job: Job) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from rich.console import Console
 
 from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.experiment import side_by_side
@@ -94,8 +93,7 @@ def train(small, tmp_path, monkeypatch):
             patch.setattr(side_by_side.time, "sleep", lambda seconds: None)
             patch.setattr(Job, "read", lambda job: setattr(job, "outcome", {"base": {"metric": "rouge1"}}))
             patch.setattr(side_by_side.Process, "begin", partial(made.Process, made))
-            reporter = side_by_side.Reporter(Console(quiet=True))
-            runs = SideBySide(jobs, [{}] * processes, tmp_path / "out", reporter, begun.append)
+            runs = SideBySide(jobs, [{}] * processes, tmp_path / "out", begun.append)
             ended = [job.folder.name for job in runs.trained()]
         assert sorted(ended) == sorted(job.folder.name for job in jobs)  # each once
         assert [job.folder.name for job in begun] == made.began
