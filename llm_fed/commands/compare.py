@@ -28,7 +28,7 @@ from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_trade
 from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
 from llm_fed.experiment import splits, unused
-from llm_fed.experiment.baselines import Baselines
+from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.ending import check_scored
 from llm_fed.experiment.job import Job, spent_together
 from llm_fed.experiment.side_by_side import LOGS, SideBySide, shares
@@ -206,7 +206,11 @@ def _trainings(
         for job in jobs:
             if isinstance(job.outcome, dict):
                 baselines.remember(job.config, job.outcome, job.folder)
-        for job in sorted((job for job in jobs if not job.outcome), key=lambda job: not job.is_local):
+        groups = list(
+            dict.fromkeys(shared_by(job.config, "") for job in jobs)
+        )  # with equal data; each with local first
+        jobs.sort(key=lambda job: (groups.index(shared_by(job.config, "")), not job.is_local))
+        for job in [job for job in jobs if not job.outcome]:
             progress.begins(job)
             job.train(reporter, prepared.bases.of(job.config), baselines)
             yield job, ""
