@@ -206,9 +206,8 @@ def _trainings(
         for job in jobs:
             if isinstance(job.outcome, dict):
                 baselines.remember(job.config, job.outcome, job.folder)
-        groups = list(
-            dict.fromkeys(shared_by(job.config, "") for job in jobs)
-        )  # with equal data; each with local first
+        # Runs on the same data one after another, and of these local first, with which the others are compared.
+        groups = list(dict.fromkeys(shared_by(job.config, "") for job in jobs))
         jobs.sort(key=lambda job: (groups.index(shared_by(job.config, "")), not job.is_local))
         for job in [job for job in jobs if not job.outcome]:
             progress.begins(job)
