@@ -63,7 +63,7 @@ def compare(
     seeds: Sequence[int] = (),
     out: Path,
     reporter: Reporter | None = None,
-    own: OwnRows = NO_OBJECTS,
+    own: OwnObjects = NO_OBJECTS,
     jobs: int = 1,
 ) -> Table:
     """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
@@ -142,7 +142,7 @@ def _prepare(
     seeds: Sequence[int],
     out: Path,
     reporter: Reporter,
-    own: OwnRows = NO_OBJECTS,
+    own: OwnObjects = NO_OBJECTS,
     jobs: int = 1,
 ) -> _Prepared:
     check_jobs(jobs, own)
@@ -157,7 +157,7 @@ def _prepare(
     return _Prepared(plan, table, bases, shares(jobs, processes, weights([base.model]), base.device, divided))
 
 
-def check_jobs(jobs: int, own: OwnRows = NO_OBJECTS) -> None:
+def check_jobs(jobs: int, own: OwnObjects = NO_OBJECTS) -> None:
     """Refuse a number of jobs that cannot be.
 
     Raises:
