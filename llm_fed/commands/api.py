@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from llm_fed.commands.own import OwnObjects
     from llm_fed.eval.tables import Table
     from llm_fed.eval.variance import Drawn
     from llm_fed.eval.verdict import Verdict
