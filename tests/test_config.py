@@ -41,7 +41,7 @@ def test_the_fixed_keys_and_their_defaults():
         local: {steps: 20, epochs: null, batch_size: 4, lr: 5.0e-5, lr_end: 5.0e-6, optimizer: adamw, clip: null}
         eval: {every: 10, metric: null, limit: null}
         export: {clients: all}
-        checkpoint: {every: 1, keep: 2, keep_rounds: [], memory_limit: 4.0}
+        checkpoint: {every: 1, keep: 2, keep_rounds: []}
         norm_bound: 10.0
         """)
     assert from_dict({**fixed, "method": {"name": "fedmerge", "num_models": 8}}) == dataclasses.replace(
@@ -104,7 +104,6 @@ def test_types(file, text, key, value):
         ("clients_per_pass: 0", "clients_per_pass is 0; it must be auto or at least 1"),
         ("clients_per_pass: all", "clients_per_pass is 'all'; it must be auto or at least 1"),
         ("task: {validation: 1.0}", "task.validation is 1.0; it must be at least 0 and below 1"),
-        ("checkpoint: {memory_limit: -1}", "checkpoint.memory_limit is -1.0; it must be at least 0"),
         ("norm_bound: 1", "norm_bound is 1.0; it must be above 1 and finite, or null"),
         ("delay: {sigma: -1}", "delay.sigma is -1.0; it must be at least 0"),
         ("delay: {sigma: .inf}", "delay.sigma is inf; it must be at least 0 and finite"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def write_report(run_dir: str | Path, *, goes_on: bool = False) -> Path:
+def write_report(run_dir: str | Path) -> Path:
     """See `run.write_report`. Matplotlib is imported only here, as a run trains long before it draws a picture."""
     from llm_fed.eval.report import run
 
-    return run.write_report(run_dir, goes_on=goes_on)
+    return run.write_report(run_dir)
 
 
 def write_anew(run_dir: Path, *beside: str) -> Path:
@@ -19,7 +19,7 @@ def write_anew(run_dir: Path, *beside: str) -> Path:
     from llm_fed.runs.folder import take_down
     from llm_fed.runs.reading import is_finished
 
-    path = write_report(run_dir, goes_on=not is_finished(run_dir))
+    path = write_report(run_dir)
     if is_finished(run_dir):
         take_down(run_dir, {name: of_file(run_dir / name) for name in (path.name, *beside)})
     return path

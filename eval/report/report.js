@@ -117,8 +117,4 @@
   });
   for (const hint of document.querySelectorAll(".script")) hint.hidden = false;
   for (const place of document.querySelectorAll("[data-rows]")) sortable(place, place.id === "clients" ? chosen : null);
-
-  // Of a run that goes on: it writes its page anew from time to time.
-  const seconds = Number(document.body.dataset.refresh);
-  if (seconds) setInterval(() => { if (!document.hidden) location.reload(); }, 1000 * seconds);
 })();

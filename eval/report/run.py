@@ -16,7 +16,7 @@ from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of
 from llm_fed.eval.report.reading import Line, read_config, read_object, reference, usage, was_cut
 from llm_fed.eval.report.samples import samples_of
-from llm_fed.runs.folder import CROSS, ENDED, EXPERTS, SAMPLES, WARNINGS
+from llm_fed.runs.folder import CROSS, ENDED, SAMPLES, WARNINGS
 from llm_fed.runs.reading import comparable, scores_in_training
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.rules import describe as rules_in_words
@@ -24,22 +24,20 @@ from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts
 
 KINDS = ("client", "round", "score", "after", "rule", "event", "drop-out", "server", "merge", "privacy", "clients")
 ALONE = "the base alone"
-REFRESH = 30  # seconds after which the page of a run that goes on loads itself again
 
 
-def write_report(run_dir: str | Path, *, goes_on: bool = False) -> Path:
+def write_report(run_dir: str | Path) -> Path:
     """Writes `report.html` into the run's folder and returns its path; it says if the run is unfinished.
 
-    Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, experts.jsonl,
-    environment.json, cross.json and the card of an exported model; for comparison the scores of a run of `local` beside
-    it. The last line of metrics.jsonl and timing.jsonl may be half-written. With `goes_on`, the page loads itself again
-    from time to time, as the run will write it anew. UserError where `run_dir` is no run's folder, or a file in it is
-    damaged; RunError where the disk is full, or the folder cannot be written.
+    Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, environment.json,
+    cross.json and the card of an exported model; for comparison the scores of a run of `local` beside it. The last line
+    of metrics.jsonl and timing.jsonl may be half-written. UserError where `run_dir` is no run's folder, or a file in it
+    is damaged; RunError where the disk is full, or the folder cannot be written.
     """
     run_dir = Path(run_dir).resolve()
     path = run_dir / "report.html"
     try:
-        return write_page(path, "run.html.jinja", **_values(run_dir), goes_on=goes_on, refresh=REFRESH)
+        return write_page(path, "run.html.jinja", **_values(run_dir))
     except OSError as error:  # of the temporary files in which pictures are drawn, too
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -91,7 +89,6 @@ def _values(run_dir: Path) -> dict[str, Any]:
         samples=samples_of(read_records(run_dir / SAMPLES)),
         network=(run_dir / "network.json").exists(),
         usage=usage(run_dir),
-        experts=[{"std": None} | line for line in read_records(run_dir / EXPERTS)],
         cross=read_object(run_dir / CROSS),
         **warned(run_dir),
     )

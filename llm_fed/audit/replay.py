@@ -105,6 +105,9 @@ class Replay:
         if isinstance(outcome, Exception):
             raise RunError(f"round {round}: the server's step failed in the replay: {outcome}") from outcome
         progress.state = outcome
+        for site in [*(e.clients[client] for client in delays), e.server]:
+            if isinstance(site.memory, Memory):
+                site.memory.to_disk()
         hashed = {client: digests.digest(data) for client, data in sent.items()}
         return Round(round, hashed, uploads, self.memories(sent), self.state)
 

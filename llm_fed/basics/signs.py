@@ -12,9 +12,7 @@ from contextvars import ContextVar
 from typing import Protocol
 
 CROSS = "the cross table"  # scores of personal models on the examples of other clients
-SCORING = ("evaluate", "test", CROSS)  # the parts in which clients are scored
 FINISHING = "final step at the clients"  # what a method trains there after the last round
-BASE = ("testing the base", "the base's answers to the samples")  # those in which the base answers
 
 
 class Listener(Protocol):

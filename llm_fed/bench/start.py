@@ -10,7 +10,6 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.export import models, peft_folders
-from llm_fed.export.origins import read_origin
 from llm_fed.kinds import Kind
 from llm_fed.merge import mean
 from llm_fed.method import Method
@@ -69,18 +68,7 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
         said = f"starting from the {of} in {start}" + ("" if len(adapters) == 1 else ", which are all equal")
     else:
         said = f"starting from the mean of the {of} in {start}" + (", weighed by numbers of examples" if known else "")
-    return said + _other_quantisation(Path(start), base)
-
-
-def _other_quantisation(start: Path, base: Kind) -> str:
-    """In words that the first adapter was trained on a base that was quantised otherwise, or nothing."""
-    origin = read_origin(_folders(start)[0])
-    before, now = (each and each.quantization for each in (origin, base.source))
-    if origin is None or origin.dtype is None or before == now:
-        return ""
-    return (
-        f"; they were trained on the base in {before or 'full precision'}, and here it is in {now or 'full precision'}"
-    )
+    return said
 
 
 def check(run: Run, sites: Sequence[Site], start: str) -> None:

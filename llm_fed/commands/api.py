@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
-    from llm_fed.commands.compare import Jobs
     from llm_fed.eval.tables import Table
     from llm_fed.eval.variance import Drawn
     from llm_fed.eval.verdict import Verdict
@@ -339,7 +338,7 @@ def compare(
     methods: Mapping[str, Any] | Sequence[Any] = (),
     seeds: Sequence[int] = (),
     draws: int = 0,
-    jobs: Jobs = 1,
+    jobs: int = 1,
     base: Any = None,
     data: Any = None,
     metric: Any = None,
@@ -356,8 +355,7 @@ def compare(
             mergers, or a dictionary of any of these by label.
         seeds: the seeds (default: those of the file).
         draws: the number of federations to draw, each with its own training seed, instead of `seeds`.
-        jobs: how many runs are trained at a time; from two on each in a process of its own, without objects;
-            `"ray"`: on the machines of a Ray cluster.
+        jobs: how many runs are trained at a time; from two on each in a process of its own, without objects.
         base: of all rows, as in `run`.
         data: of all rows, as in `run`.
         metric: of all rows, as in `run`.

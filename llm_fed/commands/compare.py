@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Generator, Sequence
-from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Any
 
-import torch
 from rich.console import Console
 
-from llm_fed.basics import signs, turns
+from llm_fed.basics import turns
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
 from llm_fed.bench.bases import Bases
@@ -29,12 +27,11 @@ from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
-from llm_fed.experiment import announce, on_ray, side_by_side, splits, unused
-from llm_fed.experiment.baselines import Baselines
-from llm_fed.experiment.costs import Costs
+from llm_fed.experiment import splits, unused
+from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.ending import check_scored
 from llm_fed.experiment.job import Job, spent_together
-from llm_fed.experiment.side_by_side import Process, SideBySide, Start
+from llm_fed.experiment.side_by_side import LOGS, SideBySide, shares
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.pace import duration
 from llm_fed.runs.reading import scores_by_round
@@ -46,8 +43,6 @@ from llm_fed.settings.paths import public_text
 from llm_fed.tasks import natural
 
 HEAD = ("local", "pooled")  # methods of the first rows, between which the others are read
-RAY: Final = "ray"  # as a number of jobs: as many as Ray's machines can train
-Jobs = int | Literal["ray"]
 A_MINUTE = 60.0  # seconds; of a shorter comparison nobody needs to know the rest
 
 
@@ -69,7 +64,7 @@ def compare(
     out: Path,
     reporter: Reporter | None = None,
     own: OwnObjects = NO_OBJECTS,
-    jobs: Jobs = 1,
+    jobs: int = 1,
 ) -> Table:
     """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
     also as a page.
@@ -79,7 +74,7 @@ def compare(
         chosen: labels of rows, or names of methods as plain rows (default: all rows of the file).
         seeds: instead of those of the file (default: the configuration's own seed).
         own: objects instead of names, which must be at hand.
-        jobs: how many runs are trained at a time; from two on each in a process of its own. `RAY`: on Ray's machines.
+        jobs: how many runs are trained at a time; from two on each in a process of its own.
 
     Returns:
         The table; a run that failed has its reason there, and the others are not lost.
@@ -105,25 +100,24 @@ def dry_run(
     seeds: Sequence[int] = (),
     out: Path,
     reporter: Reporter | None = None,
-    jobs: Jobs = 1,
+    jobs: int = 1,
 ) -> dict[str, Any]:
-    """What `compare` would do with the same arguments, as JSON values: its runs, how many at a time, and the memory
-    that they take. Nothing is trained or written.
+    """What `compare` would do with the same arguments, as JSON values: its runs, and how many at a time. Nothing is
+    trained or written.
 
     Raises:
         UserError, RunError: as `compare` before its first run.
     """
     reporter, out = reporter or Reporter(), out.absolute()
     with reporter.working(), turns.taken(reporter.note):
-        prepared = _prepare(path, words, chosen, seeds, out, reporter, jobs=jobs, costs=True)
+        prepared = _prepare(path, words, chosen, seeds, out, reporter, jobs=jobs)
     return {
-        "jobs": prepared.processes or RAY,
+        "jobs": len(prepared.shares),
         "runs": [
             {"folder": job.shown, "complete": bool(job.outcome), "begun": holds_results(job.folder),
              "starts_from": [parent.shown for parent in job.parents.values()]}
             for job in prepared.plan.jobs()
         ],
-        "memory": [{**asdict(demand), "in_words": demand.describe} for demand in prepared.demands],
     }  # fmt: skip
 
 
@@ -132,18 +126,13 @@ class _Prepared:
     """A comparison that has been checked and is still to be trained.
 
     Attributes:
-        processes: how many runs are trained at a time; 0: as many as Ray's machines can.
-        demands: what that takes of memory, where it was requested, or where several are trained at a time.
-        spread: whether these processes are divided among the GPUs.
+        shares: variables of as many processes as train at a time; of this one alone none.
     """
 
     plan: ComparisonPlan
     table: Table
     bases: Bases
-    processes: int
-    demands: Sequence[side_by_side.Demand]
-    device: torch.device
-    spread: bool
+    shares: Sequence[Mapping[str, str]]
 
 
 def _prepare(
@@ -154,39 +143,28 @@ def _prepare(
     out: Path,
     reporter: Reporter,
     own: OwnObjects = NO_OBJECTS,
-    jobs: Jobs = 1,
-    costs: bool = False,
+    jobs: int = 1,
 ) -> _Prepared:
     check_jobs(jobs, own)
     plan = ComparisonPlan(path, words, chosen, seeds, out, own)
     for note in [*plan.notes, *([own.describe] if own.describe else [])]:
         reporter.note(note)
-    bases, prices = Bases(reuse=True), list[Costs]()
-    waiting = sum(not job.outcome for job in plan.jobs())
-    processes = int(not waiting) if jobs == RAY else max(1, min(jobs, waiting))
-    table = _empty_table(plan, bases, prices if costs else None)
-    device = bases.of(plan.file).device
-    spread = not any(job.config.base.device_map for job in plan.jobs())  # which gives one process all GPUs
-    demands = []
-    if costs or processes > 1:
-        step = max((price.step or 0 for price in prices), default=0)
-        demands = side_by_side.demands(max(1, processes), weights([bases.of(plan.file).model]), step, device, spread)
-    if jobs != RAY and processes > 1:
-        for demand in demands:
-            demand.check(jobs)
-    return _Prepared(plan, table, bases, processes, demands, device, spread)
+    bases = Bases(reuse=True)
+    table, processes = _empty_table(plan, bases), min(jobs, sum(not job.outcome for job in plan.jobs()))
+    if processes < 2:
+        return _Prepared(plan, table, bases, [{}])
+    base, divided = bases.of(plan.file), any(job.config.base.device_map for job in plan.jobs())
+    return _Prepared(plan, table, bases, shares(jobs, processes, weights([base.model]), base.device, divided))
 
 
-def check_jobs(jobs: Jobs, own: OwnObjects = NO_OBJECTS) -> None:
+def check_jobs(jobs: int, own: OwnObjects = NO_OBJECTS) -> None:
     """Refuse a number of jobs that cannot be.
 
     Raises:
-        UserError: it is no number from 1 on, or several processes would need what only this one has; or Ray is missing.
+        UserError: it is no number from 1 on, or several processes would need what only this one has.
     """
-    if jobs == RAY:
-        on_ray.check_installed()
-    elif type(jobs) is not int or jobs < 1:
-        raise UserError(f"jobs is {jobs!r}; it takes a whole number from 1 on, the number of runs at a time, or {RAY}")
+    if type(jobs) is not int or jobs < 1:
+        raise UserError(f"jobs is {jobs!r}; it takes a whole number from 1 on, the number of runs at a time")
     if jobs != 1 and own.describe:
         raise UserError(
             f"jobs={jobs} trains in other processes, which cannot look up objects of this program; leave it out, or "
@@ -209,11 +187,6 @@ def _trained(prepared: _Prepared, reporter: Reporter, out: Path) -> Table:
             if isinstance(job.outcome, str):
                 reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
             _write(_fill(table, plan), out)
-    changed = {job for job in plan.jobs() if job.compare_with_local()}
-    for row in table.rows:
-        for seed in plan.seeds:
-            if plan.cells[row.label, seed] in changed:
-                row.results.pop(seed, None)
     table.notes += _changed(plan)
     table.notes += filter(None, [spent_together(plan.jobs())])
     _write(_fill(table, plan), out)
@@ -228,34 +201,26 @@ def _trainings(
 ) -> Generator[tuple[Job, str], None, None]:
     """Each open run when it has ended, with words on where its log is."""
     jobs = [*prepared.plan.jobs()]
-    if prepared.processes == 1:
+    if len(prepared.shares) == 1:
         baselines = Baselines()
         for job in jobs:
             if isinstance(job.outcome, dict):
                 baselines.remember(job.config, job.outcome, job.folder)
+        # Runs on the same data one after another, and of these local first, with which the others are compared.
+        groups = list(dict.fromkeys(shared_by(job.config, "") for job in jobs))
+        jobs.sort(key=lambda job: (groups.index(shared_by(job.config, "")), not job.is_local))
         for job in [job for job in jobs if not job.outcome]:
             progress.begins(job)
             job.train(reporter, prepared.bases.of(job.config), baselines)
             yield job, ""
         return
     prepared.bases.give_back()
-    with ExitStack() as stack:
-        begins = progress.begins if prepared.processes else lambda job: None  # Ray's processes say so themselves
-        runs = SideBySide(jobs, _starts(prepared, reporter, stack), out, reporter, begins)
-        for job in stack.enter_context(closing(runs.trained())):
+    reporter.note(f"{len(prepared.shares)} runs at a time, each in a process of its own with a log in {out / LOGS}")
+    runs = SideBySide(jobs, prepared.shares, out, progress.begins)
+    with closing(runs.trained()) as trained:
+        for job in trained:
             log = runs.log(job)
             yield job, f"; its log is {log}" if log.exists() else ""
-
-
-def _starts(prepared: _Prepared, reporter: Reporter, stack: ExitStack) -> list[Start]:
-    """What begins a run, as many as are trained at a time; within `stack`."""
-    if not prepared.processes:
-        waiting = sum(not job.outcome for job in prepared.plan.jobs())
-        return [stack.enter_context(on_ray.cluster(waiting, prepared.plan.file.device, reporter.note))] * waiting
-    shares = side_by_side.shares(prepared.processes, prepared.device, prepared.spread)
-    threads = shares[0].get("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS"))
-    reporter.note(f"{prepared.processes} runs at a time, each in a process of its own; threads of each: {threads}")
-    return [partial(Process.begin, share) for share in shares]
 
 
 class _Countdown:
@@ -274,13 +239,9 @@ class _Countdown:
         self._reporter.note(f"{job.folder.name}: run {self._begun} of {self._number}{expected}")
 
 
-def _empty_table(plan: ComparisonPlan, bases: Bases, costs: list[Costs] | None = None) -> Table:
+def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
     """The table before any score. It builds each row's experiment, which finds mistakes that lie in the base, the
-    task or the method, and counts parameters.
-
-    Args:
-        costs: gets what runs that are still open will take.
-    """
+    task or the method, and counts parameters."""
     metrics: dict[str, str] = {}  # by label
     counted: dict[Job, Parameters] = {}  # several rows may start from the same runs
 
@@ -299,12 +260,7 @@ def _empty_table(plan: ComparisonPlan, bases: Bases, costs: list[Costs] | None =
             built.base.check_names(job.config.adapter)
         metrics[label] = built.metric
         parents = [count(parent, label) for parent in job.parents.values()]
-        parameters = count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)
-        if costs is not None and not job.outcome and not job.parents:  # a merge trains nothing
-            with signs.part("measuring the memory of a training step"):
-                price = announce.with_costs(announce.run_plan(built), built, job.folder).costs
-            costs.extend([price] if price else [])
-        return parameters
+        return count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)
 
     rows = []
     for label, words in plan.rows.items():

@@ -56,7 +56,7 @@ def forget(folder: Path, client: str, agreed: Callable[[str], bool], reporter: R
     if not folder.exists() and is_finished(again):  # killed between two renames, where a disk cannot exchange names
         put_folder(again, folder)
     config, record = read_config(folder), splits.recall(folder)
-    with _alone(folder) as lock:
+    with _alone(folder):
         groups = read_config(again).task.groups if (again / "config.yaml").exists() else None
         begun = groups is not None and record is not None and {*groups} < {*record.clients}
         if beside.exists() and not begun and record and same_name(client, record.clients) is None:
@@ -71,7 +71,6 @@ def forget(folder: Path, client: str, agreed: Callable[[str], bool], reporter: R
         if groups != others.task.groups:
             remove(beside)  # nothing, or begun for another client
         _train(others, again, record, reporter or Reporter())
-        lock.forget_left()
         put_folder(again, folder)
         remove(beside)
         sync_folder(folder.parent)
@@ -79,14 +78,14 @@ def forget(folder: Path, client: str, agreed: Callable[[str], bool], reporter: R
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[Lock]:
+def _alone(folder: Path) -> Iterator[None]:
     lock = Lock(folder)
     try:
         lock.acquire(print)
     except HeldError as error:
         raise RunError(f"{error} is writing to {folder}; wait for its end, then give the same command") from error
     try:
-        yield lock
+        yield
     finally:
         lock.release()
 

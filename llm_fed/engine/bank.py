@@ -6,7 +6,7 @@ all its experts and routers, D inputs of all adapted layers together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -170,7 +170,6 @@ class AdapterBank:
         index: Tensor,
         masks: Tensor | None = None,
         mix: Tensor | None = None,
-        listen: Callable[[Tensor], None] | None = None,
         each: Tensor | None = None,
         into: Tensor | None = None,
         below: Mapping[str, DeltaHook] | None = None,
@@ -193,7 +192,6 @@ class AdapterBank:
             below: as of `beneath`, where it was made already.
             cast: the dtype of autocast, to which all adapters are cast at once, and not each row's copy of each layer:
                 with the same bits, but not with DoRA, which reads adapters in their own dtype.
-            listen: is given the weights (N, T, E) that a router finds, layer by layer.
             groups: the batch is one row of S tokens, of which each of these has a stretch: then group n goes through
                 adapter index[n], masks are (1, S, D), and a mix is (S, E).
 
@@ -242,7 +240,6 @@ class AdapterBank:
                     scaling=self.structure.scaling,
                     kept=1 if masks is None else self._kept / 2**16,
                     mask=None if masks is None else masks[..., self._inputs[name]],
-                    listen=listen,
                     lengths=self._lengths(name, module, chosen) if self.structure.dora else None,
                 )
                 handles.append(module.register_forward_hook(adapted))
@@ -347,7 +344,6 @@ class _Adapted:
     scaling: float
     kept: float  # the share of the inputs that masks keep
     mask: Tensor | None  # (N, T, in) the inputs that are kept
-    listen: Callable[[Tensor], None] | None  # to what a router says
     lengths: Tensor | None = None  # (N, 1, out) by which DoRA multiplies the layer's outputs
 
     def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
@@ -396,10 +392,7 @@ class _Adapted:
         if self.router is None:
             return None if self.mix is None else self.mix.to(x.device)
         scores = self.tokens.product(x, self.router.to(x.device))
-        weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
-        if self.listen is not None:
-            self.listen(weights)
-        return weights
+        return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,6 @@ from llm_fed.merge.moments import Evidence
 from llm_fed.method.client import Client
 from llm_fed.method.requests import (
     Answers,
-    ExpertWeights,
     Features,
     Fit,
     FitHead,
@@ -196,19 +195,6 @@ class Engine(Answering):
     @answers(Gradient, of="whole", each=True)
     def gradient_whole(self, request: Gradient) -> tuple[float, State]:
         return self.whole(request.structure).gradient(request)
-
-    @answers(ExpertWeights)
-    def expert_weights(self, requests: Sequence[ExpertWeights]) -> Sequence[Tensor]:
-        states = [request.state for request in requests]
-        requested = [(row, example) for row, request in enumerate(requests) for example in request.examples]
-        model = self.adapted(requests[0].structure)
-        weights = self._mixing_weights(model.structure, [(states[row], example) for row, example in requested])
-        if weights is None:
-            bank = self.bank(model.structure, states)
-            weights = model.within_memory(
-                lambda budget: inference.routed_weights(replace(model, budget=budget), bank, requested)
-            )
-        return weights.split([len(request.examples) for request in requests])
 
     @answers(Features)
     def features(self, requests: Sequence[Features]) -> Sequence[Tensor]:

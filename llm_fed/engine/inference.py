@@ -86,30 +86,6 @@ def log_likelihoods(
 
 
 @torch.inference_mode()
-def routed_weights(model: AdaptedModel, bank: AdapterBank, requested: Sequence[tuple[int, Any]]) -> Tensor:
-    """What the routers of one row of the bank each make of an example: (len(asked), E), the mean over the example's
-    tokens and then over the layers and its rows, in float64 on the CPU.
-
-    Args:
-        asked: (row of the bank, example).
-    """
-    found = torch.zeros(len(requested), len(bank.structure.experts), dtype=torch.float64)
-    lengths = [model.examples.length(example) for _, example in requested]
-    for chosen in plan(lengths, model.most_tokens, model.overhead):
-        batch, of = model.examples.collate([requested[i][1] for i in chosen]), model.examples
-        heard: list[Tensor] = []
-        index = of.by_row(torch.tensor([requested[i][0] for i in chosen]))
-        with bank.attached(index, listen=heard.append), model.computing():
-            of.logits(model.model, batch, all_rows=bank.adapts_head)
-        ends = torch.tensor([size for i in chosen for size in of.sizes(requested[i][1])])
-        for weights in heard:
-            real = torch.arange(weights.shape[1]) < ends[:, None]  # a layer may see fewer tokens of a picture
-            means = (weights.double().cpu() * real[..., None]).sum(1) / real.sum(1, keepdim=True)
-            found[torch.tensor(chosen)] += means.unflatten(0, (-1, of.each)).mean(1) / len(heard)
-    return found
-
-
-@torch.inference_mode()
 def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
     """h (R, H): the base's last hidden state at each prompt's last token, at least float32, on the CPU."""
     lengths = [len(prompt) for prompt in prompts]

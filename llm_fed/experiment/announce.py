@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from llm_fed.basics import signs
 from llm_fed.engine.drive import drive
 from llm_fed.engine.footprint import peak_of, weights
 from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit
 from llm_fed.engine.ways import describe as describe_passes
 from llm_fed.experiment import cross
-from llm_fed.experiment.baselines import Baselines, looked_up
+from llm_fed.experiment.baselines import looked_up
 from llm_fed.experiment.costs import Costs, CountSummary
-from llm_fed.experiment.samples import Samples
 from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import broadcast
 from llm_fed.kinds import Kind
@@ -31,10 +29,9 @@ from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
 from llm_fed.models.trained import Structure
-from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.launch import processes
 from llm_fed.runtime.local import LocalRuntime
-from llm_fed.scoring.notes import notes_on_length
+from llm_fed.settings.config import Config
 from llm_fed.state.wire import Message, entries, pack, unpack
 
 if TYPE_CHECKING:
@@ -48,64 +45,26 @@ class RunPlan:
     """What a run is about to do.
 
     Attributes:
+        lines: for people, by their label.
         reached: the round after which it goes on; 0: it begins.
         complete: whether it has ended already.
-        work: what is done in all, in the method's words.
-        asked: how many clients its rounds may ask; 0: it has no rounds.
         example_counts: by split, over the clients that have any; empty where the clients' data are not here.
-        left_out: by split, examples that are longer than `task.max_length` tokens.
         parameters: that each client holds and trains.
-        sent: parameters in a client's answer; None: not looked at, as the run goes on from a checkpoint.
-        structure: what clients train, in words.
-        steps: of the optimizer, per client and round; zero where they depend on data that are not here.
         total_steps: of a client in the whole run, on the mean; 0 where that is not known.
         own_steps: of these the ones after the last round.
-        scored: on which split, after which rounds, by which metric, in words.
-        cross: the cross table after the rounds, in words; empty where the clients' data are not here.
-        notes: what the scores do not say: that right answers are longer than an answer may be.
-        data: what became of the user's files, in lines by their label; empty where all was used as it is.
-        known: how many tested answers stand in the client's own training rows, in words; empty: none, or not texts.
-        time: how long it will take, in words; empty where that was not estimated.
         parents: the plans of the runs that it merges, where costs are requested.
     """
 
     method: str
-    paper: str
+    lines: Mapping[str, str]
     rounds: int
     reached: int
-    clients: tuple[str, ...]
-    cohort: int
+    complete: bool
     example_counts: Mapping[str, CountSummary]
-    server_examples: Mapping[str, int]
-    left_out: Mapping[str, int]
-    base: str
-    base_parameters: int
-    device: str
-    processes: int
-    dtype: str
-    quantization: str | None
-    structure: str
     parameters: CountSummary
-    sent: int | None
-    steps: CountSummary
-    epochs: int | None
-    batch_size: int
-    lr: tuple[float, float]
-    scored: str
     total_steps: int = 0
     own_steps: int = 0
-    cross: str = ""
-    notes: tuple[str, ...] = ()
-    data: Mapping[str, str] = field(default_factory=dict)
-    work: str = ""
-    requested: int = 0
-    complete: bool = False
     costs: Costs | None = None
-    known: str = ""
-    time: str = ""
-    loss: str = ""
-    passes: str = ""
-    trust: str = ""
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
 
     def as_json(self) -> dict[str, Any]:
@@ -113,28 +72,9 @@ class RunPlan:
         return asdict(self)
 
     def rows(self) -> dict[str, str]:
-        """Lines for people, by their label."""
-        rows = {"method": self._method(), "base": self._base()}
-        if self.reached or self.complete:
-            return rows
-        rows = {
-            "method": rows["method"],
-            "clients": self._clients(),
-            "examples": self._examples(),
-            "look-up": self.known,
-            **self.data,
-            "base": rows["base"],
-        }
-        rows["training"], rows["loss"] = self._training(), self.loss
-        if self.requested:
-            rows["each round"], rows["trust"] = self._work(), self.trust
-        if self.total_steps:
-            own = f", {self.own_steps:,} of them alone after the last round" if self.own_steps else ""
-            rows["work"] = f"about {self.total_steps:,} steps of a client in all{own}"
-        rows["passes"] = self.passes
-        rows["scores"] = self.scored
-        rows["cross"] = self.cross
-        return {label: text for label, text in rows.items() if text}
+        """Lines for people, by their label; of a run that goes on what may have changed."""
+        shown = ("method", "base") if self.reached or self.complete else self.lines
+        return {label: self.lines[label] for label in shown}
 
     def for_terminal(self, folder: Path) -> list[str]:
         """All lines of a dry run, aligned: what lies in the folder first, then the whole plan with its costs."""
@@ -144,60 +84,8 @@ class RunPlan:
             here = f"{folder} would continue at round {min(self.reached + 1, self.rounds)} of {self.rounds}"
         else:
             here = f"{folder} would be a new run"
-        whole = replace(self, reached=0, complete=False)
-        rows = {"run": here, **whole.rows(), **self.cost_rows()}
-        return [f"{label:<11}{text}" for label, text in rows.items()]
-
-    def cost_rows(self) -> dict[str, str]:
-        """Further lines about bytes, memory and disk; none where these were not requested."""
-        return {} if self.costs is None else self.costs.rows(several=bool(self.parents))
-
-    def _method(self) -> str:
-        paper = f": {self.paper}" if self.paper else ""
-        return f"{self.method}{paper}, {self.work}"
-
-    def _clients(self) -> str:
-        number = len(self.clients)
-        if number == 1:
-            return f"1, {self.clients[0]}"
-        return f"{number}, {'all' if self.cohort >= number else self.cohort} of them sampled in each round"
-
-    def _examples(self) -> str:
-        if not self.example_counts and not any(self.server_examples.values()):
-            return "only known to the clients"
-        words = {"training": "for training", "validation": "for validation", "test": "for testing"}
-        parts = [
-            f"{counts.total:,} {words[split]} ({counts.each()} per client)"
-            for split, counts in self.example_counts.items()
-            if counts.total
-        ]
-        at_server = [f"{number:,} {words[split]}" for split, number in self.server_examples.items() if number]
-        parts += [f"at the server {' and '.join(at_server)}"] if at_server else []
-        out = [f"{number:,} {split}" for split, number in self.left_out.items() if number]
-        return ", ".join(parts) + (f"; left out because too long: {' and '.join(out)}" if out else "")
-
-    def _base(self) -> str:
-        weights = f"{self.dtype}, {self.quantization}" if self.quantization else self.dtype
-        where = f"on {self.device} in {_count(self.processes, 'process', 'processes')}"
-        return f"{self.base}, {self.base_parameters:,} parameters, {weights}, {where}"
-
-    def _training(self) -> str:
-        sent = ""
-        if self.sent is not None and self.sent != self.parameters.most:
-            sent = f", of which {self.sent:,} are sent" if self.sent else ", none of which are sent"
-        elif self.sent is not None:
-            sent = ", all of which are sent"
-        return f"{self.structure}: {self.parameters.each()} parameters per client{sent}"
-
-    def _work(self) -> str:
-        examples = _count(self.batch_size, "example")
-        steps = f"{self.steps.each()} steps of {examples}" if self.steps.most else f"steps of {examples}"
-        if self.epochs:
-            epochs = _count(self.epochs, "epoch")
-            steps = f"{epochs}, {steps}" if self.steps.most else f"{epochs} in {steps}"
-        first, last = self.lr
-        rate = f"{first:g}" if first == last or self.rounds == 1 else f"{first:g}, decaying to {last:g} in the last"
-        return f"{steps}, learning rate {rate}"
+        prices = {} if self.costs is None else self.costs.rows(several=bool(self.parents))
+        return [f"{label:<11}{text}" for label, text in ({"run": here} | dict(self.lines) | prices).items()]
 
 
 def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, names: Sequence[str] = ()) -> RunPlan:
@@ -209,46 +97,103 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
     """
     config, base, method, server, engine = built.config, built.base, built.method, built.server, built.engine
     sites = [*built.clients.values()]
-    layouts = {structure: base.layout(structure) for structure in {s.structure for s in [*sites, server]}}
-    frozen = config.local.freeze
-    trained = [
-        sum(math.prod(layout.shape_of[name]) for name in {*layout.matching(method.trained)}
-            - {*(() if frozen is None else layout.matching(frozen, "local.freeze"))})
-        for layout in (layouts[structure] for structure in [s.structure for s in sites] or [server.structure])
-    ]  # fmt: skip
     sent, requested = None, method.requested(server.clients or names)
     if not reached:
         state = method.init(server)  # a method that cannot start here says so now, before its parents are trained
         for client in requested[:1]:
             sent = entries(method.upload_like(method.broadcast(state, client)))
-    where = "cpu" if base.device.type == "cpu" else f"{base.device} ({torch.cuda.get_device_name(base.device)})"
     same = config.local.steps or 0
     steps = CountSummary.of(local_steps(site) for site in sites if site.train) if sites else CountSummary(0, same, same)
-    number = len(sites or names)
     own = steps_of(built, "finish")
     each = steps_of(built, "client_update") or (steps.total / len(built.trainers) if sites else steps.most)
     total = own + round(config.rounds * each * server.cohort / max(1, len(server.clients))) if requested else 0
+    examples, parameters = _examples(sites), _parameters(built)
+    alone = f", {own:,} of them alone after the last round" if own else ""
+    lines = {
+        "method": f"{config.method['name']}{f': {method.paper}' if method.paper else ''}, "
+                  f"{method.describe(config.rounds)}",
+        "clients": _clients([*built.clients] or names, server.cohort),
+        "examples": _describe_examples(examples, server, sites),
+        "look-up": looked_up(built),
+        **(built.reading.for_people() if built.reading else {}),
+        "base": _base(built),
+        "training": _training(built, parameters, sent),
+        "loss": config.objective.describe(),
+        "each round": _work(config, steps) if requested else "",
+        "trust": trust(config, method) if requested else "",
+        "work": f"about {total:,} steps of a client in all{alone}" if total else "",
+        "passes": describe_passes(engine.ways, base.device, adapters=server.structure.fused, untried=engine.untried),
+        "scores": _scored(built, bool(sites), bool(requested)),
+        "cross": cross.planned(built).describe() if sites else "",
+    }  # fmt: skip
     return RunPlan(
-        method=config.method["name"], paper=method.paper, rounds=config.rounds, reached=reached, complete=complete,
-        clients=tuple(built.clients or names), cohort=min(number, server.cohort),
-        example_counts=_examples(sites), left_out=_sum(site.data.left_out for site in [*sites, server]),
-        server_examples={"training": len(server.train), **{s: len(q) for s, q in server.data.queries.items()}},
-        base=config.base.name if not config.base.clients else f"{config.base.name} (shared)",
-        base_parameters=base.num_parameters, device=where, processes=processes(),
-        dtype=_dtype(base), quantization=config.base.quantization,
-        structure=describe([s.structure for s in sites] or [*server.structures.values()] or [server.structure]),
-        parameters=CountSummary.of(trained),
-        sent=sent, steps=steps, total_steps=total, own_steps=own, epochs=config.local.epochs,
-        batch_size=config.local.batch_size, lr=(config.local.lr, config.local.lr_end),
-        scored=_scored(built, bool(sites), bool(requested)),
-        cross=cross.planned(built).describe() if sites else "",
-        known=looked_up(built),
-        data=built.reading.for_people() if built.reading else {},
-        notes=tuple(notes_on_length(built.scored.values(), config.eval.max_new_tokens).values()),
-        work=method.describe(config.rounds), requested=len(requested), loss=config.objective.describe(),
-        passes=describe_passes(engine.ways, base.device, adapters=server.structure.fused, untried=engine.untried),
-        trust=trust(config, method),
+        config.method["name"], {label: text for label, text in lines.items() if text}, config.rounds, reached, complete,
+        examples, parameters, total, own,
     )  # fmt: skip
+
+
+def _parameters(built: Experiment) -> CountSummary:
+    base, frozen = built.base, built.config.local.freeze
+    structures = [site.structure for site in built.clients.values()] or [built.server.structure]
+    layouts = {structure: base.layout(structure) for structure in {*structures}}
+    return CountSummary.of(
+        sum(math.prod(layout.shape_of[name]) for name in {*layout.matching(built.method.trained)}
+            - {*(() if frozen is None else layout.matching(frozen, "local.freeze"))})
+        for layout in map(layouts.__getitem__, structures)
+    )  # fmt: skip
+
+
+def _clients(names: Sequence[str], cohort: int) -> str:
+    number = len(names)
+    if number == 1:
+        return f"1, {names[0]}"
+    return f"{number}, {'all' if cohort >= number else cohort} of them sampled in each round"
+
+
+def _describe_examples(counts: Mapping[str, CountSummary], server: Site, sites: Sequence[Site]) -> str:
+    held = dict(zip(SPLITS, (len(server.train), *(len(server.data.queries.get(split, ())) for split in SPLITS[1:])),
+                    strict=True))  # fmt: skip
+    if not counts and not any(held.values()):
+        return "only known to the clients"
+    words = {"training": "for training", "validation": "for validation", "test": "for testing"}
+    parts = [f"{own.total:,} {words[split]} ({own.each()} per client)" for split, own in counts.items() if own.total]
+    at_server = [f"{number:,} {words[split]}" for split, number in held.items() if number]
+    parts += [f"at the server {' and '.join(at_server)}"] if at_server else []
+    left_out = _sum(site.data.left_out for site in [*sites, server])
+    out = [f"{number:,} {split}" for split, number in left_out.items() if number]
+    return ", ".join(parts) + (f"; left out because too long: {' and '.join(out)}" if out else "")
+
+
+def _base(built: Experiment) -> str:
+    config, base = built.config.base, built.base
+    device = str(base.device) + ("" if base.device.type == "cpu" else f" ({torch.cuda.get_device_name(base.device)})")
+    return (
+        f"{config.name}{' (shared)' if config.clients else ''}, {base.num_parameters:,} parameters, {_dtype(base)}"
+        f"{f', {config.quantization}' if config.quantization else ''}, on {device} in "
+        f"{_count(processes(), 'process', 'processes')}"
+    )
+
+
+def _training(built: Experiment, parameters: CountSummary, sent: int | None) -> str:
+    """Args: sent: parameters in a client's answer; None: not looked at, as the run goes on from a checkpoint."""
+    structures = [site.structure for site in built.clients.values()] or [*built.server.structures.values()]
+    said = ""
+    if sent is not None and sent != parameters.most:
+        said = f", of which {sent:,} are sent" if sent else ", none of which are sent"
+    elif sent is not None:
+        said = ", all of which are sent"
+    return f"{describe(structures or [built.server.structure])}: {parameters.each()} parameters per client{said}"
+
+
+def _work(config: Config, steps: CountSummary) -> str:
+    examples = _count(config.local.batch_size, "example")
+    said = f"{steps.each()} steps of {examples}" if steps.most else f"steps of {examples}"
+    if config.local.epochs:
+        epochs = _count(config.local.epochs, "epoch")
+        said = f"{epochs}, {said}" if steps.most else f"{epochs} in {said}"
+    first, last = config.local.lr, config.local.lr_end
+    rate = f"{first:g}" if first == last or config.rounds == 1 else f"{first:g}, decaying to {last:g} in the last"
+    return f"{said}, learning rate {rate}"
 
 
 def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence[RunPlan] = ()) -> RunPlan:
@@ -312,36 +257,6 @@ def _peak(built: Experiment, state: Message, sites: Sequence[Client], size: int 
                 raise outcome
 
     return peak_of(step, built.base.device)
-
-
-def ahead(built: Experiment, baselines: Baselines | None = None) -> Ahead:
-    """What a run will do, for the estimate of its time.
-
-    Args:
-        baselines: what need not be scored, as other runs of this command have done so.
-    """
-    config, sites, limit = built.config, built.scored.values(), built.config.eval.limit
-    steps = {id: local_steps(site) for id, site in built.clients.items() if site.train}
-
-    def answers(split: str) -> int:
-        counts = [len(site.data.queries.get(split, ())) for site in sites]
-        return sum(min(count, limit or count) for count in counts)
-
-    during, test = answers(config.eval.during), answers("test")
-    baselines, base = baselines or Baselines(), 0
-    if built.scores_base and not baselines.knows(built):
-        base = test + (during if config.eval.base is True else 0)
-    elif not baselines.answers(built):
-        base = Samples(built).requested
-    return Ahead(
-        config.rounds,
-        lambda round: sum(steps.get(ask.client, 0) for ask in built.schedule.asks(round) if ask.delay is not None),
-        lambda round: round == config.rounds or bool(config.eval.every and round % config.eval.every == 0),
-        {"evaluate": during, "test": test, signs.CROSS: cross.planned(built).answers if sites else 0},
-        base,
-        finishes=type(built.method).finish is not Method.finish,
-        elsewhere=not sites,
-    )
 
 
 def local_steps(site: Site) -> int:

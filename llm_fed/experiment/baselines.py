@@ -56,10 +56,6 @@ class Baselines:
             self._first[key] = experiment.score_base(split)
         return self._first[key]
 
-    def knows(self, experiment: Experiment) -> bool:
-        """Whether the base need not be scored for a run."""
-        return shared_by(experiment.config, experiment.metric) in self._bases
-
     def answers(self, experiment: Experiment) -> Mapping[str, Sequence[Any]]:
         """By client the base's predictions on its first test examples, as far as this command has seen any."""
         return self._answers.get(shared_by(experiment.config, experiment.metric), {})
@@ -119,8 +115,15 @@ def best_rules(experiment: Experiment, split: str = "test") -> dict[str, BestRul
     answers without noise, so its name and its score say something of them."""
     if experiment.config.privacy.clip is not None:
         return {}
-    rules = {id: _best_rule(experiment, site, split) for id, site in experiment.scored.items()}
-    return {id: rule for id, rule in rules.items() if rule and not math.isnan(rule.score)}
+    rules, limit = {}, experiment.config.eval.limit
+    for id, site in experiment.scored.items():
+        train = None
+        if site is experiment.server:  # one model for all is tested there: the rule is made of all clients' answers
+            train = list(chain.from_iterable(texts_of(client.train) for client in experiment.clients.values()))
+        rule = rule_of(site, experiment.metric, limit, split, train)
+        if rule and not math.isnan(rule.score):
+            rules[id] = rule
+    return rules
 
 
 def _line_of_rules(experiment: Experiment, rules: Mapping[str, BestRule], split: str = "test") -> dict[str, Any]:
@@ -178,13 +181,6 @@ def looked_up(experiment: Experiment) -> str:
 def texts_of(encoded: Sequence[Any]) -> Sequence[Any]:
     """The Examples of what was made of them; pictures as they are."""
     return getattr(encoded, "examples", encoded)
-
-
-def _best_rule(experiment: Experiment, site: Site, split: str) -> BestRule | None:
-    train = None
-    if site is experiment.server:  # one model for all is tested there: the rule is made of all clients' answers
-        train = list(chain.from_iterable(texts_of(client.train) for client in experiment.clients.values()))
-    return rule_of(site, experiment.metric, experiment.config.eval.limit, split, train)
 
 
 def _take(answers: dict[str, Sequence[Any]], most: int, client: str, predictions: Sequence[Any]) -> None:

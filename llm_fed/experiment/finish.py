@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from itertools import islice
 from types import MappingProxyType
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from llm_fed.basics import checksum, signs
 from llm_fed.basics.errors import RunError
 from llm_fed.basics.files import read_file, remove, write_folders
-from llm_fed.basics.names import rounded
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
 from llm_fed.eval.warning import sentences
@@ -27,15 +22,13 @@ from llm_fed.federation import privacy
 from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import finish, messages_for
 from llm_fed.federation.progress import Progress, restore
-from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
 from llm_fed.method.site import OPTIMIZER, Site
-from llm_fed.runs.folder import ENDED, EXPERTS, Run, log_event
+from llm_fed.runs.folder import ENDED, Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.notes import notes_on_length
 from llm_fed.scoring.scores import ABILITY, METRICS, not_defined
-from llm_fed.state import State
 from llm_fed.state.wire import Message, WireError
 
 NO_SCORE = "It has none, as the client has no test example."
@@ -44,8 +37,6 @@ UNMOVED = (
     "the tested models are those that the run began with, as no update has moved them; see whether updates were "
     "refused or late, and whether the method waits for more of them than come (such as method.buffer)"
 )
-MAX_CLIENTS = 200  # of more, the first: the report shows a row for each
-MAX_EXAMPLES = 50  # of each client, its first test examples
 
 
 def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, baselines: Baselines) -> dict[str, Any]:
@@ -135,8 +126,6 @@ def deliver(
     warned = watching.watch(experiment, run, personal, summary, rows, examples)
     with signs.part("the base's answers to the samples"):
         samples.write(run, baselines.answers(experiment))
-    with signs.part("the weights of the experts"):
-        write_expert_weights(experiment, run, personal)
     nowhere = {"unscored": [*experiment.scored], "undefined": tested} if tested else {}
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else nowhere)
     if apart := experiment.apart:
@@ -255,55 +244,3 @@ def write_summary(
         write_report(run.folder)
     run.conclude(result)
     return result
-
-
-def write_expert_weights(experiment: Experiment, run: Run, personal: Mapping[str, State]) -> None:
-    """Write `experts.jsonl`, a line per client: the mean weight of each expert over its first test examples, and its
-    standard deviation over them (population's); None where the weights are the same for all. A method whose personal
-    models weigh nothing has no such file.
-
-    Args:
-        personal: the personal model of each client that has test examples.
-
-    Raises:
-        RunError: the disk is full.
-    """
-    weighing = {id: site for id, site in experiment.scored.items() if site.structure.weighed}
-    given = {id: _examples(experiment.base, site) for id, site in weighing.items()}
-    requested = dict([(id, examples) for id, examples in given.items() if examples][:MAX_CLIENTS])
-    weights_of = experiment.runtime.run({id: _weights(weighing[id], personal[id], requested[id]) for id in requested})
-    lines = []
-    for id in requested:
-        weights = weights_of[id]
-        if isinstance(weights, Exception):
-            raise weights
-        names, alike = weighing[id].structure.weighed, weights.ndim == 1
-        mean = weights if alike else weights.mean(0)
-        std = None if alike else _by_name(names, weights.std(0, correction=0))
-        examples = len(requested[id]) if alike else len(weights)
-        lines.append({"client": id, "examples": examples, "mean": _by_name(names, mean), "std": std})
-    if lines:
-        run.write_lines(EXPERTS, lines)
-    else:
-        run.forget(EXPERTS)
-
-
-async def _weights(site: Site, state: State, examples: Sequence[Any]) -> Tensor:
-    """(N, E) of its test examples, or (E,) where they do not depend on the example."""
-    if site.structure.fused:
-        return (await site.expert_weights(state, examples)).double()
-    if "weights" in state.layout.slices:
-        return state["weights"].double()
-    gate = (await site.answers(state, examples)).gate
-    assert gate is not None
-    return gate.double()
-
-
-def _examples(base: Kind, site: Site) -> list[Any]:
-    """Its test examples as training would see them; those that are too long are left out."""
-    queries = (base.trained_form(query) for query in site.data.queries.get("test", ()))
-    return list(islice((example for example in queries if example is not None), MAX_EXAMPLES))
-
-
-def _by_name(names: tuple[str, ...], values: Tensor) -> dict[str, float]:
-    return {name: rounded(float(value)) for name, value in zip(names, torch.atleast_1d(values), strict=True)}

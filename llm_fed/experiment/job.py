@@ -15,7 +15,7 @@ from llm_fed.basics.files import check_unlinked
 from llm_fed.bench.costs import ClientWork, Traffic, read_traffic, read_work
 from llm_fed.eval.tables import RunResult, means
 from llm_fed.experiment import run as experiment
-from llm_fed.experiment import splits, watching
+from llm_fed.experiment import splits
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.simulation import Simulation, lacks_exports
 from llm_fed.federation import privacy
@@ -76,14 +76,6 @@ class Job:
             )
         except (RunError, UserError, torch.OutOfMemoryError) as error:
             self.outcome = " ".join(str(error).split())
-
-    def compare_with_local(self) -> bool:
-        """Let a finished run look again, as a run of `local` may have come after it; whether there is one now."""
-        if isinstance(self.outcome, str) or not watching.lacks_local(self.outcome):
-            return False
-        with Run(self.folder, self.config, contents=self.contents) as run:
-            self.outcome = watching.compared_later(run, self.outcome)
-        return not watching.lacks_local(self.outcome)
 
     def result(self, uncounted: Set[str] = frozenset()) -> RunResult:
         """What the table shows of a finished run.

@@ -18,20 +18,17 @@ from llm_fed.basics import checksum, signs
 from llm_fed.basics.errors import ClientError, RunError, UserError, require
 from llm_fed.basics.files import read_file, write_file, write_folders
 from llm_fed.bench.build import Experiment, prepare
-from llm_fed.bench.parents import config_of, states_of_run
 from llm_fed.experiment import splits
 from llm_fed.experiment.finish import contents, spent_of
-from llm_fed.experiment.merging import merge
 from llm_fed.export import models
 from llm_fed.federation import privacy
 from llm_fed.federation.clients import messages_for, run_each
 from llm_fed.federation.progress import Ended, Progress, restore
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
-from llm_fed.method.merge import Merge
 from llm_fed.runs.checkpoint import BEST, Checkpoints, Place, Saved, check_kept, rounds_in
 from llm_fed.runs.folder import ENDED, SPLITS
-from llm_fed.runs.reading import adapter_folders, comparable, read_config, saved_summary
+from llm_fed.runs.reading import comparable, read_config, saved_summary
 from llm_fed.runs.records import read_object, read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
@@ -49,14 +46,12 @@ class RoundModels:
 
     Attributes:
         experiment: of the run's configuration; its sites are as they are after the round.
-        round: of a merge that of each parent is in `parents`.
         states: by client (or the server, where it is tested) its personal model.
     """
 
     experiment: Experiment
     round: int
     states: Mapping[str, State]
-    parents: Mapping[str, int]
 
 
 @contextmanager
@@ -87,7 +82,7 @@ def opened(
     at: At | None = location.round
     if at is None and latest and (folder / "config.yaml").is_file() and saved_summary(folder) is None:
         at = LATEST
-    if at is None or (at == BEST and _has_exported_best(folder, clients, everybody)):
+    if at is None:
         yield folder
         return
     with TemporaryDirectory() as scratch:
@@ -104,41 +99,39 @@ def opened(
             raise
 
 
-def models_at(
-    folder: Path, at: At, reporter: Reporter | None = None, *, base: Kind | None = None, config: Config | None = None
-) -> RoundModels:
-    """The models after a round, with the own steps and the merging that follow the last round of a run.
+def models_at(folder: Path, at: At, reporter: Reporter | None = None, *, base: Kind | None = None) -> RoundModels:
+    """The models after a round, with the own steps that follow the last round of a run.
 
     Args:
         at: the number of the round, `BEST` or `LATEST`.
         base: the run's, where it is loaded already.
-        config: the run's, where it is known.
 
     Raises:
         UserError, RunError: see `opened`.
     """
-    config, reporter = config or read_config(folder), reporter or Reporter()
+    config, reporter = read_config(folder), reporter or Reporter()
     if (folder / "network.json").is_file():
         raise UserError(f"{folder} is a run over a network, so its personal models are on the clients' machines")
     _check(folder, config, at)  # before anything is loaded
     rows = splits.known(folder, config)
     experiment = prepare(config, Reporter(Console(quiet=True)), base=base, known=rows.all)
     _compute_alike(experiment, folder)
-    if isinstance(experiment.method, Merge):
-        return _merged(experiment, folder, at, reporter)
     with signs.part("the models of a round"):
         saved = _saved(folder, config, at)
         progress = restore(saved, experiment.clients, experiment.server)
         _finish(experiment, progress, reporter)
         messages = messages_for(experiment.method, progress.state, experiment.scored, config.transport.down)
         work = {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.scored.items()}
-        return RoundModels(experiment, saved.round, _good(experiment.runtime.run(work)), {})
+        return RoundModels(experiment, saved.round, _good(experiment.runtime.run(work)))
 
 
 def _check(folder: Path, config: Config, at: At) -> None:
-    """Refuse a round that the run does not have; of a merge its parents' are looked for."""
+    """Refuse a round that the run does not have."""
     if methods.build(config.method).parents:
-        return
+        raise UserError(
+            f"{folder} is a merge, which has no rounds of its own; llm-fed merge {config.method['name']} merges those "
+            f"of two runs, such as {folder}/needs/NAME, each RUN@ROUND"
+        )
     if isinstance(at, int):
         check_kept(folder, at)
     elif kept := rounds_in(folder / "checkpoints"):
@@ -178,43 +171,14 @@ def best_round(folder: Path, config: Config, newest: int) -> int:
     return sought.best.round or newest
 
 
-def _has_exported_best(folder: Path, clients: Sequence[str], everybody: bool) -> bool:
-    """Whether a finished run has tested its best round, so that its own folder holds these models."""
-    config, done = read_config(folder), saved_summary(folder)
-    if done is None or config.eval.select != "best" or (folder / "network.json").is_file():
-        return False
-    method = methods.build(config.method)
-    wanted = list(clients)
-    if everybody:
-        wanted = [*dict.fromkeys([*done["scores"].get("clients", ()), *wanted])]
-        if config.export.clients != "all":
-            return False
-    if not set(wanted) <= adapter_folders(folder).keys():
-        return False
-    if method.parents:
-        best_round_of_all = all(parent.round is None for parent in method.parents)
-        return best_round_of_all and config.eval.during == "validation" and _parents_scored(folder, config)
-    newest = max(rounds_in(folder / "checkpoints"), default=done["round"])
-    return best_round(folder, config, newest) == done["round"]
-
-
-def _parents_scored(folder: Path, config: Config) -> bool:
-    for parent in methods.build(config.method).parents:
-        inside = folder / "needs" / parent.name
-        if (inside / "config.yaml").is_file():
-            best_round(inside, config_of(parent.name, config), config.rounds)  # else it says what is missing
-    return True
-
-
 def _saved(folder: Path, config: Config, at: At) -> Saved:
     """A checkpoint; another process may write new ones and delete old ones meanwhile."""
-    limit = config.checkpoint.memory_limit * 2**30
     for attempt in range(_TRIES):
         _check(folder, config, at)
         kept = rounds_in(folder / "checkpoints")
         round = kept[-1] if at == LATEST else best_round(folder, config, kept[-1]) if at == BEST else int(at)
         try:
-            return Checkpoints(folder / "checkpoints", limit, beside=True).load(round)
+            return Checkpoints(folder / "checkpoints", beside=True).load(round)
         except WireError as error:
             if round in rounds_in(folder / "checkpoints"):
                 raise RunError(f"the checkpoint of round {round} cannot be read: {error}") from error
@@ -243,35 +207,6 @@ def _finish(experiment: Experiment, progress: Progress, reporter: Reporter) -> N
     for id, outcome in outcomes.items():
         if isinstance(outcome, Exception):
             reporter.note(f"{id}: it could not finish, and goes without: {outcome}")
-
-
-def _merged(experiment: Experiment, folder: Path, at: At, reporter: Reporter) -> RoundModels:
-    """Of a merge: what it makes of its parents' models after the round."""
-    config, given, rounds = experiment.config, {}, {}
-    for parent in experiment.method.parents:
-        inside, its_config = folder / "needs" / parent.name, config_of(parent.name, config)
-        if not (inside / "config.yaml").is_file():
-            raise UserError(
-                f"{folder} merges a run of {parent.name} that is in another folder, so its rounds are not here; "
-                "llm-fed merge takes them from two runs, each RUN@ROUND"
-            )
-        if parent.round is None:
-            found = models_at(inside, at, reporter, base=experiment.base, config=its_config)
-            given[parent.name], rounds[parent.name] = found.states, found.round
-            continue
-        if isinstance(at, int) and parent.round > at:
-            raise UserError(
-                f"{folder} merges round {parent.round} of {parent.name}, which a run of {at} rounds does not reach; "
-                f"give a round from {parent.round} on"
-            )
-        check_kept(inside, parent.round)
-        given[parent.name], rounds[parent.name] = states_of_run(
-            inside, parent.round, its_config, experiment.base, experiment.clients, experiment.runtime
-        ), parent.round  # fmt: skip
-    last = at if isinstance(at, int) else max(rounds.values()) if at == LATEST else config.rounds
-    merge(experiment, given, last)
-    work = {id: experiment.method.personalize(site, None) for id, site in experiment.scored.items()}
-    return RoundModels(experiment, max(rounds.values()), _good(experiment.runtime.run(work)), rounds)
 
 
 def _good(outcomes: Mapping[str, Any]) -> dict[str, State]:
@@ -323,6 +258,5 @@ def _write(found: RoundModels, folder: Path, view: Path, clients: Collection[str
         "round": found.round, "rounds": config.rounds, "method": config.method["name"],
         "scores": {"kind": "score", "round": found.round, "split": "test"},
         **({"base": done["base"]} if "base" in done else {}),
-        **({"needs": dict(found.parents)} if found.parents else {}),
     }  # fmt: skip
     write_file(view / "summary.json", json.dumps(checksum.added(summary), ensure_ascii=False).encode())

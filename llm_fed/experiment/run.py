@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,17 +15,15 @@ from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
 from llm_fed.basics import signs, turns, waits
-from llm_fed.basics.errors import one_line
 from llm_fed.bench import taking_part
 from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.parents import config_of
-from llm_fed.eval.report import write_report
-from llm_fed.experiment import announce, splits, unused, watching
+from llm_fed.experiment import announce, splits, unused
 from llm_fed.experiment.ending import Ending, check_begun, check_scored, describe
 from llm_fed.experiment.environment import same_environment
 from llm_fed.experiment.finish import selected_round
-from llm_fed.experiment.simulation import Mode, Simulation
+from llm_fed.experiment.simulation import Simulation
 from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.loop import federate
 from llm_fed.kinds import Kind
@@ -40,34 +37,6 @@ from llm_fed.settings.config import Config
 from llm_fed.settings.contents import Contents
 from llm_fed.tasks.record import Record
 
-EVERY = 60.0  # seconds between two reports, at least
-SHARE = 50  # and at least so many times what one takes, as pictures are drawn for it
-
-
-class LiveReport:
-    """Writes a run's report anew after a round, where some time has passed since the last one.
-
-    Args:
-        note: is told once where it cannot be written, which is no reason to end a run.
-        clock: seconds that pass.
-    """
-
-    def __init__(self, folder: Path, note: Callable[[str], None], clock: Callable[[], float] = time.monotonic):
-        self._folder, self._note, self._clock = folder, note, clock
-        self._written, self._took, self._failed = clock(), 0.0, False
-
-    def round_ended(self) -> None:
-        began = self._clock()
-        if self._failed or began - self._written < max(EVERY, SHARE * self._took):
-            return
-        try:
-            write_report(self._folder, goes_on=True)
-        except Exception as error:  # of any kind: the report at the end says what is wrong
-            self._failed = True
-            self._note(f"the report is not written while the run goes on: {one_line(f'{error}')}")
-        self._written = self._clock()
-        self._took = self._written - began
-
 
 def train(
     config: Config,
@@ -77,7 +46,7 @@ def train(
     reporter: Reporter | None = None,
     base: Kind | None = None,
     contents: Contents | None = None,
-    mode: Mode | None = None,
+    mode: Simulation | None = None,
     ending: Ending | None = None,
     goes_on: bool = False,
 ) -> dict[str, Any]:
@@ -104,8 +73,6 @@ def train(
         Run(folder, config, fresh, reporter.record, reporter.note, contents) as run,
         mode.turn(reporter),
     ):
-        if run.left:  # before anything is loaded, which may be what it died of
-            reporter.note(run.left)
         if goes_on:
             run.go_on()
         elif ending.why and run.summary() is None:
@@ -113,8 +80,6 @@ def train(
         done = run.summary()
         if done is not None and not mode.reopens(run, done):
             inputs.check_finished(run.folder, run.config, run.contents)
-            run.forget_left()
-            done = watching.compared_later(run, done)
             reporter.note(f"{folder} is complete: {describe(done, mode.fresh)}")
             return done
         if config.base.dtype == "auto" and run.config.base.dtype != "auto":
@@ -146,7 +111,7 @@ def train(
         mode.begun(experiment, run, reporter)
         if isinstance(experiment.method, Merge):
             return mode.merge(experiment, run, reporter, partial(train, ending=ending, goes_on=goes_on))
-        with reporter.tracking(run.config, folder, mode.plan(experiment, run, reporter)):
+        with reporter.tracking(run.config, folder):
             federation, scoring = mode.federation(experiment)
             log_reading = partial(splits.log_reading, run, experiment)
             hooks = reporter.callbacks
@@ -154,7 +119,6 @@ def train(
                 progress = federate(
                     federation, run, scoring, on_resume=reporter.resumed, on_begin=log_reading,
                     asked_to_end=lambda: ending.requested() or hooks.stopped_by, on_trained=hooks.round_ended,
-                    on_round=LiveReport(folder, reporter.note).round_ended,
                 )  # fmt: skip
             if progress.ended:
                 reporter.ended_early(progress.round, progress.ended.why)

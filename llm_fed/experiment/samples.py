@@ -27,12 +27,6 @@ class Samples:
         self._clients = tested[:MAX_CLIENTS] if self._most else []
         self._taken: dict[str, Sequence[Any]] = {}
 
-    @property
-    def requested(self) -> int:
-        """How many answers there will be."""
-        scored = self._experiment.scored
-        return sum(min(self._most, len(scored[id].data.queries.get("test", ()))) for id in self._clients)
-
     def listen(self, client: str, predictions: Sequence[Any]) -> None:
         """Take what belongs to the samples of a client's predictions on its test examples."""
         if client in self._clients:

@@ -1,7 +1,7 @@
 """Trains runs of a comparison side by side: an ordinary run in a process of its own for each.
 
 A process gets its run as one line of JSON on its standard input and ends when that closes, so none outlives the
-command, however it ends. What it prints goes to its log, of which the command repeats each line.
+command, however it ends. What it prints goes to its log.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import sys
 import threading
 import time
 from _thread import interrupt_main
-from collections import defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, Signals
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import psutil
 import torch
@@ -43,23 +42,7 @@ _GRACE = 5.0  # seconds in which a process may leave what it does; then it ends 
 _POLL = 0.1  # seconds
 # Not `-m`, which would look for all modules in the current folder first.
 _START = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
-_GPU_SHARE = "LLM_FED_GPU_MEMORY"  # bytes that a process may take of its GPU, see `keep_to_share`
 _DEVICES = "CUDA_VISIBLE_DEVICES"
-_CONTEXT = 2**29  # bytes of a GPU that a process takes beside its tensors; reasoned, not measured
-
-
-class RunProcess(Protocol):
-    """A run that is being trained, with verbs of `subprocess.Popen`."""
-
-    returncode: Any
-
-    def poll(self) -> int | None: ...
-    def wait(self) -> object: ...
-    def end(self) -> None:
-        """Tell it to end."""
-
-
-Start = Callable[[Mapping[str, Any], Path], RunProcess]  # from what `perform` takes, and the log
 
 
 class Process(subprocess.Popen[bytes]):
@@ -89,9 +72,8 @@ class _Running:
     """A run that is being trained."""
 
     job: Job
-    start: Start
-    work: RunProcess
-    log: BinaryIO  # opened for reading, where it begins to write
+    share: Mapping[str, str]
+    work: Process
 
 
 class SideBySide:
@@ -99,7 +81,7 @@ class SideBySide:
 
     Args:
         jobs: all runs of the comparison in their order, also those that have ended.
-        starts: what begins a run, as many as run at a time.
+        shares: variables of as many processes as run at a time.
         out: the folder of the comparison.
         begins: is told of each run that begins.
     """
@@ -107,15 +89,13 @@ class SideBySide:
     def __init__(
         self,
         jobs: Sequence[Job],
-        starts: Sequence[Start],
+        shares: Sequence[Mapping[str, str]],
         out: Path,
-        reporter: Reporter,
         begins: Callable[[Job], None],
     ):
         self._jobs, self._waiting = jobs, [job for job in jobs if not job.outcome]
-        self._turns = _turns(jobs)
-        self._free, self._running = [*starts], list[_Running]()
-        self._logs, self._reporter, self._begins = out / LOGS, reporter, begins
+        self._free, self._running = [*shares], list[_Running]()
+        self._logs, self._begins = out / LOGS, begins
 
     def trained(self) -> Generator[Job, None, None]:
         """Train all jobs; each when it has ended. Closing it ends the processes.
@@ -148,20 +128,19 @@ class SideBySide:
 
     def _is_ready(self, job: Job) -> bool:
         """Whether nothing that it waits for is still to come. Two merges of one run are not made at once, as each of
-        them opens its folder for writing."""
+        them opens its folder for writing; and others wait for all of `local`, with one of which they are compared."""
         running = {each.job for each in self._running}
         opened = {parent for other in running for parent in other.parents.values()}
         to_come, parents = running.union(self._waiting), {*job.parents.values()}
-        return not (parents & (opened | to_come) or self._turns[job] & to_come)
+        last = not job.is_local and any(other.is_local for other in to_come)
+        return not (last or parents & (opened | to_come))
 
     def _ended(self) -> list[_Running]:
-        """The runs that have ended, once any has; until then what all of them print is shown."""
+        """The runs that have ended, once any has."""
         while self._running:
             if ended := [running for running in self._running if running.work.poll() is not None]:
                 return ended
             time.sleep(_POLL)
-            for running in self._running:
-                self._repeat(running)
         return []
 
     def _start(self, job: Job) -> None:
@@ -172,15 +151,13 @@ class SideBySide:
             "parents": {name: str(parent.folder) for name, parent in job.parents.items()},
             "base": next((str(other.folder) for other in self._jobs if _has_scored_base(other, job)), ""),
         }
-        log, start = self.log(job), self._free.pop(0)
+        log, share = self.log(job), self._free.pop(0)
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             check_unlinked(log)
             with open(log, "ab") as stream:
                 stream.write(f"--- {time_of_day()} {job.folder}\n".encode())
-            reading = open(log, "rb")  # noqa: SIM115
-            reading.seek(0, os.SEEK_END)
-            self._running.append(_Running(job, start, start(order, log), reading))
+            self._running.append(_Running(job, share, Process.begin(share, order, log)))
         except OSError as error:
             raise RunError(
                 f"cannot start a process that writes {log}: {error.strerror or error}; fewer --jobs may do"
@@ -189,9 +166,8 @@ class SideBySide:
     def _end(self, running: _Running) -> None:
         """Take over what became of a run that has ended."""
         self._running.remove(running)
-        self._free.append(running.start)
-        last, job = self._repeat(running), running.job
-        running.log.close()
+        self._free.append(running.share)
+        job = running.job
         running.work.end()
         if (code := running.work.returncode) == 0:
             job.read()
@@ -204,39 +180,13 @@ class SideBySide:
         elif code < 0:
             job.outcome = f"its process ended with the signal {Signals(-code).name}"
         else:
-            job.outcome = last or f"its process ended with exit code {code}"
-
-    def _repeat(self, running: _Running) -> str:
-        """Show the lines that a run has printed since it was looked at; the last of them."""
-        lines = running.log.readlines()
-        if lines and not lines[-1].endswith(b"\n") and running.work.poll() is None:
-            running.log.seek(-len(lines.pop()), os.SEEK_CUR)
-        texts = [printable(line.decode(errors="replace").strip()) for line in lines if line.strip()]
-        for text in texts:
-            self._reporter.note(f"{running.job.folder.name}: {text}")
-        return texts[-1] if texts else ""
+            last = self.log(job).read_text(errors="replace").strip().rpartition("\n")[2]
+            job.outcome = printable(last) or f"its process ended with exit code {code}"
 
 
 def _has_scored_base(other: Job, job: Job) -> bool:
     is_done = isinstance(other.outcome, dict) and "base" in other.outcome
     return is_done and shared_by(other.config, "") == shared_by(job.config, "")
-
-
-def _turns(jobs: Sequence[Job]) -> dict[Job, set[Job]]:
-    """By job the earlier ones for which it waits though it does not start from them.
-
-    At its end a run is compared with a run of `local` that lies beside it. Where there are several, which one it finds
-    must not depend on which of them ends first; where there is one, all are compared with it in the end.
-    """
-    beside: dict[tuple[str, Path], list[Job]] = defaultdict(list)
-    for job in jobs:
-        beside[shared_by(job.config, ""), job.folder.parent].append(job)
-    waits: dict[Job, set[Job]] = {job: set() for job in jobs}
-    for group in beside.values():
-        if sum(job.is_local for job in group) > 1:
-            for number, job in enumerate(group):
-                waits[job] = {other for other in group[:number] if other.is_local != job.is_local}
-    return waits
 
 
 def main() -> None:
@@ -254,7 +204,6 @@ def perform(order: Mapping[str, Any]) -> str:
     config, baselines = from_dict(order["config"]), Baselines()
     parents = {name: Path(folder) for name, folder in order["parents"].items()}
     run.quiet()
-    keep_to_share()
     try:
         with lasting_streams(), plugins.allowing(plugins.named_in(order["config"]).values()):
             if origin := order["base"]:  # another run, which has the base's scores
@@ -278,60 +227,24 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-@dataclass(frozen=True)
-class Demand:
-    """What processes take of a memory that they share, in bytes.
-
-    Attributes:
-        processes: how many share it.
-        start: what each of them takes before it trains: base, data and libraries.
-        training: what training adds in one of them, where that was measured.
-        free: what is there for all of them.
-        of: "" is the memory of the machine, else of a GPU.
-    """
-
-    processes: int
-    start: int
-    training: int
-    free: int
-    of: str = ""
-
-    @property
-    def describe(self) -> str:
-        step = f" and {describe(self.start + self.training)} in training" if self.training else ""
-        return (
-            f"{self.processes} at a time, each of which takes about {describe(self.start)}{self.of} before it trains"
-            f"{step}; {describe(self.free)} are free"
-        )
-
-    def check(self, jobs: int) -> None:
-        """Refuse processes that do not fit even before they train; UserError says how many would."""
-        if self.processes * self.start > self.free:
-            most = max(1, self.free // max(1, self.start + self.training)) * jobs // self.processes
-            raise UserError(f"--jobs {jobs} does not fit: {self.describe}. --jobs {most} needs less")
-
-
-def demands(processes: int, base: int, training: int, device: torch.device, spread: bool) -> list[Demand]:
-    """What so many processes will take, each as much as this one, which has loaded a base and gives it back.
+def shares(jobs: int, processes: int, base: int, device: torch.device, divided: bool) -> list[dict[str, str]]:
+    """The variables that so many processes get, which then keep to an equal part of the cores and of the memory, or to
+    a GPU of their own. Each takes as much memory as this one, which has loaded a base and gives it back.
 
     Args:
+        jobs: how many were requested.
         base: bytes of its weights.
-        training: bytes that a step takes beside it, as far as that was measured.
-        spread: whether the processes are divided among the GPUs.
+        divided: whether one run takes all GPUs (`base.device_map`).
+
+    Raises:
+        UserError: they do not fit; how many would.
     """
-    here, on_cpu = psutil.Process().memory_full_info().uss, device.type == "cpu"
-    free = cgroups.free_for_all() + (base if on_cpu else 0)
-    found = [Demand(processes, here, training if on_cpu else 0, free)]
-    if not on_cpu:
-        each = -(-processes // (torch.cuda.device_count() if spread else 1))
-        left = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-        found.append(Demand(each, base + _CONTEXT, training, left, f" of {device}"))
-    return found
-
-
-def shares(processes: int, device: torch.device, spread: bool) -> list[dict[str, str]]:
-    """The variables that so many processes get, which then keep to an equal part of what is there. Several GPUs are
-    given out in turn."""
+    here, free = psutil.Process().memory_full_info().uss, cgroups.free_for_all() + base * (device.type == "cpu")
+    if processes * here > free:
+        raise UserError(
+            f"--jobs {jobs} does not fit: {processes} at a time, each of which takes about {describe(here)} before it "
+            f"trains; {describe(free)} are free. --jobs {max(1, free // here)} needs less"
+        )
     common = {cgroups.SHARE: str(cgroups.free_for_all() // processes)}
     if "OMP_NUM_THREADS" not in os.environ:
         common["OMP_NUM_THREADS"] = str(max(1, torch.get_num_threads() // processes))
@@ -339,17 +252,7 @@ def shares(processes: int, device: torch.device, spread: bool) -> list[dict[str,
         return [common] * processes
     names = [name for name in os.environ.get(_DEVICES, "").split(",") if name]
     names = names or [str(number) for number in range(torch.cuda.device_count())]
-    each = -(-processes // (len(names) if spread else 1))
-    common[_GPU_SHARE] = str(max(0, torch.cuda.mem_get_info(device)[0] // each - _CONTEXT))
-    if not spread or len(names) == 1:
-        return [common] * processes
-    return [{**common, _DEVICES: names[number % len(names)]} for number in range(processes)]
-
-
-def keep_to_share() -> None:
-    """In a process that got its variables from `shares`: take no more of the GPU, where a pass that does not fit is
-    then divided and does not take what another process counts on."""
-    share = os.environ.get(_GPU_SHARE, "")
-    if share.isdigit() and torch.cuda.is_available():
-        _, total = torch.cuda.mem_get_info()
-        torch.cuda.set_per_process_memory_fraction(min(1.0, int(share) / total))
+    most = 1 if divided else len(names)
+    if processes > most:
+        raise UserError(f"--jobs {jobs} does not fit: each of {processes} runs takes a GPU. --jobs {most} needs less")
+    return [{**common, _DEVICES: name} for name in names[:processes]]

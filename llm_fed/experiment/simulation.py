@@ -1,5 +1,5 @@
-"""Simulation: a run whose clients are all in this process, or in those of one launch; and Mode, what differs where they
-are on other machines."""
+"""Simulation: the steps of a run that depend on where its clients are, for clients in this process, or in those of one
+launch. `llm_fed/network/server.py` has those for clients on other machines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from llm_fed.basics import launchers, signs, turns
 from llm_fed.basics.errors import UserError
@@ -24,7 +24,6 @@ from llm_fed.federation.loop import Federation, Scoring
 from llm_fed.federation.progress import Progress
 from llm_fed.models import speed
 from llm_fed.runs.folder import Run
-from llm_fed.runs.pace import Ahead
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import other_ranks
 from llm_fed.settings.config import Config
@@ -34,9 +33,10 @@ from llm_fed.tasks.record import Record
 Train = Callable[..., dict[str, Any]]  # `run.train`
 
 
-@dataclass(frozen=True)
+@dataclass
 class Simulation:
-    """See `Mode`.
+    """The steps of `run.train` that depend on where the clients are, in their order. All may raise UserError and
+    RunError.
 
     Args:
         parents: of a merge, by the name of a parent its folder; that run is begun or continued as necessary (default:
@@ -48,9 +48,10 @@ class Simulation:
     parents: Mapping[str, Path] = field(default_factory=dict)
     known: Record | None = None
     baselines: Baselines = field(default_factory=Baselines)
-    fresh: ClassVar[str] = "--fresh"
+    fresh: ClassVar[str] = "--fresh"  # how the user asks for a run that starts again
 
     def check(self, config: Config, folder: Path) -> None:
+        """Refuse what cannot be done, before the folder is looked at."""
         ranks = other_ranks()
         if ranks and config.base.device_map:
             raise UserError(
@@ -59,21 +60,30 @@ class Simulation:
             )
 
     def turn(self, reporter: Reporter) -> AbstractContextManager[None]:
+        """Within, this process works on the run."""
         return turns.taken(reporter.note)
 
     def reopens(self, run: Run, done: Mapping[str, Any]) -> bool:
+        """Whether a run with this summary is still to be finished."""
         return lacks_exports(run)
 
     def opened(self, run: Run, reporter: Reporter) -> None:
+        """Before anything is loaded."""
         _check_place(run.config, run.folder)
         if run.moved:
             reporter.note(f"{' and '.join(run.moved)}: the same files as when this run began, under another path")
         run.contents.ahead(run.config)
 
     def given(self, config: Config, known: Record | None) -> dict[str, Any]:
+        """Of the arguments of `build.prepare` those that say which data are here.
+
+        Args:
+            known: the rows that the run knows.
+        """
         return {"known": known}
 
     def ready(self, experiment: Experiment, run: Run, reporter: Reporter) -> Experiment:
+        """The last checks before the run takes its folder over."""
         check_cohort(experiment.config, experiment.schedule.cohort_size)
         models.check_names(experiment.config.export.clients, experiment.scored)
         with signs.part("reading the files of data and base"):
@@ -90,6 +100,7 @@ class Simulation:
         return experiment
 
     def begun(self, experiment: Experiment, run: Run, reporter: Reporter) -> None:
+        """After it has."""
         with signs.part("reading the files of data and base"):
             run.remember_inputs()
         if origin := start.folder_of(experiment.config):
@@ -99,14 +110,13 @@ class Simulation:
             run.forget("summary.json")
 
     def merge(self, experiment: Experiment, run: Run, reporter: Reporter, train: Train) -> dict[str, Any]:
+        """The whole of a merge; its summary."""
         mode = Simulation({}, experiment.record, self.baselines)
         first = partial(train, reporter=reporter, base=experiment.base, contents=run.contents, mode=mode)
         return merging.merge_runs(experiment, run, first, reporter, self.baselines, self.parents)
 
-    def plan(self, experiment: Experiment, run: Run, reporter: Reporter) -> Ahead:
-        return announce.ahead(experiment, self.baselines)
-
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
+        """Who takes part in the rounds, and how they are scored."""
         clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
         first = experiment.config.eval.base is True and experiment.scores_base
         base_scores = partial(self.baselines.first, experiment) if first else None
@@ -116,6 +126,7 @@ class Simulation:
         )
 
     def finish(self, experiment: Experiment, run: Run, progress: Progress) -> dict[str, Any]:
+        """Everything after the last round, from the progress that is tested; the summary."""
         return finish_and_deliver(experiment, run, progress, self.baselines)
 
 
@@ -155,57 +166,3 @@ def lacks_exports(run: Run) -> bool:
             "cannot be exported; leave it out, or give --fresh to train again"
         )
     return lacks
-
-
-class Mode(Protocol):
-    """The steps of `run.train` that depend on where the clients are, in their order. All may raise UserError and
-    RunError."""
-
-    @property
-    def fresh(self) -> str:
-        """How the user asks for a run that starts again."""
-
-    @property
-    def parents(self) -> Mapping[str, Path]:
-        """Of a merge, by the name of a parent its folder, where that is not `needs/<name>`."""
-
-    @property
-    def known(self) -> Record | None:
-        """Rows that keep the split which they have in a run for which this one is trained."""
-
-    def check(self, config: Config, folder: Path) -> None:
-        """Refuse what cannot be done, before the folder is looked at."""
-
-    def turn(self, reporter: Reporter) -> AbstractContextManager[None]:
-        """Within, this process works on the run."""
-
-    def reopens(self, run: Run, done: Mapping[str, Any]) -> bool:
-        """Whether a run with this summary is still to be finished."""
-
-    def opened(self, run: Run, reporter: Reporter) -> None:
-        """Before anything is loaded."""
-
-    def given(self, config: Config, known: Record | None) -> dict[str, Any]:
-        """Of the arguments of `build.prepare` those that say which data are here.
-
-        Args:
-            known: the rows that the run knows.
-        """
-
-    def ready(self, experiment: Experiment, run: Run, reporter: Reporter) -> Experiment:
-        """The last checks before the run takes its folder over."""
-
-    def begun(self, experiment: Experiment, run: Run, reporter: Reporter) -> None:
-        """After it has."""
-
-    def merge(self, experiment: Experiment, run: Run, reporter: Reporter, train: Train) -> dict[str, Any]:
-        """The whole of a merge; its summary."""
-
-    def plan(self, experiment: Experiment, run: Run, reporter: Reporter) -> Ahead:
-        """What the run will do, for the estimate of its time."""
-
-    def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
-        """Who takes part in the rounds, and how they are scored."""
-
-    def finish(self, experiment: Experiment, run: Run, progress: Progress) -> dict[str, Any]:
-        """Everything after the last round, from the progress that is tested; the summary."""

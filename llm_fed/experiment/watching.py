@@ -9,12 +9,10 @@ from typing import Any
 from llm_fed.basics import signs
 from llm_fed.basics.names import rounded
 from llm_fed.bench.build import Experiment
-from llm_fed.eval.report import write_report
 from llm_fed.eval.report.reading import local_beside
-from llm_fed.eval.warning import KINDS, LEAST_ROUNDS, Cross, Examples, Scores, Warned, sentences, warning, warnings_of
+from llm_fed.eval.warning import KINDS, LEAST_ROUNDS, Cross, Examples, Scores, Warned, warning, warnings_of
 from llm_fed.experiment import cross
 from llm_fed.experiment.baselines import read_examples
-from llm_fed.export.card import with_warnings
 from llm_fed.runs.folder import CROSS, EXAMPLES, WARNINGS, Run
 from llm_fed.runs.reading import comparable, scores_in_training
 from llm_fed.runs.records import read_object
@@ -27,14 +25,14 @@ _FIGURES = (
     "model", "examples_of", "over",
 )  # fmt: skip
 _LARGEST = 1e6
-_MISSING = "no run of local on the same data lies beside this one"
 NO_LOCAL = (
-    f"{_MISSING}, so nobody knows who loses by sharing; llm-fed run RUN/config.yaml method=local --out RUN-local trains"
-    " one (RUN is this run's folder), and the command of this run, given again, then compares the two"
+    "no run of local on the same data lies beside this one, so nobody knows who loses by sharing; "
+    "llm-fed run RUN/config.yaml method=local --out RUN-local trains one (RUN is this run's folder), and "
+    "llm-fed compare --runs RUN RUN-local compares the two"
 )
 NO_LOCAL_OF_OBJECTS = (
-    f"{_MISSING}, so nobody knows who loses by sharing; the same call of llm_fed.run with method='local' and another "
-    "out= in the same folder trains one, and this call, given again, then compares the two"
+    "no run of local on the same data lies beside this one, so nobody knows who loses by sharing; llm_fed.compare with "
+    "methods=['local', ...] trains both"
 )
 
 
@@ -83,38 +81,6 @@ def keep(run: Run, warnings: list[Warned], unchecked: list[str]) -> dict[str, An
     found = {"warnings": warnings} | ({"unchecked": unchecked} if unchecked else {})
     run.remember(WARNINGS, found)
     return found
-
-
-def lacks_local(done: Mapping[str, Any]) -> bool:
-    """Whether the summary of a finished run says that no run of `local` lay beside it."""
-    return any(text.startswith(_MISSING) for text in done.get("unchecked", ()))
-
-
-def compared_later(run: Run, done: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a finished run beside which there was no run of `local` at its end, with `below-local` if one lies
-    there now. Then its report, its warnings and the cards of the models that they are about are written anew, and
-    last its summary.
-
-    Raises:
-        RunError: the disk is full.
-    """
-    own = read_examples(run.folder).get("own")
-    local, _ = local_scores(run) if lacks_local(done) and own else (None, [])
-    if local is None or not own:  # over a network nobody here knows the scores of single examples
-        return done
-    scores = Scores(done["scores"]["clients"], own)
-    later = warnings_of(scores, {"local": local}, {id: len(its) for id, its in own.items()})
-    warnings = sorted([*done.get("warnings", ()), *later], key=lambda warned: [*KINDS].index(warned["kind"]))
-    cards = [f"adapters/{id}/README.md" for id in sorted({id for warned in later for id in warned["clients"]})]
-    for card in cards:
-        if (run.folder / card).is_file():
-            text = (run.folder / card).read_text(encoding="utf-8")
-            run.rewrite(card, with_warnings(text, sentences(warnings, card.split("/")[1])))
-    known = {key: value for key, value in done.items() if key not in ("warnings", "unchecked")}
-    found = keep(run, warnings, [text for text in done["unchecked"] if not text.startswith(_MISSING)])
-    write_report(run.folder)
-    run.conclude(known | found, [*cards, WARNINGS, "report.html"])
-    return known | found
 
 
 def believed(said: Mapping[str, Mapping[str, Any]], names: Collection[str]) -> list[Warned]:

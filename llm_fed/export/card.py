@@ -173,17 +173,6 @@ def _warnings(sentences: Sequence[str]) -> str:
     return "\n## Warnings\n\n" + "".join(f"- {sentence}\n" for sentence in sentences) if sentences else ""
 
 
-def with_warnings(card: str, sentences: Sequence[str]) -> str:
-    """The text of a card, of this version or an earlier one, with these warnings instead of those that it has."""
-    head, scores, rest = card.partition("\n## Scores of this client\n")
-    if not scores:
-        return card
-    table, title, after = rest.partition("\n## ")
-    if title and after.startswith("Warnings\n"):
-        _, title, after = after.partition("\n## ")
-    return head + scores + table + _warnings(sentences) + title + after
-
-
 def _section(title: str, text: str) -> str:
     """A section of the card; nothing without a text."""
     return f"\n## {title}\n\n{text}\n" if text else ""

@@ -60,7 +60,6 @@ def federate(
     on_begin: Callable[[], None] = lambda: None,
     on_trained: Callable[[], None] = lambda: None,
     asked_to_end: Callable[[], str] = lambda: "",
-    on_round: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Run, or continue, a federation to the last round of `run.config`.
 
@@ -71,7 +70,6 @@ def federate(
         on_trained: called when a round is done, before it is asked whether the run ends and before its checkpoint, and
             once more after scores that come behind that. If it raises, the round is saved first.
         asked_to_end: why the user wants the run to end after the round that goes on; empty: it goes on.
-        on_round: called when a round has ended that is not the last.
 
     Returns:
         The progress after the last round, which `stop.patience` or the user may have chosen (`Progress.ended`);
@@ -180,8 +178,6 @@ def federate(
             on_trained()
         passes = {"passes": work.passes(), "why": work.why} if work.requested else {}
         run.log_timing({"round": round, **watch.record(), **passes})
-        if not last:
-            on_round()
         turns.offer()
     run.lap()
     if early:

@@ -92,9 +92,7 @@ class Progress:
 def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Server) -> Progress:
     """The progress of the run's newest checkpoint, or of a run that begins; the sites have their memories.
 
-    Where the run is continued with other settings of the search for the best round (`extend`), the best round is that
-    of a run that has had these settings from the start. If its checkpoint is gone, this is the progress of an earlier
-    one.
+    Where other rows are scored now, the search for the best round starts again.
     """
     saved = run.checkpoints.latest()
     if saved is None:
@@ -103,44 +101,12 @@ def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Server
             site.memory = Memory(run.checkpoints.store)
         return Progress(method.init(server))
     run.rewind(saved.state)
-    now = extend.search(run.config) | {extend.ROWS: run.scored_rows}
-    before = saved.state["search"]
-    changed = {key: [before[key], now[key]] for key in now if before[key] != now[key]}
-    if rescored := {key: values for key, values in changed.items() if key in (*extend.SCORED_BY, extend.ROWS)}:
-        progress = _restored(run, saved, clients, server)
+    for words in run.changes[saved.state.get("data_changes", 0) :]:
+        log_event(run, saved.round, "", "data changed", words)
+    progress, rows = restore(saved, clients, server), [saved.state["search"][extend.ROWS], run.scored_rows]
+    if rows[0] != rows[1]:
         progress.search_anew([], run.config)
-        run.log({"kind": "search anew", "round": progress.round, "changed": rescored})
-        return progress
-    if not changed or before["eval.of_last"] is now["eval.of_last"] is None:
-        return _restored(run, saved, clients, server)
-    return _sought_again(run, saved, clients, server, go_back="eval.of_last" not in changed)
-
-
-def _sought_again(run: Run, newest: Saved, clients: Mapping[str, Site], server: Server, *, go_back: bool) -> Progress:
-    """The progress of the newest checkpoint with the best of the scores that count now.
-
-    The checkpoint of that round may be gone, as it was not the best of those that counted before.
-
-    Args:
-        go_back: take then the newest earlier checkpoint from which that round is trained again. Without it, or where
-            there is none, only rounds that have a checkpoint count.
-    """
-    kept = [round for round in run.checkpoints.rounds() if round <= newest.round]
-    lines, seeking = scores(run), Progress(None)
-    for round in reversed(kept) if go_back else ():
-        seeking.search_anew([line for line in lines if line["round"] <= round], run.config)
-        if seeking.best.round in (0, *kept):
-            break
-    else:
-        round, lines = newest.round, [line for line in lines if line["round"] in kept]
-    if round < newest.round:
-        run.checkpoints.prune(lambda other: other <= round)
-        earlier = run.checkpoints.latest()
-        assert earlier is not None  # that of `round` at least, or an error
-        newest = earlier
-        run.rewind(newest.state)
-    progress = _restored(run, newest, clients, server)
-    progress.search_anew([line for line in lines if line["round"] <= newest.round], run.config)
+        run.log({"kind": "search anew", "round": progress.round, "changed": {extend.ROWS: rows}})
     return progress
 
 
@@ -152,13 +118,6 @@ def end_early(run: Run, progress: Progress, why: str) -> None:
         kept = run.checkpoints.rounds()
         lines = [line for line in scores(run) if line["round"] in kept]
         progress.search_anew(lines, replace(run.config, rounds=progress.round))
-
-
-def _restored(run: Run, saved: Saved, clients: Mapping[str, Site], server: Server) -> Progress:
-    """The progress of a checkpoint; what has changed in the data since is an event."""
-    for words in run.changes[saved.state.get("data_changes", 0) :]:
-        log_event(run, saved.round, "", "data changed", words)
-    return restore(saved, clients, server)
 
 
 def scores(run: Run) -> list[dict[str, Any]]:

@@ -162,10 +162,6 @@ class Kind(Trainable):
         """A task's examples as they are trained and scored on: with a `label` where metrics read labels."""
         return examples
 
-    def trained_form(self, query: Any) -> Any:
-        """What is scored, as training would see it; None where training leaves it out."""
-        return query
-
     # Use and export of personal models
 
     @abstractmethod

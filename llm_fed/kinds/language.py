@@ -31,7 +31,7 @@ from llm_fed.kinds import wording
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.kinds.kind import Encoding, Kind, Note, Shown
 from llm_fed.kinds.texts import Texts
-from llm_fed.method.requests import AnswerLoss, Generate, LogLikelihoods, OptionScores, Query
+from llm_fed.method.requests import AnswerLoss, Generate, LogLikelihoods, OptionScores
 from llm_fed.models import prompt, speed
 from llm_fed.models.families import check_family
 from llm_fed.models.frozen import freeze
@@ -149,9 +149,6 @@ class Language(Kind):
         template = self.prompt and self.prompt.template
         encoder = Encoder(self.tokenizer, config.task, template, self.rows, room, config.objective)
         return Texts(encoder, config)
-
-    def trained_form(self, query: Query) -> Encoded | None:
-        return query.example
 
     def wording(self, structure: Structure) -> wording.Wording:
         return wording.ADAPTER if structure.plain else wording.EXPERTS

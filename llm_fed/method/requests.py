@@ -190,15 +190,6 @@ class LogLikelihoods(Request[list[tuple[float, ...]]]):
     chunk: int | None = None  # of so many examples each, packed without regard to the others: the same bits in any list
 
 
-@dataclass(frozen=True, eq=False)
-class ExpertWeights(Request[Tensor]):
-    """(N, E): how much each of a structure's experts counts for each example, the mean over its tokens and over the
-    adapted layers; each row sums to 1."""
-
-    state: State
-    examples: Sequence[Any]  # of one kind, see `engine.examples`
-
-
 @dataclass(frozen=True)
 class Query:
     """One example to be answered in an evaluation."""

@@ -18,7 +18,6 @@ from llm_fed.method.requests import (
     AnswerLoss,
     Answers,
     Distillation,
-    ExpertWeights,
     Features,
     Fit,
     FitHead,
@@ -374,11 +373,6 @@ class Site:
         nth, self.fits = self.fits, self.fits + 1
         batches = self.indices(len(self.train), nth=nth, epochs=epochs)
         return await FitHead(self.id, self.structure, state, head, self.train, batches, lr)
-
-    async def expert_weights(self, state: State, examples: Sequence[Any]) -> torch.Tensor:
-        """The weights (len(examples), E) that a gated adapter gives its experts for each example: the mean over its
-        tokens and the adapted layers."""
-        return await ExpertWeights(self.id, self.structure, state, examples)
 
     async def generate(self, state: State, prompts: Sequence[list[int]]) -> list[str]:
         """Greedy answers to the prompts (token ids) under `state`. One batch may hold several clients' prompts."""

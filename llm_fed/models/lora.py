@@ -91,11 +91,6 @@ class Lora(Structure):
         """Whether this is one adapter that stock PEFT knows."""
         return self.experts == ("",)
 
-    @property
-    def weighed(self) -> tuple[str, ...]:
-        """The experts, where a gate weighs them."""
-        return () if self.gate == "sum" else self.experts
-
     def with_experts(self, *names: str, gate: str) -> Lora:
         if self.dora:
             raise UserError(

@@ -44,11 +44,6 @@ class Full(Structure):
         """Whether it is one model."""
         return not self.answer
 
-    @property
-    def weighed(self) -> tuple[str, ...]:
-        """The models, where a gate or weights say how much each counts."""
-        return tuple(name for name, _ in self.parts) if self.answer in ("gate", "probabilities", "logits") else ()
-
     def beside(self, own: str, shared: str, answer: str) -> Full:
         ((_, architecture),) = self.parts
         return Full(((own, architecture), (shared, "")), answer, self.gate)

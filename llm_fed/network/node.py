@@ -379,7 +379,7 @@ class Node:
         folder = work.location.home / "runs" / plain(work.orders[client]["run"]) / client
         if folder not in self._stores:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._stores[folder] = Checkpoints(folder, work.config.checkpoint.memory_limit * 2**30)
+            self._stores[folder] = Checkpoints(folder)
         return self._stores[folder]
 
     def _experiment(

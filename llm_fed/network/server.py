@@ -21,7 +21,7 @@ from llm_fed.experiment import announce, merging, run, splits
 from llm_fed.experiment.baselines import line_of
 from llm_fed.experiment.ending import Ending
 from llm_fed.experiment.finish import facts_of, spent_in, write_summary
-from llm_fed.experiment.simulation import Train
+from llm_fed.experiment.simulation import Simulation, Train
 from llm_fed.export import models
 from llm_fed.federation import aggregation
 from llm_fed.federation.clients import messages_for
@@ -35,7 +35,6 @@ from llm_fed.network.link import Link, Reply
 from llm_fed.network.summed import SummedClients
 from llm_fed.network.watching import heard
 from llm_fed.runs.folder import Run, log_event
-from llm_fed.runs.pace import Ahead
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.settings.plugins import short
@@ -79,19 +78,18 @@ def train(
     )
 
 
-class Deployment:
-    """See `Mode`. The server trains nothing but what it has examples of its own for.
+class Deployment(Simulation):
+    """The server trains nothing but what it has examples of its own for.
 
     Args:
         link: reaches the clients.
         name: under which they keep their personal models.
     """
 
-    known: Record | None = None
     fresh = "fresh=true"
 
     def __init__(self, link: Link, name: str):
-        self.parents: Mapping[str, Path] = {}
+        super().__init__()
         self._link, self._name = link, name
         self._secret: Secret  # of noise and of sampling under privacy
         self._clients: RemoteClients
@@ -178,9 +176,6 @@ class Deployment:
         progress = Progress(None)
         clients.take(progress)
         return self._end(experiment, run, progress, sent, given, rounds)
-
-    def plan(self, experiment: Experiment, run: Run, reporter: Reporter) -> Ahead:
-        return announce.ahead(experiment)
 
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
         clients = self._clients

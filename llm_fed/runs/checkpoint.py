@@ -1,16 +1,14 @@
 """Checkpoints: a round's complete state on disk, written so that a crash at any moment leaves the previous one whole.
 
 `checkpoints/round-0007/` holds `state.safetensors` (a packed message) and `manifest.json` (its checksum, the rows it
-refers to, and a checksum of the manifest itself, which those of older versions lack). What is one row per client lies
-once in `checkpoints/rows/<sha256>.safetensors`, shared by all checkpoints and by the run itself, which keeps there what
-exceeds its RAM (`rows.py`).
+refers to, and a checksum of the manifest itself). What is one row per client lies once in
+`checkpoints/rows/<sha256>.safetensors`, shared by all checkpoints and by the run itself (`rows.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -63,16 +61,15 @@ class Checkpoints:
     """The checkpoints of one run folder; there is one writer (the run holds a lock).
 
     Args:
-        limit: of the row store's RAM, in bytes.
         beside: whether they are only read, and another process may write to them (`RowStore`).
 
     Attributes:
         store: the run's rows.
     """
 
-    def __init__(self, folder: Path, limit: float = math.inf, *, beside: bool = False):
+    def __init__(self, folder: Path, *, beside: bool = False):
         check_unlinked(folder)
-        self.folder, self.store = folder, RowStore(folder / "rows", limit, beside=beside)
+        self.folder, self.store = folder, RowStore(folder / "rows", beside=beside)
         for leftover in folder.glob(".*.partial") if not beside else ():
             remove(leftover)
 

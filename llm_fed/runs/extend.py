@@ -14,17 +14,17 @@ from llm_fed.settings.configfile import as_dict, flat
 if TYPE_CHECKING:
     from llm_fed.method import Method
 
-# By which scores are made: those before and after a change cannot be compared.
+# By which scores are made.
 SCORED_BY = ("eval.metric", "eval.during", "eval.limit", "eval.max_new_tokens")
 ROWS = "rows"  # in what a checkpoint remembers of the search: a checksum of the rows that are scored
-# Which scores there are, and which of them count in the search for the best round.
-COUNTED_BY = ("rounds", "eval.every", "eval.of_last")
+# Which scores there are; with `eval.of_last` also which of them count in the search for the best round.
+COUNTED_BY = ("rounds", "eval.every")
 # What else may change in the middle of a run.
 _ALSO = ("eval.batch_size", "eval.select")
 STOPS = ("stop.patience", "stop.min_delta")
-MAY_CHANGE = (*COUNTED_BY, *SCORED_BY, *_ALSO, *STOPS)
+MAY_CHANGE = (*COUNTED_BY, *_ALSO, *STOPS)
 # Of these the results of a finished run depend, whatever it has stored of its rounds.
-_DECIDES_RESULT = ("rounds", "eval.select", "eval.of_last")
+_DECIDES_RESULT = ("rounds", "eval.select")
 
 Changes = Mapping[str, tuple[Any, Any]]  # by dotted key, the values before and now
 Ended = Mapping[str, Any] | None  # what ended.json holds
@@ -33,7 +33,7 @@ Ended = Mapping[str, Any] | None  # what ended.json holds
 def search(config: Config) -> dict[str, Any]:
     """The settings with which the best round is sought, by dotted key; a checkpoint remembers them."""
     values = flat(as_dict(config))
-    return {key: values[key] for key in (*COUNTED_BY, *SCORED_BY)}
+    return {key: values[key] for key in (*COUNTED_BY, "eval.of_last", *SCORED_BY)}
 
 
 def lr(config: Config, round: int) -> float:
@@ -69,11 +69,12 @@ def goes_on(changes: Changes, ended: Ended) -> bool:
     return ended is not None and ("rounds" in changes or (by_rule(ended) and any(key in changes for key in STOPS)))
 
 
-def check(folder: Path, changes: Changes, ended: Ended = None) -> None:
+def check(folder: Path, changes: Changes, ended: Ended = None, of_last: int | None = None) -> None:
     """Refuse to continue a run with such changes as no continued run could have.
 
     Args:
         ended: how the run has ended before its last round, if it has.
+        of_last: `eval.of_last`.
 
     Raises:
         UserError: what does not work, and what does.
@@ -85,17 +86,18 @@ def check(folder: Path, changes: Changes, ended: Ended = None) -> None:
             f"{folder} has trained {done} rounds, and rounds={now} is fewer: a run cannot go back. Give rounds={done} "
             f"or more, or train {now} rounds into another --out."
         )
+    if of_last is not None and any(key in changes for key in COUNTED_BY):
+        raise UserError(
+            f"{folder} has eval.of_last={of_last}, which counts back from the last round, so rounds and eval.every may "
+            "not change; give another --out"
+        )
     if not (folder / "summary.json").exists() or reopens(changes, ended):
         return
-    for keys, instead in (
-        (SCORED_BY, f"`llm-fed eval {folder}` scores its adapters again and does not change the run; with"),
-        (STOPS, "With"),
-    ):
-        if other := [f"{key}: {changes[key][0]!r} -> {changes[key][1]!r}" for key in keys if key in changes]:
-            raise UserError(
-                f"{folder} is complete, so this change has no effect: {'; '.join(other)}. {instead} more rounds, the "
-                "run continues with the change."
-            )
+    if other := [f"{key}: {changes[key][0]!r} -> {changes[key][1]!r}" for key in STOPS if key in changes]:
+        raise UserError(
+            f"{folder} is complete, so this change has no effect: {'; '.join(other)}. With more rounds, the run "
+            "continues with the change."
+        )
 
 
 def check_together(folder: Path, reached: int, together: int, rounds: int) -> None:
@@ -122,18 +124,6 @@ def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str
         had = f"this run had {before.rounds} rounds" + ("" if done >= before.rounds else f", of which {done} are done,")
         sentences.append(f"{had} and continues to {now.rounds}")
         sentences += _unlike(before, now, rounds_done(folder, parents=False), method)  # a parent says its own
-        if now.eval.of_last is not None and now.eval.of_last == before.eval.of_last:
-            sentences.append(
-                f"eval.of_last={now.eval.of_last} now counts back from round {now.rounds}; if the best round that "
-                "still counts has no checkpoint, the run goes back to an earlier one and trains again from there"
-            )
-    old, new = search(before), search(now)
-    changed = [f"{key}: {old[key]!r} -> {new[key]!r}" for key in SCORED_BY if old[key] != new[key]]
-    if changed:
-        sentences.append(
-            f"the way of scoring has changed ({'; '.join(changed)}): the search for the best round starts again, and "
-            "earlier scores only stay in metrics.jsonl"
-        )
     return sentences
 
 

@@ -8,13 +8,13 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics import cgroups, checksum, launchers
+from llm_fed.basics import checksum, launchers
 from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_file, remove, sync_folder, write_file
 from llm_fed.basics.rng import Secret
@@ -33,7 +33,6 @@ from llm_fed.settings.contents import Contents, translated
 _FREE_KEYS = ("checkpoint.", "engine.", "export.", "report.", "track.", "network.", "eval.base", "eval.cross")
 
 SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
-EXPERTS = "experts.jsonl"  # how much each expert counts, see `experiment/experts.py`
 BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `llm_fed/rows/reading.py`
 CROSS = "cross.json"  # every personal model on every client's examples, see `experiment/cross.py`
 EXAMPLES = "test_scores.jsonl"  # the score of each test example, see `experiment/watching.py`
@@ -44,7 +43,7 @@ SPLITS = "splits.json"  # in which split each row has been, see `experiment/spli
 
 # What a finished run has handed out, and all that a run writes, in the order in which `fresh` deletes it: a crash in
 # between leaves no folder that seems complete.
-_RESULTS = ("summary.json", "report.html", SAMPLES, EXPERTS, CROSS, EXAMPLES, WARNINGS, "adapters")
+_RESULTS = ("summary.json", "report.html", SAMPLES, CROSS, EXAMPLES, WARNINGS, "adapters")
 WRITTEN = (
     *_RESULTS, REOPENED, "trackers", "environment.json", "start.json", ENDED, CONTINUED, BAD_ROWS, inputs.FILE,
     digests.DELIVERED, "timing.jsonl", digests.FILE, "metrics.jsonl", SPLITS, "network.json", secrecy.FILE,
@@ -134,17 +133,6 @@ class Run:
         if self._is_new and all(path.name.startswith(NAME) for path in self.folder.iterdir()):
             shutil.rmtree(self.folder)
 
-    @property
-    def left(self) -> str:
-        """Who wrote here last and ended without a word, in a sentence until `forget_left`; else empty."""
-        return self._lock.left and (
-            f"the last command here (process {self._lock.left}) ended without a word: it was killed (by the kernel, "
-            "where memory ran out), or its machine stopped"
-        )
-
-    def forget_left(self) -> None:
-        self._lock.forget_left()
-
     def _check(self) -> None:
         names = {path.name for path in self.folder.iterdir() if not path.name.startswith(NAME)}
         names = {name for name in names if not _PARTIAL.fullmatch(name)} - {secrecy.FILE}
@@ -181,16 +169,14 @@ class Run:
             self.remember(REOPENED, {"round": self.reached})
             self._delete([ENDED] if self._goes_on else ())
         self._delete([path.name for path in self.folder.iterdir() if _PARTIAL.fullmatch(path.name)])
-        limit = min(self.config.checkpoint.memory_limit * 2**30, cgroups.free_memory()[0] // 2)  # else the kernel kills
         try:
-            self.checkpoints = Checkpoints(self.folder / "checkpoints", limit)
+            self.checkpoints = Checkpoints(self.folder / "checkpoints")
         except OSError as error:
             raise _unwritable(self.folder / "checkpoints", error) from error
         self.digests = digests.Digests(self.folder, self._append)
         if secret is not None:
             self._write(secrecy.FILE, f"{secret.key}\n".encode(), private=True)
         self._write("config.yaml", config_text(self.config).encode())
-        self.forget_left()
         if self._timing_file.exists():  # a power failure may have left half a line
             try:
                 cut_file(self._timing_file, read_file(self._timing_file).rfind(b"\n") + 1)
@@ -232,7 +218,7 @@ class Run:
             )
         if changes:
             ended = self.recall(ENDED)
-            extend.check(self.folder, changes, ended)
+            extend.check(self.folder, changes, ended, self.config.eval.of_last)
             self.before, self._reopened = from_dict(saved), extend.reopens(changes, ended)
             self._goes_on = ended is not None and extend.goes_on(changes, ended)
 
@@ -359,16 +345,13 @@ class Run:
         full."""
         self._write(name, _as_file(value))
 
-    def conclude(self, summary: Mapping[str, Any], changed: Collection[str] = ()) -> None:
-        """Take down the digests of all that the run hands out, or of what has `changed` of it, and write summary.json,
-        the last file: a folder that has it is complete. RunError if the disk is full."""
+    def conclude(self, summary: Mapping[str, Any]) -> None:
+        """Take down the digests of all that the run hands out, and write summary.json, the last file: a folder that has
+        it is complete. RunError if the disk is full."""
         data, now = _as_file(summary), digests.delivered(self.folder)
         now = now | {"summary.json": digests.digest(data)}
         now.pop(REOPENED, None)
-        if changed:
-            take_down(self.folder, {name: now[name] for name in ("summary.json", *changed) if name in now})
-        else:
-            self.remember(digests.DELIVERED, {"files": now})
+        self.remember(digests.DELIVERED, {"files": now})
         self._write("summary.json", data)
         self.forget(REOPENED)
 
@@ -376,10 +359,6 @@ class Run:
         """Write a JSONL file of the run folder, whole or not at all; RunError if the disk is full."""
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         self._write(name, text.encode(errors="replace"))  # a text may hold half of a character
-
-    def rewrite(self, name: str, text: str) -> None:
-        """Write a text of a finished run anew, whole or not at all; RunError if the disk is full."""
-        self._write(name, text.encode())
 
     def forget(self, name: str) -> None:
         """Delete a file of the run folder that an earlier end of the run may have left."""

@@ -30,15 +30,11 @@ class HeldError(Exception):
 
 
 class Lock:
-    """The lock of a folder, which must exist.
-
-    Attributes:
-        left: who had it last and never gave it back, until `forget_left`; else empty.
-    """
+    """The lock of a folder, which must exist."""
 
     def __init__(self, folder: Path, name: str = NAME):
         path = folder.resolve() / name
-        self._path, self._holder, self.left = path, path.with_name(f"{name}.holder"), ""
+        self._path, self._holder = path, path.with_name(f"{name}.holder")
         self._lock: BaseFileLock = FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
 
     def acquire(self, note: Callable[[str], None]) -> None:
@@ -59,7 +55,6 @@ class Lock:
             who = "thread of this process" if here else f"process ({holder})" if holder else "process"
             raise HeldError(f"another {who}") from error
         try:
-            self.left = self._read()
             write_file(self._holder, f"{os.getpid()} on {socket.gethostname()}, since {time_of_day()}".encode())
         except BaseException:
             self.release()
@@ -92,7 +87,7 @@ class Lock:
     def release(self) -> None:
         if self._lock.is_locked:
             with suppress(OSError):
-                write_file(self._holder, self.left.encode()) if self.left else self._holder.unlink()
+                self._holder.unlink()
             with suppress(OSError):
                 self._lock.release()
 
@@ -103,9 +98,6 @@ class Lock:
                 f"another process has taken {self._path.parent} over, as {loss.lock_file} was not renewed for "
                 f"{_PATIENCE:.0f} s; this one ends here"
             )
-
-    def forget_left(self) -> None:
-        self.left = ""
 
     def _first_read(self) -> str:
         """Who has just taken the lock says so a moment later."""

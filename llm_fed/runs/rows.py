@@ -1,16 +1,13 @@
-"""Rows: what is kept of single clients, packed; in RAM up to a limit, beyond it in files named by their content.
+"""Rows: what is kept of single clients, packed; in RAM until a checkpoint, then in files named by their content.
 
 A run has one store. The memories of its sites are rows, and so are the uploads on their way. Checkpoints refer to rows
-by name (`checkpoint.py`), so a row is packed, hashed and written once, by whoever comes first: the checkpoint that
-refers to it, or the limit.
+by name (`checkpoint.py`), so a row is packed, hashed and written once.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-import weakref
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from pathlib import Path
 
@@ -24,30 +21,22 @@ class RowStore:
     """The rows of one run. `folder` holds them as `<sha256>.safetensors`; a content lies there once.
 
     Args:
-        limit: most bytes of packed rows in RAM; beyond it the least recently used lie in `folder` alone.
-        beside: whether another process may write there. Nothing is changed then: rows of one's own stay in RAM, and so
-            do those that were read, up to the limit, as the other process may delete their files.
-
-    Attributes:
-        in_ram: bytes of packed rows in RAM.
+        beside: whether another process may write there. Nothing is changed then, and what was read stays in RAM, as the
+            other process may delete its file.
     """
 
-    def __init__(self, folder: Path, limit: float = math.inf, *, beside: bool = False):
+    def __init__(self, folder: Path, *, beside: bool = False):
         if not beside:
             make_folder(folder, 0o700)
             for leftover in folder.glob(".*.partial"):
                 leftover.unlink()
-        self.folder, self.limit, self.in_ram, self._beside = folder, limit, 0, beside
+        self.folder, self._beside = folder, beside
         self._unsynced: set[Path] = set()  # files that a power failure may still damage
-        # Both forget a row when nobody holds it any more; the store itself keeps none alive.
-        self._recent: OrderedDict[int, weakref.ref[StoredRow]] = OrderedDict()  # by id, those in RAM, oldest use first
-        self._named: Counter[str] = Counter()  # by name, how many rows have this file
+        self._named: Counter[str] = Counter()  # by name, how many rows that somebody holds have this file
 
     def row(self, data: bytes) -> StoredRow:
-        """A new row of these packed bytes; RunError if others have to make room and the disk is full."""
-        row = StoredRow(self)
-        self._keep(row, data)
-        return row
+        """A new row of these packed bytes."""
+        return StoredRow(self, data)
 
     def saved(self, name: str) -> StoredRow:
         """The row whose file has this name, which is read when it is needed.
@@ -56,10 +45,8 @@ class RowStore:
             OSError: the file is missing or cannot be read.
             WireError: it is damaged.
         """
-        self._read(name)
-        row = StoredRow(self)
-        self._name(row, name)
-        return row
+        data = self._read(name)
+        return StoredRow(self, data if self._beside else None, name)
 
     def sync(self) -> None:
         """Bring all files that have been written safely to the disk, with their names."""
@@ -69,12 +56,12 @@ class RowStore:
     def prune(self, used: Collection[str]) -> None:
         """Delete the files that are neither `used` nor of a row that somebody still holds."""
         for path in self.folder.iterdir():
-            if path.name not in used and path.name not in self._named:
+            if path.name not in used and not self._named[path.name]:
                 path.unlink()
 
     def _write(self, name: str, data: bytes) -> None:
         """Write a row's file, also over one that is there but was not read: a power failure may have damaged it."""
-        if name not in self._named:
+        if not self._named[name]:
             write_file(self.folder / name, data, sync=False, private=True)
             self._unsynced.add(self.folder / name)
 
@@ -84,53 +71,26 @@ class RowStore:
             raise WireError(f"row {name} does not have the content that its name says")
         return data
 
-    def _name(self, row: StoredRow, name: str) -> None:
-        row._name = name
-        self._named[name] += 1
-
-    def _keep(self, row: StoredRow, data: bytes) -> None:
-        """Hold the row's bytes in RAM, as the most recently used, and make room."""
-        row._data = data
-        self._recent[id(row)] = weakref.ref(row)
-        self.in_ram += len(data)
-        while self.in_ram > self.limit:
-            oldest = next(iter(self._recent.values()))()
-            assert oldest is not None  # see StoredRow.__del__
-            try:
-                oldest.file()
-            except OSError as error:
-                raise RunError(
-                    f"cannot write a row to {self.folder}: {error.strerror or error}. "
-                    "Make room or raise checkpoint.memory_limit, then give the same command to continue."
-                ) from error
-            self._drop(oldest)
-
-    def _drop(self, row: StoredRow) -> None:
-        if self._recent.pop(id(row), None) is not None and row._data is not None:
-            self.in_ram -= len(row._data)
-            row._data = None
-
-    def _forget(self, row: StoredRow) -> None:
-        self._drop(row)
-        if row._name is not None:
-            self._named[row._name] -= 1
-            if not self._named[row._name]:
-                del self._named[row._name]
-
 
 class StoredRow:
-    """One packed message. Its bytes never change; where they lie does."""
+    """One packed message. Its bytes never change; where they lie does.
 
-    __slots__ = ("_store", "_data", "_name", "_digest", "__weakref__")
+    Args:
+        data: where it is in RAM.
+        name: where it has a file.
+    """
 
-    def __init__(self, store: RowStore):
-        self._store = store
-        self._data: bytes | None = None  # where it is in RAM
-        self._name: str | None = None  # where it has a file
+    __slots__ = ("_store", "_data", "_name", "_digest")
+
+    def __init__(self, store: RowStore, data: bytes | None, name: str | None = None):
+        self._store, self._data, self._name = store, data, name
         self._digest: str | None = None  # once somebody has asked
+        if name:
+            store._named[name] += 1
 
     def __del__(self) -> None:
-        self._store._forget(self)
+        if self._name:
+            self._store._named[self._name] -= 1
 
     def message(self, expected: Skeleton | None = None) -> Message:
         """The message, in fresh memory.
@@ -142,10 +102,8 @@ class StoredRow:
             WireError: another party made it, and it is none, or not as expected.
             RunError: its file was damaged meanwhile.
         """
-        data = self._data
-        if data is not None:
-            self._store._recent.move_to_end(id(self))
-            return unpack(data, expected)
+        if self._data is not None:
+            return unpack(self._data, expected)
         assert self._name is not None  # only what has a file leaves the RAM
         try:
             data = self._store._read(self._name)
@@ -154,7 +112,6 @@ class StoredRow:
                 f"{self._store.folder / self._name} cannot be read: {error}. "
                 "Give the same command again: it continues from a checkpoint that is whole."
             ) from error
-        self._store._keep(self, data)
         return unpack(data, expected)
 
     @property
@@ -165,13 +122,14 @@ class StoredRow:
         return self._digest
 
     def file(self) -> str:
-        """Write the row's file, where it is not there yet; its name. It is safe once the store is synced."""
+        """Write the row's file, where it is not there yet, and leave the RAM; its name. It is safe once the store is
+        synced."""
         if self._name is None:
             assert self._data is not None
             name = f"{self.digest}.safetensors"
             self._store._write(name, self._data)
-            self._store._name(self, name)
-            return name
+            self._store._named[name] += 1
+            self._name, self._data = name, None
         return self._name
 
 
@@ -201,6 +159,14 @@ class Memory(MutableMapping[str, Message]):
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def to_disk(self) -> None:
+        """Let its rows lie on the disk alone; RunError if it is full."""
+        try:
+            for row in self.rows.values():
+                row.file()
+        except OSError as error:
+            raise RunError(f"cannot write a row to {self._store.folder}: {error.strerror or error}") from error
 
     def __copy__(self) -> Memory:
         return Memory(self._store, self.rows)

@@ -213,7 +213,6 @@ _FILES: Mapping[str, type[BaseModel] | Mapping[str, type[Shape]]] = {
     "timing.jsonl": _object({"ended": str, "round": Count, "passes": dict[str, Count], "why": str},
                             seconds=Finite, parts=dict[str, Finite]),
     "samples.jsonl": _object({"base": str | None}, client=Name, prompt=str, references=list[str], answer=str),
-    "experts.jsonl": _object({"std": dict[str, Finite] | None}, client=Name, examples=Count, mean=dict[str, Finite]),
     "cross.json": CrossShape,
     "warnings.json": _object({"unchecked": list[str]}, warnings=list[Warned]),
     "test_scores.jsonl": _object(dict.fromkeys(("own", "base", "rule"), list[Score]), client=Name),

@@ -1,5 +1,5 @@
-"""Experiment trackers (TensorBoard, Weights & Biases, MLflow and Accelerate's others): the same names in each, rounds
-and optimizer steps, and at the end adapters and samples."""
+"""Experiment trackers (TensorBoard, Weights & Biases, MLflow and Accelerate's others): the same names in each, over
+rounds and optimizer steps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import re
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, install, require
 from llm_fed.basics.files import read_file, write_file
-from llm_fed.runs.records import read_records
 from llm_fed.settings.config import Config, TrackConfig
 from llm_fed.settings.configfile import as_dict, flat
 from llm_fed.settings.paths import public
@@ -28,8 +27,6 @@ from llm_fed.settings.paths import public
 FOLDER = "trackers"
 _IDS, _STEPS = "ids.json", "steps.json"  # of the runs in the trackers; by round, the steps up to its end
 _FORBIDDEN = re.compile(r"[^\w.\- :/]")  # in a name of MLflow, hence in all, so that names are the same everywhere
-_FILES = ("samples.jsonl", "summary.json", "report.html", "config.yaml")
-_SHOWN = 20  # samples in TensorBoard, which keeps no files
 
 
 def check_trackers(track: TrackConfig) -> None:
@@ -53,8 +50,7 @@ class Trackers:
     """
 
     def __init__(self, config: Config, run: Path):
-        run = run.absolute()
-        self._run, self.folder, self._artifacts = run, run / FOLDER, config.track.artifacts
+        self._name, self.folder = run.absolute().name, run.absolute() / FOLDER
         self._steps = 0
         self._restore: dict[str, str | None] = {}
         self._own: list[Any] = []
@@ -102,7 +98,7 @@ class Trackers:
         mode = {} if "WANDB_MODE" in os.environ or logged_in else {"mode": "offline"}
         settings = wandb.Settings(symlink=False, silent=True, console="off")  # a run folder holds no links
         return {
-            "dir": str(self.folder), "id": id or uuid.uuid4().hex[:8], "resume": "allow", "name": self._run.name,
+            "dir": str(self.folder), "id": id or uuid.uuid4().hex[:8], "resume": "allow", "name": self._name,
             "settings": settings, **mode,
         }  # fmt: skip
 
@@ -115,7 +111,7 @@ class Trackers:
             mlflow.set_tracking_uri(f"sqlite:///{self.folder / 'mlflow.db'}")
             self._restore["MLFLOW_TRACKING_URI"] = None
             location = {"logging_dir": (self.folder / "mlflow").as_uri()}
-        return {"run_id": id, "run_name": self._run.name, "nested_run": mlflow.active_run() is not None, **location}
+        return {"run_id": id, "run_name": self._name, "nested_run": mlflow.active_run() is not None, **location}
 
     def _set(self, key: str, value: str) -> None:
         if key not in os.environ:
@@ -149,13 +145,6 @@ class Trackers:
             else:
                 tracker.log(named, step=location)
 
-    def keep(self) -> None:
-        """Hand over what a finished run has written: adapters, samples, summary, report and configuration."""
-        if self._artifacts:
-            for tracker in self._own:
-                if keep := _KEEPERS.get(tracker.name):
-                    keep(tracker.tracker, self._run)
-
     def finish(self) -> None:
         """Close all of them; not by Accelerate's end_training(), which would also part the ranks of a launch."""
         for tracker in self._own:
@@ -175,11 +164,10 @@ class Trackers:
 
 @contextmanager
 def tracked(config: Config, run: Path) -> Iterator[Trackers]:
-    """Within, the trackers of a run are open; what it has written is handed over if it comes to its end."""
+    """Within, the trackers of a run are open."""
     trackers = Trackers(config, run)
     try:
         yield trackers
-        trackers.keep()
     finally:
         trackers.finish()
 
@@ -190,50 +178,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
-
-
-def _files(run: Path) -> list[Path]:
-    return [run / name for name in _FILES if (run / name).is_file()]
-
-
-def _keep_in_wandb(run: Any, folder: Path) -> None:
-    import wandb
-
-    results = wandb.Artifact(f"results-{run.id}", type="results")
-    for path in _files(folder):
-        results.add_file(str(path))
-    run.log_artifact(results)
-    if (folder / "adapters").is_dir():
-        adapters = wandb.Artifact(f"adapters-{run.id}", type="model")
-        adapters.add_dir(str(folder / "adapters"))
-        run.log_artifact(adapters)
-
-
-def _keep_in_mlflow(run: Any, folder: Path) -> None:
-    import mlflow
-
-    for path in _files(folder):
-        mlflow.log_artifact(str(path))
-    if (folder / "adapters").is_dir():
-        mlflow.log_artifacts(str(folder / "adapters"), "adapters")
-
-
-def _keep_in_tensorboard(writer: Any, folder: Path) -> None:
-    lines = read_records(folder / "samples.jsonl")[:_SHOWN]
-    keys = ("client", "prompt", "references", "base", "answer")
-    rows = [" | ".join(_cell(line.get(key)) for key in keys) for line in lines]
-    if rows:
-        head = f"| {' | '.join(keys)} |\n|{'---|' * len(keys)}\n"
-        writer.add_text("samples", head + "\n".join(f"| {row} |" for row in rows))
-    if (folder / "adapters").is_dir():
-        writer.add_text("adapters", "\n".join(f"- {path}" for path in sorted((folder / "adapters").iterdir())))
-
-
-def _cell(value: Any) -> str:
-    text = " / ".join(value) if isinstance(value, list) else str(value or "")
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-_KEEPERS: Mapping[str, Callable[[Any, Path], None]] = {
-    "wandb": _keep_in_wandb, "mlflow": _keep_in_mlflow, "tensorboard": _keep_in_tensorboard,
-}  # fmt: skip

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from rich.text import Text
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import UserError, did_you_mean, printable
-from llm_fed.basics.terminal import Panel, Terminal, display_of_notebook
-from llm_fed.runs.pace import Ahead, Pace
+from llm_fed.basics.terminal import Terminal, in_notebook
+from llm_fed.runs.pace import Pace
 from llm_fed.runs.records import time_of_day
 from llm_fed.runs.trackers import Trackers, tracked
 from llm_fed.settings.config import Config
@@ -48,12 +47,10 @@ class Reporter:
         callbacks: Callbacks | None = None,
     ):
         self.callbacks = callbacks or Callbacks()
-        display = display_of_notebook() if console is None else None
         # Never rich's own way in notebooks, which makes a block of HTML of each line; and what a kernel writes to may
         # call itself a terminal, though no bar can move there.
-        no_bars = {"force_terminal": False} if display else {}
+        no_bars = {"force_terminal": False} if in_notebook() else {}
         self.console = console or Terminal(stderr=True, force_jupyter=False, **no_bars)
-        self._panel = Panel(display) if display else None
         self.pace = Pace(clock=clock)
         self._interval, self._clock = interval, clock
         self._lock, self._printed = threading.RLock(), clock()  # when the last line was printed
@@ -70,24 +67,11 @@ class Reporter:
         self._trackers: Trackers | None = None
         self._announced: dict[str, str] = {}
 
-    @property
-    def heard(self) -> bool:
-        """Whether anybody sees what is said."""
-        return not self.console.quiet
-
-    def note(self, text: str, *, lasting: bool = False) -> None:
-        """One line.
-
-        Args:
-            lasting: whether it stays to be seen in a notebook, where other lines are replaced by the next.
-        """
+    def note(self, text: str) -> None:
+        """One line."""
         with self._lock:
             stamp = time.strftime("%H:%M:%S ") if self._stamped and not self.console.is_terminal else ""
-            line = stamp + printable(text).replace("\n", " ")
-            if self._panel is None:
-                self.console.print(line)
-            elif self.heard:
-                self._panel.add(line, lasting)
+            self.console.print(stamp + printable(text).replace("\n", " "))
             self._printed = self._clock()
 
     def announce(self, rows: Mapping[str, str]) -> None:
@@ -112,8 +96,8 @@ class Reporter:
 
     def ended_early(self, round: int, why: str) -> None:
         """The run has ended before its last round; no more are expected."""
-        self.note(f"ended after round {round} of {self._rounds}: {why}", lasting=True)
-        self.pace.ahead = replace(self.pace.ahead, rounds=round)
+        self.note(f"ended after round {round} of {self._rounds}: {why}")
+        self.pace.rounds = round
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -141,15 +125,11 @@ class Reporter:
         """A line whenever none has come for the interval; the first estimate of a run comes earlier."""
         while not stop.wait(self._interval / 30):
             with self._lock:
-                if self._panel is not None:
-                    if now := ", ".join(filter(None, [self.pace.where(), self.pace.left()])):
-                        self._panel.show(now)
-                    continue
                 silent = self._clock() - self._printed
-                early = self.pace.begun and not self._estimated and silent >= self._interval / 6
+                left = self.pace.left()
+                early = left and not self._estimated and silent >= self._interval / 6
                 if not (early or silent >= self._interval) or stop.is_set():
                     continue
-                left = self.pace.left()
                 self._estimated = self._estimated or bool(left)
                 was, self._stamped = self._stamped, True
                 self.note(", ".join(filter(None, [self.pace.where() or "still at work", left])))
@@ -216,14 +196,13 @@ class Reporter:
             self.note(f"the best rule that trains nothing: {record['split']} {record['metric']} {record['mean']:.2f}")
         elif record["kind"] == "event" and record["event"] != "data changed" and not record.get("information"):
             # The others were said when the data were read, or in the plan.
-            self.note(
-                f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}", lasting=True
-            )
+            self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
 
     def _round(self, record: Mapping[str, Any]) -> None:
         loss = f"loss {record['loss']:.4f}" if "loss" in record else self._without_loss
         counted = ("failed", "refused", "dropped_out")
         missing = "".join(f", {record[key]} {key.replace('_', ' ')}" for key in counted if record.get(key))
+        self.pace.trained(record.get("loss"))
         if self._progress is None:
             megabytes = (record["bytes_up"] + record["bytes_down"]) / 1e6
             left = self.pace.left()
@@ -233,7 +212,6 @@ class Reporter:
                 + (f", {left}" if left else "")
             )
         self._missing = missing
-        self.pace.loss = record.get("loss")
         if self._trackers is not None:
             self._trackers.round_ended(record["round"])
         self._track(
@@ -242,10 +220,10 @@ class Reporter:
         )
 
     @contextmanager
-    def tracking(self, config: Config, folder: Path, ahead: Ahead | None = None) -> Iterator[None]:
+    def tracking(self, config: Config, folder: Path) -> Iterator[None]:
         """Show a bar over the rounds (terminals only), and start the trackers that the configuration names."""
         self._rounds = config.rounds
-        self.pace = Pace(ahead or Ahead(config.rounds), self._clock)
+        self.pace = Pace(config.rounds, self._clock)
         self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
         self._without_loss = "no client trained" if not config.privacy.draws else "no loss is told"
         self.callbacks.stopped_by = ""
@@ -267,8 +245,8 @@ class Reporter:
             pace, rounds = self.pace, f"{self._rounds} round" + ("" if self._rounds == 1 else "s")
             now = pace.where() or rounds + ("" if pace.loss is None else f", loss {pace.loss:.4f}")
             text = ", ".join(filter(None, [f"{now}{self._spent}{self._missing}", pace.left()]))
-            # Full only at the very end, as a full bar's clock stands still.
-            bar.update(self._bar, completed=pace.done if pace.over else 0.99 * pace.done, description=text)
+            full = pace.tested and not pace.where()  # only at the very end, as a full bar's clock stands still
+            bar.update(self._bar, completed=pace.done if full else 0.99 * pace.done, description=text)
 
     def _track(self, values: Mapping[str, Any], round: int) -> None:
         if self._trackers is not None:

@@ -7,12 +7,13 @@ prompt counts for nothing: "Which bay for crate 7?" and "Which bay for crate 8?"
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from itertools import chain
+from math import log
 from os.path import commonprefix
 
-import numpy as np
 import regex
 
 from llm_fed.basics.errors import one_line
@@ -20,9 +21,8 @@ from llm_fed.tasks.common import Example, TaskData, plain, text_of
 
 ALIKE = 0.75  # share of the weight of two prompts' words that is common to both, from which on they are almost the same
 ANSWERS = 0.5  # share of the words of two answers that is common to both
-RELATED, SPELT = 0.4, 0.7  # from which on prompts are looked at closely, and two words are spellings of one
-MOST = 500  # training prompts that a test prompt is compared with, so that time stays linear
-READ = 150_000  # examples that are looked at, so that gigabytes take no minutes
+MOST = 200  # training prompts that a test prompt is compared with, so that time stays linear
+READ = 20_000  # examples that are looked at, so that gigabytes take no minutes
 SHOWN = 70  # characters of a prompt
 CANDIDATES = 5  # training prompts, the most alike first, whose answers are looked at
 _UNSPACED = r"\p{scx=Hani}\p{scx=Hira}\p{scx=Kana}\p{lb=SA}"  # scripts without spaces, where each character is a word
@@ -64,25 +64,19 @@ def near_duplicates(data: TaskData) -> NearDuplicates:
     Test prompts that are training prompts, apart from case and white space, do not count: `survey.repeated` counts
     them.
     """
-    numbers: dict[str, int] = {}  # of each word
     every = max(1, round(sum(len(client.train) + len(client.test) for client in data.clients.values()) / READ))
-    training, test = (_Prompts(data, split, numbers, every) for split in ("train", "test"))
-    both = np.concatenate([training.words, test.words])
-    frequency = np.bincount(both, minlength=len(numbers))
-    total = len(training.examples) + len(test.examples)
-    index = _PromptIndex(training, numbers, np.log(total / np.maximum(frequency, 1)))
-    known = {plain(text_of(example.prompt)) for _, example in training}
+    training, test = ([*_prompts(data, split, every)] for split in ("train", "test"))
+    index = _PromptIndex([words for _, _, words in training], [words for _, _, words in test])
+    known = {plain(text_of(example.prompt)) for _, example, _ in training}
     count, pair = 0, None
-    for position, (client, example) in enumerate(test):
+    for client, example, words in test:
         if plain(text_of(example.prompt)) in known:
             continue
-        for other in index.alike(test.of(position)):
-            owner, trained = training[other]
-            if _same_answer(example, trained):
-                count += 1
-                pair = pair or ((client, text_of(example.prompt)), (owner, text_of(trained.prompt)))
-                break
-    return NearDuplicates(count, len(test.examples), pair, every)
+        alike = (training[other] for other in index.alike(words))
+        if found := next(((owner, its) for owner, its, _ in alike if _same_answer(example, its)), None):
+            count += 1
+            pair = pair or ((client, text_of(example.prompt)), (found[0], text_of(found[1].prompt)))
+    return NearDuplicates(count, len(test), pair, every)
 
 
 def known_answers(sites: Iterable[tuple[Sequence[Example], Sequence[Example]]]) -> str:
@@ -105,37 +99,12 @@ def known_answers(sites: Iterable[tuple[Sequence[Example], Sequence[Example]]]) 
     )
 
 
-class _Prompts(Sequence[tuple[str, Example]]):
-    """The examples of one split of all clients, each with its client, and the different words of their prompts.
-
-    Attributes:
-        words: (M,) the numbers of the words, of one prompt after another.
-        starts: (N + 1,) where each prompt begins among these.
-    """
-
-    def __init__(self, data: TaskData, split: str, numbers: dict[str, int], every: int):
-        self.examples: list[tuple[str, Sequence[Example], int]] = []
-        words: list[np.ndarray] = []
-        for client in data.clients.values():
-            items = getattr(client, split)
-            for index in range(0, len(items), every):
-                example = items[index]
-                self.examples.append((client.client, items, index))
-                own = {numbers.setdefault(word, len(numbers)) for word in _words(text_of(example.prompt))}
-                words.append(np.fromiter(own, np.int64, len(own)))
-        self.words = np.concatenate(words or [np.empty(0, np.int64)])
-        self.starts = np.cumsum([0, *map(len, words)])
-
-    def of(self, index: int) -> np.ndarray:
-        """The words of one prompt."""
-        return self.words[self.starts[index] : self.starts[index + 1]]
-
-    def __len__(self) -> int:
-        return len(self.examples)
-
-    def __getitem__(self, index):  # type: ignore[no-untyped-def, override]
-        client, items, within = self.examples[index]
-        return client, items[within]
+def _prompts(data: TaskData, split: str, every: int) -> Iterator[tuple[str, Example, frozenset[str]]]:
+    """Each n-th example of all clients, with its client and the different words of its prompt."""
+    for client in data.clients.values():
+        items: Sequence[Example] = getattr(client, split)  # which may lie on the disk
+        for example in map(items.__getitem__, range(0, len(items), every)):
+            yield client.client, example, frozenset(_words(text_of(example.prompt)))
 
 
 class _PromptIndex:
@@ -143,70 +112,39 @@ class _PromptIndex:
 
     Two sets of words share at least ALIKE of their weight only if they share one of the heaviest words of the first,
     which together weigh more than the rest of its weight (the prefix filter of Chaudhuri et al. 2006).
-
-    Args:
-        numbers: of each word.
-        weights: (V,) of each word by its number.
     """
 
-    def __init__(self, prompts: _Prompts, numbers: Mapping[str, int], weights: np.ndarray):
-        self._prompts, self._weights, self._spelling = prompts, weights, list(numbers)
-        lengths = np.diff(prompts.starts)
-        owners = np.repeat(np.arange(len(prompts)), lengths)
-        order = np.argsort(prompts.words, kind="stable")
-        self._owners = owners[order]  # of each word's prompts
-        self._from = np.searchsorted(prompts.words[order], np.arange(len(weights) + 1))
-        self._sums = np.bincount(owners, weights[prompts.words], len(prompts))
-        self._marked = np.zeros(len(weights))
+    def __init__(self, training: Sequence[frozenset[str]], test: Sequence[frozenset[str]]):
+        frequency, total = Counter(chain.from_iterable([*training, *test])), len(training) + len(test)
+        self._prompts, self._weight = training, {word: log(total / count) for word, count in frequency.items()}
+        self._owners: dict[str, list[int]] = defaultdict(list)
+        for number, words in enumerate(training):
+            for word in words:
+                self._owners[word].append(number)
 
-    def alike(self, words: np.ndarray) -> list[int]:
+    def alike(self, words: frozenset[str]) -> list[int]:
         """The indices of the most similar prompts, the most similar first."""
-        total = float(self._weights[words].sum())
-        candidates = self._sharing(words, (1 - ALIKE) * total)
-        if not total or not len(candidates):
-            return []
-        self._marked[words] = self._weights[words]
-        starts, lengths = self._prompts.starts[candidates], np.diff(self._prompts.starts)[candidates]
-        ends = np.cumsum(lengths)
-        indices = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-        shared = np.add.reduceat(self._marked[self._prompts.words[indices]], ends - lengths)
-        self._marked[words] = 0
-        whole = total + self._sums[candidates]
-        likeness = shared / (whole - shared)
-        best = np.argsort(-likeness, kind="stable")[:CANDIDATES]
-        places_alike = []
-        for index in best[likeness[best] >= RELATED].tolist():
-            same = shared[index] + self._misspelt(words, self._prompts.of(candidates[index]))
-            if same / (whole[index] - same) >= ALIKE:
-                places_alike.append(int(candidates[index]))
-        return places_alike
+        likeness = {}
+        for number in self._sharing(words):
+            other = self._prompts[number]
+            likeness[number] = self._sum(words & other) / self._sum(words | other)
+        return sorted((n for n in likeness if likeness[n] >= ALIKE), key=lambda n: -likeness[n])[:CANDIDATES]
 
-    def _sharing(self, words: np.ndarray, enough: float) -> np.ndarray:
-        """The prompts that have one of the heaviest words, which together weigh more than enough; not those of words
-        that too many have."""
-        prompts, weight, looked_up = [], 0.0, 0
-        for word in words[np.argsort(-self._weights[words])].tolist():
-            owners = self._owners[self._from[word] : self._from[word + 1]]
+    def _sharing(self, words: frozenset[str]) -> list[int]:
+        """The prompts that have one of the heaviest words; not those of words that too many have."""
+        found: dict[int, None] = {}
+        weight, enough, looked_up = 0.0, (1 - ALIKE) * self._sum(words), 0
+        for word in sorted(words, key=lambda word: (-self._weight[word], word)):
+            owners = self._owners.get(word, [])
             looked_up += len(owners)
             if weight > enough or looked_up > MOST:
                 break
-            if len(owners):
-                prompts.append(owners)
-                weight += float(self._weights[word])
-        return np.unique(np.concatenate(prompts)) if prompts else np.empty(0, np.int64)
+            found |= dict.fromkeys(owners)
+            weight += self._weight[word] * bool(owners)
+        return [*found] if enough else []
 
-    def _misspelt(self, words: np.ndarray, others: np.ndarray) -> float:
-        """The weight of the words that only one prompt has and that are almost one that only the other has, each
-        counted as the lighter of the two. Numbers and names with digits are never almost the same."""
-        mine, theirs = np.setdiff1d(words, others).tolist(), np.setdiff1d(others, words).tolist()
-        known = {self._spelling[word]: self._weights[word] for word in theirs if self._spelling[word].isalpha()}
-        weight = 0.0
-        for word in mine:
-            spelt = self._spelling[word]
-            near = get_close_matches(spelt, known, 1, SPELT) if spelt.isalpha() and len(spelt) > 3 else []
-            if near:
-                weight += float(min(self._weights[word], known.pop(near[0])))
-        return weight
+    def _sum(self, words: frozenset[str]) -> float:
+        return sum(self._weight[word] for word in words)
 
 
 def _around(text: str, index: int) -> str:

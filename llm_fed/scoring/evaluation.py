@@ -158,7 +158,7 @@ async def _preferred(
     if split == "test":
         predictions = await predict(client, theta, queries, OF_ANSWERS)
         listen(client.id, predictions)
-        beside = {OF_ANSWERS: _score(OF_ANSWERS, predictions, queries)}
+        beside = {OF_ANSWERS: score(OF_ANSWERS, predictions, references_of(OF_ANSWERS, queries))}
     return Measured(known.accuracy, known.loss, known.examples, {"margin": known.margin, **beside})
 
 
@@ -170,15 +170,11 @@ def _known(client: Site, compared: Preferences | None) -> Preferences:
 
 async def score_split(client: Site, theta: State, split: str) -> float:
     """A client's score (0-100) on its own `split` under `theta`, by the run's metric; NaN where it is not defined."""
-    metric, queries = client.data.metric, client.data.queries[split]
-    read = _read_by(metric, client)
-    if read in CLASSIFIED:
-        return _score_labels(read, metric, await client.logits(theta, queries), queries)
-    if read == "loss":
-        return (await _likelihood(client, theta, queries))[0]
-    if read == "preferences":
-        return _known(client, await preferences(client, theta, queries)).accuracy
-    return _score(metric, await predict(client, theta, queries, metric), queries)
+
+    async def personal(site: Site) -> State:
+        return theta
+
+    return (await measure(personal, client, split, client.data.metric, None, loss=False)).score
 
 
 async def predict(client: Site, theta: State, queries: Sequence[Query], metric: str) -> Sequence[Any]:
@@ -203,14 +199,6 @@ def references_of(metric: str, queries: Sequence[Query]) -> list[Any]:
     """What is right for each query of text, as `score` takes it."""
     options = find(metric).scores == "options"
     return [query.correct if options else query.answers for query in queries]
-
-
-def _score(metric: str, predictions: Sequence[Any], queries: Sequence[Query]) -> float:
-    return score(metric, predictions, references_of(metric, queries))
-
-
-def _score_labels(read: str, metric: str, logits: Tensor, examples: Sequence[Any]) -> float:
-    return score(metric, _classified(read, logits), [example.label for example in examples])
 
 
 def _classified(read: str, logits: Tensor) -> list[Any]:

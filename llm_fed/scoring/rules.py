@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -49,13 +49,6 @@ _HEAD = re.compile(r"(?i)\b(?:options|choices)[ \t]*:[ \t]*(?P<line>[^\n]*)(?P<b
 _BULLET = re.compile(r"\n[ \t]*[-*•] ")
 _SEPARATORS = ("|", ";", ",", "/", " or ")
 _MARK = re.compile(r"\((?P<inner>[A-Za-z]|\d{1,2})\)[ \t]+|(?m:^[ \t]*)(?P<outer>[A-Z]|\d{1,2})[).:][ \t]+")
-# How an answer may name an option.
-FORMS = {
-    "text": lambda option: option.text,
-    "letter": lambda option: option.letter,
-    "mark": lambda option: option.mark,
-    "whole": lambda option: f"{option.mark} {option.text}",
-}
 
 
 @dataclass(frozen=True)
@@ -129,7 +122,7 @@ def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
         rules |= _of_options(lambda example: example.options, train)
         return {name: rule for name, rule in rules.items() if name != "all options"}
     return {
-        **_of_options(_options_of(train), train[:MOST]),
+        **_of_options(lambda example: example.options or listed(question(example)), train[:MOST]),
         **rules,
         "copy of the prompt": question,
         "last paragraph of the prompt": lambda example: re.split(r"\n\s*\n", question(example).strip())[-1],
@@ -164,13 +157,6 @@ def _of_options(of: Callable[[Example], Sequence[str]], train: Sequence[Example]
     }
 
 
-def _options_of(train: Sequence[Example]) -> Callable[[Example], Sequence[str]]:
-    """How to find an example's options: its own, else those in its prompt, in the form of the training answers."""
-    sample = [example for example in train[:MOST] if not example.options]
-    form = form_of(map(question, sample), (example.answers[0] for example in sample))
-    return lambda example: example.options or texts(listed(question(example)), form)
-
-
 def _most_frequent(values: Iterable[Any]) -> Any:
     return Counter(values).most_common(1)[0][0]  # of equal counts the first that came
 
@@ -190,34 +176,16 @@ def describe(line: Mapping[str, Any]) -> str:
     return "; ".join(parts) or "not recorded"
 
 
-class Option(NamedTuple):
-    """One option of a prompt."""
-
-    text: str
-    letter: str = ""  # or number; empty where there is none
-    mark: str = ""  # as it stands before the text: `(A)`, `A.`
-
-
 @lru_cache(4096)  # a prompt is requested by several rules
-def listed(prompt: str) -> tuple[Option, ...]:
+def listed(prompt: str) -> tuple[str, ...]:
     """The options in a prompt, the last list of them; () where there are fewer than two. Read are lines `- ...`, or
     words on one line, after `OPTIONS:` or `Choices:`, and marks that follow each other from A, a or 1: `(A) ... (B)
     ...` anywhere, `A. ...` or `1) ...` at the beginnings of lines."""
     for head in reversed(list(_HEAD.finditer(prompt))):
         texts = _BULLET.split(head["bullets"])[1:] or _on_one_line(head["line"])
         if len(texts) > 1:
-            return tuple(Option(text.strip()) for text in texts)
+            return tuple(text.strip() for text in texts)
     return max(_marked(prompt), key=len, default=())
-
-
-def form_of(prompts: Iterable[str], answers: Iterable[str]) -> str:
-    """The key of FORMS in which most answers name an option of their prompt."""
-    hits = dict.fromkeys(FORMS, 0)
-    for prompt, answer in zip(prompts, answers, strict=True):
-        options = listed(prompt)
-        for form, write in FORMS.items():
-            hits[form] += answer.strip() in map(write, options)
-    return max(hits, key=lambda form: hits[form])
 
 
 def _on_one_line(line: str) -> list[str]:
@@ -228,7 +196,7 @@ def _on_one_line(line: str) -> list[str]:
     return []
 
 
-def _marked(prompt: str) -> Iterator[tuple[Option, ...]]:
+def _marked(prompt: str) -> Iterator[tuple[str, ...]]:
     """Every run of marks that begins at the first letter or number and has at least two, the last one first."""
     marks = list(_MARK.finditer(prompt))
     for start in reversed([index for index, mark in enumerate(marks) if _letter(mark) in ("A", "a", "1")]):
@@ -240,8 +208,7 @@ def _marked(prompt: str) -> Iterator[tuple[Option, ...]]:
         if len(run) > 1:
             ends = [mark.start() for mark in run[1:]] + [len(prompt)]
             yield tuple(
-                Option(prompt[mark.end() : end].partition("\n")[0].strip(" \t,;"), _letter(mark), mark[0].strip())
-                for mark, end in zip(run, ends, strict=True)
+                prompt[mark.end() : end].partition("\n")[0].strip(" \t,;") for mark, end in zip(run, ends, strict=True)
             )
 
 
@@ -253,7 +220,3 @@ def _follows(before: str, after: str) -> bool:
     if before.isdigit() or after.isdigit():
         return before.isdigit() and after.isdigit() and int(after) == int(before) + 1
     return ord(after) == ord(before) + 1
-
-
-def texts(options: Sequence[Option], form: str) -> tuple[str, ...]:
-    return tuple(map(FORMS[form], options))

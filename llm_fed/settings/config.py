@@ -310,8 +310,6 @@ class CheckpointConfig:
     every: PositiveInt = 1  # rounds between checkpoints
     keep: PositiveInt = 2  # number of newest checkpoints that are kept; the best round is kept, too
     keep_rounds: tuple[PositiveInt, ...] = ()  # rounds that are never deleted
-    # GiB of RAM for the state of single clients; the rest is stored in the run folder
-    memory_limit: NonNegativeFloat = 4.0
 
 
 @dataclass(frozen=True)
@@ -320,7 +318,6 @@ class TrackConfig:
 
     with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`, `mlflow`
     project: str = "llm_fed"  # project name in the tracker
-    artifacts: bool = True  # hand adapters, samples, summary and report over to the trackers
 
 
 @dataclass(frozen=True)

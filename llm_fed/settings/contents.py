@@ -88,10 +88,6 @@ def own_keys(values: Mapping[str, Any]) -> list[str]:
 def _of_code(key: str, name: str) -> Files:
     if objects.is_object(name):
         return object_contents.of_object(key, objects.find(key, name))
-    if name.startswith(plugins.EVALUATE):  # a script of this machine, or one of the Hub, which is not looked at
-        script = Path(os.path.expanduser(name.removeprefix(plugins.EVALUATE).partition(":")[0]))
-        scripts = script.glob("*.py") if script.is_dir() else [script] if script.is_file() else []
-        return {script.name: _digest(script) for script in sorted(scripts)}
     return object_contents.of_code(plugins.find(key, name, plugins.GROUP[key], ()))
 
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from llm_fed.audit.audit import audit
-from llm_fed.basics import documents, files
+from llm_fed.basics import documents, files, turns
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.commands import forget as forgetting
 from llm_fed.experiment import run as experiment
@@ -227,7 +227,7 @@ def test_a_run_in_progress_and_one_that_is_not_agreed_to_stay(trained, tmp_path)
 
 
 def after_a_round(patch) -> None:
-    patch.setattr(experiment.LiveReport, "round_ended", kill)
+    patch.setattr(turns, "offer", kill)
 
 
 def before_the_swap(patch) -> None:

@@ -8,9 +8,7 @@ import shutil
 import damage
 import pytest
 
-from llm_fed import open_run
 from llm_fed.basics import checksum
-from llm_fed.eval.report import write_report
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +61,6 @@ def test_a_damaged_value_is_named(damaged, finished, llm_fed, tmp_path, file, ki
     else:
         with pytest.raises(ValueError, match=key.partition(".")[0]):
             records.read_object(path)
-
-
-@pytest.mark.parametrize(
-    ("file", "key"),
-    [("metrics.jsonl", "std"), ("metrics.jsonl", "rules"), ("samples.jsonl", "base"), ("summary.json", "rounds")],
-)
-def test_what_earlier_versions_did_not_write_is_not_needed(damaged, tmp_path, file, key):
-    run = shutil.copytree(damaged.folder / "origins" / "fedmerge", tmp_path / "run")
-    text = (run / file).read_text()
-    lines = [json.loads(line) for line in text.splitlines()] if file.endswith("l") else [json.loads(text)]
-    kept = [{name: value for name, value in line.items() if name not in (key, checksum.KEY)} for line in lines]
-    assert kept != lines
-    (run / file).write_text("".join(json.dumps(line) + "\n" for line in kept))
-    assert write_report(run).stat().st_size > 10_000 and open_run(run).rounds == 2
 
 
 def test_half_of_a_character_in_a_digest_is_a_finding(damaged, llm_fed, tmp_path):

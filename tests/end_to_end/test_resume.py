@@ -23,7 +23,7 @@ METHODS = {
 STOPS_AFTER = {"stopping": 2}
 SECTIONS = {
     "fedlora": {"rounds": ROUNDS + 1},
-    "ca2fl": {"checkpoint": {"keep": 1, "memory_limit": 0.0}},  # no row stays in the RAM
+    "ca2fl": {"checkpoint": {"keep": 1}},
     "stopping": {"rounds": ROUNDS + 1, "stop": {"patience": 1, "min_delta": 100.0}},
 }
 # Where each process is killed, and the round with which the next one says that it continues (None: from the start).
@@ -36,7 +36,7 @@ CHAINS: dict[str, list[tuple[Kill, int | None]]] = {
         (Kill("llm_fed.runs.folder:Run.log_timing"), 3),  # between rounds
     ],
     "ca2fl": [
-        (Kill("os:fsync", match="checkpoints/rows"), None),  # the limit writes a row in the middle of round 1
+        (Kill("os:fsync", match="checkpoints/rows"), None),  # rows are written before the checkpoint of round 1
         (Kill("llm_fed.runs.folder:Run.log_timing"), 2),
         (Kill("llm_fed.runs.rows:RowStore.row", 3), 2),  # the server's memory of round 2 is begun
         (Kill("pathlib:Path.unlink", match="checkpoints/rows"), 2),  # rows that the killed round 2 has left are deleted

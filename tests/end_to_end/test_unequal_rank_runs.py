@@ -84,7 +84,7 @@ def test_a_list_goes_by_the_clients_order(small):
     built = build.prepare(config, Reporter())
     assert {id: site.structure.rank for id, site in built.clients.items()} == RANKS
     assert built.server.structure.rank == 3 and built.server.structures["bob"] == built.clients["bob"].structure
-    assert "of ranks 1 to 3 on" in announce.run_plan(built).structure
+    assert "of ranks 1 to 3 on" in announce.run_plan(built).lines["training"]
     states = [site.initial() for site in built.clients.values()]
     assert all(isinstance(state, State) for state in states) and len({state.layout.size for state in states}) == 3
 

@@ -22,7 +22,7 @@ from llm_fed.engine.fit import fit
 from llm_fed.engine.packing import collate
 from llm_fed.export import peft_folders
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import ExpertWeights, Fit, Gradient, GradientMoments, MeanLosses
+from llm_fed.method.requests import Fit, Gradient, GradientMoments, MeanLosses
 from llm_fed.models.lora import ANCHORS, SCALE, Lora, draw, targets
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import EvalConfig
@@ -176,34 +176,6 @@ def test_mixing_weights_by_hand(base):
     for scale, expected in ((0.5, 0.5 * float(cosine)), (100.0, float(cosine > 0)), (0.0, 0.0)):
         (weights,) = inference.mixing_weights(base, [(mixed(base, scale, [first, second]), x)])
         assert weights.tolist() == pytest.approx([1 - max(0, expected), max(0, expected)], abs=1e-6)
-
-
-def test_weights_of_experts_are_means_over_tokens_and_layers(base):
-    """Of three examples of different lengths under two states: softmax(router @ x) at every real token, by hand."""
-    states, examples = [state(base, ROUTED, k) for k in range(2)], tiny.examples(0, [4, 9, 6])
-    asked = [ExpertWeights("a", ROUTED, states[0], examples[:2]), ExpertWeights("b", ROUTED, states[1], examples[2:])]
-    got = torch.cat(list(Engine(base, EvalConfig()).execute(asked)))
-    for one, example, weights in zip([states[0], states[0], states[1]], examples, got, strict=True):
-        seen: list[Tensor] = []
-
-        def see(module, inputs, output, seen=seen, one=one):
-            name = next(name for name, other in targets(base.model, ROUTED).items() if other is module)
-            seen.append(torch.softmax(inputs[0][0] @ one[f"{name}.router"].T, dim=-1).mean(0))
-
-        # Hooks run in order: `see` looks at the same inputs as the formula, which adds to the outputs.
-        handles = [module.register_forward_hook(see) for module in targets(base.model, ROUTED).values()]
-        with by_the_formula(base.model, ROUTED, one.tensors()):
-            base.model(torch.tensor([example.input_ids]))
-        for handle in handles:
-            handle.remove()
-        torch.testing.assert_close(weights, torch.stack(seen).mean(0), rtol=0, atol=1e-7)
-    assert (got.sum(1) - 1).abs().max() < 1e-6 and got.std(0).min() > 1e-3
-
-
-def test_weights_of_a_mix_are_those_of_each_prompt(base):
-    one, (example,) = mixed(base, 0.5, [[6, 7], [3, 9]]), tiny.examples(3, [7])
-    (got,) = Engine(base, EvalConfig()).execute([ExpertWeights("a", MIXED, one, [example])])
-    torch.testing.assert_close(got, inference.mixing_weights(base, [(one, example.prompt)]))
 
 
 def test_losses_and_gradients_under_a_mix_follow_each_examples_own_weights(base):

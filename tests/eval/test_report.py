@@ -389,17 +389,6 @@ def test_the_data_have_their_name_in_the_title(tmp_path, undrawn):
         assert f"fedmerge on {name} with some/base-3B run run · task files" in page.text
 
 
-def test_how_much_each_expert_counts(tmp_path, undrawn):
-    run = write_run(tmp_path / "run", rounds=5)
-    assert "each expert counts" not in read(run).text
-    line = {"client": "snli", "examples": 7, "mean": {"own": 0.25, "rest": 0.75}, "std": {"own": 0.1, "rest": 0.1}}
-    (run / "experts.jsonl").write_text(json.dumps(line) + "\n")
-    assert "client own rest examples snli 0.25 ± 0.10 0.75 ± 0.10 7" in read(run).text
-    (run / "experts.jsonl").write_text(json.dumps(line | {"std": None}) + "\n")
-    page = read(run)
-    assert "snli 0.25 0.75 7" in page.text and "The weights are the same for all examples" in page.text
-
-
 def test_why_there_are_no_samples(tmp_path, undrawn):
     run = write_run(tmp_path / "run", rounds=5)
     assert "Sample predictions" not in read(run).text

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_images
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from llm_fed.bench import build
 from llm_fed.commands import compare
-from llm_fed.experiment import finish, simulation
+from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
@@ -137,20 +136,6 @@ def test_a_resumed_run_is_as_an_uninterrupted_one(small, tmp_path, monkeypatch, 
     assert scores(tmp_path / "run").count((0, "validation")) == 1
 
 
-def test_a_folder_from_before_continues_with_a_command_that_has_it(small, tmp_path, monkeypatch):
-    """As the quickstart's: its file says `eval.base` now, and a folder that was begun before does not."""
-    before = from_dict(tree(small, eval={"base": False}))
-    with monkeypatch.context() as patch:
-        patch.setattr(simulation, "finish_and_deliver", lambda *_: {})
-        experiment.train(before, tmp_path / "run")
-    saved = tmp_path / "run/config.yaml"
-    old = yaml.safe_load(saved.read_text())
-    assert old["eval"].pop("base") is False
-    saved.write_text(yaml.safe_dump(old))
-    summary = experiment.train(from_dict(tree(small)), tmp_path / "run")
-    assert summary["base"]["split"] == "test" and (0, "validation") not in scores(tmp_path / "run")
-
-
 def test_a_method_that_merges_runs(small, tmp_path):
     summary = experiment.train(
         from_dict(tree(small, rounds=1, method={"name": "potara", "samples": 2})), tmp_path / "r"
@@ -158,24 +143,6 @@ def test_a_method_that_merges_runs(small, tmp_path):
     needed = [json.loads((tmp_path / "r/needs" / name / "summary.json").read_text()) for name in ("fedit", "local")]
     assert [one["base"] for one in needed] == [summary["base"]] * 2
     assert scores(tmp_path / "r")[0] == (0, "test")
-
-
-def test_the_printed_table_has_a_column(small, llm_fed, tmp_path):
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree(small, rounds=1)))
-    said = llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "run")
-    assert said.code == 0 and "round 0 (the base alone): validation rouge1" in said.err
-    head = next(line for line in said.out.splitlines() if "client" in line)
-    assert head.index("base") < head.index("fedit")
-    again = llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "run")
-    assert again.out == said.out
-
-
-def test_the_report_has_a_column(small, tmp_path):
-    experiment.train(from_dict(tree(small, rounds=1)), tmp_path / "run")
-    html = (tmp_path / "run/report.html").read_text()
-    assert '<th scope="col">base</th>' in html and "<dt>the base alone</dt>" in html
-    experiment.train(from_dict(tree(small, rounds=1, eval={"base": False})), tmp_path / "other")
-    assert "base</th>" not in (tmp_path / "other/report.html").read_text()
 
 
 def test_a_comparison_has_a_line(small, tmp_path, monkeypatch):
@@ -190,22 +157,3 @@ def test_a_comparison_has_a_line(small, tmp_path, monkeypatch):
     assert base.client("ada")
     assert (tmp_path / "out/table.csv").read_text().splitlines()[1].startswith("base,,1,")
     assert json.loads((tmp_path / "out/table.json").read_text())["base"]["label"] == "base"
-
-
-def test_a_comparison_from_before_is_taken_over(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "_drawn", lambda table, out, split: {})
-    section = {"seeds": [0], "rows": {"one": ["method=local"]}}
-    for base in (False, True):
-        (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree(small, rounds=1, eval={"base": base}, compare=section)))
-        table = compare.compare(tmp_path / "c.yaml", out=tmp_path / "out")
-        assert not table.baselines["base"][0].results and len(table.rows[0].results) == 1
-        assert "| base | - | - |" in table.as_markdown()
-    assert len(list(tmp_path.glob("out/*/metrics.jsonl"))) == 1
-
-
-def test_the_head_of_an_image_model_knows_nothing_so_it_has_no_base(small, tmp_path):
-    path = tiny_images.npz(tmp_path / "a.npz", train=24, test=12)
-    summary = experiment.train(from_dict(tiny_images.tree(path, eval={"base": True})), tmp_path / "run")
-    assert "base" not in summary and all(
-        line.get("round") != 0 or line["kind"] == "rule" for line in lines(tmp_path / "run")
-    )

@@ -12,7 +12,7 @@ from rich.console import Console
 from llm_fed.bench import build
 from llm_fed.commands import compare
 from llm_fed.commands.api import open_run
-from llm_fed.experiment import finish, simulation
+from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -123,14 +123,6 @@ def test_the_report_has_both(small, tmp_path):
         assert part in page
 
 
-def test_an_unfinished_run_of_before_continues(small, tmp_path, monkeypatch, scored_bases):
-    with monkeypatch.context() as patch:
-        patch.setattr(simulation, "finish_and_deliver", lambda *_: {})
-        experiment.train(from_dict(small.tree(rounds=2, eval={"base": False})), tmp_path / "run")
-    experiment.train(from_dict(small.tree(rounds=2, eval={"base": False})), tmp_path / "run")
-    assert scored_bases == [] and ("rule", 0, "test") in kinds(tmp_path / "run")
-
-
 def test_under_privacy_there_is_no_rule(small, tmp_path):
     """It is made of training answers without noise."""
     private = small.tree(rounds=1, privacy={"clip": 1.0, "noise": 1.0}, participation=1.0)
@@ -149,16 +141,6 @@ def test_where_the_server_is_tested_the_rule_is_made_of_all_clients_answers(smal
     config = small.tree(rounds=1, method={"name": "fedit"}, task={"server": {"test": True, "examples": 0}})
     summary = experiment.train(from_dict(config), tmp_path / "run")
     assert list(summary["rule"]["clients"]) == ["server"] and 0 < summary["rule"]["mean"] < 100
-
-
-def test_another_metric_is_scored_anew(small, tmp_path):
-    """A finished run that goes on with another metric has its base and its rule by this one, also where both are
-    tested during training."""
-    first = small.tree(rounds=1, eval={"during": "test", "base": True})
-    experiment.train(from_dict(first), tmp_path / "run")
-    again = small.tree(rounds=2, eval={"during": "test", "base": True, "metric": "exact_match"})
-    summary = experiment.train(from_dict(again), tmp_path / "run")
-    assert {summary[what]["metric"] for what in ("base", "rule", "scores")} == {"exact_match"}
 
 
 def test_a_long_comparison_says_how_long_the_other_runs_will_take(small, llm_fed, tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 
 from llm_fed import load_client
 from llm_fed.bench import build
-from llm_fed.commands import doctor
 from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.evaluate import evaluate_run
 from llm_fed.experiment import run as experiment
@@ -100,23 +99,6 @@ def test_it_is_the_default_is_said_and_lies_in_the_environment(small, llm_fed, t
     llm_fed(*run, "base.dtype=bfloat16").assert_refused(refused)
 
 
-def test_an_old_run_continues_in_the_dtype_that_was_the_default_then(small, tmp_path, interrupted, capsys):
-    """Its configuration names bfloat16, its environment.json no dtype, and the same command today `auto`."""
-    before, now = (from_dict(small.tree(rounds=2, base={"dtype": dtype})) for dtype in ("bfloat16", "auto"))
-    experiment.train(before, tmp_path / "whole")
-    interrupted(before, tmp_path / "run")
-    environment = tmp_path / "run/environment.json"
-    recorded = json.loads(environment.read_text())
-    environment.write_text(
-        json.dumps({key: value for key, value in recorded.items() if key not in ("dtype", "checksum")})
-    )
-    experiment.train(now, tmp_path / "run")
-    assert "computing in bfloat16, as when this run began" in capsys.readouterr().err
-    assert_equal(tmp_path / "run", tmp_path / "whole")
-    experiment.train(now, tmp_path / "new")
-    assert (tmp_path / "new/metrics.jsonl").read_bytes() != (tmp_path / "whole/metrics.jsonl").read_bytes()
-
-
 def test_a_run_keeps_its_dtype_on_another_machine(small, tmp_path, interrupted, monkeypatch):
     config = from_dict(small.tree(rounds=2, base=AUTO))
     experiment.train(config, tmp_path / "whole")
@@ -202,12 +184,6 @@ def test_the_ranks_of_a_launch_are_told(small, tmp_path, monkeypatch):
 def test_a_library_call_takes_auto_too(small, finished):
     personal = load_client(finished / "adapters/ada", str(small.base), dtype="auto")
     assert personal.base.dtype == torch.float32 and personal.base.autocast is None
-
-
-def test_the_doctor_says_it(monkeypatch):
-    for has_it, said in ((None, "emulated on this device, so slow"), (True, "computed by this device")):
-        monkeypatch.setattr(speed, "computes_in_bfloat16", lambda has_it=has_it: has_it)
-        assert doctor._dtypes() == f"bfloat16 is {said}; base.dtype=auto chooses float32 here"
 
 
 @pytest.mark.parametrize(("threads", "load", "named"), [(2, 9.0, True), (1, 9.0, False), (2, 3.9, False)])

@@ -1,4 +1,4 @@
-"""The report of a run while it goes on: written by the run itself, or beside it by `llm-fed report`."""
+"""The report of a run while it goes on, and Ctrl-C: in processes of their own."""
 
 import json
 import os
@@ -11,46 +11,6 @@ import time
 import pytest
 
 from llm_fed.eval.report import write_report
-from llm_fed.experiment import run
-from llm_fed.experiment.run import LiveReport
-
-
-def test_a_run_writes_it_seldom(finished, tmp_path, monkeypatch):
-    """Every minute at most, and at most a fiftieth of the time."""
-    now, wrote, said = [0.0], [], []
-
-    def write(folder, *, goes_on):
-        wrote.append(now[0])
-        now[0] += 3.0  # it takes so long
-        assert goes_on
-
-    monkeypatch.setattr(run, "write_report", write)
-    report = LiveReport(tmp_path, said.append, clock=lambda: now[0])
-    for second in range(1, 400):
-        now[0] = max(now[0], float(second))
-        report.round_ended()
-    assert wrote == [60.0, 213.0, 366.0]  # 63 + 150, 216 + 150
-
-    def fail(folder, *, goes_on):
-        raise ValueError("no disk")
-
-    monkeypatch.setattr(run, "write_report", fail)
-    for second in (1000.0, 2000.0):
-        now[0] = second
-        report.round_ended()
-    assert said == ["the report is not written while the run goes on: no disk"]
-
-
-def test_the_page_of_a_run_that_goes_on_loads_itself_again(finished, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(finished, folder)
-    assert "data-refresh" not in write_report(folder).read_text()
-    (folder / "summary.json").unlink()
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    upto = next(n for n, line in enumerate(lines) if json.loads(line)["kind"] == "round")
-    (folder / "metrics.jsonl").write_text("".join(lines[: upto + 1]))
-    page = write_report(folder, goes_on=True).read_text()
-    assert '<body data-refresh="30">' in page and "This page loads itself again every 30 seconds." in page
 
 
 def test_the_command_writes_it_anew_and_refuses_what_is_no_run(finished, tmp_path, llm_fed):
@@ -63,7 +23,7 @@ def test_the_command_writes_it_anew_and_refuses_what_is_no_run(finished, tmp_pat
     assert (folder / "report.html").read_bytes() == before
     llm_fed("report", f"{folder}@2").assert_refused("a report is of all rounds of a run; give ", "run\n")
     (folder / "summary.json").unlink()
-    assert llm_fed("report", folder).code == 0 and "data-refresh" in (folder / "report.html").read_text()
+    assert llm_fed("report", folder).code == 0 and (folder / "report.html").stat().st_size > 10_000
     (tmp_path / "other").mkdir()
     llm_fed("report", tmp_path / "other").assert_refused("is not the folder of a run: it has no config.yaml")
     (tmp_path / "other/table.json").write_text("{}")

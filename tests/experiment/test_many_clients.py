@@ -6,8 +6,6 @@ import json
 from collections import Counter
 from pathlib import Path
 
-import pytest
-import yaml
 from rich.console import Console
 
 from llm_fed.basics import documents, files
@@ -17,8 +15,6 @@ from llm_fed.kinds import encoding
 from llm_fed.method.requests import Query
 from llm_fed.models.base import Base
 from llm_fed.rows import Row
-from llm_fed.runs.reading import read_config
-from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
 from llm_fed.tasks.common import Encoded
@@ -55,7 +51,6 @@ def test_the_start_holds_no_tokens(small, tmp_path):
     """Of 700 clients with 1,400 rows none is encoded afterwards; what was made is kept."""
     clients, before = 700, held()
     built = build.prepare(config_of(tmp_path, small.base, clients), quiet())
-    announce.ahead(built)
     announce.run_plan(built)
     assert len(built.clients) == clients and held() < before + 10
     site = built.clients["c7"]
@@ -92,20 +87,6 @@ def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeyp
     assert one["Base.draw"] == other["Base.draw"] > 0
     assert 0 < other["llm_fed.basics.documents.read"] <= one["llm_fed.basics.documents.read"] + 2 < 10
     assert (one["llm_fed.basics.files._syncfs"], other["llm_fed.basics.files._syncfs"]) == (1, 1)
-
-
-def test_each_card_has_its_own_scores_and_the_runs_configuration(small, tmp_path):
-    config = config_of(tmp_path, small.base, 3, "participation=1.0")
-    run.train(config, tmp_path / "run", reporter=quiet())
-    scores = next(line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "score")["clients"]
-    for client in ("c0", "c1", "c2"):
-        card = (tmp_path / f"run/adapters/{client}/README.md").read_text()
-        front = yaml.safe_load(card.split("---")[1])
-        (result,) = front["model-index"][0]["results"]
-        assert front["model-index"][0]["name"] == f"fedit-{client}"
-        assert result["metrics"][0]["value"] == pytest.approx(scores[client], abs=0.005)
-        settings = yaml.safe_load(card.split("```yaml")[1].split("```")[0])
-        assert settings["task"]["path"] == "3.jsonl" and settings["rounds"] == read_config(tmp_path / "run").rounds
 
 
 def test_what_was_encoded_long_ago_is_encoded_again(small, tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
 """The loss beside each score: of the same examples under the same personal model, whatever a client's model is."""
 
-import io
 import json
-import math
 from pathlib import Path
 
 import every
@@ -104,47 +102,3 @@ def test_answers_that_training_would_not_see_have_no_loss(small, tmp_path):
     scores = run.train(config, tmp_path / "run")["scores"]
     assert set(scores["clients"]) == {"ada", "bob", "cyd"} and set(scores["losses"]) == {"ada", "cyd"}
     assert scores["loss"] == pytest.approx((scores["losses"]["ada"] + scores["losses"]["cyd"]) / 2)
-
-
-def test_the_terminal_and_the_trackers_have_the_loss():
-    shown, tracked = io.StringIO(), {}
-    reporter = Reporter(Console(file=shown, soft_wrap=True))
-    reporter._track = lambda values, round: tracked.update(values)  # type: ignore[method-assign]
-    line = {"kind": "score", "round": 3, "split": "validation", "metric": "rouge1", "clients": {"a": 5.0, "b": 7.0},
-            "mean": 6.0, "std": 1.0, "worst_half": 5.0, "loss": 1.25, "losses": {"a": 1.0, "b": 1.5}}  # fmt: skip
-    reporter.record(line)
-    assert "validation rouge1 6.00 (std 1.00 over clients, worst half 5.00), loss 1.2500" in shown.getvalue()
-    assert tracked["validation/loss"] == 1.25 and tracked["validation/client_losses/b"] == 1.5
-    tracked.clear()
-    reporter.record(line | {"loss": None, "losses": {"a": 1.0, "b": None}})
-    assert shown.getvalue().splitlines()[1].endswith("worst half 5.00)")
-    assert "validation/loss" not in tracked and set(tracked) & {"validation/client_losses/b"} == set()
-    assert all(math.isfinite(value) for value in tracked.values())
-
-
-def test_eval_prints_the_losses_as_json(finished, llm_fed):
-    said = llm_fed("eval", finished, "--json")
-    found = json.loads(said.out)
-    recorded = score_lines(finished)[-1]
-    assert found["losses"] == pytest.approx(recorded["losses"], rel=1e-4)
-    assert found["loss"] == pytest.approx(recorded["loss"], rel=1e-4)
-
-
-def test_the_quickstart_draws_the_weights_of_the_round_that_it_scores(tmp_path, monkeypatch):
-    from llm_fed.commands import quickstart
-
-    def train(config, folder, **_):
-        folder.mkdir(parents=True)
-        lines = [
-            {"kind": "server", "round": n, "weights": {"clients": ["a-1"], "values": [[n / 4, 1 - n / 4]]}}
-            for n in (1, 2, 3)
-        ]
-        (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return {"round": 2, "scores": {}}
-
-    drawn = []
-    monkeypatch.setattr(quickstart.experiment, "train", train)
-    monkeypatch.setattr(quickstart.synthetic, "group", lambda client: 0)
-    monkeypatch.setattr(quickstart, "plot_weights", lambda path, clients, values, **_: drawn.append(values))
-    quickstart.run(tmp_path, 0)
-    assert drawn == [[[0.5, 0.5]]]

@@ -193,17 +193,6 @@ def test_the_setting_of_another_scaling_is_named(small, origins, tmp_path, flag,
     assert made.server.initial().equal(peft_folders.read(folder, made.base)[0])
 
 
-def test_a_start_from_a_base_in_another_precision_is_said(small, origins, tmp_path, capsys):
-    prepared(small, origins["fedit"] / "adapters/ada", "fedit")
-    assert "they were trained on" not in capsys.readouterr().err
-    folder = stranger(origins["fedit"] / "adapters/ada", tmp_path / "ada")
-    path = folder / "prompt.json"
-    values = {key: value for key, value in json.loads(path.read_text()).items() if key != "checksum"}
-    path.write_text(json.dumps(values | {"base": values["base"] | {"quantization": "nf4"}}))
-    prepared(small, folder, "fedit")
-    assert "they were trained on the base in nf4, and here it is in full precision" in capsys.readouterr().err
-
-
 def stranger(adapter: Path, target: Path, **settings: Any) -> Path:
     """A copy of an adapter as another program has written it: without a checksum, and with other settings."""
     shutil.copytree(adapter, target)

@@ -43,7 +43,7 @@ class Told(Reporter):
         self.notes: list[str] = []
         self._at = at
 
-    def note(self, text: str, *, lasting: bool = False) -> None:
+    def note(self, text: str) -> None:
         self.notes.append(text)
 
     def record(self, record: Any) -> None:

@@ -101,30 +101,6 @@ def test_where_nothing_is_wrong_there_is_no_warning(tree, tmp_path):
     assert kinds["below-local"]["figures"]["ada"]["local"] == pytest.approx(local["scores"]["clients"]["ada"], rel=1e-5)
 
 
-def test_a_local_run_that_comes_later_is_compared_with(tree, tmp_path, llm_fed):
-    """By the same command; with other rounds, too, as in the comparison that `init` writes."""
-    asked, out = from_dict(tree(method={"name": f"{__name__}:Exchanged"})), tmp_path / "run"
-    done = experiment.train(asked, out)
-    assert "given again, then compares the two" in done["unchecked"][0]
-    assert experiment.train(asked, out) == done
-    local = experiment.train(from_dict(tree(rounds=2, local={"steps": 12})), tmp_path / "local")
-    again = experiment.train(asked, out)
-    assert "unchecked" not in again and again["scores"] == done["scores"]
-    by_kind = {warned["kind"]: warned for warned in again["warnings"]}
-    below = by_kind.pop("below-local")
-    assert [*by_kind.values()] == done["warnings"]
-    assert below["figures"]["ada"]["local"] == pytest.approx(local["scores"]["clients"]["ada"], rel=1e-5)
-    assert experiment.train(asked, out) == again
-    assert json.loads((out / "warnings.json").read_text())["warnings"] == again["warnings"]
-    assert "Worse than the model that the client trains alone" in (out / "report.html").read_text()
-    cards = {id: (out / "adapters" / id / "README.md").read_text() for id in small_run.CLIENTS}
-    assert cards["ada"].count("## Warnings") == 1 and "trains alone (local): " in cards["ada"]
-    assert "## Warnings" not in cards["cyd"] and "## Configuration of the run" in cards["ada"]
-    experiment.train(from_dict(tree(method={"name": f"{__name__}:Exchanged"})), tmp_path / "beside")
-    written = [(folder / "adapters/ada/README.md").read_text() for folder in (out, tmp_path / "beside")]
-    assert written[0] == written[1]  # as if local had been there before
-
-
 def test_in_a_comparison_local_may_come_last(tree, tmp_path, llm_fed):
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree()))
     words = (tmp_path / "c.yaml", "--methods", f"{__name__}:Exchanged,local", "--out", tmp_path / "table")

@@ -1,7 +1,6 @@
 """digests.jsonl: a run that dies at any write ends with the same file, and a run of an older version begins one."""
 
 import json
-import os
 import shutil
 
 import pytest
@@ -9,55 +8,13 @@ import toy_rounds
 
 from llm_fed.basics.errors import RunError
 from llm_fed.runs import digests
-from llm_fed.runs.folder import Run
 from llm_fed.scoring.scores import summarize
-
-
-class Death(KeyboardInterrupt):
-    """The process ends here, as far as the run can tell."""
 
 
 def go(folder, rounds=3, **options):
     return toy_rounds.go(
         folder, rounds=rounds, evaluate=lambda messages, split: summarize("m", dict.fromkeys(messages, 1.0)), **options
     )
-
-
-def dies(folder, at, patch):
-    """A run that dies at its `at`-th step to the disk: before a line or a whole file is written, with half of it
-    written, or before something is made safe, renamed, cut or deleted. Whether it died."""
-    steps = 0
-
-    def step():
-        nonlocal steps
-        steps += 1
-        if steps == at:
-            raise Death
-
-    def append(self, path, record):
-        step()
-        line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
-        with open(path, "ab", buffering=0) as file:
-            file.write(line[: len(line) // 2])
-            step()
-            file.write(line[len(line) // 2 :])
-
-    def before(real):
-        def call(*args, **options):
-            step()
-            return real(*args, **options)
-
-        return call
-
-    with patch.context() as patch:
-        patch.setattr(Run, "_append", append)
-        for module, name in ((os, "fsync"), (os, "replace"), (os, "truncate"), (shutil, "rmtree")):
-            patch.setattr(module, name, before(getattr(module, name)))
-        try:
-            go(folder, rounds=2)
-        except Death:
-            return True
-    return False
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import equal_runs
-import every
 import network
 import pytest
 import toy
@@ -48,12 +47,6 @@ TOYS: dict[str, tuple[list[int], Any, dict[str, Any]]] = {
     "state of the server": ([4, 8], FedMerge(num_models=3), {"eval": {"every": 3}}),
     "state of the clients": ([4, 8], FedSA(), {"eval": {"every": 3}}),
     "a late step": ([4, 8], FedBuff(buffer=2), {"eval": {"every": 3}}),
-} | {
-    f"the best of the last {number}, scored every {every}": (
-        [3, 4, 5, 8], FedIT(), {"eval": {"every": every, "of_last": number}, "checkpoint": {"keep": 1}}
-    )
-    for number in (1, 2, 3, 4, 5)
-    for every in (1, 2, 3)
 }  # fmt: skip
 # Of two rounds `fedlora` trains both together, of four three.
 CASES: dict[str, dict[str, Any]] = {
@@ -154,16 +147,6 @@ def test_an_extended_run_equals_the_longer_one(small, tmp_path, case):
     assert not any("learning rate" in note for note in said)
     assert results(tmp_path / "short") == results(tmp_path / "long")
     assert checkpoint(tmp_path / "short") == checkpoint(tmp_path / "long")
-
-
-def test_the_search_among_the_last_goes_back_where_it_must(tmp_path):
-    """Of 4 rounds the last three counted, and 2 was the best of them. Of 5 rounds 3 to 5 count: 3 is the best so far
-    and has no checkpoint, so training goes on from round 2."""
-    settings = {"eval": {"every": 1, "of_last": 3}, "checkpoint": {"keep": 1}}
-    toy_run(tmp_path, 4, FedIT(), **settings)
-    assert Checkpoints(tmp_path / "checkpoints").rounds() == [2, 4]
-    toy_run(tmp_path, 5, FedIT(), **settings)
-    assert [x["round"] for x in timed_rounds(tmp_path)] == [1, 2, 3, 4, 3, 4, 5]
 
 
 def test_an_unfinished_run_is_extended_or_cut_short(small, tmp_path, monkeypatch):
@@ -278,41 +261,6 @@ def test_a_finished_run_stays_complete_where_only_what_comes_during_training_cha
         assert results(pair / "long") == before
 
 
-def test_another_metric_of_a_finished_run_is_refused_unless_it_goes_on(small, pair, tmp_path, llm_fed):
-    """Its exported adapters are those of a round that another metric chose; `eval` scores them without a change."""
-    run = tmp_path / "run"
-    shutil.copytree(pair / "short", run)
-    config = small.config(tmp_path / "c.yaml", rounds=2, local=CONSTANT, eval={"every": 3, "metric": "rougeL"})
-    llm_fed("run", config, "--out", run).assert_refused(
-        "is complete", "eval.metric: 'rouge1' -> 'rougeL'", "llm-fed eval"
-    )
-    assert results(run) == results(pair / "short")
-
-
-ANOTHER = [{"metric": "rougeL"}, {"limit": 1}, {"max_new_tokens": 2}, {"during": "test"}]
-
-
-@pytest.mark.parametrize("changed", every.quick(ANOTHER, [{"limit": 1}, {"during": "test"}]), ids=str)
-def test_scores_of_another_kind_start_the_search_anew(small, tmp_path, changed, monkeypatch):
-    """Round 2 had the best score, 99; no later one comes near, but it was another kind of score."""
-    first = {"every": 1, "base": "auto"}
-    with monkeypatch.context() as patch:
-        _scores(patch, {1: 10.0, 2: 99.0, 3: 20.0})
-        train(small, tmp_path / "run", 3, eval=first)
-    assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 2
-    _scores(monkeypatch, {3: 5.0, 4: 8.0, 5: 7.0})
-    said = train(small, tmp_path / "run", 5, eval=first | changed)
-    assert any("the search for the best round starts again" in note for note in said)
-    assert json.loads((tmp_path / "run/summary.json").read_text())["round"] == 4
-    lines = read_records(tmp_path / "run/metrics.jsonl")
-    (anew,) = (place for place, line in enumerate(lines) if line["kind"] == "search anew")
-    scored = [(line["round"], line["mean"]) for line in lines[:anew] if line["kind"] == "score" and line["round"]]
-    assert scored == [(1, 10.0), (2, 99.0), (3, 20.0)]  # they stay
-    split = changed.get("during", "validation")
-    scored = [(x["round"], x["split"], x["mean"]) for x in lines[anew:] if x["kind"] == "score" and x["round"]]
-    assert scored[:-1] == [(3, split, 5.0), (4, split, 8.0), (5, split, 7.0)] and scored[-1][:2] == (4, "test")
-
-
 def _scores(patch: Any, means: dict[int, float]) -> None:
     """What is scored during training has these means, by round."""
     plain = build.evaluate
@@ -359,6 +307,10 @@ def test_what_may_not_change_is_still_refused(small, pair, llm_fed):
     llm_fed("run", config, "--out", pair / "long").assert_refused(
         "another configuration (local.steps: 1 -> 3)", "rounds, eval.every", "--fresh"
     )
+    last = small.config(pair / "last.yaml", rounds=9, local=CONSTANT, eval={"every": 3, "of_last": 2})
+    llm_fed("run", last, "--out", pair / "long").assert_refused("eval.of_last: None -> 2")
+    words = ("eval.metric=rougeL", "local.steps=1")
+    llm_fed("run", config, *words, "--out", pair / "long").assert_refused("eval.metric: 'rouge1' -> 'rougeL'")
 
 
 def test_a_run_over_a_network_is_extended_alike(small, tmp_path, quick):

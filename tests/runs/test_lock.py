@@ -51,7 +51,7 @@ def taken(folder: Path, note=pytest.fail) -> Lock:
 
 @pytest.mark.parametrize("code", CODES)
 def test_a_second_process_is_kept_out_and_told_by_whom(tmp_path, disk, code):
-    """Once the first is killed the lock is there at once, and who had it stays known until that was said."""
+    """Once the first is killed the lock is there at once."""
     held = [sys.executable, "-c", HOLD.format(folder=str(tmp_path), code=code)]
     with subprocess.Popen(held, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -62,11 +62,6 @@ def test_a_second_process_is_kept_out_and_told_by_whom(tmp_path, disk, code):
         finally:
             process.kill()
     taken(tmp_path).release()
-    own = taken(tmp_path)
-    assert own.left.startswith(f"{process.pid} on ")
-    own.forget_left()
-    own.release()
-    assert not taken(tmp_path).left
     assert {path.name for path in tmp_path.iterdir()} <= {".lock", ".lock.lease", ".lock.holder"}
 
 
@@ -110,7 +105,6 @@ def test_a_process_of_another_machine_is_watched(tmp_path, disk, monkeypatch):
     assert isinstance(other._lock, filelock.SoftFileLease)
     other._lock._stop_heartbeat()  # as if its machine had stopped
     own = taken(tmp_path, said.append)
-    assert own.left == "12 on node7, since 2026"
     own.check()
     other._lock._report_compromise(other._lock._claim, "owner-changed", None, str(other._lock.token))
     with pytest.raises(RunError, match="another process has taken .* over"):

@@ -1,4 +1,4 @@
-"""Progress in a notebook is one line that is replaced; nothing is printed beside it. IPython is a stand-in here."""
+"""In a notebook progress is lines, as in a log file, and a result shows itself as a table."""
 
 import sys
 import types
@@ -7,63 +7,16 @@ import pytest
 
 from llm_fed.basics import terminal
 from llm_fed.commands.api import open_run
-from llm_fed.experiment import run as experiment
 from llm_fed.runs.tracking import Reporter
-from llm_fed.settings import configfile
 
 
-class Handle:
-    def __init__(self, shown: list):
-        self.shown = shown
-
-    def update(self, bundle, raw):
-        self.shown.append(bundle)
-
-
-@pytest.fixture
-def shown(monkeypatch) -> list:
-    """What a cell has shown so far: each a bundle that has replaced the one before."""
-    bundles: list = []
-    calls: list = []
-
-    def display(bundle, raw, display_id):
-        calls.append(bundle)
-        assert raw and display_id and len(calls) == 1  # one place, which is updated
-        bundles.append(bundle)
-        return Handle(bundles)
-
-    shell, module = types.SimpleNamespace(kernel=object()), types.SimpleNamespace(display=display)
-    ipython = types.SimpleNamespace(version_info=(9, 0), get_ipython=lambda: shell, display=module)
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    return bundles
-
-
-def test_only_a_kernel_is_a_notebook(monkeypatch):
+@pytest.mark.parametrize(("shell", "is_one"), [(types.SimpleNamespace(kernel=object()), True), (object(), False)])
+def test_only_a_kernel_is_a_notebook_and_no_bar_moves_there(monkeypatch, shell, is_one):
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0)))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what a kernel writes to may call itself a terminal
+    assert terminal.in_notebook() is is_one and Reporter().console.is_terminal is not is_one
     monkeypatch.setitem(sys.modules, "IPython", None)
-    assert terminal.display_of_notebook() is None
-    in_terminal = types.SimpleNamespace(get_ipython=lambda: object())
-    monkeypatch.setitem(sys.modules, "IPython", in_terminal)
-    assert terminal.display_of_notebook() is None
-
-
-def test_a_run_is_one_line(small, tmp_path, shown, capfd):
-    reporter = Reporter(interval=0.01)
-    experiment.train(configfile.from_dict(small.as_usual().tree(rounds=2)), tmp_path / "run", reporter=reporter)
-    said = capfd.readouterr()
-    assert said.out == "" and "round" not in said.err  # but what transformers says when it loads
-    assert not reporter.console.is_terminal  # though the stream of a kernel may say that it is one
-    assert all(bundle["text/plain"].count("\n") == 0 for bundle in shown)
-    log = shown[-1]["text/html"]
-    assert log.startswith("<details><summary>") and "clients    3" in log and "round 2/2: loss" in log
-
-
-def test_what_went_wrong_stays_to_be_seen(shown):
-    reporter = Reporter()
-    event = {"kind": "event", "round": 1, "client": "<b>", "event": "client failed", "reason": "no room"}
-    reporter.record(event)
-    reporter.note("round 2/2")
-    assert shown[-1]["text/plain"] == "round 1: <b>: client failed: no room\nround 2/2"
-    assert shown[-1]["text/html"].startswith("<div>round 1: &lt;b&gt;: client failed: no room</div><details>")
+    assert not terminal.in_notebook()
 
 
 def test_a_result_shows_itself(finished):

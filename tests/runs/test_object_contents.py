@@ -84,36 +84,16 @@ def compiled(text: str) -> Any:
     return module.metric
 
 
-def of_global(give: Any) -> Any:
-    return compiled(f"GIVE = {give!r}\ndef metric(): return GIVE")
-
-
-def of_called(give: Any) -> Any:
-    return compiled(f"def inner(): return {give!r}\ndef outer(): return inner()\ndef metric(): return outer()")
-
-
-def of_called_within(give: Any) -> Any:
-    return compiled(f"def inner(): return {give!r}\ndef metric(): return [inner() for _ in range(3)]")
-
-
-def of_class_attribute(give: Any) -> Any:
-    return compiled(f"class A: give = {give!r}\nclass B(A): pass\ndef metric(): return B().give")
-
-
-def of_property(give: Any) -> Any:
-    return compiled(f"class A:\n  @property\n  def give(self): return {give!r}\nmetric = A()")
-
-
-def of_static(give: Any) -> Any:
-    return compiled(f"class A:\n  @staticmethod\n  def give(): return {give!r}\nmetric = A")
-
-
-def of_cached(give: Any) -> Any:
-    return compiled(f"import functools\n@functools.lru_cache\ndef metric(): return {give!r}")
-
-
-def of_wrapped(give: Any) -> Any:
-    return functools.wraps(const)(closed(give))
+# Modules whose `metric` depends on {0} in one way each.
+SOURCES = (
+    "GIVE = {0}\ndef metric(): return GIVE",
+    "def inner(): return {0}\ndef outer(): return inner()\ndef metric(): return outer()",
+    "def inner(): return {0}\ndef metric(): return [inner() for _ in range(3)]",
+    "class A: give = {0}\nclass B(A): pass\ndef metric(): return B().give",
+    "class A:\n  @property\n  def give(self): return {0}\nmetric = A()",
+    "class A:\n  @staticmethod\n  def give(): return {0}\nmetric = A",
+    "import functools\n@functools.lru_cache\ndef metric(): return {0}",
+)
 
 
 def with_attribute(give: Any) -> Any:
@@ -122,26 +102,10 @@ def with_attribute(give: Any) -> Any:
     return metric
 
 
-def bound(give: Any) -> Any:
-    return Share(give).__call__
-
-
-def nested(give: Any) -> Any:
-    return closed(closed(Share({"a": [give]})))
-
-
 def cyclic(give: Any) -> Any:
     own = Share(give)
     own.me = own  # type: ignore[attr-defined]
     return own
-
-
-def tensor(give: int) -> Any:
-    return closed(torch.full((2, 3), float(give)))
-
-
-def strided(give: int) -> Any:
-    return closed(torch.full((4, 3), float(give)).t()[:, ::2])
 
 
 MAKERS = [
@@ -155,20 +119,14 @@ MAKERS = [
     closed,
     default,
     keyword,
-    of_global,
-    of_called,
-    of_called_within,
-    of_class_attribute,
-    of_property,
-    of_static,
-    of_cached,
-    of_wrapped,
+    *(lambda give, source=source: compiled(source.format(give)) for source in SOURCES),
+    lambda give: functools.wraps(const)(closed(give)),
     with_attribute,
-    bound,
-    nested,
+    lambda give: Share(give).__call__,
+    lambda give: closed(closed(Share({"a": [give]}))),
     cyclic,
-    tensor,
-    strided,
+    lambda give: closed(torch.full((2, 3), float(give))),
+    lambda give: closed(torch.full((4, 3), float(give)).t()[:, ::2]),
     lambda give: closed(np.full(3, give)),
     lambda give: closed(np.array([give, "a"], object)),
     lambda give: closed(pd.DataFrame({"a": [give, 2]})),

@@ -6,7 +6,6 @@ import itertools
 import re
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 import tiny_images
@@ -14,11 +13,10 @@ from rich.console import Console
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError
-from llm_fed.bench import build
 from llm_fed.engine import fit
-from llm_fed.experiment import announce, finish, run
+from llm_fed.experiment import finish, run
 from llm_fed.kinds import language
-from llm_fed.runs.pace import Ahead, Pace, duration
+from llm_fed.runs.pace import Pace, duration
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
@@ -33,92 +31,44 @@ class Clock:
         return self.now
 
 
-def ahead(rounds: int = 10, every: int = 5) -> Ahead:
-    """Four clients of five steps each in every round; scores are 40 answers, the test 80."""
-    due = lambda round: round == rounds or round % every == 0  # noqa: E731
-    return Ahead(rounds, lambda round: 20.0, due, {"evaluate": 40, "test": 80})
-
-
-def simulated(clock: Clock, rounds: int, step: float, answer: float, every: int = 5, side_by_side: int = 4, jitter=()):
-    """Play a run in which a client step takes `step` seconds and an answer `answer`; yields (event, pace) after
-    each of them."""
-    pace = Pace(ahead(rounds, every), clock)
-    factors = list(jitter) or [1.0]
-    for round in range(1, rounds + 1):
-        slow = factors[round % len(factors)]
+def rounds(clock: Clock, number: int, seconds: float, of: int = 10, first: int = 1, at_once: int = 4):
+    """Rounds of four clients' five steps, each of which ends after so many seconds; the pace after each step."""
+    pace = Pace(of, clock)
+    for round in range(first, first + number):
         pace.round(round)
         pace.begin("local")
-        for _ in range(4 // side_by_side):
-            for number in range(1, 6):
-                clock.now += step * side_by_side * slow
-                pace.step(number, 5, side_by_side, 5 * side_by_side, 1.25)
-                yield "step", pace
+        for _ in range(4 // at_once):
+            for step in range(1, 6):
+                clock.now += seconds * at_once / 20
+                pace.step(step, 5, at_once, 5 * at_once, 1.25)
+                yield pace
         pace.end("local")
-        if pace.ahead.scored(round):
-            yield from scored(clock, pace, "evaluate", 40, answer)
+        pace.trained(1.25)
         pace.round_ended()
-        yield "round", pace
-    yield from scored(clock, pace, "test", 80, answer)
 
 
-def scored(clock: Clock, pace: Pace, part: str, answers: int, answer: float):
-    pace.begin(part)
-    for _ in range(answers // 10):
-        clock.now += 10 * answer
-        pace.answered(10)
-        yield "answers", pace
-    pace.end(part)
-
-
-@pytest.mark.parametrize("side_by_side", [4, 1])
-@pytest.mark.parametrize("jitter", [(), (0.5, 1.5)])
-def test_the_estimate_is_right_within_a_factor(side_by_side, jitter):
-    """Ten rounds of 20 client steps at 3 s are 600 s, two scores and the test, 160 answers at 2 s, 320 s. Until the
-    first score the time of answers is unknown, and that is said."""
+@pytest.mark.parametrize("at_once", [4, 1])
+@pytest.mark.parametrize("first", [1, 8])
+def test_the_estimate_is_that_of_this_sessions_rounds(at_once, first):
+    """Of 60 s each; until the first has ended nothing is known, as where a run goes on after seven others."""
     clock = Clock()
-    seen = [
-        (clock.now, event, pace.seconds_left, pace.left())
-        for event, pace in simulated(clock, 10, 3.0, 2.0, side_by_side=side_by_side, jitter=jitter)
-    ]
-    end, unknown = clock.now, 0
-    assert end - 1000 == pytest.approx(920)
-    for now, event, left, words in seen:
-        actual = end - now
-        if "scores not counted" in words:
-            unknown += 1
-            actual -= 320
-        if jitter:  # a round takes half as long as the mean, or half as long again
-            assert actual / 2 - 60 <= left <= 2 * actual + 60, (now, event)
-        else:
-            assert left == pytest.approx(actual, abs=1e-6), (now, event)
-    assert 0 < unknown < len(seen) / 2 and seen[0][3].startswith("about ")
-
-
-def test_a_run_that_goes_on_counts_this_sessions_time_alone():
-    clock = Clock()
-    pace = Pace(ahead(), clock)
-    pace.number = 7  # as `Reporter.resumed` says
-    assert pace.seconds_left is None and pace.left() == ""
-    clock.now += 500  # loading the base
-    pace.round(8)
-    pace.begin("local")
-    assert pace.left() == ""
-    clock.now += 10
-    pace.step(1, 5, 4, 20, None)
-    assert pace.seconds_left == pytest.approx(10 * 5 * 3 - 10)
+    for pace in rounds(clock, 3, 60.0, first=first, at_once=at_once):
+        expected = 1000.0 + 60 * (11 - first) - clock.now
+        known = "" if pace.number == first or expected < 1 else f"about {duration(expected)} left"
+        assert pace.left() == known and 0 <= pace.done <= 10
 
 
 def test_words_for_where_a_run_is():
-    clock = Clock()
-    said = {}
-    for event, pace in simulated(clock, 10, 1.0, 1.0):
-        said.setdefault((event, pace.number), pace.where())
-        assert 0 <= pace.done <= 10
-    assert said["step", 3] == "round 3 of 10, step 1 of 5, loss 1.250"
-    assert said["answers", 5] == "round 5 of 10, scoring 10 of 40 answers"
-    assert said["answers", 10] == "round 10 of 10, scoring 10 of 40 answers"
-    one_by_one = [pace.where() for event, pace in simulated(Clock(), 1, 1.0, 1.0, side_by_side=1) if event == "step"]
-    assert one_by_one[6] == "round 1 of 1, 7 of 20 client steps, loss 1.250"
+    (*_, pace) = rounds(Clock(), 3, 1.0)
+    assert pace.where() == "" and pace.done == 3
+    pace.round(4)
+    pace.begin("evaluate")
+    pace.answered(10)
+    assert pace.where() == "round 4 of 10, scoring, 10 answers"
+    assert [pace.where() for pace in rounds(Clock(), 1, 1.0)][2] == "round 1 of 10, step 3 of 5, loss 1.250"
+    one_by_one = [pace.where() for pace in rounds(Clock(), 2, 1.0, at_once=1)]
+    assert one_by_one[6] == "round 1 of 10, 7 client steps, loss 1.250"
+    assert one_by_one[26] == "round 2 of 10, 7 of 20 client steps, loss 1.250"
     assert [duration(s) for s in (0.2, 42, 119, 14 * 60, 3.5 * 3600, 50 * 3600)] == [
         "1 s", "40 s", "2 min", "14 min", "3.5 h", "2.1 days",
     ]  # fmt: skip
@@ -197,8 +147,8 @@ def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monk
     tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1, "base": False})
     run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
     assert f"loading the base {small.base}" in log.getvalue()
-    assert re.search(r"round 1 of 1, scoring \d of 6 answers, about \d+ s left", log.getvalue())
-    assert re.search(r"testing \d of 9 answers, about \d+ s left", log.getvalue())
+    assert re.search(r"round 1 of 1, scoring, \d answers", log.getvalue())
+    assert re.search(r"testing, \d answers", log.getvalue())
 
 
 def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
@@ -235,7 +185,7 @@ def test_signs_change_no_number_and_are_few(small, tmp_path, monkeypatch):
 
 def test_a_sign_costs_next_to_nothing():
     """A step of a small model takes milliseconds."""
-    with signs.heard_by(Pace(ahead())):  # type: ignore[arg-type]
+    with signs.heard_by(Pace(10)):
         start = time.perf_counter()
         for _ in range(10_000):
             signs.step(1, 5, 4, 20, 0.5)
@@ -245,12 +195,12 @@ def test_a_sign_costs_next_to_nothing():
 
 def test_a_share_of_the_work_stands_for_all_of_it():
     """Under a launch rank 0 sees its own share alone."""
-    pace = Pace(ahead(), Clock())
+    (*_, pace) = rounds(Clock(), 1, 1.0)
     with signs.heard_by(pace):
-        signs.round(1)
+        signs.round(2)
         with signs.part("local"), signs.standing_for(2.0):
             signs.step(1, 5, 2, 10, 0.5)
-            assert pace.where() == "round 1 of 10, step 1 of 5, loss 0.500" and pace.done == pytest.approx(4 / 20)
+            assert pace.where() == "round 2 of 10, step 1 of 5, loss 0.500" and pace.done == pytest.approx(1 + 4 / 20)
 
 
 def test_whole_models_are_counted_in_client_steps(tmp_path, monkeypatch):
@@ -261,29 +211,12 @@ def test_whole_models_are_counted_in_client_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(Pace, "step", lambda self, *given: (real(self, *given), seen.append(self.where())))
     tree = tiny_images.tree(tiny_images.npz(tmp_path / "own.npz"), rounds=1, method={"name": "fedavg"})
     run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(file=io.StringIO())))
-    assert [words.split(", ")[1] for words in seen] == [f"{n} of 6 client steps" for n in range(1, 7)]
+    assert [words.split(", ")[1] for words in seen] == [
+        "step 1 of 2", "step 2 of 2", *(f"{n} client steps" for n in range(3, 7))
+    ]  # fmt: skip
     assert [line["steps"] for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "client"] == [
         2
     ] * 3
-
-
-def test_the_final_step_at_the_clients_counts():
-    """Nobody knows before how long it takes, which is said; then its own steps tell: 5 of 20 took 15 s."""
-    clock = Clock()
-    pace = Pace(replace(ahead(rounds=1), answers={}, finishes=True), clock)
-    pace.round(1)
-    pace.begin("local")
-    clock.now += 2.0
-    pace.step(1, 5, 4, 20, 1.0)
-    assert pace.seconds_left == pytest.approx(8.0) and pace.left() == "about 8 s left, the final step not counted"
-    pace.end("local")
-    pace.round_ended()
-    pace.begin(signs.FINISHING)
-    clock.now += 15.0
-    pace.step(5, 20, 20, 80, 1.0)
-    assert pace.seconds_left == pytest.approx(45.0) and pace.left() == "about 40 s left"
-    pace.end(signs.FINISHING)
-    assert pace.seconds_left == 0.0 and "not counted" not in pace.left()
 
 
 @pytest.mark.parametrize("done", [1, 9])
@@ -291,7 +224,7 @@ def test_an_estimate_that_is_overdue_grows_and_says_so(done):
     """Rounds of 10 s, and then one in which nothing happens: whether many or few are left, what is said never falls
     behind the time that has passed since it was to end."""
     clock = Clock()
-    pace = Pace(Ahead(10), clock)
+    pace = Pace(10, clock)
     for number in range(1, done + 1):
         pace.round(number)
         clock.now += 10.0
@@ -307,24 +240,3 @@ def test_an_estimate_that_is_overdue_grows_and_says_so(done):
     assert said[-1] == {
         1: "about 9.0 h left; 58 min later than expected", 9: "about 6 min left; 6 min later than expected"
     }[done]  # fmt: skip
-
-
-def test_what_clients_on_other_machines_answer_is_not_known():
-    """So an estimate says that it leaves their scores out, to the last."""
-    clock = Clock()
-    pace = Pace(Ahead(2, elsewhere=True), clock)
-    for number in (1, 2):
-        pace.round(number)
-        clock.now += 10
-        pace.round_ended()
-        assert pace.left().endswith("left, scores not counted")
-
-
-def test_what_is_ahead(small):
-    """Three clients with two validation and three test examples; the base answers the test once, or the samples. Three
-    examples are too few for a cross table."""
-    for base, expected in (("auto", 9), (True, 15), (False, 9)):
-        settings = from_dict(small.tree(eval={"base": base, "every": 2}))
-        plan = announce.ahead(build.prepare(settings, Reporter(Console(quiet=True))))
-        assert (plan.answers, plan.base) == ({"evaluate": 6, "test": 9, signs.CROSS: 0}, expected)
-        assert [plan.scored(round) for round in (1, 2, 3)] == [False, True, True] and plan.steps(1) == 6

@@ -78,19 +78,6 @@ def test_names_are_such_as_every_tracker_takes(small, tmp_path, pretended):
     assert {name for name, _, _ in pretended[0].logged if "clients" in name} >= {"test/clients/süd _1_"}
 
 
-def test_a_finished_run_hands_over_what_it_wrote(small, tmp_path, pretended, monkeypatch):
-    kept = []
-    monkeypatch.setattr("llm_fed.runs.trackers._KEEPERS", {"aim": lambda tracker, folder: kept.append(
-        sorted(path.name for path in folder.iterdir()))})  # fmt: skip
-    tree = small.tree(rounds=1, track={"with": ["aim"]})
-    llm_fed.run(tree, out=tmp_path / "run")
-    assert len(kept) == 1 and {"adapters", "samples.jsonl", "summary.json", "report.html"} <= {*kept[0]}
-    llm_fed.run(tree, "track.artifacts=false", out=tmp_path / "without")
-    with pytest.raises(ZeroDivisionError):
-        llm_fed.run(tree, out=tmp_path / "failed", callbacks=[Fails(1)])
-    assert len(kept) == 1
-
-
 def test_links_within_the_folder_of_trackers_are_no_obstacle(small, tmp_path, pretended):
     """Weights & Biases leaves some; one that leads elsewhere is refused as before."""
     tree = small.tree(rounds=2, track={"with": ["aim"]})

@@ -46,7 +46,6 @@ def found(train: list[str], test: list[str], answers: tuple[str, str] = ("Surger
 @pytest.mark.parametrize("almost", [
     "What do I do about a burnt hand on Sunday",
     "Do: what, I do (about) a burnt hand -- on Sunday?!",
-    "What do I do about a burned hand on Sunday?",
     "What do I do about my burnt hand on Sunday?",
     "On Sunday, what do I do about a burnt hand?",
 ])  # fmt: skip
@@ -115,7 +114,7 @@ def test_it_is_said_with_a_pair(small, llm_fed, tmp_path):
 
 def test_of_large_data_some_are_looked_at_and_that_is_said(monkeypatch):
     monkeypatch.setattr(duplicates, "READ", 4)
-    texts = [f"clerk a{n} b{n} c{n} d{n}" for n in range(6)]
+    texts = [f"clerk a{n} b{n} c{n} d{n} e{n} f{n} g{n}" for n in range(6)]
     train = tuple(Example(text, ("bay",)) for text in texts)
     test = tuple(Example(text.replace("clerk", "klerk"), ("bay",)) for text in texts)
     found = near_duplicates(TaskData("files", "rouge1", {"ada": ClientData("ada", train, (), test)}))

@@ -48,7 +48,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "sums that nobody sees through": {"privacy": {"secure": True}},
     "noise at the clients": {"privacy": {"clip": 1.0, "noise": 0.1, "where": "client"}},
     "scored every second round": {"eval": {"every": 2}, "checkpoint": {"every": 2, "keep": 1}},
-    "memories on the disk": {"method": {"name": "fedsa"}, "checkpoint": {"memory_limit": 0.0}},
+    "memories": {"method": {"name": "fedsa"}},
     "base scored": {"eval": {"base": True}},
     "resumed": {},
     "extended": {"local": {"lr_end": 0.05}},
