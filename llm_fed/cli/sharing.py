@@ -46,7 +46,8 @@ def export(
             from llm_fed.export import merged as whole
 
             plan = whole.plan(source, out_dir, client or [], gguf)
-            print(printable(plan.said), file=sys.stderr)
+            for note in plan.notes:
+                print(printable(note), file=sys.stderr)
             for folder in plan.write():
                 out.print(str(folder))
             return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -93,7 +92,7 @@ def _save(writer: Any) -> None:
     writer.close()
 
 
-def check(path: Path, probes: Sequence[proof.Probe], base: Base, config: Any, prompt: Prompt) -> None:
+def check(path: Path, probed: proof.Probe, base: Base, config: Any, prompt: Prompt) -> None:
     """Refuse a file whose weights, as transformers reads them, do not compute what was probed.
 
     Args:
@@ -122,4 +121,4 @@ def check(path: Path, probes: Sequence[proof.Probe], base: Base, config: Any, pr
         model=loaded, tokenizer=base.tokenizer, name=base.name, dtype=base.dtype, autocast=base.autocast, prompt=prompt
     )
     loaded.generation_config = generation_of(whole, prompt)
-    proof.compare(whole, probes, prompt)
+    proof.compare(whole, probed, prompt)

@@ -22,7 +22,7 @@ from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, matching, names_of, targets
 from llm_fed.models.origin import Origin
 from llm_fed.settings.config import AdapterConfig
-from llm_fed.settings.paths import hub_place, is_local, public
+from llm_fed.settings.paths import public
 
 CONFIG = "adapter_config.json"
 
@@ -271,10 +271,7 @@ def public_config(path: Path) -> bytes:
     """
     try:
         settings = load_json(read_file(path))
-        name = settings.get("base_model_name_or_path")
-        if isinstance(name, str) and is_local(name) and (found := hub_place(name)):  # of an export up to 0.3.0
-            settings["revision"] = found[1]
-        settings["base_model_name_or_path"] = public(name)
+        settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
         return json.dumps(settings, indent=2, sort_keys=True).encode()
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
