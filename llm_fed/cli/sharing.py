@@ -93,11 +93,11 @@ def push(
             ):
                 out.print(f"would push {url}: {filesize.decimal(size)} in {', '.join(files)}")
             return
-        for pushed in hub.push(
+        for url, changed in hub.push(
             source, namespace, clients=client or [], private=private, license=license, prefix=prefix,
             one_repository=one_repository,
         ):  # fmt: skip
-            out.print(f"{'pushed   ' if pushed.changed else 'unchanged'} {pushed.url}")
+            out.print(f"{'pushed   ' if changed else 'unchanged'} {url}")
 
 
 @app.command(rich_help_panel="Share and deploy")

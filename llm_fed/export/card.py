@@ -169,12 +169,11 @@ def merged_card(card: str, model: Model) -> str:
 
 
 def _warnings(sentences: Sequence[str]) -> str:
-    """A section of the card; nothing without a warning."""
-    return "\n## Warnings\n\n" + "".join(f"- {sentence}\n" for sentence in sentences) if sentences else ""
+    return _section("Warnings", "\n".join(f"- {sentence}" for sentence in sentences))
 
 
 def with_warnings(card: str, sentences: Sequence[str]) -> str:
-    """The text of a card, of this version or an earlier one, with these warnings instead of those that it has."""
+    """The text of a card with these warnings instead of those that it has."""
     head, scores, rest = card.partition("\n## Scores of this client\n")
     if not scores:
         return card
@@ -190,7 +189,5 @@ def _section(title: str, text: str) -> str:
 
 
 def _recipe(recipe: Mapping[str, Any] | None) -> str:
-    """A section of the card; nothing without a recipe."""
-    if not recipe:
-        return ""
-    return f"\n## Recipe of the merge\n\n```yaml\n{documents.dump(public(dict(recipe))).strip()}\n```\n"
+    text = f"```yaml\n{documents.dump(public(dict(recipe))).strip()}\n```" if recipe else ""
+    return _section("Recipe of the merge", text)
