@@ -90,7 +90,7 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     if (folder / GATE).is_file() or (structure and not structure.plain):
         return _read_experts(folder, base, structure)
     said = peft_settings.read(folder)
-    said = replace(said, whole=_modules(base, said.whole))
+    said = said.model_copy(update={"whole": _modules(base, said.whole)})
     if said.whole not in ((), base.heads):
         raise trained_whole(folder, said.whole, base.heads)
     stored, other_base = said.structure(base.model), _other_base(folder, base)
