@@ -151,6 +151,6 @@ def _alone(config: Config, structure: Any, start: str | None) -> Config:
             "files", max_length=task.max_length, too_long=task.too_long, template=task.template, loss_on=task.loss_on
         ),
         method={"name": "local"},
-        local=replace(config.local, keep_optimizer=False),
+        local=config.local,
         eval=EvalConfig(batch_size=config.eval.batch_size, max_new_tokens=config.eval.max_new_tokens),
     )  # fmt: skip

@@ -70,7 +70,7 @@ class WholeModel:
         if not state.is_finite():
             what = f"weights not finite after {len(job.batches)} local steps"
             return ClientError(f"client {job.site}: {what} {hint}"), work
-        return Fitted(state, tuple(values), {} if job.moments is None else steps.moments(0)), work
+        return Fitted(state, tuple(values)), work
 
     def _loss(self, job: Fit, step: int, wanted: Tensor | None) -> Tensor:
         batch, indices = self.examples.collate(job.batch(step)), torch.tensor(job.batches[step])

@@ -7,7 +7,7 @@ Shape letters: N examples, C classes, H features, P parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
@@ -43,7 +43,6 @@ class Fitted:
 
     state: State
     losses: tuple[float, ...]
-    moments: Mapping[str, Tensor] = field(default_factory=dict)  # what the optimizer remembers, if it was requested
 
 
 # A loss of a method's own. Of a whole image model: that of a batch, of its answer, labels (N,) and the indices (N,)
@@ -83,9 +82,6 @@ class Fit(Request[Fitted]):
     mix: tuple[float, ...] | None = None  # the weight of each expert while it trains, where the gate is `mix`
     loss: Loss | Distillation | None = None  # None: the run's objective
     private: PerExample | None = None  # only of adapters
-    # What the optimizer remembers of an earlier fit of the same entries, by torch's names: (P,), or one number for all.
-    # Empty: nothing yet; None: nothing, and it need not be returned.
-    moments: Mapping[str, Tensor] | None = None
 
     @classmethod
     def on(

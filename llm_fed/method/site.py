@@ -41,8 +41,6 @@ from llm_fed.state import Layout, State
 from llm_fed.state.wire import Message
 from llm_fed.tasks.common import Picture
 
-OPTIMIZER = "optimizer"  # key of `memory`: what is kept of it, with `local.keep_optimizer`
-
 
 @dataclass(frozen=True)
 class Data:
@@ -194,10 +192,7 @@ class Site:
             mix=mix,
             loss=loss,
             private=private,
-            moments=self._moments(state, train, nth),
         )
-        if self._keeps_optimizer:
-            self.memory[OPTIMIZER] = {"train": train, "moments": dict(fitted.moments)}
         if self.objective.reference == "last" and loss is None and not self._finishes:
             self.memory[f"{references.LAST} {nth}"] = fitted.state
         self.losses.extend(fitted.losses)
@@ -247,28 +242,6 @@ class Site:
     def _finishes(self) -> bool:
         """Whether this is `Method.finish`, after the last round."""
         return self.round > self.rounds
-
-    @property
-    def _keeps_optimizer(self) -> bool:
-        return self.local.keep_optimizer and not self._finishes
-
-    def _moments(self, state: State, train: str, nth: int) -> Mapping[str, torch.Tensor] | None:
-        """The optimizer's state from earlier rounds."""
-        if not self._keeps_optimizer:
-            return None
-        if nth:
-            raise UserError(
-                "local.keep_optimizer=true keeps one optimizer state per client, but this method trains more than once "
-                "in a round; set it to false"
-            )
-        kept = self.memory.get(OPTIMIZER, {"train": train, "moments": {}})
-        lengths = {len(value) for value in kept["moments"].values() if value.dim()}
-        if kept["train"] != train or lengths - {state.layout.size}:
-            raise UserError(
-                "local.keep_optimizer=true keeps the optimizer state of the entries that were trained, but this "
-                "method now trains others; set it to false"
-            )
-        return kept["moments"]
 
     def _noise(self, count: int, steps: int, nth: int) -> PerExample | None:
         """The noise of a fit on so many examples; None where nothing is hidden."""

@@ -158,7 +158,7 @@ OTHER: dict[str, Any] = {
     "task.clients": 2, "task.sample_clients": True, "task.columns.prompt": "output", "task.groups": ["ada"],
     "task.partition.alpha": 0.1, "task.partition.classes": 2, "task.partition.sizes": [2, 1],
     "task.partition.clients": 2, "task.partition.label": "output", "task.partition.test": 0.3,
-    "local.momentum": 0.9, "local.augment": "crop-flip", "local.keep_optimizer": True, "local.weight_decay": 0.5,
+    "local.momentum": 0.9, "local.augment": "crop-flip", "local.weight_decay": 0.5,
     "local.clip": 1e-3, "local.proximal": 1.0, "local.freeze": ".*lora_A.*|head.bias", "local.decay": "linear",
     "local.warmup_rounds": 1, "local.warmup_steps": 1, "local.optimizer": "sgd", "local.lr": 0.1,
     "local.lr_end": 1e-4, "local.schedule": "cosine", "local.steps": 3, "local.epochs": 2, "local.batch_size": 3,
