@@ -23,7 +23,6 @@ class FedFT(Method):
     robust: ClassVar[bool] = True
 
     wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
-    wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
     server_epochs: PositiveInt = 1  # in each round
     server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
@@ -33,13 +32,13 @@ class FedFT(Method):
 
     def init(self, server: Server) -> Message:
         need_examples(server, "fed+ft")
-        return waiting.begun(server, server.initial(), self.wait, self.wait_for)
+        return waiting.begun(server.initial(), self.wait)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return waiting.model_of(state, self.wait)
 
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
-        stepped = waiting.step(server, state, uploads, self.wait, self.wait_for)
+        stepped = waiting.step(server, state, uploads, self.wait, server.cohort)
         if self.wait == "first_n" and stepped["since"] == state["since"]:
             return stepped
         model, optimizer = waiting.model_of(stepped, self.wait), replace(server.optimizer, lr=self.server_lr)

@@ -111,8 +111,6 @@ OF_METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("fedmerge", {"last_layers": 1, "inner_product": "all"}, {"inner_product": "last-layers"}),
     ("feddle", {"head_epochs": 2}, {}),
     ("feddle of pictures", {"head_lr": 0.1}, {}),
-    ("fedit", {"wait_for": 2}, {"wait": "first_n"}),
-    ("hfcl", {"wait_for": 2, "wait": "deadline"}, {"wait": "first_n"}),
     ("fedmoe of pictures", {"gate_lr": 0.1, "gate": "even"}, {"gate": "learned"}),
     ("fedmoe of pictures", {"gate_width": 8, "gate": "even"}, {"gate": "learned"}),
     ("fedmoe of pictures", {"gate_norm": False, "gate": "even"}, {"gate": "learned"}),

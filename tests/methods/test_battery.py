@@ -8,6 +8,9 @@ import pytest
 from battery import FEDERATED, GOLDEN, LOCAL, OF_PICTURES, SLACK, WHOLE_MODELS, go, settings_of
 
 from llm_fed import methods
+from llm_fed.basics.errors import UserError
+from llm_fed.methods.fields import fields_of
+from llm_fed.settings import range_of
 from llm_fed.testing import federation
 from llm_fed.testing.battery import CHECKS, Slack
 
@@ -109,3 +112,14 @@ def test_the_list_of_methods_says_its_paper_and_defaults():
         built = methods.build({"name": entry["name"]})
         assert entry["paper"] == built.paper and built == type(built)(**entry["settings"]), entry["name"]
     assert {name.removesuffix(OF_PICTURES) for name in NAMES} <= {entry["name"] for entry in methods.builtin()}
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_settings_out_of_range_are_refused_by_their_names(name):
+    for key, hint in fields_of(methods.METHODS[name]).items():
+        said = range_of(hint)
+        wrong: list[object] = [-1] if said.startswith(("at least", "above")) else ["nowhere"] if " or " in said else []
+        wrong += [3] if "at most" in said or "below" in said else []
+        for value in wrong:
+            with pytest.raises(UserError, match=rf"method\.{key}\b"):
+                methods.build({"name": name, key: value})

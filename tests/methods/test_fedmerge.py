@@ -291,19 +291,7 @@ def test_server_update_changes_nothing_that_it_was_given():
     assert list(state["logits"]) == ["a"] and sent[0].content.equal(pair(2, 1))
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"num_models": 0}, "num_models is 0"),
-        ({"soup_step": "x"}, "soup_step='x' is unknown; known: normalized, gradient"),
-        ({"weight_step": "x"}, "weight_step"),
-        ({"inner_product": "x"}, "inner_product"),
-        ({"order": "x"}, "order"),
-    ],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises(UserError, match=message):
-        FedMerge(**settings)
+def test_a_client_draws_no_more_models_than_there_are():
     with pytest.raises(UserError, match="models_per_client is 9; it must be 1 to num_models"):
         FedMergeFixed(models_per_client=9)
 
