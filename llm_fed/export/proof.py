@@ -25,6 +25,7 @@ from llm_fed.tasks.templates import encode_prompt
 
 # Several scripts, control tokens spelled out, and spaces that a tokenizer may lose; drawn tokens follow.
 TEXT = "Répondez: what is 12 + 30, <s>x</s> or <|im_end|>?  two  spaces,\n\na line\tand a tab 北京在哪里？ 🙂 Где? "
+ASKED = "Which bay?"
 _RANDOM = 48  # tokens that are drawn
 _ANSWER = 8  # tokens of the greedy answer
 _LONGEST = 4096  # tokens of a prompt
@@ -35,16 +36,17 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
 
 @dataclass(frozen=True)
 class Probe:
-    """What a model does with a text.
+    """What a model does, by the template of its adapter.
 
     Attributes:
-        prompt: its token ids, by the template of the adapter.
-        answer: those of the greedy answer, without the one that ends it.
-        logits: (T, V), float32, of each token of the answer and of the one after it.
+        text: what it reads, as TEXT and drawn tokens spell it, and `read` the token ids of that.
+        asked: the token ids of ASKED, and `answer` those of the greedy answer, without the one that ends it.
+        logits: (T, V), float32, of the tokens of the answer and of the one after it; then of the last ones of `read`.
     """
 
     text: str
-    prompt: list[int]
+    read: list[int]
+    asked: list[int]
     answer: list[int]
     logits: Tensor
 
@@ -58,10 +60,10 @@ def probe(base: Language, structure: Lora, state: State, prompt: Prompt) -> Prob
     size = min(len(base.tokenizer), base.rows)
     drawn = torch.randint(size, (_RANDOM,), generator=generator(0, "proof")).tolist()
     text = TEXT + str(base.tokenizer.decode(drawn))
-    ids = _encoded(base, text, prompt)
-    answer = list(base.stream(structure, state, ids, _ANSWER))
+    read, asked = (_encoded(base, each, prompt) for each in (text, ASKED))
+    answer = list(base.stream(structure, state, asked, _ANSWER))
     with base.bank(structure, state).attached(torch.tensor([0])):
-        return Probe(text, ids, answer, _logits(base, ids, answer))
+        return Probe(text, read, asked, answer, _logits(base, read, asked, answer))
 
 
 def check(folder: Path, probed: Probe, base: BaseConfig) -> None:
@@ -92,16 +94,16 @@ def compare(whole: Base, probed: Probe, prompt: Prompt) -> None:
         RunError: what differs.
     """
     tolerance, dtype = TOLERANCE[whole.dtype], str(whole.dtype).removeprefix("torch.")
-    if _encoded(whole, probed.text, prompt) != probed.prompt:
+    if [_encoded(whole, each, prompt) for each in (probed.text, ASKED)] != [probed.read, probed.asked]:
         raise RunError("the merged model's tokenizer divides a text into other tokens than the base's")
-    row, other = probed.logits, _logits(whole, probed.prompt, probed.answer)
+    row, other = probed.logits, _logits(whole, probed.read, probed.asked, probed.answer)
     distance = ((other - row).norm(dim=-1) / row.norm(dim=-1).clamp(min=1e-6)).max().item()
     if not distance <= tolerance:
         raise RunError(
             f"the merged model's logits are not those of base and adapter: they are {distance:.3g} apart, relative "
             f"to their length, where {tolerance:g} is what {dtype} weights explain"
         )
-    if differs := _differs(row, _greedy(whole, probed.prompt), prompt.stop, tolerance):
+    if differs := _differs(row[: len(probed.answer) + 1], _greedy(whole, probed.asked), prompt.stop, tolerance):
         raise RunError(f"the merged model's greedy answer is not that of base and adapter: {differs}")
 
 
@@ -113,15 +115,18 @@ def _encoded(base: Base, text: str, prompt: Prompt) -> list[int]:
 
 
 @torch.inference_mode()
-def _logits(base: Base, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-    """Centred, as a constant added to all logits changes nothing: (T, V)."""
-    ids = torch.tensor([[*prompt, *answer]], device=base.model.device)
-    with base.computing():
-        logits = base.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
-    kept = logits[-len(answer) - 1 :].float().cpu()
-    if not kept.isfinite().all():
+def _logits(base: Base, read: Sequence[int], asked: Sequence[int], answer: Sequence[int]) -> Tensor:
+    """As in `Probe`; centred, as a constant added to all logits changes nothing: (T, V)."""
+    kept = []
+    for tokens, last in (([*asked, *answer], len(answer) + 1), (read, _ANSWER)):
+        ids = torch.tensor([tokens], device=base.model.device)
+        with base.computing():
+            logits = base.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        kept.append(logits[-last:].float().cpu())
+    found = torch.cat(kept)
+    if not found.isfinite().all():
         raise RunError(f"{base.name!r} computes NaN or infinite logits in {base.dtype}, so it cannot be compared")
-    return kept - kept.mean(-1, keepdim=True)
+    return found - found.mean(-1, keepdim=True)
 
 
 @torch.inference_mode()

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import every
 import pytest
-from battery import FEDERATED, GOLDEN, LOCAL, OF_PICTURES, SLACK, WHOLE_MODELS, go, settings_of
+from battery import FEDERATED, GOLDEN, OF_PICTURES, SLACK, WHOLE_MODELS, go
 
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.methods.fields import fields_of
 from llm_fed.settings import range_of
-from llm_fed.testing import federation
 from llm_fed.testing.battery import CHECKS, Slack
 
 NAMES = [*FEDERATED, *WHOLE_MODELS]
@@ -89,22 +88,6 @@ def test_every_method_in_every_check(name, tmp_path):
 def test_rare_checks_are_checks():
     assert {says for name in NAMES for says in rare(name)} < set(CHECKS)
     assert set(ALWAYS) < set(FAMILIES) < set(NAMES)
-
-
-QUICK = ("feddpa",)  # whose checks on pairs every run of the tests makes
-SAYS = (
-    "every message survives the wire", "all clients at once is 1 at a time", "the loss falls",
-    "killed in every round but the first and continued is uninterrupted", "the order of clients does not matter",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FEDERATED]
-)
-def test_every_method_learns_from_pairs(name, tmp_path):
-    whole = federation.go(settings_of(name), federation.PAIRS.training(LOCAL.get(name, ())), tmp_path / "whole")
-    for number, says in enumerate(SAYS):
-        CHECKS[says](whole, tmp_path / str(number), SLACK.get(name, Slack()))
 
 
 def test_the_list_of_methods_says_its_paper_and_defaults():
