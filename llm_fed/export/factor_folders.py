@@ -37,11 +37,8 @@ class Factors:
 
 
 def read(folder: Path) -> Factors:
-    """Read a PEFT LoRA folder by its own names; ranks and alphas may differ from layer to layer.
-
-    Raises:
-        UserError: it is none, damaged, or what it adds to a layer is no product of two matrices.
-    """
+    """Read a PEFT LoRA folder by its own names; ranks and alphas may differ from layer to layer. UserError: it is none,
+    damaged, or what it adds to a layer is no product of two matrices."""
     if (folder / GATE).is_file():
         raise UserError(
             f"{folder} holds several adapters that a gate weighs, which no merge can; merge folders of one adapter each"
@@ -75,11 +72,8 @@ def read(folder: Path) -> Factors:
 
 
 def aligned(parents: Sequence[Factors]) -> list[State]:
-    """Their adapters as states with the same layers, in one dtype; where one has no adapter its rank is 0.
-
-    Raises:
-        UserError: a layer has different sizes in two of them.
-    """
+    """Their adapters as states with the same layers, in one dtype; where one has no adapter its rank is 0. UserError: a
+    layer has different sizes in two of them."""
     dtype = max((a.dtype for parent in parents for a, _ in parent.layers.values()), key=lambda each: each.itemsize)
     sizes: dict[str, tuple[int, int]] = {}
     for parent in parents:

@@ -93,11 +93,7 @@ def planned(
     folder: Path, namespace: str, *, clients: Sequence[str], prefix: str | None, one_repository: bool
 ) -> Iterator[tuple[str, list[str], int]]:
     """The address of each repository that `push` would write with these arguments, its files, and their bytes. Nothing
-    is asked of the Hub, so that licence and unchanged files are not known.
-
-    Raises:
-        UserError: as in `push`, but for a token.
-    """
+    is asked of the Hub, so that licence and unchanged files are not known. UserError: as in `push`, but for a token."""
     cards, repositories = _prepared(folder, namespace, clients, prefix, one_repository)
     for repository, locations in repositories.items():
         files = _files(folder, repository, locations, cards, {})
@@ -121,10 +117,7 @@ def _prepared(
 
 def repository_names(namespace: str, prefix: str, clients: Collection[str]) -> dict[str, str]:
     """The repository of each client: its id in the Hub's alphabet, with a hash of it where that alone is not unique.
-
-    Raises:
-        UserError: the Hub does not allow the namespace or the prefix, or a name is too long.
-    """
+    UserError: the Hub does not allow the namespace or the prefix, or a name is too long."""
     return {
         client: _valid(f"{namespace}/{prefix}-{name}", f"client {client}") for client, name in _unique(clients).items()
     }

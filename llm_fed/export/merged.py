@@ -178,11 +178,7 @@ def _check(config: Config, adapter: Path) -> None:
 
 
 def skeleton(base: BaseConfig) -> PreTrainedModel:
-    """The base without weights, from its configuration alone.
-
-    Raises:
-        UserError: it cannot be made.
-    """
+    """The base without weights, from its configuration alone. UserError: it cannot be made."""
     name = check_name(base.name)
     try:
         settings = read_settings(name, base.revision)

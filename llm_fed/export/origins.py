@@ -21,11 +21,8 @@ from llm_fed.settings.config import BaseConfig
 
 def read_origin(folder: Path) -> Origin | None:
     """The base of an adapter as its prompt.json names it, else as its adapter_config.json does; None where neither
-    does. If its adapter_config.json was made to name another base since, it is that one.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    does. If its adapter_config.json was made to name another base since, it is that one. UserError: a file is
+    damaged."""
     said = _in_prompt(folder)
     if not (folder / CONFIG).is_file():
         return said
@@ -122,11 +119,7 @@ def as_trained(
 
 def check_text(folder: Path, base: BaseConfig) -> None:
     """Refuse a PEFT folder with modules that are trained whole, where no task says that it is a classifier's, and with
-    which labels.
-
-    Raises:
-        UserError: it has some; or the base cannot be found.
-    """
+    which labels. UserError: it has some; or the base cannot be found."""
     modules = setting(folder, "modules_to_save") if (folder / CONFIG).is_file() else None
     if not modules:
         return

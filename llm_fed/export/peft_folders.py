@@ -118,11 +118,8 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
 
 
 def check_head(folder: Path, structure: Lora, base: Base) -> None:
-    """Refuse an adapter without the head that adapters of this base have.
-
-    Raises:
-        UserError: a classifier's adapter has none.
-    """
+    """Refuse an adapter without the head that adapters of this base have. UserError: a classifier's adapter has
+    none."""
     if base.heads and base.heads != structure.whole:
         raise UserError(
             f"the adapter {folder} has no classification head ({', '.join(base.heads)}), which an adapter of "

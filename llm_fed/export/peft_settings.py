@@ -87,10 +87,7 @@ class AdapterSettings(BaseModel, frozen=True, validate_by_name=False):
 
     def structure(self, model: nn.Module) -> Lora:
         """The structure of the adapter on a model. That of an rsLoRA adapter is the plain LoRA that computes the same.
-
-        Raises:
-            UserError: it adapts no layer of the model, or its layers differ in rank or alpha.
-        """
+        UserError: it adapts no layer of the model, or its layers differ in rank or alpha."""
         chosen = self.target_modules
         if chosen is None:
             chosen = () if self.parameters else _usual(model, self.folder)
@@ -157,12 +154,8 @@ class AdapterSettings(BaseModel, frozen=True, validate_by_name=False):
 
 
 def read(folder: Path) -> AdapterSettings:
-    """What an adapter's folder says of its settings.
-
-    Raises:
-        UserError: there is no such file, it is damaged or not of a LoRA adapter, or it has a setting that the bank does
-            not have or the installed PEFT does not know.
-    """
+    """What an adapter's folder says of its settings. UserError: there is no such file, it is damaged or not of a LoRA
+    adapter, or it has a setting that the bank does not have or the installed PEFT does not know."""
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"{folder} is not an adapter folder: it has no {CONFIG}")
@@ -222,11 +215,8 @@ def merged(parents: Sequence[AdapterSettings], rank: int, layers: Sequence[str])
 
 
 def setting(folder: Path, key: str) -> Any:
-    """One value of a PEFT folder's configuration, None where it is not there.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
+    """One value of a PEFT folder's configuration, None where it is not there. UserError: the file is missing or
+    damaged."""
     try:
         return load_json(read_file(folder / CONFIG)).get(key)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
@@ -234,11 +224,8 @@ def setting(folder: Path, key: str) -> Any:
 
 
 def public_config(path: Path) -> bytes:
-    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name. UserError: the
+    file is damaged."""
     try:
         settings = load_json(read_file(path))
         settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))

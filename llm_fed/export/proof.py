@@ -52,11 +52,7 @@ class Probe:
 
 
 def probe(base: Language, structure: Lora, state: State, prompt: Prompt) -> Probe:
-    """What a base with an adapter does, as it is scored.
-
-    Raises:
-        RunError: it computes NaN.
-    """
+    """What a base with an adapter does, as it is scored. RunError: it computes NaN."""
     size = min(len(base.tokenizer), base.rows)
     drawn = torch.randint(size, (_RANDOM,), generator=generator(0, "proof")).tolist()
     text = TEXT + str(base.tokenizer.decode(drawn))

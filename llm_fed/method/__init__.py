@@ -111,10 +111,7 @@ class Method:
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters of a wrong type or out of range; override it to check how two of them relate.
-
-        Raises:
-            UserError: the first bad value, and what it must be.
-        """
+        UserError: the first bad value, and what it must be."""
         check_fields(self, "method.")
 
     # Steps before the first round.

@@ -279,11 +279,8 @@ class Executor(Protocol):
     """Executes what sites await: see `engine.engine.Engine`."""
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
-        """One result, or one exception, for each of these requests of one type and structure.
-
-        Raises:
-            UserError: the engine does not answer requests of this type.
-        """
+        """One result, or one exception, for each of these requests of one type and structure. UserError: the engine
+        does not answer requests of this type."""
         ...
 
     def take_work(self) -> Work:

@@ -102,11 +102,7 @@ class Site:
 
     def initial(self, *labels: str | int) -> State:
         """A new state, the same at every site. Other `labels` give other draws, such as the models of a soup. If the
-        site has a `start`, it is returned.
-
-        Raises:
-            UserError: the site has a `start`, but `labels` ask for another draw.
-        """
+        site has a `start`, it is returned. UserError: the site has a `start`, but `labels` ask for another draw."""
         if self.start is not None and labels:
             raise UserError(
                 "adapter.start gives all models the same start, but this method needs several models that differ; set "
@@ -204,11 +200,7 @@ class Site:
 
     def indices(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
         """Which of `count` examples each optimizer step takes: shuffled epochs cut into batches, depending only on
-        (seed, round, site, nth).
-
-        Raises:
-            ClientError: there is no example.
-        """
+        (seed, round, site, nth). ClientError: there is no example."""
         size, total = self._steps(count, steps, epochs)
         draws = generator(self.seed, "batches", self.round, self.id, nth)
         chosen: list[list[int]] = []
@@ -223,11 +215,8 @@ class Site:
         return self._steps(self.num_examples, None, None)
 
     def _steps(self, count: int, steps: int | None, epochs: int | None) -> tuple[int, int]:
-        """(examples of a batch, steps) of a fit on `count` examples.
-
-        Raises:
-            ClientError: there is no example, or there are more than `most_steps`.
-        """
+        """(examples of a batch, steps) of a fit on `count` examples. ClientError: there is no example, or there are
+        more than `most_steps`."""
         if not count:
             raise ClientError(f"client {self.id} has no training example")
         size = min(self.local.batch_size, count)
@@ -273,11 +262,8 @@ class Site:
         return await LogLikelihoods(self.id, self.structure, state, list(examples))
 
     def sample(self, count: int, *, held_out: bool = False) -> list[Any]:
-        """Up to `count` of the training or held-out examples at random, depending only on (seed, site).
-
-        Raises:
-            UserError: there are none.
-        """
+        """Up to `count` of the training or held-out examples at random, depending only on (seed, site). UserError:
+        there are none."""
         source = self.data.held_out if held_out else self.train
         if not source:
             what = "held-out example; set task.validation above 0" if held_out else "training example"

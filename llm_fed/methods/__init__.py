@@ -142,11 +142,8 @@ NAMES = (*BUILTIN, *ALIASES)
 
 
 def find(name: str) -> type[Method]:
-    """The class that a name stands for: of these tables, or from outside (`plugins.find`).
-
-    Raises:
-        UserError: there is none, or it is no method as described in CONTRIBUTING.md.
-    """
+    """The class that a name stands for: of these tables, or from outside (`plugins.find`). UserError: there is none, or
+    it is no method as described in CONTRIBUTING.md."""
     if name in BUILTIN or name in ALIASES:
         return BUILTIN[ALIASES.get(name, name)]
     kind = plugins.find("method.name", name, plugins.METHODS, NAMES)
@@ -156,11 +153,8 @@ def find(name: str) -> type[Method]:
 
 
 def merger(name: str) -> type[Merge]:
-    """The merger that a name stands for: of the table, or from outside.
-
-    Raises:
-        UserError: there is none, or it is a method with rounds.
-    """
+    """The merger that a name stands for: of the table, or from outside. UserError: there is none, or it is a method
+    with rounds."""
     mergers = {alias: MERGERS[target] for alias, target in ALIASES.items() if target in MERGERS} | MERGERS
     outside = ":" in name or name in plugins.by_name(plugins.METHODS)
     kind = find(name) if outside else lookup("merge", name, mergers)
@@ -170,11 +164,8 @@ def merger(name: str) -> type[Merge]:
 
 
 def build(settings: dict[str, Any]) -> Method:
-    """The method that `{name: ..., hyper-parameter: value, ...}` describes.
-
-    Raises:
-        UserError: an unknown name or hyper-parameter (the closest one is named), or a value that the method refuses.
-    """
+    """The method that `{name: ..., hyper-parameter: value, ...}` describes. UserError: an unknown name or
+    hyper-parameter (the closest one is named), or a value that the method refuses."""
     name = str(settings["name"])
     kind = find(name)
     if objects.is_object(name) and isinstance(given := objects.find("method.name", name), Method):

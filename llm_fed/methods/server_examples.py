@@ -7,11 +7,8 @@ from llm_fed.method import Server
 
 
 def need_examples(server: Server, method: str) -> None:
-    """Refuse a server that cannot train the clients' model.
-
-    Raises:
-        UserError: it has no example of its own, or those of another task.
-    """
+    """Refuse a server that cannot train the clients' model. UserError: it has no example of its own, or those of
+    another task."""
     if not server.train:
         raise UserError(
             f"{method} trains on the server's own examples, but the server has none; set task.server.examples"

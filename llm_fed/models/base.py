@@ -82,11 +82,7 @@ class Base:
         return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
 
     def check_names(self, adapter: AdapterConfig | None) -> None:
-        """Refuse names in `adapter.target_modules` that no layer has.
-
-        Raises:
-            UserError: the name, and the closest.
-        """
+        """Refuse names in `adapter.target_modules` that no layer has. UserError: the name, and the closest."""
         lora.check_names(self.model, adapter)
 
     def structure(self, adapter: AdapterConfig | None, architecture: str = "", rank: int | None = None) -> Structure:

@@ -22,11 +22,7 @@ _ABLE = ("bitsandbytes", "mxfp4")  # kinds of quantised weights that adapters ca
 
 
 def check_file(name: str, path: Path) -> None:
-    """Refuse a name that is a file, or is written like one of weights.
-
-    Raises:
-        UserError: what to give.
-    """
+    """Refuse a name that is a file, or is written like one of weights. UserError: what to give."""
     if not path.is_file():
         if path.suffix.lower() in _WEIGHTS and name.count("/") != 1:
             raise UserError(f"base.name={name!r}: there is no such file; and a base is a folder or a Hub id")
@@ -92,11 +88,7 @@ def check_quantization(name: str, config: Any) -> None:
 
 def check_settings(config: Mapping[str, Any]) -> None:
     """Refuse a config.json with more layers, experts or entries than any model has, before one is made of it, or with
-    the name of an implementation, whose code transformers would fetch.
-
-    Raises:
-        ValueError: which key it is.
-    """
+    the name of an implementation, whose code transformers would fetch. ValueError: which key it is."""
     for key, value in config.items():
         if "_implementation" in key and value not in (None, "eager", "sdpa"):
             raise ValueError(f"its config.json says {key}={value!r:.60}, which may be anybody's code; take that out")

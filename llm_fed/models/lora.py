@@ -191,10 +191,7 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
 
 def names_of(model: nn.Module, chosen: tuple[str, ...] | str) -> list[str]:
     """The modules that target modules match as PEFT reads them, by name and in module order, whatever they are.
-
-    Raises:
-        UserError: it is no regular expression, or one that takes too long.
-    """
+    UserError: it is no regular expression, or one that takes too long."""
     modules = {name: module for name, module in model.named_modules() if name}
     if _is_all_linear(chosen):
         from transformers import PreTrainedModel  # takes seconds to import, and a wrong setting is to be named at once
@@ -377,11 +374,7 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """(out, in): the weights of a linear layer.
-
-    Raises:
-        UserError: they are quantised.
-    """
+    """(out, in): the weights of a linear layer. UserError: they are quantised."""
     from transformers.pytorch_utils import Conv1D
 
     weight = module.weight

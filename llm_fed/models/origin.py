@@ -85,11 +85,7 @@ class Origin:
 
     @classmethod
     def from_json(cls, values: Any) -> Origin:
-        """What `as_json` has made.
-
-        Raises:
-            ValueError: it has not.
-        """
+        """What `as_json` has made. ValueError: it has not."""
         if not isinstance(values, dict) or not isinstance(values.get("name"), str):
             raise ValueError("base is not an object with a name")
         known: dict[str, Any] = {key: values.get(key) for key in cls.__dataclass_fields__}
