@@ -19,7 +19,7 @@ from llm_fed.export import models
 from llm_fed.export.card import model_card
 from llm_fed.kinds import Kind
 from llm_fed.kinds.language import load_base
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device

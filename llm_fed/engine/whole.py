@@ -22,7 +22,7 @@ from llm_fed.method.losses import divergence
 from llm_fed.method.requests import Fit, Fitted, Gradient, Work
 from llm_fed.models.flat import FlatModel
 from llm_fed.models.joined import Answer, full
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.state import State
 
 CHUNK = 500  # examples of a forward pass without gradients

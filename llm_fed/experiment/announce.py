@@ -30,7 +30,7 @@ from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.runs.pace import Ahead
 from llm_fed.runtime.launch import processes
 from llm_fed.runtime.local import LocalRuntime

@@ -15,8 +15,7 @@ from llm_fed.export import gguf_tokens, peft_folders, proof
 from llm_fed.export.gguf_model import Architecture, library, weights, write_header
 from llm_fed.export.model_files import generation_of
 from llm_fed.kinds.language import Language
-from llm_fed.models.base import Base
-from llm_fed.models.frozen import freeze
+from llm_fed.models.base import Base, freeze
 from llm_fed.models.lora import targets
 from llm_fed.models.prompt import Prompt
 from llm_fed.state import pair

@@ -16,7 +16,7 @@ from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.kinds import Kind
 from llm_fed.kinds.wording import Model
 from llm_fed.models.prompt import Prompt
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.state import State
 
 WEIGHTS = "model.safetensors"

@@ -50,7 +50,7 @@ def common_base(origins: Mapping[str, Origin | None]) -> str:
                 f"{first} is an adapter of {known[first].name!r} and {name} one of {origin.name!r}: only adapters of "
                 "one base can be merged; if both are the same model, give --base"
             )
-    return next(iter(known.values())).location if known else ""
+    return next(iter(known.values())).name if known else ""
 
 
 def say_differences(

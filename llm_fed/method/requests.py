@@ -7,19 +7,19 @@ Shape letters: N examples, C classes, H features, P parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from llm_fed.basics.rng import Secret, generator
 from llm_fed.merge.moments import Evidence
-from llm_fed.method.augmentation import augmented
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
 from llm_fed.state import State
-from llm_fed.tasks.common import AnswerPair, Encoded, Judged, Picture
+from llm_fed.tasks.common import AnswerPair, Encoded, Judged, Picture, pixels_of
 
 Result = TypeVar("Result")
 
@@ -294,3 +294,28 @@ class Runtime(Protocol):
     def run(self, work: Mapping[str, Coroutine[Any, Any, Any]]) -> dict[str, Any]: ...
 
     def take_work(self) -> Work: ...
+
+
+def augmented(pictures: Sequence[Picture], how: str, draws: torch.Generator) -> list[Picture]:
+    """The pictures with other pixels; see `moved`. `how` is crop or crop-flip."""
+    pixels = moved(pixels_of(pictures), draws, flip=how == "crop-flip")
+    return [replace(picture, pixels=row) for picture, row in zip(pictures, pixels, strict=True)]
+
+
+def moved(pixels: Tensor, draws: torch.Generator, *, flip: bool) -> Tensor:
+    """The pictures (N, C, H, W), each shifted by up to an eighth of its sides, black where it is shifted in: a random
+    crop of the picture with a black margin. With `flip` each is also mirrored, left to right, or not, at even chances.
+    """
+    count, channels, height, width = pixels.shape
+    above, beside = height // 8, width // 8
+    rows = torch.arange(height) + torch.randint(2 * above + 1, (count, 1), generator=draws)
+    columns = torch.arange(width) + torch.randint(2 * beside + 1, (count, 1), generator=draws)
+    if flip:
+        mirrored = torch.rand(count, 1, generator=draws) < 0.5
+        columns = torch.where(mirrored, columns.flip(1), columns)
+    # A row and a column per picture cross to its device; the indices, made there, would be larger than the pictures.
+    rows, columns = rows.to(pixels.device), columns.to(pixels.device)
+    padded = nn.functional.pad(pixels, (beside, beside, above, above))
+    # By index in the flat picture: indexing by row and column takes four times as long.
+    indices = (rows[:, :, None] * padded.shape[-1] + columns[:, None, :]).flatten(1)
+    return padded.flatten(2).gather(2, indices[:, None].expand(-1, channels, -1)).unflatten(2, (height, width))

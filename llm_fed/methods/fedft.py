@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from llm_fed.method import Client, Message, Method, Server, Upload
 from llm_fed.methods import waiting
-from llm_fed.methods.server_examples import need_examples
 from llm_fed.methods.waiting import Wait
 from llm_fed.settings import PositiveFloat, PositiveInt
 
@@ -31,7 +30,7 @@ class FedFT(Method):
         return self.wait != "first_n"  # which counts answers by client
 
     def init(self, server: Server) -> Message:
-        need_examples(server, "fed+ft")
+        server.need_examples("fed+ft")
         return waiting.begun(server.initial(), self.wait)
 
     def broadcast(self, state: Message, client: str) -> Message:
@@ -57,7 +56,7 @@ class Center(Method):
     server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
     def init(self, server: Server) -> Message:
-        need_examples(server, "center")
+        server.need_examples("center")
         return server.initial()
 
     async def client_update(self, client: Client, message: Message) -> Message:

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 from llm_fed.method import Message, Method, Server, State, Upload
 from llm_fed.methods import waiting
-from llm_fed.methods.server_examples import need_examples
 from llm_fed.methods.waiting import Wait
 
 
@@ -30,7 +29,7 @@ class HFCL(Method):
         return None if self.wait == "first_n" else "examples"
 
     def init(self, server: Server) -> Message:
-        need_examples(server, "hfcl")
+        server.need_examples("hfcl")
         return waiting.begun(server.initial(), self.wait)
 
     def broadcast(self, state: Message, client: str) -> Message:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.models.families import read_layers
 from llm_fed.models.fused_experts import fused_parameters
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.settings import check_fields
 from llm_fed.settings.config import MODULES, AdapterConfig
 from llm_fed.state import FACTORS, Layout, State, factor_of, magnitude, pair, router

@@ -25,7 +25,7 @@ from llm_fed.runs.reading import saved_config
 from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.configfile import from_dict
 
-CROWDED, HINT = speed.crowded, speed.hint  # which other tests do without, see without.py
+HINT = speed.hint  # which other tests do without, see without.py
 AUTO = {"dtype": "auto"}
 
 
@@ -208,15 +208,6 @@ def test_the_doctor_says_it(monkeypatch):
     for has_it, said in ((None, "emulated on this device, so slow"), (True, "computed by this device")):
         monkeypatch.setattr(speed, "computes_in_bfloat16", lambda has_it=has_it: has_it)
         assert doctor._dtypes() == f"bfloat16 is {said}; base.dtype=auto chooses float32 here"
-
-
-@pytest.mark.parametrize(("threads", "load", "named"), [(2, 9.0, True), (1, 9.0, False), (2, 3.9, False)])
-def test_a_crowded_machine_is_named_where_several_threads_wait_for_each_other(monkeypatch, threads, load, named):
-    monkeypatch.setattr(speed.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(speed.psutil, "getloadavg", lambda: (load, 0.0, 0.0))
-    assert CROWDED().startswith("9 processes want the 2 cores") == named
 
 
 def test_a_cpu_that_is_faster_in_bfloat16_is_told(small, llm_fed, tmp_path, monkeypatch):

@@ -56,13 +56,11 @@ def card_of(text: str) -> dict:
 
 
 def test_a_base_of_the_hub_is_named_by_id_and_commit(run, small, llm_fed, tmp_path):
-    by_path = (run.parent / "my-base").exists()
     folder = run / "adapters/ada"
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert (settings["base_model_name_or_path"], settings["revision"]) == (NAME, COMMIT)
     known = {"name": NAME, "revision": COMMIT, "dtype": "float32", "weights": weights_digest(small.base)}
-    path = {"path": str(run.parent / "my-base")} if by_path else {}
-    assert json.loads((folder / FILE).read_text())["base"] == known | path
+    assert json.loads((folder / FILE).read_text())["base"] == known
     card = (folder / "README.md").read_text()
     assert card_of(card)["base_model"] == NAME
     assert f"of `{NAME}` (revision `{COMMIT}`, float32), trained" in card and "my-base" not in card
@@ -91,7 +89,7 @@ def test_a_push_names_it_as_well(run, hub: Hub, llm_fed):
     assert llm_fed("push", run, "ann", "--client", "ada").code == 0
     files = hub.repositories["ann/run-fedit-ada"].files
     assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == NAME
-    assert json.loads(files[FILE])["base"]["revision"] == COMMIT and "path" not in json.loads(files[FILE])["base"]
+    assert json.loads(files[FILE])["base"]["revision"] == COMMIT
     assert card_of(files["README.md"].decode())["license"] == "mit"  # of the base's own card
     hub.repositories.pop("ann/run-fedit-ada")
 

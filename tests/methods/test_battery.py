@@ -9,7 +9,7 @@ from battery import FEDERATED, GOLDEN, OF_PICTURES, SLACK, WHOLE_MODELS, go
 
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
-from llm_fed.methods.fields import fields_of
+from llm_fed.methods import fields_of
 from llm_fed.settings import range_of
 from llm_fed.testing.battery import CHECKS, Slack
 

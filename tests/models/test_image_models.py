@@ -26,7 +26,7 @@ from llm_fed.kinds.wording import Model, Wording
 from llm_fed.models.cnn import CNN
 from llm_fed.models.images import HALF, head_of
 from llm_fed.models.lora import Lora
-from llm_fed.models.structure import Full, structure_of
+from llm_fed.models.structure import Full
 from llm_fed.settings.config import AdapterConfig, BaseConfig
 from llm_fed.state import State
 
@@ -140,9 +140,9 @@ def test_adapters_are_drawn_as_everywhere():
 
 
 def test_structures_of_a_configuration():
-    assert structure_of(None, ("head",)) == Full()
-    assert structure_of(AdapterConfig(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj")),
-                        ("classifier",)) == LORA  # fmt: skip
+    adapter = AdapterConfig(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj"))
+    base = tiny_images.vit()
+    assert base.structure(None) == Full() and base.structure(adapter) == LORA
     with pytest.raises(UserError, match="several experts.*set adapter.rank"):
         Full().with_experts("a", "b", gate="sum")
     with pytest.raises(UserError, match="no expert 'a'; set adapter.rank"):
