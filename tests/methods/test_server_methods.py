@@ -192,13 +192,6 @@ def test_feddf_averages_models_and_then_distils():
     assert [(job.optimizer.lr, len(job.batches)) for job in engine.jobs] == [(0.5, 4)]
 
 
-def test_feddfs_clients_send_their_models():
-    client = toy.clients(1)["c0"]
-    client.begin(1, 0.1)
-    (answer,) = drive({"c0": FedDF().client_update(client, number(10.0))}, Toy().execute).values()
-    assert answer.row.item() == pytest.approx(100 - 90 * 0.9**2, abs=1e-12)
-
-
 # Distillation
 
 

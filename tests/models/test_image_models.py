@@ -24,10 +24,10 @@ from llm_fed.kinds import wording
 from llm_fed.kinds.images import Images, load_images
 from llm_fed.kinds.wording import Model, Wording
 from llm_fed.models.cnn import CNN
-from llm_fed.models.images import HALF, head_of
+from llm_fed.models.images import ARCHITECTURES, HALF, head_of
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
-from llm_fed.settings.config import AdapterConfig, BaseConfig
+from llm_fed.settings.config import IMAGE_MODELS, AdapterConfig, BaseConfig
 from llm_fed.state import State
 
 LABELS = tuple(f"class {label}" for label in range(CLASSES))
@@ -72,6 +72,10 @@ def card(shown: Wording, base: Images) -> str:
 
 
 # Loading
+
+
+def test_the_settings_which_must_not_import_torch_know_the_names_of_image_models():
+    assert set(IMAGE_MODELS) == set(ARCHITECTURES)
 
 
 def test_the_cnn_is_built_here():
@@ -293,8 +297,3 @@ def test_wrong_folders_are_refused(folders, tmp_path):
     assert found.equal(adapter) and isinstance(structure, Lora) and structure.whole == LORA.whole
     with pytest.raises(UserError, match="does not fit the base.*classifier"):
         models.read(tmp_path / "adapter", LORA, load(folders["vit"], LABELS[:3]))
-
-
-def test_a_structure_of_adapters_keeps_its_head_among_experts():
-    """`with_experts` changes what stands side by side, not what is trained whole."""
-    assert isinstance(LORA, Lora) and LORA.with_experts("a", "b", gate="sum").whole == ("classifier",)
