@@ -86,10 +86,6 @@ class Structure(ABC):
         UserError for adapters."""
         raise UserError("this method gives each client a second, whole model; set adapter=null")
 
-    def several(self, *names: str, answer: str) -> Structure:
-        """So many models like this one; UserError for adapters."""
-        raise UserError("this method gives each client several whole models; set adapter=null")
-
     def _needs_adapters(self, lack: str) -> NoReturn:
         raise UserError(f"the method needs LoRA adapters, and a whole model {lack}; set adapter.rank")
 
@@ -135,12 +131,9 @@ class Full(Structure):
         ((_, architecture),) = self.parts
         return Full(((own, architecture), (shared, "")), answer, self.gate)
 
-    def several(self, *names: str, answer: str) -> Full:
-        ((_, architecture),) = self.parts
-        return Full(tuple((name, architecture) for name in names), answer)
-
     def mixture(self, *names: str) -> Full:
-        return self.several(*names, answer="probabilities")
+        ((_, architecture),) = self.parts
+        return Full(tuple((name, architecture) for name in names), "probabilities")
 
     def gated(self, own: str, shared: str) -> Full:
         return self.beside(own, shared, "gate")
