@@ -173,11 +173,6 @@ def build(settings: dict[str, Any]) -> Method:
         return given
     fields = fields_of(kind)
     given = {key: value for key, value in settings.items() if key != "name"}
-    if "personal_steps" in given and "personal_share" in fields:
-        raise UserError(
-            "method.personal_steps is gone: a client takes rounds * local.steps steps in all, and of them it takes the "
-            "share method.personal_share alone, after the others; set it, such as 0.5"
-        )
     for key in given:
         owners = [other for other, other_kind in BUILTIN.items() if key in fields_of(other_kind)]
         if key not in fields and owners:

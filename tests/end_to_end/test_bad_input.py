@@ -49,7 +49,6 @@ from llm_fed.runs.records import read_records
         ("task=5", ["task is 5", "mapping"]),
         ("method=fedlora method.personal_share=1", ["method.personal_share is 1", "at least 0 and below 1"]),
         ("method=fedlora method.personal_share=-0.1", ["method.personal_share is -0.1", "at least 0 and below 1"]),
-        ("method=fedlora method.personal_steps=9", ["method.personal_steps is gone", "set it, such as 0.5"]),
         ("method=fedlora method.personal_lr=-1", ["method.personal_lr is -1", "above 0"]),
         ("method=fedlora method.personal_lr=nan", ["method.personal_lr is nan", "above 0"]),
         ("local.lr=inf", ["local.lr is inf", "above 0"]),

@@ -1,7 +1,6 @@
 """Image models as they are loaded and drawn, and what is exported: stock libraries load it as the card says."""
 
 import copy
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -245,25 +244,6 @@ def test_a_whole_checkpoint_is_transformers_own(folders, tmp_path, kind, maker):
     again = load(tmp_path / "ada", base.labels)
     assert (again.size, again.mean, again.std) == (16, (0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
     assert bool(state.extras) == (kind == "resnet")
-
-
-def test_a_model_that_is_built_here_says_how(tmp_path):
-    base = tiny_images.cnn(torch.float32)
-    base.name = "cnn"
-    state = trained(base, Full())
-    assert base.wording(Full()) is wording.BUILT
-    text = card(wording.BUILT, base)
-    assert "base_model" not in text.split("---")[1]  # cnn is no model on the Hub
-    models.write(tmp_path / "ada", state, Full(), base, text)
-    model = run_card(text, tmp_path / "ada", "cnn")
-    images = torch.stack([picture.pixels for picture in pictures(5, 3)])
-    with torch.no_grad():
-        torch.testing.assert_close(model(images), logits(base, Full(), state), rtol=0, atol=1e-6)
-    assert models.read(tmp_path / "ada", Full(), base).equal(state)
-    saved = json.loads((tmp_path / "ada/config.json").read_text())
-    labels = {str(i): label for i, label in enumerate(base.labels)}
-    assert saved == {"parts": [["", "cnn"]], "answer": "", "id2label": labels}
-    assert "# Model of client ada" in text and "library_name: llm_fed" in text
 
 
 def test_every_kind_has_a_card_that_names_the_base():
