@@ -194,12 +194,9 @@ def config_of(name: str, folder_or_id: str, revision: str | None = None, *, fami
 
 
 def is_language(config: BaseConfig) -> bool:
-    """Whether a base's config.json is that of a causal language model. UserError: it has none, or a damaged one."""
-    try:
-        loaded = read_settings(check_name(config.name), config.revision)
-    except Exception as error:  # as in `load_base`
-        raise UserError(explain(config.name, error, "a causal LM")) from error
-    return type(loaded) in MODEL_FOR_CAUSAL_LM_MAPPING
+    """Whether a base's config.json is that of a causal language model. UserError: see `config_of`."""
+    found = config_of(config.name, check_name(config.name), config.revision, family=False)
+    return type(found) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def explain(name: str, error: Exception, kind: str) -> str:
