@@ -117,12 +117,6 @@ class AdapterSettings(BaseModel, frozen=True, validate_by_name=False):
             raise _not_lora(self.folder, error) from error
         return made
 
-    @property
-    def decisive(self) -> dict[str, Any]:
-        """What of it decides what the adapter computes and is not seen in the shapes of its tensors."""
-        dora = {"use_dora": True} if self.dora else {}
-        return {"lora_alpha": float(self.alpha), "modules_to_save": list(self.whole)} | dora
-
     def scalings(self, names: list[str]) -> dict[str, tuple[int, float]]:
         """By the name of a layer its rank, and what its product B A is multiplied by."""
         ranks, alphas = _own(self.ranks, names, "rank_pattern"), _own(self.alphas, names, "alpha_pattern")
@@ -212,6 +206,11 @@ def merged(parents: Sequence[AdapterSettings], rank: int, layers: Sequence[str])
         "lora_dropout": 0.0, "inference_mode": True, "target_modules": given["target_modules"] if alike else [*layers],
     }  # fmt: skip
     return json.dumps({key: settings[key] for key in _WRITTEN}, indent=2, sort_keys=True, default=sorted).encode()
+
+
+def decisive(alpha: float, whole: Sequence[str], dora: bool = False) -> dict[str, Any]:
+    """What of an adapter's settings decides what it computes and is not seen in the shapes of its tensors."""
+    return {"lora_alpha": float(alpha), "modules_to_save": list(whole)} | ({"use_dora": True} if dora else {})
 
 
 def setting(folder: Path, key: str) -> Any:

@@ -31,7 +31,6 @@ from llm_fed.runs.records import read_records
         ("method=fedmrge", ["fedmrge", "fedmerge"]),
         ("method.num_model=2", ["unknown key method.num_model", "num_models"]),
         ("method.num_models=0", ["method.num_models is 0", "at least 1"]),
-        ("method.last_layers=0", ["method.last_layers is 0", "at least 1"]),
         ("method.num_models=many", ["method.num_models is 'many'", "int"]),
         ("task.name=flna", ["task.name", "flna", "flan"]),
         ("task.template=alpacca", ["task.template", "alpacca", "alpaca"]),

@@ -107,8 +107,6 @@ OF_METHODS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("fedmerge", {"max_step": 0.5}, {"weight_step": "fixed-magnitude"}),
     ("fedmerge", {"init_noise": 0.5}, {"soup_init": "shared"}),
     ("fedmerge-fixed", {"init_noise": 0.5}, {"soup_init": "shared"}),
-    ("fedmerge of pictures", {"last_layers": 1}, {}),
-    ("fedmerge", {"last_layers": 1, "inner_product": "all"}, {"inner_product": "last-layers"}),
     ("feddle", {"head_epochs": 2}, {}),
     ("feddle of pictures", {"head_lr": 0.1}, {}),
     ("fedmoe of pictures", {"gate_lr": 0.1, "gate": "even"}, {"gate": "learned"}),

@@ -175,13 +175,10 @@ def test_last_layers_see_the_last_entries_alone():
     got = step(FedMerge(num_models=2, weight_lr=0.1), [pair(1, 0), pair(0, 1)], uploads())["logits"]
     assert got["a"][0] < 0 < got["a"][1]
     layout = Layout(tuple(f"model.layers.{i}.q.lora_{x}" for i in range(12) for x in "AB"), ((1,),) * 24)
-    assert coordinates(layout, "last-layers", None) == [
-        slice(i, i + 1) for i in range(18, 24)
-    ]  # a quarter of 12 layers
-    assert coordinates(layout, "last-layers", 1) == [slice(22, 23), slice(23, 24)]
-    assert coordinates(layout, "head", None) == [slice(22, 23), slice(23, 24)]
+    assert coordinates(layout, "last-layers") == [slice(i, i + 1) for i in range(18, 24)]  # a quarter of 12 layers
+    assert coordinates(layout, "head") == [slice(22, 23), slice(23, 24)]
     with pytest.raises(UserError, match="no entry has a layer number"):
-        coordinates(Layout(("head.lora_A",), ((1,),)), "last-layers", None)
+        coordinates(Layout(("head.lora_A",), ((1,),)), "last-layers")
 
 
 @pytest.mark.parametrize("order", ["together", "algorithm1", "published"])
