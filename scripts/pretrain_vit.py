@@ -20,7 +20,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from llm_fed import tasks
 from llm_fed.basics.rng import derive
 from llm_fed.kinds.images import Images
-from llm_fed.method.augmentation import moved
+from llm_fed.method.requests import moved
 from llm_fed.models.images import head_of
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import Picture, TaskData

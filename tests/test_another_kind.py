@@ -37,7 +37,7 @@ from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Features, Fit, FitHead, Logits
 from llm_fed.models.joined import Answer, full, heard
 from llm_fed.models.lora import Lora
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.network import server
 from llm_fed.runs.records import read_records
 from llm_fed.settings import plugins

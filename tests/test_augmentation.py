@@ -16,9 +16,8 @@ from llm_fed.engine.engine import Engine
 from llm_fed.engine.fit import fit
 from llm_fed.experiment import run
 from llm_fed.kinds.images import Pictures
-from llm_fed.method.augmentation import augmented, moved
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Distillation, Fit
+from llm_fed.method.requests import Distillation, Fit, augmented, moved
 from llm_fed.models.structure import Full
 from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile

@@ -157,8 +157,6 @@ def test_hyper_parameters_are_typed():
     assert built == FedLoRA(personal_lr=1e-3)
     with pytest.raises(UserError, match="method.personal_share is 'many' .str.; it takes float"):
         methods.build({"name": "fedlora", "personal_share": "many"})
-    with pytest.raises(UserError, match="method.personal_steps is gone: .* set it, such as 0.5"):
-        methods.build({"name": "fedlora", "personal_steps": 20})
 
 
 def test_open_keys_must_be_given(file):

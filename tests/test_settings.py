@@ -273,9 +273,9 @@ def test_fields_of_sections_are_checked_with_their_whole_keys():
 
 def test_the_list_of_methods_says_the_ranges(llm_fed):
     (fedit,) = (entry for entry in methods.builtin() if entry["name"] == "fedit")
-    assert fedit["ranges"] == {"wait": "none, deadline or first_n", "wait_for": "at least 1, or null"}
+    assert fedit["ranges"] == {"wait": "none, deadline or first_n"}
     assert list(fedit["settings"]) == [field.name for field in dataclasses.fields(FedIT)]
-    assert "wait_for=None (at least 1, or null)" in llm_fed("methods").out
+    assert "atlas_size=None (at least 1, or null)" in llm_fed("methods").out
 
 
 def test_what_an_operator_says_of_a_node():

@@ -225,7 +225,7 @@ def test_in_a_block_list_too(file):
         ("task: {groups: [&n north, *n]}", "task.groups", ["north", "north"]),
         ("network: {clients: 8}", "network.clients", 8),
         ("adapter: {target_modules: [1, q]}", "adapter.target_modules", ["1", "q"]),
-        ("local: {lr: 1.0e-4, clip: 1e5, keep_optimizer: yes}", "local.clip", 100000.0),
+        ("local: {lr: 1.0e-4, clip: 1e5}", "local.clip", 100000.0),
         ("local: {<<: {lr: 1.0, steps: 3}, lr: 2.0}", "local.lr", 2.0),
         ("local: {<<: [{steps: 3}, {steps: 4}], lr: 2.0}", "local.steps", 3),
         ("task: {template: '${amount} {prompt}'}", "task.template", "${amount} {prompt}"),

@@ -45,7 +45,7 @@ def files(folder: Path, chain: digests.Chain, report: Audit) -> None:
         elif now[name] != then[name]:
             report.findings.append(Finding(0, "", "file", f"{name} is not what the run wrote"))
     if known is None and chain.lines:
-        why = f"their digests are in {digests.DELIVERED}, which is written at the end of a run, since version 0.5"
+        why = f"their digests are in {digests.DELIVERED}, which the end of a run writes"
         report.unchecked.append(f"files beside {digests.FILE}, metrics.jsonl and exported weights: {why}")
     if then:
         report.checked.append(f"{len(then)} files that the run hands out")

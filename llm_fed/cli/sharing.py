@@ -46,7 +46,8 @@ def export(
             from llm_fed.export import merged as whole
 
             plan = whole.plan(source, out_dir, client or [], gguf)
-            print(printable(plan.said), file=sys.stderr)
+            for note in plan.notes:
+                print(printable(note), file=sys.stderr)
             for folder in plan.write():
                 out.print(str(folder))
             return
@@ -92,11 +93,11 @@ def push(
             ):
                 out.print(f"would push {url}: {filesize.decimal(size)} in {', '.join(files)}")
             return
-        for pushed in hub.push(
+        for url, changed in hub.push(
             source, namespace, clients=client or [], private=private, license=license, prefix=prefix,
             one_repository=one_repository,
         ):  # fmt: skip
-            out.print(f"{'pushed   ' if pushed.changed else 'unchanged'} {pushed.url}")
+            out.print(f"{'pushed   ' if changed else 'unchanged'} {url}")
 
 
 @app.command(rich_help_panel="Share and deploy")

@@ -44,8 +44,7 @@ def _device() -> str:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         return f"{torch.cuda.get_device_name()}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
-    crowded = f"; {line}" if (line := speed.crowded()) else ""
-    return f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads; torch finds no GPU{crowded}"
+    return f"CPU, {os.cpu_count()} cores, {torch.get_num_threads()} threads; torch finds no GPU"
 
 
 def _space() -> str:

@@ -19,7 +19,7 @@ from llm_fed.export import models
 from llm_fed.export.card import model_card
 from llm_fed.kinds import Kind
 from llm_fed.kinds.language import load_base
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
@@ -151,6 +151,6 @@ def _alone(config: Config, structure: Any, start: str | None) -> Config:
             "files", max_length=task.max_length, too_long=task.too_long, template=task.template, loss_on=task.loss_on
         ),
         method={"name": "local"},
-        local=replace(config.local, keep_optimizer=False),
+        local=config.local,
         eval=EvalConfig(batch_size=config.eval.batch_size, max_new_tokens=config.eval.max_new_tokens),
     )  # fmt: skip

@@ -51,10 +51,9 @@ def look_up(name: str, tell: Tell) -> KnownBase:
         tell: hears that the Hub is asked, before it is.
 
     Raises:
-        UserError: it is a folder that holds no base, or no name of one, or by its name an encoder, of which more than
-            the name must be known.
+        UserError: it is a folder that holds no base, or no name of one.
     """
-    from llm_fed.models import families, forms
+    from llm_fed.models import forms
     from llm_fed.models.loading import check_name
 
     folder_or_id = check_name(name)
@@ -63,12 +62,6 @@ def look_up(name: str, tell: Tell) -> KnownBase:
         raise UserError(known.problem)
     if known.problem:
         known = _from_hub(name, folder_or_id, tell)
-        if known.problem and (family := families.encoder_in(name)):
-            raise UserError(
-                f"{name} is an encoder by its name ({family}), and cannot be loaded here: {known.problem}. For an "
-                "encoder init writes another file (task.name=classification or regression) and needs its configuration "
-                "and tokenizer: give --base FOLDER, or init again where the Hub answers"
-            )
     if known.config is not None:
         forms.check_quantization(name, known.config)
         known = KnownBase(known.tokenizer, known.config.get_text_config())

@@ -174,7 +174,7 @@ def _method(method: Any, label: str) -> tuple[str, dict[str, Any] | None]:
     from llm_fed import methods
     from llm_fed.method import Method
     from llm_fed.method.merge import kind_of
-    from llm_fed.methods.fields import fields_of
+    from llm_fed.methods import fields_of
 
     kind = type(method) if isinstance(method, Method) else kind_of(method)
     if not (isinstance(kind, type) and issubclass(kind, Method)):

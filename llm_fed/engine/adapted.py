@@ -12,7 +12,7 @@ from torch import nn
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.memory import Attempts, budget_and_overhead
-from llm_fed.models.frozen import device_of
+from llm_fed.models.base import device_of
 from llm_fed.models.lora import Lora
 
 if TYPE_CHECKING:

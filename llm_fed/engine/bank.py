@@ -17,10 +17,10 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
 from llm_fed.engine.routed import RoutedExperts, in_place_of
 from llm_fed.engine.tokens import ALIGNED, AdapterTokens, TokenGroups, TokenRows
-from llm_fed.models.frozen import device_of, freeze
+from llm_fed.models.base import device_of, freeze
+from llm_fed.models.deberta import is_for_all_rows
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
-from llm_fed.models.shared import is_for_all_rows
 from llm_fed.state import Layout, State, magnitude, pair, router
 
 

@@ -39,7 +39,7 @@ from llm_fed.method.requests import (
     Work,
 )
 from llm_fed.models.joined import Answer
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.settings.config import EngineConfig, EvalConfig
 from llm_fed.state import State
 

@@ -313,9 +313,7 @@ class FusedFit:
         state = job.start.like(row)
         if not state.is_finite():
             return ClientError(f"client {job.site}: weights not finite after {len(job.batches)} local steps {hint}")
-        (steps,) = (steps for steps in self.steps if k in steps.parameters)
-        moments = {} if job.moments is None else steps.moments(k)
-        return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch), moments)
+        return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch))
 
 
 def _unusable(job: Fit, examples: Examples) -> ClientError | None:

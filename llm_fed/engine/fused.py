@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from llm_fed.models.frozen import device_of
+from llm_fed.models.base import device_of
 
 ROTATE = "apply_rotary_pos_emb"  # what families call their function, which their layers look up when they run
 Code = tuple[object, ...]

@@ -85,13 +85,8 @@ class Steps:
         self._anchors, self._corrections = dict[int, list[Tensor]](), dict[int, list[Tensor]]()
         for k, job in self._fits.items():
             self._gradients[k] = [grads[k, index] for index in self._places]
-            for index, parameter, gradient in zip(self._places, self.parameters[k], self._gradients[k], strict=True):
+            for parameter, gradient in zip(self.parameters[k], self._gradients[k], strict=True):
                 parameter.grad = gradient
-                if job.moments:
-                    self._optimizer.state[parameter] = {
-                        name: (value[index] if value.dim() else value).to(values.device, copy=True)
-                        for name, value in job.moments.items()
-                    }
             if self._settings.proximal:
                 self._anchors[k] = self._parts_of(job.optimizer.anchor or job.start)
             if self._settings.tail:
@@ -120,17 +115,6 @@ class Steps:
             for name in (a, b)
         )
         return a_values[first:], a_grads[first:], b_values[:, first:], b_grads[:, first:]
-
-    def moments(self, k: int) -> dict[str, Tensor]:
-        """What is remembered of row k, as `Fit.moments` holds it, on the CPU; zero for what is not trained."""
-        moments: dict[str, Tensor] = {}
-        for index, parameter in zip(self._places, self.parameters[k], strict=True):
-            for name, value in self._optimizer.state[parameter].items():
-                if value is not None and value.shape == parameter.shape:
-                    moments.setdefault(name, torch.zeros_like(self._values[k]))[index] = value
-                elif value is not None:  # sgd without momentum
-                    moments[name] = value
-        return {name: value.to("cpu", copy=True) for name, value in moments.items()}
 
     def add_clipped(self, each: Tensor, owners: Sequence[int]) -> None:
         """Add the gradients (n, P) of single examples to the rows that they belong to, each clipped as `Fit.private`

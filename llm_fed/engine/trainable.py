@@ -14,7 +14,7 @@ from llm_fed.engine import classifying
 from llm_fed.engine.answering import Answering
 from llm_fed.engine.examples import Examples
 from llm_fed.models.base import Base
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 
 
 @dataclass(kw_only=True)

@@ -13,7 +13,7 @@ from torch import nn
 from llm_fed.engine.end_to_end import has_kernels, quantised, windowed
 from llm_fed.engine.fused import has_library
 from llm_fed.models.lora import Lora
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 
 # Families whose passes and answers a GPU has computed so, in the tests marked `gpu` and in scripts/gpu.
 TRAINED, ANSWERED = frozenset(("llama", "qwen3")), frozenset(("llama",))

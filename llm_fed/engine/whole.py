@@ -22,7 +22,7 @@ from llm_fed.method.losses import divergence
 from llm_fed.method.requests import Fit, Fitted, Gradient, Work
 from llm_fed.models.flat import FlatModel
 from llm_fed.models.joined import Answer, full
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.state import State
 
 CHUNK = 500  # examples of a forward pass without gradients
@@ -70,7 +70,7 @@ class WholeModel:
         if not state.is_finite():
             what = f"weights not finite after {len(job.batches)} local steps"
             return ClientError(f"client {job.site}: {what} {hint}"), work
-        return Fitted(state, tuple(values), {} if job.moments is None else steps.moments(0)), work
+        return Fitted(state, tuple(values)), work
 
     def _loss(self, job: Fit, step: int, wanted: Tensor | None) -> Tensor:
         batch, indices = self.examples.collate(job.batch(step)), torch.tensor(job.batches[step])

@@ -28,7 +28,7 @@ from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.runtime.launch import processes
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import Config

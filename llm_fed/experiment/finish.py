@@ -24,7 +24,7 @@ from llm_fed.federation.clients import finish, messages_for
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
-from llm_fed.method.site import OPTIMIZER, Site
+from llm_fed.method.site import Site
 from llm_fed.runs.folder import ENDED, Run, log_event
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.notes import notes_on_length
@@ -211,7 +211,7 @@ def contents(
     looks = type(method).personalize is not Method.personalize
     for site in sites:
         id = site.id
-        own = looks or bool(set(site.memory) - {NOISY_STEPS, OPTIMIZER})
+        own = looks or bool(set(site.memory) - {NOISY_STEPS})
         card = model_card(
             models.described(site.structure, experiment.base, site.data.num_labels, prompt),
             client=id, method=config.method["name"], paper=method.paper,

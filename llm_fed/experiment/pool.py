@@ -14,7 +14,7 @@ from llm_fed.export import peft_folders
 from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.models.base import Base
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.reading import exported, finished
 from llm_fed.settings.config import Config

@@ -22,7 +22,6 @@ from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring
 from llm_fed.federation.progress import Progress
-from llm_fed.models import speed
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import other_ranks
@@ -95,7 +94,7 @@ class Simulation:
         if (origin := start.folder_of(experiment.config)) and run.continues:
             start.check(run, _sites(experiment), origin)
         reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
-        for line in filter(None, [*launchers.notes(), speed.crowded()]):
+        for line in launchers.notes():
             reporter.note_once(line)
         return experiment
 

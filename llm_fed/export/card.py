@@ -169,8 +169,7 @@ def merged_card(card: str, model: Model) -> str:
 
 
 def _warnings(sentences: Sequence[str]) -> str:
-    """A section of the card; nothing without a warning."""
-    return "\n## Warnings\n\n" + "".join(f"- {sentence}\n" for sentence in sentences) if sentences else ""
+    return _section("Warnings", "\n".join(f"- {sentence}" for sentence in sentences))
 
 
 def _section(title: str, text: str) -> str:
@@ -179,7 +178,5 @@ def _section(title: str, text: str) -> str:
 
 
 def _recipe(recipe: Mapping[str, Any] | None) -> str:
-    """A section of the card; nothing without a recipe."""
-    if not recipe:
-        return ""
-    return f"\n## Recipe of the merge\n\n```yaml\n{documents.dump(public(dict(recipe))).strip()}\n```\n"
+    text = f"```yaml\n{documents.dump(public(dict(recipe))).strip()}\n```" if recipe else ""
+    return _section("Recipe of the merge", text)

@@ -17,11 +17,8 @@ from llm_fed.runs.reading import exported
 
 
 def handed_out(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
-    """As `runs.reading.exported`, for copies that others will have.
-
-    Raises:
-        UserError: as `exported`, or an adapter has a link, which might lead to any file of this machine.
-    """
+    """As `runs.reading.exported`, for copies that others will have. UserError: as `exported`, or an adapter has a link,
+    which might lead to any file of this machine."""
     folders = exported(folder, clients)
     for path in folders.values():
         if link := next((inner for inner in (path, *path.rglob("*")) if inner.is_symlink()), None):
@@ -34,10 +31,7 @@ def handed_out(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
 
 def public_content(path: Path) -> bytes | None:
     """What a file of an adapter says to others, where paths of this machine are cut; None of one that has no paths.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    UserError: the file is damaged."""
     if path.name == CONFIG:
         return public_config(path)
     if path.name != FILE:

@@ -12,7 +12,7 @@ from torch import Tensor
 from llm_fed.basics.errors import UserError
 from llm_fed.export import peft_settings
 from llm_fed.export.peft_folders import GATE, PREFIX, WEIGHTS, peft_name, read_tensors
-from llm_fed.export.peft_settings import CONFIG, AdapterSettings
+from llm_fed.export.peft_settings import CONFIG, AdapterSettings, decisive
 from llm_fed.export.tensors import pack
 from llm_fed.merge.factors import resized
 from llm_fed.merge.products import layers
@@ -37,11 +37,8 @@ class Factors:
 
 
 def read(folder: Path) -> Factors:
-    """Read a PEFT LoRA folder by its own names; ranks and alphas may differ from layer to layer.
-
-    Raises:
-        UserError: it is none, damaged, or what it adds to a layer is no product of two matrices.
-    """
+    """Read a PEFT LoRA folder by its own names; ranks and alphas may differ from layer to layer. UserError: it is none,
+    damaged, or what it adds to a layer is no product of two matrices."""
     if (folder / GATE).is_file():
         raise UserError(
             f"{folder} holds several adapters that a gate weighs, which no merge can; merge folders of one adapter each"
@@ -53,7 +50,8 @@ def read(folder: Path) -> Factors:
             f"{folder} {what} no merge can weigh; fold each adapter into the base (PEFT's merge_and_unload) and merge "
             "the models"
         )
-    tensors = {name.removeprefix(PREFIX): value for name, value in read_tensors(folder, said.decisive).items()}
+    given = read_tensors(folder, decisive(said.alpha, said.whole))
+    tensors = {name.removeprefix(PREFIX): value for name, value in given.items()}
     names = [name.removesuffix(_A) for name in tensors if name.endswith(_A)]
     scaling = said.scalings(names)
     found = {}
@@ -75,11 +73,8 @@ def read(folder: Path) -> Factors:
 
 
 def aligned(parents: Sequence[Factors]) -> list[State]:
-    """Their adapters as states with the same layers, in one dtype; where one has no adapter its rank is 0.
-
-    Raises:
-        UserError: a layer has different sizes in two of them.
-    """
+    """Their adapters as states with the same layers, in one dtype; where one has no adapter its rank is 0. UserError: a
+    layer has different sizes in two of them."""
     dtype = max((a.dtype for parent in parents for a, _ in parent.layers.values()), key=lambda each: each.itemsize)
     sizes: dict[str, tuple[int, int]] = {}
     for parent in parents:
@@ -115,5 +110,4 @@ def contents(merged: State, head: Mapping[str, Tensor], parents: Sequence[Factor
     settings = peft_settings.merged(
         [parent.settings for parent in parents], rank, [name for name, _, _ in layers(merged)]
     )
-    decisive = {"lora_alpha": float(rank), "modules_to_save": list(parents[0].settings.whole)}
-    return {CONFIG: settings, WEIGHTS: pack(tensors, {}, decisive)}
+    return {CONFIG: settings, WEIGHTS: pack(tensors, {}, decisive(rank, parents[0].settings.whole))}

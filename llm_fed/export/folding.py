@@ -19,10 +19,7 @@ from llm_fed.state import State, magnitude, pair
 
 def untied(model: PreTrainedModel, structure: Lora, adapter: Path) -> bool:
     """Whether an adapter changes a head that is the model's embedding as well, so that folding must part the two.
-
-    Raises:
-        UserError: it changes another weight that several layers share. Transformers would make these equal again.
-    """
+    UserError: it changes another weight that several layers share. Transformers would make these equal again."""
     owners = defaultdict(list)
     for name, module in model.named_modules():
         for key, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -51,10 +48,7 @@ def _inputs(layer: nn.Module) -> int:
 @torch.no_grad()
 def fold(model: PreTrainedModel, structure: Lora, state: State, adapter: Path) -> None:
     """Change the weights of a model, in their dtype, as a plain adapter does; a head that was tied has its own then.
-
-    Raises:
-        UserError: a weight becomes too large for its dtype.
-    """
+    UserError: a weight becomes too large for its dtype."""
     parted = untied(model, structure, adapter)
     for name, layer in targets(model, structure).items():
         first, second = pair(name, "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -16,8 +15,7 @@ from llm_fed.export import gguf_tokens, peft_folders, proof
 from llm_fed.export.gguf_model import Architecture, library, weights, write_header
 from llm_fed.export.model_files import generation_of
 from llm_fed.kinds.language import Language
-from llm_fed.models.base import Base
-from llm_fed.models.frozen import freeze
+from llm_fed.models.base import Base, freeze
 from llm_fed.models.lora import targets
 from llm_fed.models.prompt import Prompt
 from llm_fed.state import pair
@@ -93,7 +91,7 @@ def _save(writer: Any) -> None:
     writer.close()
 
 
-def check(path: Path, probes: Sequence[proof.Probe], base: Base, config: Any, prompt: Prompt) -> None:
+def check(path: Path, probed: proof.Probe, base: Base, config: Any, prompt: Prompt) -> None:
     """Refuse a file whose weights, as transformers reads them, do not compute what was probed.
 
     Args:
@@ -122,4 +120,4 @@ def check(path: Path, probes: Sequence[proof.Probe], base: Base, config: Any, pr
         model=loaded, tokenizer=base.tokenizer, name=base.name, dtype=base.dtype, autocast=base.autocast, prompt=prompt
     )
     loaded.generation_config = generation_of(whole, prompt)
-    proof.compare(whole, probes, prompt)
+    proof.compare(whole, probed, prompt)

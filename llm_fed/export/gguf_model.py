@@ -26,11 +26,7 @@ ELSEWHERE = "convert what `llm-fed export --merged` writes with llama.cpp's conv
 
 
 def library() -> Any:
-    """The library that knows the format.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The library that knows the format. UserError: it is not installed."""
     try:
         import gguf
     except ImportError as error:
@@ -83,11 +79,7 @@ class Architecture:
         return int(getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads)
 
     def named(self, name: str) -> str:
-        """llama.cpp's name of a weight or bias.
-
-        Raises:
-            UserError: it has none.
-        """
+        """llama.cpp's name of a weight or bias. UserError: it has none."""
         found = self.tensors.get_name(name, try_suffixes=(".weight", ".bias"))
         if found is None:
             raise UserError(f"llama.cpp's {self.name} has no place for {name}; {ELSEWHERE}")

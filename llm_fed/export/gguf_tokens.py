@@ -34,11 +34,7 @@ _SPACE = "▁"
 
 
 def check(tokenizer: Any) -> None:
-    """Refuse a tokenizer that llama.cpp does not know.
-
-    Raises:
-        UserError: what of it is unknown.
-    """
+    """Refuse a tokenizer that llama.cpp does not know. UserError: what of it is unknown."""
     _way(_read(tokenizer), tokenizer.name_or_path)
 
 

@@ -7,9 +7,8 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +20,14 @@ from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from huggingface_hub.utils import logging, validate_repo_id
 
 from llm_fed.basics import documents
-from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.basics.files import read_file
 from llm_fed.export import peft_folders
 from llm_fed.export.card import repository_card
 from llm_fed.export.copies import handed_out, public_content
 from llm_fed.export.peft_settings import CONFIG, setting
 from llm_fed.runs.reading import adapter_folders, read_config
-from llm_fed.settings.config import Config
 from llm_fed.settings.plugins import short
-
-
-@dataclass(frozen=True)
-class Pushed:
-    """What became of one repository; `changed` is false where the Hub had all of it already."""
-
-    url: str
-    changed: bool
 
 
 def push(
@@ -49,8 +39,9 @@ def push(
     license: str | None = None,
     prefix: str | None = None,
     one_repository: bool = False,
-) -> Iterator[Pushed]:
-    """Push each client's adapter folder to `namespace/<prefix>-<client>`, and yield what became of it.
+) -> Iterator[tuple[str, bool]]:
+    """Push each client's adapter folder to `namespace/<prefix>-<client>`, and yield the address of each repository and
+    whether it has changed.
 
     With `one_repository` all go to the repository `namespace/<prefix>`, in which each client has a folder, and from
     which `PeftModel.from_pretrained(base, repository, subfolder=client)` loads.
@@ -70,9 +61,7 @@ def push(
             or without the right to write to `namespace`, or a public repository where `private` is requested.
         RunError: the Hub cannot be reached, or does not take the files.
     """
-    config, folders = read_config(folder), adapter_folders(folder)
-    cards = {client: _card(path) for client, path in handed_out(folder, clients).items()}
-    names, repositories = _repositories(config, folder, folders, cards, namespace, prefix, one_repository)
+    cards, repositories = _prepared(folder, namespace, clients, prefix, one_repository)
     token = get_token()
     if token is None:
         raise UserError("no token for the Hub: give one with hf auth login, or as HF_TOKEN in the environment")
@@ -81,7 +70,7 @@ def push(
         user = api.whoami()["name"]
     hub_id = next((card.data.get("base_model") for card in cards.values()), None)
     with _errors(f"the model card of {hub_id} cannot be read", denied=f"{user} may not read {hub_id}"):
-        terms, source = _terms(license, hub_id, Path(config.base.name))
+        terms, source = _terms(license, hub_id, Path(read_config(folder).base.name))
     for card in cards.values():
         for key, value in terms.items():
             card.data[key] = value
@@ -95,62 +84,40 @@ def push(
                     f"{repository} exists and is public, but --private is given; make it private on the Hub, or give "
                     "another --prefix"
                 )
-            files = [
-                file
-                for client, location in locations.items()
-                for file in _files(folders[client], str(cards[client]), under=location)
-            ]
-            first = next(iter(locations))
-            what = f"Adapter of client {first}"
-            if one_repository:
-                text = repository_card(repository, cards[first], names[first] if _plain(folders[first]) else "", terms)
-                files.append(CommitOperationAdd(peft_folders.CARD, text.encode()))
-                what = f"Adapters of {len(locations)} clients"
-            commit = api.create_commit(repository, files, commit_message=what)
-        yield Pushed(f"{api.endpoint}/{repository}", commit.oid != before.sha)
+            files = _files(folder, repository, locations, cards, terms)
+            commit = api.create_commit(repository, files, commit_message=f"Adapters of {', '.join(locations)}"[:99])
+        yield f"{api.endpoint}/{repository}", commit.oid != before.sha
 
 
 def planned(
     folder: Path, namespace: str, *, clients: Sequence[str], prefix: str | None, one_repository: bool
 ) -> Iterator[tuple[str, list[str], int]]:
     """The address of each repository that `push` would write with these arguments, its files, and their bytes. Nothing
-    is asked of the Hub, so that licence and unchanged files are not known.
-
-    Raises:
-        UserError: as in `push`, but for a token.
-    """
-    config, folders = read_config(folder), adapter_folders(folder)
-    cards = {client: _card(path) for client, path in handed_out(folder, clients).items()}
-    _, repositories = _repositories(config, folder, folders, cards, namespace, prefix, one_repository)
+    is asked of the Hub, so that licence and unchanged files are not known. UserError: as in `push`, but for a token."""
+    cards, repositories = _prepared(folder, namespace, clients, prefix, one_repository)
     for repository, locations in repositories.items():
-        files = [
-            each for id, location in locations.items() for each in _files(folders[id], str(cards[id]), under=location)
-        ]
-        own = [peft_folders.CARD] if one_repository else []
+        files = _files(folder, repository, locations, cards, {})
         size = sum(each.upload_info.size for each in files)
-        yield f"{HfApi().endpoint}/{repository}", [*own, *(each.path_in_repo for each in files)], size
+        yield f"{HfApi().endpoint}/{repository}", [each.path_in_repo for each in files], size
 
 
-def _repositories(
-    config: Config, folder: Path, folders: Collection[str], clients: Collection[str], namespace: str,
-    prefix: str | None, one_repository: bool,
-) -> tuple[dict[str, str], dict[str, dict[str, str]]]:  # fmt: skip
-    """The name that each client has on the Hub, and by repository in which folder of it which clients are."""
-    method, name = short(config.method["name"]), _allowed(folder.resolve().name)
-    prefix = prefix or (name if method in name else f"{name}-{method}")
+def _prepared(
+    folder: Path, namespace: str, clients: Sequence[str], prefix: str | None, one_repository: bool
+) -> tuple[dict[str, ModelCard], dict[str, dict[str, str]]]:
+    """The card of each client, and by repository where in it the folder of which client goes."""
+    cards = {client: _card(path) for client, path in handed_out(folder, clients).items()}
+    method, name = short(read_config(folder).method["name"]), _allowed(folder.resolve().name)
+    prefix, everybody = prefix or (name if method in name else f"{name}-{method}"), adapter_folders(folder)
     if one_repository:
-        names = _unique(folders)
-        return names, {_valid(f"{namespace}/{prefix}", "this run"): {client: f"{names[client]}/" for client in clients}}
-    names = repository_names(namespace, prefix, folders)
-    return names, {names[client]: {client: ""} for client in clients}
+        names = _unique(everybody)
+        return cards, {_valid(f"{namespace}/{prefix}", "this run"): {client: f"{names[client]}/" for client in cards}}
+    names = repository_names(namespace, prefix, everybody)
+    return cards, {names[client]: {client: ""} for client in cards}
 
 
 def repository_names(namespace: str, prefix: str, clients: Collection[str]) -> dict[str, str]:
     """The repository of each client: its id in the Hub's alphabet, with a hash of it where that alone is not unique.
-
-    Raises:
-        UserError: the Hub does not allow the namespace or the prefix, or a name is too long.
-    """
+    UserError: the Hub does not allow the namespace or the prefix, or a name is too long."""
     return {
         client: _valid(f"{namespace}/{prefix}-{name}", f"client {client}") for client, name in _unique(clients).items()
     }
@@ -173,18 +140,13 @@ def _valid(repository: str, whose: str) -> str:
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise UserError(f"{whose}: {_one_line(error)} Give another NAMESPACE or --prefix.") from error
+        raise UserError(f"{whose}: {one_line(str(error))} Give another NAMESPACE or --prefix.") from error
     return repository
 
 
 def _allowed(name: str) -> str:
     """The name with what the Hub does not allow in one replaced or left out."""
     return re.sub(r"\.+", ".", re.sub(r"[^\w.]+", "-", name, flags=re.ASCII)).strip("-.")
-
-
-def _plain(folder: Path) -> bool:
-    """Whether a folder holds one adapter of a language model."""
-    return (folder / CONFIG).is_file() and not setting(folder, "modules_to_save")
 
 
 def _card(folder: Path) -> ModelCard:
@@ -194,7 +156,7 @@ def _card(folder: Path) -> ModelCard:
             documents.read(matter[2])
         return ModelCard(text)
     except (OSError, ValueError, UserError, yaml.YAMLError) as error:
-        raise UserError(f"{folder / peft_folders.CARD} is not a valid model card: {_one_line(error)}") from error
+        raise UserError(f"{folder / peft_folders.CARD} is not a valid model card: {one_line(str(error))}") from error
 
 
 def _terms(license: str | None, hub_id: str | None, base: Path) -> tuple[dict[str, Any], str]:
@@ -213,17 +175,22 @@ def _terms(license: str | None, hub_id: str | None, base: Path) -> tuple[dict[st
     return terms, "the base's licence, by its model card"
 
 
-def _files(folder: Path, card: str, under: str) -> list[CommitOperationAdd]:
-    """The files of an adapter as they are pushed: with this card, and without paths of this machine.
-
-    Args:
-        under: the folder in the repository, with a slash at its end; empty: the repository itself.
-    """
-    content: dict[Path, Any] = {
-        path: public_content(path) or path for path in sorted(folder.rglob("*")) if path.is_file()
-    }
-    content[folder / peft_folders.CARD] = card.encode()
-    return [CommitOperationAdd(f"{under}{path.relative_to(folder).as_posix()}", data) for path, data in content.items()]
+def _files(
+    folder: Path, repository: str, locations: Mapping[str, str], cards: Mapping[str, ModelCard], terms: dict[str, Any]
+) -> list[CommitOperationAdd]:
+    """What is pushed to a repository: adapters with these cards and without paths of this machine; and a card of its
+    own, where each client has a folder in it."""
+    adapters, files = adapter_folders(folder), {}
+    for client, location in locations.items():
+        for path in sorted(path for path in adapters[client].rglob("*") if path.is_file()):
+            files[f"{location}{path.relative_to(adapters[client]).as_posix()}"] = public_content(path) or path
+        files[location + peft_folders.CARD] = str(cards[client]).encode()
+    first, location = next(iter(locations.items()))
+    if location:  # PEFT loads one adapter of a language model from there
+        plain = (adapters[first] / CONFIG).is_file() and not setting(adapters[first], "modules_to_save")
+        text = repository_card(repository, cards[first], location.rstrip("/") if plain else "", terms)
+        files[peft_folders.CARD] = text.encode()
+    return [CommitOperationAdd(name, data) for name, data in files.items()]
 
 
 @contextmanager
@@ -236,8 +203,8 @@ def _errors(what: str, denied: str) -> Iterator[None]:
         if not isinstance(cause, HfHubHTTPError):
             unreachable = isinstance(cause, (HTTPError, ConnectionError))
             advice = "; check the network and HF_ENDPOINT, then give the same command again" if unreachable else ""
-            raise RunError(f"{what}: {_one_line(cause)}{advice}") from error
-        status, said = cause.response.status_code, _one_line(cause.server_message or cause)
+            raise RunError(f"{what}: {one_line(str(cause))}{advice}") from error
+        status, said = cause.response.status_code, one_line(cause.server_message or str(cause))
         if status in (401, 403):
             advice = "give another with hf auth login, or as HF_TOKEN"
             raise UserError(f"{denied}: {said}; {advice}") from error
@@ -248,7 +215,3 @@ def quiet() -> None:
     """Keep huggingface_hub's warnings (of each unchanged repository) off the screen, unless the user asks for them."""
     if "HF_HUB_VERBOSITY" not in os.environ:
         logging.set_verbosity_error()
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())[:300]

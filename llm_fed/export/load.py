@@ -97,10 +97,7 @@ class ImageModel(nn.Module):
 
 def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
     """A client's image model from `adapters/<client>` of a run that trained whole models, or from a copy of it.
-
-    Raises:
-        UserError: the folder holds no such model, or one that is damaged.
-    """
+    UserError: the folder holds no such model, or one that is damaged."""
     folder = Path(folder)
     settings, processing = (models.read_settings(folder / name) for name in (CONFIG, PROCESSING))
     if "id2label" not in settings:

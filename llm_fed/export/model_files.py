@@ -41,11 +41,7 @@ _TOKENS = {
 
 
 def write_weights(folder: Path, base: Base, prompt: Prompt) -> None:
-    """Write the weights of a base's model as safetensors.
-
-    Raises:
-        OSError, SafetensorError: they cannot be written.
-    """
+    """Write the weights of a base's model as safetensors. OSError, SafetensorError: they cannot be written."""
     model = base.model
     model.generation_config = generation_of(base, prompt)  # transformers refuses to save some that it has read
     for key in _decoding(model.config) & vars(model.config).keys():

@@ -16,7 +16,7 @@ from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.kinds import Kind
 from llm_fed.kinds.wording import Model
 from llm_fed.models.prompt import Prompt
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.state import State
 
 WEIGHTS = "model.safetensors"
@@ -40,11 +40,7 @@ def chosen(requested: tuple[str, ...] | str, everybody: Collection[str], seen: C
 
 
 def check_names(requested: tuple[str, ...] | str, everybody: Collection[str]) -> None:
-    """Refuse names in `export.clients` that nobody has.
-
-    Raises:
-        UserError: the name, and the closest.
-    """
+    """Refuse names in `export.clients` that nobody has. UserError: the name, and the closest."""
     for name in () if isinstance(requested, str) else requested:
         require("export.clients", name, everybody)
 
@@ -67,11 +63,7 @@ def write(
     folder: Path, state: State, structure: Structure, base: Kind, card: str, prompt: Prompt | None = None
 ) -> None:
     """Write one personal model to a folder that appears complete or not at all; its arguments are those of `contents`.
-
-    Raises:
-        UserError: the folder holds other files.
-        RunError: the disk is full, or the folder cannot be written.
-    """
+    UserError: the folder holds other files. RunError: the disk is full, or the folder cannot be written."""
     what = peft_folders.WHAT if structure.fused else "a model"
     write_folder(folder, contents(state, structure, base, card, prompt), what)
 
@@ -95,11 +87,7 @@ def contents(state: State, structure: Any, base: Kind, card: str, prompt: Prompt
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """A JSON file of a folder that `write` made.
-
-    Raises:
-        UserError: it is absent or damaged.
-    """
+    """A JSON file of a folder that `write` made. UserError: it is absent or damaged."""
     try:
         values = load_json(read_file(path))
         if not isinstance(values, dict):
@@ -110,11 +98,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def read(folder: Path, structure: Any, base: Kind) -> State:
-    """The state in a folder that `write` made.
-
-    Raises:
-        UserError: no such folder, damaged files, or a model of another base.
-    """
+    """The state in a folder that `write` made. UserError: no such folder, damaged files, or a model of another base."""
     if structure.fused:
         return peft_folders.read(folder, base, structure)[0]
     tensors, metadata = load(folder / WEIGHTS, "export the model again")

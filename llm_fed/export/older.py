@@ -29,19 +29,11 @@ _TWO_KEYS = ("olmo", "olmo2")  # their `rope_scaling` must have a type and a fac
 _ONE_THETA = ("modernbert-decoder", "olmo3")  # for full and sliding attention
 
 
-def needed_version(settings: Mapping[str, Any]) -> str:
-    """The version of transformers that reads a model with these settings, or nothing if 4.57 does.
-
-    Args:
-        settings: a config.json as version 5 writes it, with `transformers_version` as the base's own has it.
-    """
-    return _first_version(settings) if _unread(settings) else ""
-
-
 def advice(settings: Mapping[str, Any]) -> str:
     """What the user should know who loads a model with transformers 4.57, or nothing.
 
-    Args: as `needed_version`.
+    Args:
+        settings: a config.json as version 5 writes it, with `transformers_version` as the base's own has it.
     """
     kind = settings["model_type"]
     if why := _unread(settings):
@@ -151,9 +143,7 @@ def _scaling(rope: Mapping[str, Any], kind: str) -> dict[str, Any] | None:
     if kind in _TWO_KEYS and rope["rope_type"] in _SCALED[kind]:
         return {"type": rope["rope_type"], "factor": rope["factor"]}
     keys = {key: value for key, value in rope.items() if key not in ("rope_theta", "partial_rotary_factor")}
-    if (
-        rope["rope_type"] == "longrope" and "factor" in rope
-    ):  # version 4 takes another factor than the one that it reads
+    if rope["rope_type"] == "longrope" and "factor" in rope:  # version 4 takes another than the one that it reads
         factor, context = rope["factor"], rope["original_max_position_embeddings"]
         keys.setdefault("attention_factor", math.sqrt(1 + math.log(factor) / math.log(context)) if factor > 1 else 1.0)
     return keys

@@ -6,9 +6,8 @@ import importlib.util
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from llm_fed.basics.documents import load, load_json
+from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.files import read_file
 from llm_fed.export.peft_settings import CONFIG, setting, trained_whole
@@ -21,21 +20,17 @@ from llm_fed.settings.config import BaseConfig
 
 
 def read_origin(folder: Path) -> Origin | None:
-    """The base of an adapter as its prompt.json names it, else as its adapter_config.json and its card do; None where
-    nothing does. If its adapter_config.json was made to name another base since, it is that one.
-
-    Raises:
-        UserError: a file is damaged.
-    """
+    """The base of an adapter as its prompt.json names it, else as its adapter_config.json does; None where neither
+    does. If its adapter_config.json was made to name another base since, it is that one. UserError: a file is
+    damaged."""
     said = _in_prompt(folder)
     if not (folder / CONFIG).is_file():
         return said
     name, revision = (setting(folder, key) for key in ("base_model_name_or_path", "revision"))
     if not (name and isinstance(name, str)) or (said and said.name == name):
         return said
-    how = {"quantization": said.quantization, "dtype": said.dtype} if said else _in_card(folder)
-    config = BaseConfig(name=name, revision=revision if isinstance(revision, str) else how.get("revision"))
-    return replace(Origin.of(config), quantization=how.get("quantization"), dtype=how.get("dtype"))
+    found = Origin.of(BaseConfig(name=name, revision=revision if isinstance(revision, str) else None))
+    return replace(found, quantization=said.quantization if said else None, dtype=said.dtype if said else None)
 
 
 def common_base(origins: Mapping[str, Origin | None]) -> str:
@@ -55,7 +50,7 @@ def common_base(origins: Mapping[str, Origin | None]) -> str:
                 f"{first} is an adapter of {known[first].name!r} and {name} one of {origin.name!r}: only adapters of "
                 "one base can be merged; if both are the same model, give --base"
             )
-    return next(iter(known.values())).location if known else ""
+    return next(iter(known.values())).name if known else ""
 
 
 def say_differences(
@@ -83,7 +78,7 @@ def say_differences(
 
 
 def _in_prompt(folder: Path) -> Origin | None:
-    """What prompt.json says of the base; up to 0.3.0 nothing stood there."""
+    """What prompt.json says of the base."""
     path = folder / FILE
     if read_prompt(folder) is None:  # it names what is damaged
         return None
@@ -124,11 +119,7 @@ def as_trained(
 
 def check_text(folder: Path, base: BaseConfig) -> None:
     """Refuse a PEFT folder with modules that are trained whole, where no task says that it is a classifier's, and with
-    which labels.
-
-    Raises:
-        UserError: it has some; or the base cannot be found.
-    """
+    which labels. UserError: it has some; or the base cannot be found."""
     modules = setting(folder, "modules_to_save") if (folder / CONFIG).is_file() else None
     if not modules:
         return
@@ -142,14 +133,3 @@ def check_text(folder: Path, base: BaseConfig) -> None:
         f"{'a sequence classifier' if classifies else 'an image model, or a sequence classifier'}; give --task NAME "
         "for its labels, and --data PATH if the data are not on the Hub"
     )
-
-
-def _in_card(folder: Path) -> dict[str, Any]:
-    """What the card of an export of 0.3.0 or before says of the base, in the configuration of its run."""
-    try:
-        text = read_file(folder / "README.md").decode(errors="replace")
-        _, _, settings = text.partition("## Configuration of the run")[2].partition("```yaml\n")
-        base = load(settings.partition("\n```")[0])["base"]
-        return {key: base[key] for key in ("quantization", "dtype", "revision") if isinstance(base.get(key), str)}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, UserError):
-        return {}

@@ -17,7 +17,7 @@ from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.files import write_folder
 from llm_fed.export import fused_experts, peft_settings
 from llm_fed.export.origins import read_origin
-from llm_fed.export.peft_settings import CONFIG, AdapterSettings, trained_whole
+from llm_fed.export.peft_settings import CONFIG, AdapterSettings, decisive, trained_whole
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.merge import delta
 from llm_fed.merge.factors import rank_of
@@ -90,7 +90,7 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     if (folder / GATE).is_file() or (structure and not structure.plain):
         return _read_experts(folder, base, structure)
     said = peft_settings.read(folder)
-    said = replace(said, whole=_modules(base, said.whole))
+    said = said.model_copy(update={"whole": _modules(base, said.whole)})
     if said.whole not in ((), base.heads):
         raise trained_whole(folder, said.whole, base.heads)
     stored, other_base = said.structure(base.model), _other_base(folder, base)
@@ -106,7 +106,8 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
         expected = layout(base.model, structure or stored)
     except UserError as error:
         raise UserError(f"the adapter {folder} does not fit the base: {error}{other_base}") from error
-    tensors = fused_experts.apart(read_tensors(folder, _decisive(stored)), base.model, stored, PREFIX)
+    given = read_tensors(folder, decisive(stored.alpha, stored.whole, stored.dora))
+    tensors = fused_experts.apart(given, base.model, stored, PREFIX)
     if difference := _difference(expected, tensors, base.model):
         raise UserError(f"the adapter {folder} does not fit the base: {difference}{other_base}")
     if other_base:
@@ -118,11 +119,8 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
 
 
 def check_head(folder: Path, structure: Lora, base: Base) -> None:
-    """Refuse an adapter without the head that adapters of this base have.
-
-    Raises:
-        UserError: a classifier's adapter has none.
-    """
+    """Refuse an adapter without the head that adapters of this base have. UserError: a classifier's adapter has
+    none."""
     if base.heads and base.heads != structure.whole:
         raise UserError(
             f"the adapter {folder} has no classification head ({', '.join(base.heads)}), which an adapter of "
@@ -154,7 +152,8 @@ def _files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
         return _expert_files(state, structure, base)
     entries = fused_experts.together(state.tensors(), base.model, structure)
     tensors = {peft_name(name): tensor for name, tensor in entries.items()}
-    return {CONFIG: peft_settings.written(structure, base), WEIGHTS: pack(tensors, {}, _decisive(structure))}
+    weights = pack(tensors, {}, decisive(structure.alpha, structure.whole, structure.dora))
+    return {CONFIG: peft_settings.written(structure, base), WEIGHTS: weights}
 
 
 def _expert_files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
@@ -167,12 +166,6 @@ def _expert_files(state: State, structure: Lora, base: Base) -> dict[str, bytes]
     if structure.whole:
         metadata["whole"] = " ".join(structure.whole)
     return {**files, GATE: pack({**gate, **state.extras}, metadata)}
-
-
-def _decisive(structure: Lora) -> dict[str, Any]:
-    """What of an adapter's settings decides what it computes and is not seen in the shapes of its tensors."""
-    dora = {"use_dora": True} if structure.dora else {}
-    return {"lora_alpha": float(structure.alpha), "modules_to_save": list(structure.whole)} | dora
 
 
 def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[State, Lora]:

@@ -6,11 +6,11 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from weakref import WeakKeyDictionary
 
+from pydantic import BaseModel, BeforeValidator, Field
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -22,7 +22,7 @@ from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, matching, names_of, targets
 from llm_fed.models.origin import Origin
 from llm_fed.settings.config import AdapterConfig
-from llm_fed.settings.paths import hub_place, is_local, public
+from llm_fed.settings.paths import public
 
 CONFIG = "adapter_config.json"
 
@@ -37,8 +37,6 @@ _INERT = {
     "peft_version", "task_type", "inference_mode", "auto_mapping", "base_model_name_or_path", "revision",
     "merge_weights", "runtime_config",
 }  # fmt: skip
-# Settings that PEFT reads only beside another one, which is refused where it is set.
-_BESIDE = {"megatron_core": "megatron_config", "qalora_group_size": "use_qalora"}
 # Initialisations that leave the base's weights alone; the others (PiSSA, OLoRA, LoftQ, ...) change them.
 _INITIALISATIONS = (True, False, "gaussian", "orthogonal")
 _MOST_ALPHA = 1e6  # times the rank; none that is trained comes near it, and beyond it float32 overflows
@@ -53,44 +51,43 @@ _TEXTS: WeakKeyDictionary[nn.Module, dict[tuple[Lora, Origin, str], bytes]] = We
 _DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
-@dataclass(frozen=True)
-class AdapterSettings:
-    """What an adapter_config.json says, with PEFT's defaults for what it leaves out.
+def _listed(given: Any) -> Any:
+    """None as no names, and one name as a list of it."""
+    return (given,) if isinstance(given, str | int) and given != "" else tuple(given or ())
 
-    Attributes:
-        base, revision: the base that it was trained on; "" and None where it does not say so.
-        target_modules: as in `Lora`; None: those that PEFT has for the base's architecture.
-        whole: modules that are trained whole.
-        exclude: modules that are left alone, as in `target_modules`.
-        layers: the numbers of the layers that are adapted, which the modules named `layer_lists` hold ((): whichever
-            module has numbers in it); None: all layers.
-        parameters: fused experts that are adapted, as in `Lora`.
-        ranks, alphas: by a regular expression for the end of a name, a rank or alpha of its own.
-    """
+
+_Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+_ByPattern = BeforeValidator(lambda given: given or {})
+
+
+class AdapterSettings(BaseModel, frozen=True, validate_by_name=False):
+    """What an adapter_config.json says, with PEFT's defaults for what it leaves out; the keys are the aliases."""
 
     folder: Path
-    base: str
+    base: Annotated[str, BeforeValidator(lambda given: given or "")] = Field(alias="base_model_name_or_path")
     revision: str | None
-    rank: int
-    alpha: float
-    dropout: float
-    rslora: bool
-    target_modules: str | tuple[str, ...] | None
-    whole: tuple[str, ...]
-    exclude: str | tuple[str, ...]
-    layers: tuple[int, ...] | None
-    layer_lists: tuple[str, ...]
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
-    dora: bool = False
-    parameters: tuple[str, ...] = ()
+    rank: int = Field(alias="r")
+    alpha: float = Field(alias="lora_alpha")
+    dropout: float = Field(alias="lora_dropout")
+    rslora: bool = Field(alias="use_rslora")
+    target_modules: str | tuple[str, ...] | None  # as in `Lora`; None: those that PEFT has for the base's architecture
+    whole: _Names = Field(alias="modules_to_save")  # modules that are trained whole
+    exclude: Annotated[str | tuple[str, ...], BeforeValidator(lambda given: given or ())] = Field(
+        alias="exclude_modules"
+    )  # modules that are left alone, as in `target_modules`
+    # The numbers of the layers that are adapted, which the modules named `layer_lists` hold (none: whichever module has
+    # numbers in it); none: all layers.
+    layers: Annotated[tuple[int, ...], BeforeValidator(_listed)] = Field(alias="layers_to_transform")
+    layer_lists: _Names = Field(alias="layers_pattern")
+    # By a regular expression for the end of a name, a rank or alpha of its own.
+    ranks: Annotated[dict[str, int], _ByPattern] = Field(alias="rank_pattern")
+    alphas: Annotated[dict[str, float], _ByPattern] = Field(alias="alpha_pattern")
+    dora: bool = Field(alias="use_dora")
+    parameters: _Names = Field(alias="target_parameters", default=())  # fused experts that are adapted, as in `Lora`
 
     def structure(self, model: nn.Module) -> Lora:
         """The structure of the adapter on a model. That of an rsLoRA adapter is the plain LoRA that computes the same.
-
-        Raises:
-            UserError: it adapts no layer of the model, or its layers differ in rank or alpha.
-        """
+        UserError: it adapts no layer of the model, or its layers differ in rank or alpha."""
         chosen = self.target_modules
         if chosen is None:
             chosen = () if self.parameters else _usual(model, self.folder)
@@ -120,12 +117,6 @@ class AdapterSettings:
             raise _not_lora(self.folder, error) from error
         return made
 
-    @property
-    def decisive(self) -> dict[str, Any]:
-        """What of it decides what the adapter computes and is not seen in the shapes of its tensors."""
-        dora = {"use_dora": True} if self.dora else {}
-        return {"lora_alpha": float(self.alpha), "modules_to_save": list(self.whole)} | dora
-
     def scalings(self, names: list[str]) -> dict[str, tuple[int, float]]:
         """By the name of a layer its rank, and what its product B A is multiplied by."""
         ranks, alphas = _own(self.ranks, names, "rank_pattern"), _own(self.alphas, names, "alpha_pattern")
@@ -139,7 +130,7 @@ class AdapterSettings:
         else:
             left_out = {name for name in names if any(f".{name}".endswith(f".{part}") for part in self.exclude)}
         left_out |= {name for name in names if any(f".{part}." in f".{name}." for part in self.whole)}
-        if self.layers is not None and not isinstance(chosen, str):
+        if self.layers and not isinstance(chosen, str):
             left_out |= {name for name in names if name not in chosen and self._layer(name) not in self.layers}
         return [name for name in names if name not in left_out]
 
@@ -157,51 +148,19 @@ class AdapterSettings:
 
 
 def read(folder: Path) -> AdapterSettings:
-    """What an adapter's folder says of its settings.
-
-    Raises:
-        UserError: there is no such file, it is damaged or not of a LoRA adapter, or it has a setting that the bank does
-            not have or the installed PEFT does not know.
-    """
+    """What an adapter's folder says of its settings. UserError: there is no such file, it is damaged or not of a LoRA
+    adapter, or it has a setting that the bank does not have or the installed PEFT does not know."""
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"{folder} is not an adapter folder: it has no {CONFIG}")
     try:
         values = load_json(read_file(path))
-        kind = values["peft_type"]
-        flaw = _flaw(folder, values)
-        known = {**_defaults(), **values}
-        chosen, layers = known["target_modules"], known["layers_to_transform"]
-        made = AdapterSettings(
-            folder, known["base_model_name_or_path"] or "", known["revision"], known["r"], known["lora_alpha"],
-            known["lora_dropout"], bool(known["use_rslora"]), chosen if chosen is None else _names(chosen),
-            tuple(known["modules_to_save"] or ()), _names(known["exclude_modules"] or ()),
-            None if layers in (None, []) else tuple([layers] if isinstance(layers, int) else layers),
-            tuple(_listed(known["layers_pattern"])), dict(known["rank_pattern"] or {}),
-            dict(known["alpha_pattern"] or {}), known["use_dora"] is True,
-            tuple(known.get("target_parameters") or ()),
-        )  # fmt: skip
-        texts = (
-            made.base,
-            made.revision or "",
-            *([made.target_modules] if isinstance(made.target_modules, str) else made.target_modules or ()),
-            *made.whole,
-            *made.parameters,
-            *made.exclude,
-            *made.layer_lists,
-            *made.ranks,
-            *made.alphas,
-        )
-        if not all(isinstance(text, str) for text in texts):
-            raise TypeError("names of modules and bases are texts")
-        numbers = (made.rank, made.alpha, *made.ranks.values(), *made.alphas.values())
-        if not all(isinstance(number, int | float) for number in numbers):
-            raise TypeError("ranks and alphas are numbers")
+        kind, flaw = values["peft_type"], _flaw(folder, values)
+        made = AdapterSettings(**{**_defaults(), **values, "folder": folder})
     except _DAMAGED as error:
         raise _not_lora(folder, error) from error
     if kind != "LORA":
-        said = one_line(str(kind))
-        raise UserError(f"{folder / CONFIG}: the adapter is of type {said}; only LORA is supported")
+        raise UserError(f"{path}: the adapter is of type {one_line(str(kind))}; only LORA is supported")
     if flaw:
         raise flaw
     return made
@@ -242,21 +201,21 @@ def merged(parents: Sequence[AdapterSettings], rank: int, layers: Sequence[str])
     alike = first.target_modules is not None and all(each == chosen[0] for each in chosen)
     given = load_json((first.folder / CONFIG).read_text(encoding="utf-8"))
     settings = {**_defaults(), **(given if alike else {key: given.get(key) for key in _OF_BASE if key in given})}
-    settings |= {"r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {}}
     settings |= {
-        "lora_dropout": 0.0,
-        "inference_mode": True,
-        "target_modules": given["target_modules"] if alike else [*layers],
-    }
+        "r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {},
+        "lora_dropout": 0.0, "inference_mode": True, "target_modules": given["target_modules"] if alike else [*layers],
+    }  # fmt: skip
     return json.dumps({key: settings[key] for key in _WRITTEN}, indent=2, sort_keys=True, default=sorted).encode()
 
 
-def setting(folder: Path, key: str) -> Any:
-    """One value of a PEFT folder's configuration, None where it is not there.
+def decisive(alpha: float, whole: Sequence[str], dora: bool = False) -> dict[str, Any]:
+    """What of an adapter's settings decides what it computes and is not seen in the shapes of its tensors."""
+    return {"lora_alpha": float(alpha), "modules_to_save": list(whole)} | ({"use_dora": True} if dora else {})
 
-    Raises:
-        UserError: the file is missing or damaged.
-    """
+
+def setting(folder: Path, key: str) -> Any:
+    """One value of a PEFT folder's configuration, None where it is not there. UserError: the file is missing or
+    damaged."""
     try:
         return load_json(read_file(folder / CONFIG)).get(key)
     except (OSError, ValueError, AttributeError, RecursionError) as error:
@@ -264,17 +223,11 @@ def setting(folder: Path, key: str) -> Any:
 
 
 def public_config(path: Path) -> bytes:
-    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name. UserError: the
+    file is damaged."""
     try:
         settings = load_json(read_file(path))
-        name = settings.get("base_model_name_or_path")
-        if isinstance(name, str) and is_local(name) and (found := hub_place(name)):  # of an export up to 0.3.0
-            settings["revision"] = found[1]
-        settings["base_model_name_or_path"] = public(name)
+        settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
         return json.dumps(settings, indent=2, sort_keys=True).encode()
     except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
@@ -309,7 +262,8 @@ def _usual(model: nn.Module, folder: Path) -> str | tuple[str, ...]:
             f"{folder / CONFIG} names no target_modules, and PEFT has none for {kind or type(model).__name__}; add the "
             "names of the modules that were adapted"
         )
-    return _names(known[kind])
+    usual = known[kind]
+    return usual if isinstance(usual, str) else tuple(usual)
 
 
 def _flaw(folder: Path, values: Mapping[str, Any]) -> UserError | None:
@@ -320,9 +274,8 @@ def _flaw(folder: Path, values: Mapping[str, Any]) -> UserError | None:
             harmless = value in _INITIALISATIONS
         else:
             harmless = key in _UNDERSTOOD | _INERT or not value or value == defaults.get(key)
-        if harmless or (key in _BESIDE and not values.get(_BESIDE[key])):
-            continue
-        return _unsupported(folder, key, value) if key in defaults else _unknown(folder, key, values)
+        if not harmless:
+            return _unsupported(folder, key, value) if key in defaults else _unknown(folder, key, values)
     return None
 
 
@@ -330,21 +283,13 @@ def _unknown(folder: Path, key: str, values: Mapping[str, Any]) -> UserError:
     """The error of a setting that the installed PEFT does not have, and that might change what the adapter computes."""
     import peft  # as in `_defaults`
 
-    by, here = values.get("peft_version"), peft.__version__
-    if isinstance(by, str) and _numbers(by) > _numbers(here):
-        whose = f"was written by PEFT {one_line(by, 40)}, newer than the installed {here}, which does not know its"
-        advice = "install that version (pip install -U peft)"
-    else:
-        whose = f"was not written by the installed version of PEFT ({here}), which does not know its"
-        advice = "find out what wrote it"
+    by = values.get("peft_version")
+    written = f" ({one_line(by, 40)})" if isinstance(by, str) else ""
     return UserError(
-        f"the adapter {folder} {whose} {one_line(key, 60)}={one_line(repr(values[key]), 100)}; {advice}, or delete the "
-        f"setting from {CONFIG} if it does not change what the adapter computes"
+        f"the adapter {folder} has {one_line(key, 60)}={one_line(repr(values[key]), 100)}, which the installed version "
+        f"of PEFT ({peft.__version__}) does not know; install the one that wrote it{written}, or delete the setting "
+        f"from {CONFIG} if it does not change what the adapter computes"
     )
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d{1,9}", version)[:3])
 
 
 def _unsupported(folder: Path, key: str, value: Any) -> UserError:
@@ -353,14 +298,6 @@ def _unsupported(folder: Path, key: str, value: Any) -> UserError:
 
 def _not_lora(folder: Path, error: Exception) -> UserError:
     return UserError(f"{folder / CONFIG} is not the configuration of a LoRA adapter: {one_line(repr(error))}")
-
-
-def _names(given: Any) -> str | tuple[str, ...]:
-    return given if isinstance(given, str) else tuple(given)
-
-
-def _listed(given: Any) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) and given else tuple(given or ())
 
 
 def _own(patterns: Mapping[str, Any], names: list[str], key: str) -> dict[str, Any]:

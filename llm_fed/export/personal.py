@@ -89,12 +89,8 @@ class Personal:
 
     @turns.taken()
     def classify(self, given: Any) -> Tensor:
-        """The numbers (N,) of the labels of images (N, 1 or 3, height, width) uint8, or of texts or pairs of
-        texts, whose names are in `base.labels`; or the numbers that are predicted.
-
-        Raises:
-            UserError: it is a language model.
-        """
+        """The numbers (N,) of the labels of images (N, 1 or 3, height, width) uint8, or of texts or pairs of texts,
+        whose names are in `base.labels`; or the numbers that are predicted. UserError: it is a language model."""
         return self.base.classify(self.structure, self.state, given)
 
     def _tokens(self, prompts: Sequence[str | Conversation], template: str | Template | None) -> list[list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,18 +21,13 @@ from llm_fed.models.lora import Lora
 from llm_fed.models.prompt import Prompt, read_prompt
 from llm_fed.settings.config import BaseConfig
 from llm_fed.state import State
-from llm_fed.tasks.common import Template
 from llm_fed.tasks.templates import encode_prompt
 
-# Questions of several scripts, with control tokens spelled out, and with spaces that a tokenizer may lose.
-TEXTS = (
-    "Which bay?",
-    "Répondez: what is 12 + 30, <s>x</s> or <|im_end|>?",
-    "  two  spaces,\n\na line\tand a tab ",
-    "北京在哪里？ 🙂 Где?",
-)
-_RANDOM = 48  # tokens of a text that is drawn from the whole vocabulary
-_ANSWER = 8  # tokens of each greedy answer
+# Several scripts, control tokens spelled out, and spaces that a tokenizer may lose; drawn tokens follow.
+TEXT = "Répondez: what is 12 + 30, <s>x</s> or <|im_end|>?  two  spaces,\n\na line\tand a tab 北京在哪里？ 🙂 Где? "
+ASKED = "Which bay?"
+_RANDOM = 48  # tokens that are drawn
+_ANSWER = 8  # tokens of the greedy answer
 _LONGEST = 4096  # tokens of a prompt
 # Of the logits, the largest distance relative to their length, by dtype. In half precision folding rounds each weight:
 # on a model of 30 layers bfloat16 gave up to 0.054, and float32 less than 0.00001.
@@ -41,46 +36,33 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.15}
 
 @dataclass(frozen=True)
 class Probe:
-    """What a model does with one text.
+    """What a model does, by the template of its adapter.
 
     Attributes:
-        text: what was asked; None where token ids were given.
-        template: how it was asked; None: as it stands.
-        prompt: its token ids.
-        answer: those of the greedy answer, without the one that ends it.
-        logits: (T, V), float32, of each token of the answer and of the one after it.
+        text: what it reads, as TEXT and drawn tokens spell it, and `read` the token ids of that.
+        asked: the token ids of ASKED, and `answer` those of the greedy answer, without the one that ends it.
+        logits: (T, V), float32, of the tokens of the answer and of the one after it; then of the last ones of `read`.
     """
 
-    text: str | None
-    template: Template | None
-    prompt: list[int]
+    text: str
+    read: list[int]
+    asked: list[int]
     answer: list[int]
     logits: Tensor
 
 
-def probe(base: Language, structure: Lora, state: State, prompt: Prompt) -> list[Probe]:
-    """What a base with an adapter does, as it is scored.
-
-    Raises:
-        RunError: it computes NaN.
-    """
-    bank = base.bank(structure, state)
-    size = min(len(base.tokenizer), len(cast(Tensor, base.model.get_input_embeddings().weight)))
+def probe(base: Language, structure: Lora, state: State, prompt: Prompt) -> Probe:
+    """What a base with an adapter does, as it is scored. RunError: it computes NaN."""
+    size = min(len(base.tokenizer), base.rows)
     drawn = torch.randint(size, (_RANDOM,), generator=generator(0, "proof")).tolist()
-    texts = [*TEXTS, str(base.tokenizer.decode(drawn))]
-    requested = [(text, template) for template in (prompt.template, None) for text in texts]
-    probes = []
-    for text, template in (*requested, (None, None)):
-        ids = drawn if text is None else _encoded(base, text, template)
-        if not (ids := _cut(base, ids)):
-            continue
-        answer = list(base.stream(structure, state, ids, _ANSWER))
-        with bank.attached(torch.tensor([0])):
-            probes.append(Probe(text, template, ids, answer, _logits(base, ids, answer)))
-    return probes
+    text = TEXT + str(base.tokenizer.decode(drawn))
+    read, asked = (_encoded(base, each, prompt) for each in (text, ASKED))
+    answer = list(base.stream(structure, state, asked, _ANSWER))
+    with base.bank(structure, state).attached(torch.tensor([0])):
+        return Probe(text, read, asked, answer, _logits(base, read, asked, answer))
 
 
-def check(folder: Path, probes: Sequence[Probe], base: BaseConfig) -> None:
+def check(folder: Path, probed: Probe, base: BaseConfig) -> None:
     """Refuse a folder that holds another model than the one that was probed.
 
     Args:
@@ -94,12 +76,11 @@ def check(folder: Path, probes: Sequence[Probe], base: BaseConfig) -> None:
         prompt = read_prompt(folder)
     except UserError as error:
         raise RunError(f"the merged model cannot be loaded: {error}") from error
-    if prompt is None:
-        raise RunError("the merged model's folder does not say how it is asked")
-    compare(whole, probes, prompt)
+    assert prompt is not None  # it was written beside the model
+    compare(whole, probed, prompt)
 
 
-def compare(whole: Base, probes: Sequence[Probe], prompt: Prompt) -> None:
+def compare(whole: Base, probed: Probe, prompt: Prompt) -> None:
     """Refuse a model that does not do what was probed.
 
     Args:
@@ -109,40 +90,39 @@ def compare(whole: Base, probes: Sequence[Probe], prompt: Prompt) -> None:
         RunError: what differs.
     """
     tolerance, dtype = TOLERANCE[whole.dtype], str(whole.dtype).removeprefix("torch.")
-    for each in probes:
-        if each.text is not None and _cut(whole, _encoded(whole, each.text, each.template)) != each.prompt:
-            raise RunError("the merged model's tokenizer divides a text into other tokens than the base's")
-        row, other = each.logits, _logits(whole, each.prompt, each.answer)
-        distance = ((other - row).norm(dim=-1) / row.norm(dim=-1).clamp(min=1e-6)).max().item()
-        if not distance <= tolerance:
-            raise RunError(
-                f"the merged model's logits are not those of base and adapter: they are {distance:.3g} apart, relative "
-                f"to their length, where {tolerance:g} is what {dtype} weights explain"
-            )
-        if differs := _differs(row, _greedy(whole, each.prompt), prompt.stop, tolerance):
-            raise RunError(f"the merged model's greedy answers are not those of base and adapter: {differs}")
+    if [_encoded(whole, each, prompt) for each in (probed.text, ASKED)] != [probed.read, probed.asked]:
+        raise RunError("the merged model's tokenizer divides a text into other tokens than the base's")
+    row, other = probed.logits, _logits(whole, probed.read, probed.asked, probed.answer)
+    distance = ((other - row).norm(dim=-1) / row.norm(dim=-1).clamp(min=1e-6)).max().item()
+    if not distance <= tolerance:
+        raise RunError(
+            f"the merged model's logits are not those of base and adapter: they are {distance:.3g} apart, relative "
+            f"to their length, where {tolerance:g} is what {dtype} weights explain"
+        )
+    if differs := _differs(row[: len(probed.answer) + 1], _greedy(whole, probed.asked), prompt.stop, tolerance):
+        raise RunError(f"the merged model's greedy answer is not that of base and adapter: {differs}")
 
 
-def _encoded(base: Base, text: str, template: Template | None) -> list[int]:
-    return encode_prompt(text, base.tokenizer, template=template) if template else list(base.tokenizer(text).input_ids)
-
-
-def _cut(base: Base, ids: list[int]) -> list[int]:
-    """The last of these token ids that leave room for an answer in the base's context."""
+def _encoded(base: Base, text: str, prompt: Prompt) -> list[int]:
+    """The last tokens of a prompt that leave room for an answer in the base's context."""
+    ids = encode_prompt(text, base.tokenizer, template=prompt.template)
     context = getattr(base.model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
     return ids[-max(1, min(context - _ANSWER - 1, _LONGEST)) :]
 
 
 @torch.inference_mode()
-def _logits(base: Base, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-    """Centred, as a constant added to all logits changes nothing: (T, V)."""
-    ids = torch.tensor([[*prompt, *answer]], device=base.model.device)
-    with base.computing():
-        logits = base.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
-    kept = logits[-len(answer) - 1 :].float().cpu()
-    if not kept.isfinite().all():
+def _logits(base: Base, read: Sequence[int], asked: Sequence[int], answer: Sequence[int]) -> Tensor:
+    """As in `Probe`; centred, as a constant added to all logits changes nothing: (T, V)."""
+    kept = []
+    for tokens, last in (([*asked, *answer], len(answer) + 1), (read, _ANSWER)):
+        ids = torch.tensor([tokens], device=base.model.device)
+        with base.computing():
+            logits = base.model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        kept.append(logits[-last:].float().cpu())
+    found = torch.cat(kept)
+    if not found.isfinite().all():
         raise RunError(f"{base.name!r} computes NaN or infinite logits in {base.dtype}, so it cannot be compared")
-    return kept - kept.mean(-1, keepdim=True)
+    return found - found.mean(-1, keepdim=True)
 
 
 @torch.inference_mode()

@@ -39,11 +39,7 @@ def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], settings: M
 
 
 def load(path: Path, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, and its metadata.
-
-    Raises:
-        UserError: it is absent or damaged; `advice` says what to do.
-    """
+    """The tensors of a file, and its metadata. UserError: it is absent or damaged; `advice` says what to do."""
     try:
         read_file(path, 0, 0)  # safetensors would wait for a pipe
         with safe_open(path, "pt") as file:
@@ -57,11 +53,8 @@ def load(path: Path, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def in_one_dtype(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The tensors of a file in the one dtype of at least float32 that holds them all.
-
-    Raises:
-        UserError: one of them is no float, or of a kind that nothing is trained in.
-    """
+    """The tensors of a file in the one dtype of at least float32 that holds them all. UserError: one of them is no
+    float, or of a kind that nothing is trained in."""
     dtype = torch.float32
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:
@@ -73,11 +66,8 @@ def in_one_dtype(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]
 
 
 def check_settings(metadata: Mapping[str, str], settings: Mapping[str, Any], path: Path) -> None:
-    """Refuse settings that are not those for which the tensors were written.
-
-    Raises:
-        UserError: `path`, which says the settings, has been changed.
-    """
+    """Refuse settings that are not those for which the tensors were written. UserError: `path`, which says the
+    settings, has been changed."""
     if metadata.get(_SETTINGS, expected := checksum.of(settings)) != expected:
         raise UserError(f"{path} is damaged: it is not what was written with the weights; export the model again")
 

@@ -20,14 +20,14 @@ from llm_fed.engine.memory import free_memory
 from llm_fed.kinds import wording
 from llm_fed.kinds.kind import AsTheyAre, Encoding, Kind, Note
 from llm_fed.method.site import Data
+from llm_fed.models.base import freeze
 from llm_fed.models.cnn import SIZE
-from llm_fed.models.frozen import freeze
 from llm_fed.models.images import ARCHITECTURES, HALF, OF_ANY_SIZE, drawn_once, head_of, processing
 from llm_fed.models.joined import Answer, Joined, full, respond
 from llm_fed.models.loading import DTYPES, attention, check_name, explain, read_settings, settle_dtype
 from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.settings.config import BaseConfig, Config
 from llm_fed.settings.paths import public
 from llm_fed.state import State

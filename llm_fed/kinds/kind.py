@@ -22,7 +22,7 @@ from llm_fed.method.requests import Logits, Query
 from llm_fed.method.site import Data
 from llm_fed.models.base import Base
 from llm_fed.models.prompt import Prompt
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.settings.config import BaseConfig, Config, EvalConfig, TaskConfig
 from llm_fed.state import State
 from llm_fed.tasks import common

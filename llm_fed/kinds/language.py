@@ -33,8 +33,8 @@ from llm_fed.kinds.kind import Encoding, Kind, Note, Shown
 from llm_fed.kinds.texts import Texts
 from llm_fed.method.requests import AnswerLoss, Generate, LogLikelihoods, OptionScores
 from llm_fed.models import prompt, speed
+from llm_fed.models.base import freeze
 from llm_fed.models.families import check_family
-from llm_fed.models.frozen import freeze
 from llm_fed.models.loading import (
     DTYPES,
     QUANTIZATIONS,
@@ -52,7 +52,7 @@ from llm_fed.models.loading import (
 )
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.settings import objects
 from llm_fed.settings.config import LIKELIHOOD, BaseConfig, Config
 from llm_fed.state import State

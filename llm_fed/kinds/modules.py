@@ -17,7 +17,7 @@ from llm_fed.kinds.images import Images
 from llm_fed.models.images import head_of
 from llm_fed.models.loading import DTYPES
 from llm_fed.models.prompt import Prompt
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.settings import objects
 from llm_fed.settings.config import Config
 from llm_fed.state import State

@@ -29,9 +29,9 @@ from llm_fed.kinds import wording
 from llm_fed.kinds.kind import Encoding, Kind, Note
 from llm_fed.kinds.sentences import Numbers, Sentence, SentenceEncoding, Sentences, checked, label_of
 from llm_fed.models.architectures import FELT, heads_of, longest, usual_targets
+from llm_fed.models.base import freeze
 from llm_fed.models.deberta import with_own_positions
 from llm_fed.models.families import is_causal
-from llm_fed.models.frozen import freeze
 from llm_fed.models.labels import FILE as LABELS
 from llm_fed.models.labels import as_json
 from llm_fed.models.loading import (

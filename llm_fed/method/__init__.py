@@ -111,10 +111,7 @@ class Method:
 
     def __post_init__(self) -> None:
         """Refuse hyper-parameters of a wrong type or out of range; override it to check how two of them relate.
-
-        Raises:
-            UserError: the first bad value, and what it must be.
-        """
+        UserError: the first bad value, and what it must be."""
         check_fields(self, "method.")
 
     # Steps before the first round.
@@ -199,11 +196,14 @@ def without_share(rounds: int, share: float) -> int:
     return max(1, math.ceil((1 - share) * rounds - 1e-9))  # (1 - 0.7) * 10 is a little above 3
 
 
+def mean_update(server: Server, uploads: Sequence[Upload]) -> State:
+    """The mean of the updates, weighted by numbers of examples."""
+    return server.average([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
+
+
 def averaged(server: Server, state: State, uploads: list[Upload]) -> State:
-    """FedAvg's step: the state plus the mean of the updates, weighted by numbers of examples. No updates: the state."""
-    if not uploads:
-        return state
-    return state + server.average([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
+    """FedAvg's step: the state plus the mean of the updates. No updates: the state."""
+    return state + mean_update(server, uploads) if uploads else state
 
 
 def by_arrival(server: Server, uploads: list[Upload]) -> list[Upload]:

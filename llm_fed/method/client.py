@@ -66,11 +66,8 @@ class Client(Site):
         return "finish" if self._finishes else "round"
 
     def _look(self, verb: str) -> None:
-        """Call this before training examples are used for anything but noisy steps.
-
-        Raises:
-            UserError: their privacy would not be kept.
-        """
+        """Call this before training examples are used for anything but noisy steps. UserError: their privacy would not
+        be kept."""
         if self.private is not None:
             raise UserError(
                 f"privacy.unit=example only protects examples in training steps, but this method also uses them in "

@@ -7,19 +7,19 @@ Shape letters: N examples, C classes, H features, P parameters.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from llm_fed.basics.rng import Secret, generator
 from llm_fed.merge.moments import Evidence
-from llm_fed.method.augmentation import augmented
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
 from llm_fed.state import State
-from llm_fed.tasks.common import AnswerPair, Encoded, Judged, Picture
+from llm_fed.tasks.common import AnswerPair, Encoded, Judged, Picture, pixels_of
 
 Result = TypeVar("Result")
 
@@ -43,7 +43,6 @@ class Fitted:
 
     state: State
     losses: tuple[float, ...]
-    moments: Mapping[str, Tensor] = field(default_factory=dict)  # what the optimizer remembers, if it was requested
 
 
 # A loss of a method's own. Of a whole image model: that of a batch, of its answer, labels (N,) and the indices (N,)
@@ -83,9 +82,6 @@ class Fit(Request[Fitted]):
     mix: tuple[float, ...] | None = None  # the weight of each expert while it trains, where the gate is `mix`
     loss: Loss | Distillation | None = None  # None: the run's objective
     private: PerExample | None = None  # only of adapters
-    # What the optimizer remembers of an earlier fit of the same entries, by torch's names: (P,), or one number for all.
-    # Empty: nothing yet; None: nothing, and it need not be returned.
-    moments: Mapping[str, Tensor] | None = None
 
     @classmethod
     def on(
@@ -274,11 +270,8 @@ class Executor(Protocol):
     """Executes what sites await: see `engine.engine.Engine`."""
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
-        """One result, or one exception, for each of these requests of one type and structure.
-
-        Raises:
-            UserError: the engine does not answer requests of this type.
-        """
+        """One result, or one exception, for each of these requests of one type and structure. UserError: the engine
+        does not answer requests of this type."""
         ...
 
     def take_work(self) -> Work:
@@ -292,3 +285,28 @@ class Runtime(Protocol):
     def run(self, work: Mapping[str, Coroutine[Any, Any, Any]]) -> dict[str, Any]: ...
 
     def take_work(self) -> Work: ...
+
+
+def augmented(pictures: Sequence[Picture], how: str, draws: torch.Generator) -> list[Picture]:
+    """The pictures with other pixels; see `moved`. `how` is crop or crop-flip."""
+    pixels = moved(pixels_of(pictures), draws, flip=how == "crop-flip")
+    return [replace(picture, pixels=row) for picture, row in zip(pictures, pixels, strict=True)]
+
+
+def moved(pixels: Tensor, draws: torch.Generator, *, flip: bool) -> Tensor:
+    """The pictures (N, C, H, W), each shifted by up to an eighth of its sides, black where it is shifted in: a random
+    crop of the picture with a black margin. With `flip` each is also mirrored, left to right, or not, at even chances.
+    """
+    count, channels, height, width = pixels.shape
+    above, beside = height // 8, width // 8
+    rows = torch.arange(height) + torch.randint(2 * above + 1, (count, 1), generator=draws)
+    columns = torch.arange(width) + torch.randint(2 * beside + 1, (count, 1), generator=draws)
+    if flip:
+        mirrored = torch.rand(count, 1, generator=draws) < 0.5
+        columns = torch.where(mirrored, columns.flip(1), columns)
+    # A row and a column per picture cross to its device; the indices, made there, would be larger than the pictures.
+    rows, columns = rows.to(pixels.device), columns.to(pixels.device)
+    padded = nn.functional.pad(pixels, (beside, beside, above, above))
+    # By index in the flat picture: indexing by row and column takes four times as long.
+    indices = (rows[:, :, None] * padded.shape[-1] + columns[:, None, :]).flatten(1)
+    return padded.flatten(2).gather(2, indices[:, None].expand(-1, channels, -1)).unflatten(2, (height, width))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean, robust
 from llm_fed.method.site import Site
 from llm_fed.models.structure import Structure
@@ -25,6 +26,15 @@ class Server(Site):
     def begin(self, round: int, lr: float) -> None:
         super().begin(round, lr)
         self.unmoved = []
+
+    def need_examples(self, method: str) -> None:
+        """Refuse a server that cannot train the clients' model. UserError: it has no example, or of another task."""
+        if not self.train:
+            raise UserError(
+                f"{method} trains on the server's own examples, but the server has none; set task.server.examples"
+            )
+        if self.data.foreign:
+            raise UserError(f"{method} needs server examples of the clients' own task; leave task.server.name out")
 
     def average(self, updates: Sequence[State], weights: Sequence[float] | None = None) -> State:
         """The mean of the clients' updates by the rule `server.aggregation`. If there are too few

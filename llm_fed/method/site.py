@@ -12,7 +12,6 @@ import torch
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.basics.rng import derive, generator
 from llm_fed.merge.moments import Evidence
-from llm_fed.method import references
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import (
     AnswerLoss,
@@ -40,7 +39,9 @@ from llm_fed.state import Layout, State
 from llm_fed.state.wire import Message
 from llm_fed.tasks.common import Picture
 
-OPTIMIZER = "optimizer"  # key of `memory`: what is kept of it, with `local.keep_optimizer`
+# Key of `memory`, before the number of the fit: the model with which it ended its last round (`objective.reference`).
+LAST = "reference"
+CHUNK = 8  # examples of which the base is asked together
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Site:
     fits: int = 0  # in this round: each draws its own batches and dropout
     most_steps: int | None = None  # of one fit; None: any number
     _layout: Layout | None = field(default=None, init=False, repr=False)  # of a whole state, once one was drawn
-    # By index of a training example what the base makes of it, see `references`.
+    # By index of a training example what the base makes of it.
     of_base: dict[int, tuple[float, ...]] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -103,11 +104,7 @@ class Site:
 
     def initial(self, *labels: str | int) -> State:
         """A new state, the same at every site. Other `labels` give other draws, such as the models of a soup. If the
-        site has a `start`, it is returned.
-
-        Raises:
-            UserError: the site has a `start`, but `labels` ask for another draw.
-        """
+        site has a `start`, it is returned. UserError: the site has a `start`, but `labels` ask for another draw."""
         if self.start is not None and labels:
             raise UserError(
                 "adapter.start gives all models the same start, but this method needs several models that differ; set "
@@ -177,7 +174,7 @@ class Site:
         its = structure or self.structure
         if self.objective.refers and loss is None:
             used = sorted({index for indices in batches for index in indices})
-            examples = await references.against(self, examples, used, state, its, mix, nth)
+            examples = await self._against(examples, used, state, its, mix, nth)
             new = {index: number for number, index in enumerate(used)}
             batches = [[new[index] for index in indices] for indices in batches]
         fitted = await Fit(
@@ -193,12 +190,9 @@ class Site:
             mix=mix,
             loss=loss,
             private=private,
-            moments=self._moments(state, train, nth),
         )
-        if self._keeps_optimizer:
-            self.memory[OPTIMIZER] = {"train": train, "moments": dict(fitted.moments)}
         if self.objective.reference == "last" and loss is None and not self._finishes:
-            self.memory[f"{references.LAST} {nth}"] = fitted.state
+            self.memory[f"{LAST} {nth}"] = fitted.state
         self.losses.extend(fitted.losses)
         return fitted.state
 
@@ -208,11 +202,7 @@ class Site:
 
     def indices(self, count: int, steps: int | None = None, nth: int = 0, epochs: int | None = None) -> list[list[int]]:
         """Which of `count` examples each optimizer step takes: shuffled epochs cut into batches, depending only on
-        (seed, round, site, nth).
-
-        Raises:
-            ClientError: there is no example.
-        """
+        (seed, round, site, nth). ClientError: there is no example."""
         size, total = self._steps(count, steps, epochs)
         draws = generator(self.seed, "batches", self.round, self.id, nth)
         chosen: list[list[int]] = []
@@ -227,11 +217,8 @@ class Site:
         return self._steps(self.num_examples, None, None)
 
     def _steps(self, count: int, steps: int | None, epochs: int | None) -> tuple[int, int]:
-        """(examples of a batch, steps) of a fit on `count` examples.
-
-        Raises:
-            ClientError: there is no example, or there are more than `most_steps`.
-        """
+        """(examples of a batch, steps) of a fit on `count` examples. ClientError: there is no example, or there are
+        more than `most_steps`."""
         if not count:
             raise ClientError(f"client {self.id} has no training example")
         size = min(self.local.batch_size, count)
@@ -247,28 +234,6 @@ class Site:
         """Whether this is `Method.finish`, after the last round."""
         return self.round > self.rounds
 
-    @property
-    def _keeps_optimizer(self) -> bool:
-        return self.local.keep_optimizer and not self._finishes
-
-    def _moments(self, state: State, train: str, nth: int) -> Mapping[str, torch.Tensor] | None:
-        """The optimizer's state from earlier rounds."""
-        if not self._keeps_optimizer:
-            return None
-        if nth:
-            raise UserError(
-                "local.keep_optimizer=true keeps one optimizer state per client, but this method trains more than once "
-                "in a round; set it to false"
-            )
-        kept = self.memory.get(OPTIMIZER, {"train": train, "moments": {}})
-        lengths = {len(value) for value in kept["moments"].values() if value.dim()}
-        if kept["train"] != train or lengths - {state.layout.size}:
-            raise UserError(
-                "local.keep_optimizer=true keeps the optimizer state of the entries that were trained, but this "
-                "method now trains others; set it to false"
-            )
-        return kept["moments"]
-
     def _noise(self, count: int, steps: int, nth: int) -> PerExample | None:
         """The noise of a fit on so many examples; None where nothing is hidden."""
         return None
@@ -276,12 +241,49 @@ class Site:
     def _look(self, verb: str) -> None:
         """Called before training examples are used for anything but the steps of a fit."""
 
+    async def _against_base(self, examples: Sequence[Any]) -> Sequence[Any]:
+        """The examples with the log-likelihoods that the frozen base gives them, which DPO, IPO and KTO compare the
+        model's with; as they are where nothing is compared with a reference."""
+        if not self.objective.refers or not examples:
+            return examples
+        found = await LogLikelihoods(self.id, self.structure, None, list(examples))
+        return [replace(example, reference=own) for example, own in zip(examples, found, strict=True)]
+
+    async def _against(
+        self, examples: Sequence[Any], used: Sequence[int], state: State, structure: Structure,
+        mix: tuple[float, ...] | None, nth: int,
+    ) -> list[Any]:  # fmt: skip
+        """Those of the examples that the nth fit uses, from `state`, with what the reference of `objective.reference`
+        makes of them."""
+        chosen = [examples[index] for index in used]
+        if not chosen:
+            return chosen
+        if self.objective.reference == "base":
+            known = await self._of_base(examples, used)
+        else:
+            last = self.memory.get(f"{LAST} {nth}") if self.objective.reference == "last" else None
+            model = last if last is not None and last.layout == state.layout else state
+            known = await LogLikelihoods(self.id, structure, model, chosen, mix)
+        return [replace(example, reference=own) for example, own in zip(chosen, known, strict=True)]
+
+    async def _of_base(self, examples: Sequence[Any], used: Sequence[int]) -> list[tuple[float, ...]]:
+        """Found once for each training example, in chunks of neighbours: the numbers then depend on the data alone, and
+        not on which examples were requested first, so that a run that continues computes the same bits."""
+        known = self.of_base if examples is self.train else {}
+        chunks = sorted({index // CHUNK for index in used if index not in known})
+        indices = [index for chunk in chunks for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(examples)))]
+        if indices:
+            requested = [examples[index] for index in indices]
+            found = await LogLikelihoods(self.id, self.structure, None, requested, chunk=CHUNK)
+            known.update(zip(indices, found, strict=True))
+        return [known[index] for index in used]
+
     async def losses_of(self, states: Sequence[State], examples: Sequence[Any] | None = None) -> list[float]:
         """The mean loss of the examples (default: all training examples) under each state, per target token, picture or
         preference. Preferences are compared with the base, whatever `objective.reference`: so are they everywhere but
         in `fit`."""
         self._look("losses_of")
-        chosen = await references.against_base(self, self.train if examples is None else examples)
+        chosen = await self._against_base(self.train if examples is None else examples)
         return await MeanLosses(self.id, self.structure, states, chosen)
 
     async def loss_of_answers(self, state: State, queries: Sequence[Query]) -> float | None:
@@ -289,7 +291,7 @@ class Site:
         training would skip all of them."""
         known = [query for query in queries if query.example is not None]
         if self.objective.refers:
-            examples = await references.against_base(self, [query.example for query in known])
+            examples = await self._against_base([query.example for query in known])
             known = [replace(query, example=own) for query, own in zip(known, examples, strict=True)]
         return await AnswerLoss(self.id, self.structure, state, known) if known else None
 
@@ -299,11 +301,8 @@ class Site:
         return await LogLikelihoods(self.id, self.structure, state, list(examples))
 
     def sample(self, count: int, *, held_out: bool = False) -> list[Any]:
-        """Up to `count` of the training or held-out examples at random, depending only on (seed, site).
-
-        Raises:
-            UserError: there are none.
-        """
+        """Up to `count` of the training or held-out examples at random, depending only on (seed, site). UserError:
+        there are none."""
         source = self.data.held_out if held_out else self.train
         if not source:
             what = "held-out example; set task.validation above 0" if held_out else "training example"
@@ -331,7 +330,7 @@ class Site:
             ClientError: there is no target token, or a gradient is not finite.
         """
         self._look("gradient_moments")
-        seed, examples = derive(self.seed, "labels", self.id), await references.against_base(self, examples)
+        seed, examples = derive(self.seed, "labels", self.id), await self._against_base(examples)
         return await GradientMoments(self.id, structure or self.structure, first, second, examples, sampled, seed)
 
     async def features(self, examples: Sequence[Any]) -> torch.Tensor:
@@ -349,7 +348,7 @@ class Site:
             head: for an image model, a linear head (weight, bias) that replaces its own, whose gradient is then zero.
         """
         self._look("gradient")
-        examples = await references.against_base(self, examples)
+        examples = await self._against_base(examples)
         return await Gradient(self.id, self.structure, state, examples, head)
 
     async def logits(self, state: State, pictures: Sequence[Picture]) -> torch.Tensor:

@@ -6,7 +6,9 @@ their package (`llm_fed.settings.plugins`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from typing import Any
 
 from llm_fed.basics.errors import UserError, lookup
@@ -48,7 +50,6 @@ from llm_fed.methods.fedrot_lora import FedRotLoRA
 from llm_fed.methods.fedsa import FedSA
 from llm_fed.methods.fedsvd import FedSVD
 from llm_fed.methods.ffa import FFA
-from llm_fed.methods.fields import check, defaults_of, fields_of
 from llm_fed.methods.fl_hc import FLHC
 from llm_fed.methods.flexlora import FlexLoRA
 from llm_fed.methods.flora import FLoRA
@@ -63,7 +64,7 @@ from llm_fed.methods.pfedmoe import PFedMoE
 from llm_fed.methods.pooled import Pooled
 from llm_fed.methods.rolora import RoLoRA
 from llm_fed.methods.scaffold import Scaffold
-from llm_fed.settings import coerce, objects, plugins, range_of
+from llm_fed.settings import PLAIN, coerce, hints, objects, plugins, range_of, takes_plain
 from llm_fed.settings.configfile import check_keys
 from llm_fed.state import State
 
@@ -142,25 +143,19 @@ NAMES = (*BUILTIN, *ALIASES)
 
 
 def find(name: str) -> type[Method]:
-    """The class that a name stands for: of these tables, or from outside (`plugins.find`).
-
-    Raises:
-        UserError: there is none, or it is no method as described in CONTRIBUTING.md.
-    """
+    """The class that a name stands for: of these tables, or from outside (`plugins.find`). UserError: there is none, or
+    it is no method as described in CONTRIBUTING.md."""
     if name in BUILTIN or name in ALIASES:
         return BUILTIN[ALIASES.get(name, name)]
     kind = plugins.find("method.name", name, plugins.METHODS, NAMES)
     kind = type(kind) if isinstance(kind, Method) else kind_of(kind)
-    check(f"method.name={name!r}", kind, is_object=objects.is_object(name))
+    _check(f"method.name={name!r}", kind, is_object=objects.is_object(name))
     return kind
 
 
 def merger(name: str) -> type[Merge]:
-    """The merger that a name stands for: of the table, or from outside.
-
-    Raises:
-        UserError: there is none, or it is a method with rounds.
-    """
+    """The merger that a name stands for: of the table, or from outside. UserError: there is none, or it is a method
+    with rounds."""
     mergers = {alias: MERGERS[target] for alias, target in ALIASES.items() if target in MERGERS} | MERGERS
     outside = ":" in name or name in plugins.by_name(plugins.METHODS)
     kind = find(name) if outside else lookup("merge", name, mergers)
@@ -170,22 +165,14 @@ def merger(name: str) -> type[Merge]:
 
 
 def build(settings: dict[str, Any]) -> Method:
-    """The method that `{name: ..., hyper-parameter: value, ...}` describes.
-
-    Raises:
-        UserError: an unknown name or hyper-parameter (the closest one is named), or a value that the method refuses.
-    """
+    """The method that `{name: ..., hyper-parameter: value, ...}` describes. UserError: an unknown name or
+    hyper-parameter (the closest one is named), or a value that the method refuses."""
     name = str(settings["name"])
     kind = find(name)
     if objects.is_object(name) and isinstance(given := objects.find("method.name", name), Method):
         return given
     fields = fields_of(kind)
     given = {key: value for key, value in settings.items() if key != "name"}
-    if "personal_steps" in given and "personal_share" in fields:
-        raise UserError(
-            "method.personal_steps is gone: a client takes rounds * local.steps steps in all, and of them it takes the "
-            "share method.personal_share alone, after the others; set it, such as 0.5"
-        )
     for key in given:
         owners = [other for other, other_kind in BUILTIN.items() if key in fields_of(other_kind)]
         if key not in fields and owners:
@@ -232,3 +219,58 @@ def _described(name: str, kind: type[Method]) -> dict[str, Any]:
         "settings": {key: defaults.get(key, "(must be given)") for key in fields},
         "ranges": {key: text for key, text in ranges.items() if text and not text.startswith("finite")},
     }
+
+
+def fields_of(kind: type[Method]) -> dict[str, Any]:
+    """The types of the fields that are settings, by name, with their ranges (`settings.hints`)."""
+    types = hints(kind)
+    return {field.name: types[field.name] for field in fields(kind) if field.init}
+
+
+def defaults_of(kind: type[Method]) -> dict[str, Any]:
+    """The values that settings have by themselves; those are missing that must be given."""
+    own = [field for field in fields(kind) if field.init]
+    made = {field.name: field.default_factory() for field in own if field.default_factory is not MISSING}
+    return {field.name: field.default for field in own if field.default is not MISSING} | made
+
+
+def _check(where: str, candidate: Any, *, is_object: bool = False) -> None:
+    """Refuse what is no method, or one whose fields are no settings.
+
+    Args:
+        where: who names it, for messages.
+        is_object: whether a program has it as an object, which need not be found by a name.
+
+    Raises:
+        UserError: what is wrong, and how it is written.
+    """
+    if not (isinstance(candidate, type) and issubclass(candidate, Method)):
+        what = f"the class {candidate.__name__}" if isinstance(candidate, type) else f"{candidate!r:.60}"
+        raise UserError(
+            f"{where} is {what}; it must be a class that derives from llm_fed.method.Method, or a function under "
+            "@Merger(...) of llm_fed.method.merge"
+        )
+    # By this name a checkpoint's run and the ranks of a launch find it again.
+    path = plugins.path_of(candidate)
+    if not is_object and kind_of(_at(path)) is not candidate:
+        raise UserError(f"{where} is not found as {path}; define it at the top level of its module")
+    if "__dataclass_params__" not in vars(candidate):  # Method's own would be inherited
+        raise UserError(
+            f"{where}: {candidate.__name__} is not a dataclass itself, so its settings are not read; write "
+            "@dataclass(frozen=True) above it"
+        )
+    for name, hint in fields_of(candidate).items():
+        if not takes_plain(hint):
+            kind = hint.__name__ if type(hint) is type else hint  # a list[int] has the name of a list
+            raise UserError(
+                f"{where}: its setting {name} is of the type {kind}; settings can be "
+                f"{PLAIN}, or several of these with | between"
+            )
+
+
+def _at(path: str) -> Any:
+    module, _, name = path.partition(":")
+    value: Any = sys.modules.get(module)
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from llm_fed.merge.linkage import agglomerated, cosines
-from llm_fed.method import Message, Method, Server, State, Upload, averaged
+from llm_fed.method import Message, Method, Server, State, Upload, averaged, mean_update
 from llm_fed.settings import PositiveFloat
 from llm_fed.state import stack
 
@@ -47,8 +47,7 @@ class CFL(Method):
             parts = [group]
             if own:
                 rows = stack(upload.content for upload in own)
-                mean = server.average([upload.content for upload in own], [upload.num_examples for upload in own])
-                norm = float(mean.row.norm())
+                norm = float(mean_update(server, own).row.norm())
                 largest = max(largest, norm)
                 if {upload.client for upload in own} == set(group) and self.parts(norm, largest, rows):
                     halves = agglomerated(-cosines(rows), "single", clusters=2)

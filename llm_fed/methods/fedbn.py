@@ -35,11 +35,7 @@ class FedBN(Method):
 
 
 def _shared(state: State) -> State:
-    """What travels: the entries of layers that have no running statistics.
-
-    Raises:
-        UserError: there is no layer that has.
-    """
+    """What travels: the entries of layers that have no running statistics. UserError: there is no layer that has."""
     layers = {module_of(name) for name in state.extras}
     if not layers:
         raise UserError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,7 @@ class Feddle(Method):
     held near the fallback. A language model keeps its head, as the vocabulary is the same in every domain. With a
     robust rule (`server.aggregation`) the fallback is the robust mean of the same updates, which need not be a
     combination of anchors: the search starts with the model there and all coefficients at zero.
-    Deviation: the paper leaves open what the fallback averages; see `fallback_over`. Updates that arrive in one round
+    Deviation: the paper leaves open what the fallback averages; here this round's updates. Those that arrive together
     do not overwrite each other in the atlas, as Algorithm 1, lines 16 and 17, would let them. The new head is no
     optimum (Eq. 8) but fitted for `head_epochs` from the last round's.
     Running statistics (BatchNorm) take no part in the search: they move by the mean of the uploads that arrived.
@@ -39,7 +39,6 @@ class Feddle(Method):
     search_epochs: NonNegativeInt = 1  # passes over the server's examples in each round's search; 0: FedBuff
     search_lr: PositiveFloat = 1e-3  # eta_c of Adam
     server_lr: PositiveFloat = 1.0  # eta_g of the fallback
-    fallback_over: Literal["arrivals", "atlas"] = "arrivals"  # whether it averages this round's updates or all
     normalize: bool = True  # anchors to the median norm (Eq. 4)
     importance: bool = True  # the anchor of the smallest |c| makes room; false: the oldest
     fallback_start: bool = True  # the search starts at the fallback; false: at zero
@@ -73,14 +72,13 @@ class Feddle(Method):
         if not anchors:
             return state
         atlas, scales = normalized(anchors, self.normalize)  # Eq. 4
-        counted = torch.tensor([score is None or self.fallback_over == "atlas" for score in importance]).to(scales)
+        counted = torch.tensor([score is None for score in importance]).to(scales)
         # FedBuff's step, in terms of the normalised anchors.
         fallback = counted / counted.sum().clamp(min=1) * self.server_lr / scales
         fallback = torch.where(scales > 0, fallback, scales)
         if server.step.aggregation != "mean":
-            updates = anchors if self.fallback_over == "atlas" else arrivals
-            if updates:
-                step = server.average(updates)
+            if arrivals:
+                step = server.average(arrivals)
                 model = State(model.layout, model.row + self.server_lr * step.row, (model + step).extras)
             fallback = torch.zeros_like(fallback)  # from there
         elif arrivals:

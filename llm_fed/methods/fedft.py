@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from llm_fed.method import Client, Message, Method, Server, Upload
 from llm_fed.methods import waiting
-from llm_fed.methods.server_examples import need_examples
 from llm_fed.methods.waiting import Wait
 from llm_fed.settings import PositiveFloat, PositiveInt
 
@@ -23,7 +22,6 @@ class FedFT(Method):
     robust: ClassVar[bool] = True
 
     wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
-    wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
     server_epochs: PositiveInt = 1  # in each round
     server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
@@ -32,14 +30,14 @@ class FedFT(Method):
         return self.wait != "first_n"  # which counts answers by client
 
     def init(self, server: Server) -> Message:
-        need_examples(server, "fed+ft")
-        return waiting.begun(server, server.initial(), self.wait, self.wait_for)
+        server.need_examples("fed+ft")
+        return waiting.begun(server.initial(), self.wait)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return waiting.model_of(state, self.wait)
 
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
-        stepped = waiting.step(server, state, uploads, self.wait, self.wait_for)
+        stepped = waiting.step(server, state, uploads, self.wait, server.cohort)
         if self.wait == "first_n" and stepped["since"] == state["since"]:
             return stepped
         model, optimizer = waiting.model_of(stepped, self.wait), replace(server.optimizer, lr=self.server_lr)
@@ -58,7 +56,7 @@ class Center(Method):
     server_lr: PositiveFloat = 1e-3  # of the run's local optimizer
 
     def init(self, server: Server) -> Message:
-        need_examples(server, "center")
+        server.need_examples("center")
         return server.initial()
 
     async def client_update(self, client: Client, message: Message) -> Message:

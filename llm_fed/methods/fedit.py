@@ -10,7 +10,7 @@ from llm_fed.method import Client, Message, Method, Server, Site, Upload, withou
 from llm_fed.method.heads import refuse_without_head
 from llm_fed.methods import waiting
 from llm_fed.methods.waiting import Wait
-from llm_fed.settings import AtLeast, Below, PositiveFloat, PositiveInt
+from llm_fed.settings import AtLeast, Below, PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -20,14 +20,13 @@ class FedIT(Method):
 
     The server adds the weighted mean of the updates, which equals the weighted mean of the trained adapters, since all
     start from the same one. If answers are late, `wait` says which of them a step waits for; without delays all
-    variants are the same (`first_n` with the default `wait_for`).
+    variants are the same.
     """
 
     paper: ClassVar[str] = "FedIT (Zhang et al. 2024), FedAvg (McMahan et al. 2017)"
     robust: ClassVar[bool] = True
 
     wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
-    wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
     private_head: bool = False  # of classifiers' adapters: each client trains and keeps a head of its own
 
     @property
@@ -48,13 +47,13 @@ class FedIT(Method):
 
     def init(self, server: Server) -> Message:
         refuse_without_head(self, server, "private_head")
-        return waiting.begun(server, super().init(server), self.wait, self.wait_for)
+        return waiting.begun(super().init(server), self.wait)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return waiting.model_of(state, self.wait)
 
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
-        return waiting.step(server, state, uploads, self.wait, self.wait_for)
+        return waiting.step(server, state, uploads, self.wait, server.cohort)
 
 
 @dataclass(frozen=True)

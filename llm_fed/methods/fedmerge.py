@@ -10,7 +10,7 @@ Letters: m clients of the federation, k clients that answered, d soup models, P 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -59,18 +59,17 @@ class FedMerge(Method):
     # scaled: each draw times sqrt(d), and null for adapters; shared: one + noise, and null for whole models
     soup_init: SoupInit | None = None
     init_noise: NonNegativeFloat = 0.3  # `shared`: size of the noise relative to the draw's own spread, per entry
-    # Which coordinates enter Eq. 9. last-layers: null for adapters; head: the last linear layer, null for whole models
+    # Which coordinates enter Eq. 9. last-layers: of the last quarter, and null for adapters; head: of the last linear
+    # layer, and null for whole models
     inner_product: Literal["last-layers", "head", "all"] | None = None
-    last_layers: Annotated[PositiveInt | None, "for a quarter of the layers"] = None
     # together: both steps see the same weights and soup; algorithm1: soup first
     order: Literal["together", "algorithm1", "published"] = "together"
 
     def init(self, server: Server) -> Message:
         refuse_krum(server)
-        step, chosen = self._weight_step(server), self._inner_product(server)
+        step = self._weight_step(server)
         refuse_inert(self, "weight_lr", step != "fixed-magnitude", "method.weight_step=normalized or plain")
         refuse_inert(self, "max_step", step == "fixed-magnitude", "method.weight_step=fixed-magnitude")
-        refuse_inert(self, "last_layers", chosen == "last-layers", "method.inner_product=last-layers")
         soup = first_soup(server, self)
         return {"soup": soup, "logits": {}}  # logits a_i by client, zeros until its first upload
 
@@ -88,7 +87,8 @@ class FedMerge(Method):
             return state
         deltas, sizes = stack(upload.content for upload in uploads), sizes_of(server, uploads)  # (k, P), (k,)
         logits = torch.stack([logit_row(state, upload.client) for upload in uploads])  # (k, d)
-        where = coordinates(state["soup"][0].layout, self._inner_product(server), self.last_layers)
+        chosen = self.inner_product or by_form(server, adapters="last-layers", whole="head")
+        where = coordinates(state["soup"][0].layout, chosen)
         weight_step = self._weight_step(server)
 
         def weights_after(soup: list[State]) -> Tensor:
@@ -108,9 +108,6 @@ class FedMerge(Method):
 
     def _weight_step(self, server: Server) -> str:
         return self.weight_step or by_form(server, adapters="normalized", whole="fixed-magnitude")
-
-    def _inner_product(self, server: Server) -> str:
-        return self.inner_product or by_form(server, adapters="last-layers", whole="head")
 
     def _logit_step(self, how: str, gradient: Tensor, share: Tensor) -> Tensor:
         if how == "normalized":  # App. B: every client's row has the same length
@@ -296,7 +293,7 @@ def statistics(state: State) -> State:
     return State(Layout((), ()), state.row[:0], state.extras)
 
 
-def coordinates(layout: Layout, choice: str, last_layers: int | None) -> list[slice]:
+def coordinates(layout: Layout, choice: str) -> list[slice]:
     """The parts of a row that enter the inner product of Eq. 9 ("Clarification of Merging Weights Gradient")."""
     if choice == "all":
         return [slice(0, layout.size)]
@@ -310,8 +307,7 @@ def coordinates(layout: Layout, choice: str, last_layers: int | None) -> list[sl
             "head or all"
         )
     layers = sorted(set(numbers.values()))
-    count = max(1, len(layers) // 4) if last_layers is None else last_layers
-    chosen = layers[-count:]
+    chosen = layers[-max(1, len(layers) // 4) :]
     return [layout.slices[name] for name, number in numbers.items() if number in chosen]
 
 

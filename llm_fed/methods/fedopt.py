@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 
 from torch import Tensor
 
-from llm_fed.method import Message, Method, Server, State, Upload
+from llm_fed.method import Message, Method, Server, State, Upload, mean_update
 from llm_fed.settings import AtLeast, Below, PositiveFloat
 
 Decay = Annotated[float, AtLeast(0), Below(1)]
@@ -138,11 +138,6 @@ def adapted(
     v = second(state["second"], delta.row.square())
     step = method.server_lr * momentum / (v.sqrt() + method.tau)
     return {"model": moved(state["model"], delta, step), "momentum": momentum, "second": v}
-
-
-def mean_update(server: Server, uploads: list[Upload]) -> State:
-    """Delta: the mean of the updates, weighed by numbers of examples."""
-    return server.average([upload.content for upload in uploads], [upload.num_examples for upload in uploads])
 
 
 def moved(model: State, delta: State, step: Tensor) -> State:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from llm_fed.merge.factors import decomposed, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
-from llm_fed.method import Client, Message, Method, Server, State, Upload
+from llm_fed.method import Client, Message, Method, Server, State, Upload, mean_update
 from llm_fed.settings import PositiveInt
 
 TRAINED = r"^(?!.*\.lora_A$)"
@@ -42,8 +42,7 @@ class FedSVD(Method):
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         current = [upload for upload in uploads if upload.staleness == 0]
         if current:
-            examples = [upload.num_examples for upload in current]
-            step = server.average([upload.content for upload in current], examples)
+            step = mean_update(server, current)
             state = state.updated(state.pick(list(step)) + step)
         return orthogonal(state) if server.round % self.period == 0 else state
 

@@ -7,9 +7,7 @@ from typing import ClassVar, Literal
 
 from llm_fed.method import Message, Method, Server, State, Upload
 from llm_fed.methods import waiting
-from llm_fed.methods.server_examples import need_examples
 from llm_fed.methods.waiting import Wait
-from llm_fed.settings import PositiveInt
 
 
 @dataclass(frozen=True)
@@ -25,27 +23,24 @@ class HFCL(Method):
     robust: ClassVar[bool] = True
 
     wait: Wait = "none"  # for which answers a step waits: none, deadline or first_n, see `waiting`
-    wait_for: PositiveInt | None = None  # first_n: so many answers; null: as many as clients are asked in a round
 
     @property
     def summed(self) -> Literal["examples"] | None:  # type: ignore[override]
         return None if self.wait == "first_n" else "examples"
 
     def init(self, server: Server) -> Message:
-        need_examples(server, "hfcl")
-        return waiting.begun(server, server.initial(), self.wait, self.wait_for)
+        server.need_examples("hfcl")
+        return waiting.begun(server.initial(), self.wait)
 
     def broadcast(self, state: Message, client: str) -> Message:
         return waiting.model_of(state, self.wait)
 
     async def server_update(self, server: Server, state: Message, uploads: list[Upload]) -> Message:
         if self.wait != "first_n":
-            own = await self._own(server, state)
-            return waiting.step(server, state, [*uploads, own], self.wait, self.wait_for)
-        if server.id not in state["deltas"]:  # once per model
+            uploads = [*uploads, await self._own(server, state)]
+        elif server.id not in state["deltas"]:  # once per model
             state = waiting.counted(state, await self._own(server, state["model"]))
-        of_clients = server.cohort if self.wait_for is None else self.wait_for
-        return waiting.step(server, state, uploads, self.wait, of_clients + 1)
+        return waiting.step(server, state, uploads, self.wait, server.cohort + 1)
 
     async def _own(self, server: Server, model: State) -> Upload:
         """The server's answer to a model, as if a client had sent it."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
+from llm_fed.method import Client, Message, Method, Server, Site, State, Upload, mean_update
 from llm_fed.state import FACTORS
 
 A, B = FACTORS
@@ -45,8 +45,7 @@ class RoLoRA(Method):
         model: State = state["model"]
         for turn in (B, A):
             if answers := [upload for upload in uploads if _turn_of(upload.content) == turn]:
-                examples = [upload.num_examples for upload in answers]
-                step = server.average([upload.content for upload in answers], examples)
+                step = mean_update(server, answers)
                 model = model.updated(model.pick(list(step)) + step)
         return {"model": model, "turn": A if state["turn"] == B else B}
 

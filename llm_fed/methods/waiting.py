@@ -2,37 +2,22 @@
 
 - none: each round takes a step on whatever arrives in it.
 - deadline: a step only takes answers that arrive in the round that requested them; later ones are dropped.
-- first_n: a step takes the first answers to the current model, one per client, however many rounds they take; the
-  others are dropped. The server's state then holds, beside the model, the round in which it was first sent and the
-  answers.
+- first_n: a step takes the first answers to the current model, one per client and as many as clients are asked in a
+  round, however many rounds they take; the others are dropped. The server's state then holds, beside the model, the
+  round in which it was first sent and the answers.
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-from llm_fed.basics.errors import UserError, inert
-from llm_fed.merge.robust import lacking
 from llm_fed.method import Message, Server, State, Upload, averaged, by_arrival
 
 Wait = Literal["none", "deadline", "first_n"]
 
 
-def begun(server: Server, model: State, wait: Wait, wait_for: int | None) -> Message:
-    """The server's state with a model that no client has answered yet.
-
-    Raises:
-        UserError: `wait_for` does not count, or so many answers never come, or `server.aggregation` makes no mean of
-            them.
-    """
-    if wait != "first_n" and wait_for is not None:
-        raise inert("method.wait_for", wait_for, "method.wait=first_n")
-    if wait_for is not None and 0 < len(server.clients) < wait_for:
-        raise UserError(
-            f"method.wait_for={wait_for} answers to one model never come from {len(server.clients)} clients; lower it"
-        )
-    if wait == "first_n" and wait_for is not None and (why := lacking(wait_for, server.step)):
-        raise UserError(f"{why} that are waited for; set method.wait_for")
+def begun(model: State, wait: Wait) -> Message:
+    """The server's state with a model that no client has answered yet."""
     return _afresh(model, 1) if wait == "first_n" else model
 
 
@@ -46,17 +31,16 @@ def with_model(state: Message, model: State, wait: Wait) -> Message:
     return {**state, "model": model} if wait == "first_n" else model
 
 
-def step(server: Server, state: Message, uploads: list[Upload], wait: Wait, wait_for: int | None) -> Message:
+def step(server: Server, state: Message, uploads: list[Upload], wait: Wait, needed: int) -> Message:
     """The state after what arrived in a round: the model moves by the mean of the updates that count, if it moves.
 
     Args:
-        wait_for: first_n: so many answers; None: as many as clients are asked in a round.
+        needed: first_n: so many answers.
     """
     if wait == "none":
         return averaged(server, state, uploads)
     if wait == "deadline":
         return averaged(server, state, [upload for upload in uploads if upload.staleness == 0])
-    needed = server.cohort if wait_for is None else wait_for
     for upload in by_arrival(server, uploads):
         # The current model was first sent in round `since`: who was asked before answers an older one.
         current = server.round - upload.staleness >= state["since"]

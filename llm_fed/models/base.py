@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from llm_fed.models import lora
+from llm_fed.models import lora, ranks
 from llm_fed.models.flat import FlatModel
-from llm_fed.models.frozen import device_of
 from llm_fed.models.origin import Origin
-from llm_fed.models.structure import structure_of
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Full, Structure
 from llm_fed.settings.config import AdapterConfig
 from llm_fed.state import Layout, State
 
@@ -82,16 +80,20 @@ class Base:
         return torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None)
 
     def check_names(self, adapter: AdapterConfig | None) -> None:
-        """Refuse names in `adapter.target_modules` that no layer has.
-
-        Raises:
-            UserError: the name, and the closest.
-        """
+        """Refuse names in `adapter.target_modules` that no layer has. UserError: the name, and the closest."""
         lora.check_names(self.model, adapter)
 
     def structure(self, adapter: AdapterConfig | None, architecture: str = "", rank: int | None = None) -> Structure:
-        """What clients train by a configuration; arguments and errors as of `structure_of`."""
-        return structure_of(adapter, self.heads, architecture, rank)
+        """What clients train by a configuration. UserError: a value cannot be an adapter's.
+
+        Args:
+            architecture: of a whole model that is not the run's base.
+            rank: of the client's adapter (default: the largest that a client has).
+        """
+        if adapter is None:
+            return Full((("", architecture),))
+        one = replace(adapter, rank=ranks.largest(adapter) if rank is None else rank)
+        return lora.Lora.from_config(one, whole=self.heads)
 
     def model_of(self, structure: Structure) -> nn.Module:
         """The model, or models side by side, that clients of this structure have. It is shared: do not change it."""
@@ -147,3 +149,18 @@ class Base:
     def _given(self, module: str, structure: Structure) -> bool:
         """Whether a module's weights are a checkpoint's."""
         return False
+
+
+def freeze(model: nn.Module) -> None:
+    """Make `model` a base: no gradients, eval mode, and 4-bit weights that stay fit for training."""
+    model.requires_grad_(False).eval()
+    for module in model.modules():
+        # On CPUs with AVX512-BF16, bitsandbytes' first evaluation would turn the weights, for good, into a form
+        # whose product has no backward: all gradients that pass through the layer would silently be lost.
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where a base's first parameter lies, hence where its inputs go."""
+    return next(model.parameters()).device

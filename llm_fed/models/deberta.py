@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed.models.shared import for_all_rows
+_MARK = "all_rows_share_it"
 
 
 def with_own_positions(model: nn.Module) -> None:
@@ -65,3 +65,13 @@ def _by_head(projected: Tensor, heads: int, rows: int) -> Tensor:
 
 def _clamped(indices: Tensor, span: int) -> Tensor:
     return torch.clamp(indices, 0, 2 * span - 1).long()
+
+
+def for_all_rows(inputs: Tensor) -> Tensor:
+    """Inputs (1, T, in), marked: a layer in which each row has an adapter of its own gives (N, T, out) for them."""
+    setattr(inputs, _MARK, True)
+    return inputs
+
+
+def is_for_all_rows(inputs: Tensor) -> bool:
+    return getattr(inputs, _MARK, False)

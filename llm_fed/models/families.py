@@ -6,7 +6,6 @@ the same rows alone.
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from llm_fed.basics.errors import UserError
@@ -112,39 +111,20 @@ def writes(config: Any) -> bool:
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # takes seconds to import
 
     has_head = any(str(name).endswith("ForSequenceClassification") for name in config.architectures or ())
-    encodes = config.model_type in _ENCODERS and not getattr(config, "is_decoder", False)
-    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not has_head and not encodes
-
-
-def encoder_in(name: str) -> str | None:
-    """The family of encoders that the name of a base speaks of, as `bert` in `ProsusAI/finbert`; None: of none.
-
-    For a base whose configuration cannot be read. A name that also speaks of a family that writes is none of these.
-    """
-    from transformers.models.auto import modeling_auto  # as in `writes`
-
-    both_ways = _ENCODERS | {family for family, reason in _REFUSED.items() if reason == _SEE_LATER}
-    writing = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - both_ways
-    answering = writing | modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.keys()
-    encoders = both_ways | modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.keys() - answering
-    words = re.split(r"[-_.]", name.rpartition("/")[2].lower())
-    if "decoder" in words or any(word.startswith(("gpt", "llama")) or word in writing for word in words):
-        return None
-    joined = "-".join(words)
-    spoken = [family for family in encoders if family in words or "-" in family and family in joined]
-    spoken += [family for family in ("bert", "roberta") if any(word.endswith(family) for word in words)]
-    return max(spoken, key=lambda family: (len(family), family), default=None)
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not has_head and not _encodes(config)
 
 
 def is_causal(config: Any) -> bool:
     """Whether no token sees a later one, so that padding behind a text reaches none of it."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # as in `writes`
 
-    text = config.get_text_config()
-    encodes = config.model_type in _ENCODERS and not getattr(config, "is_decoder", False)
-    sees_later = "tokens see later ones" in _REFUSED.get(config.model_type, "")
-    both_ways = getattr(text, "use_bidirectional_attention", False)
-    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (encodes or sees_later or both_ways)
+    sees_later = _REFUSED.get(config.model_type) == _SEE_LATER or _encodes(config)
+    both_ways = getattr(config.get_text_config(), "use_bidirectional_attention", False)
+    return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (sees_later or both_ways)
+
+
+def _encodes(config: Any) -> bool:
+    return config.model_type in _ENCODERS and not getattr(config, "is_decoder", False)
 
 
 def family_of(config: Any) -> str:

@@ -32,11 +32,7 @@ class FlatModel:
         self.buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
 
     def load(self, state: State) -> None:
-        """Put a state in.
-
-        Raises:
-            ValueError: it has other entries than the module.
-        """
+        """Put a state in. ValueError: it has other entries than the module."""
         if state.layout != self.layout or state.extras.keys() != self.buffers.keys():
             raise ValueError(f"the state's entries are not those of {type(self.module).__name__}")
         self.row.copy_(state.row)

@@ -1,4 +1,4 @@
-"""What is given as a base and is none: in which form the model is, and what to give instead."""
+"""What is given as a base and is none: what it is, and what to give instead."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.files import read_file
 
 ADAPTER = "adapter_config.json"
-_CONVERTED = (  # on it PEFT could not load an adapter either, as that names its base
-    "give the folder or Hub id of the model that it was made from, and base.quantization=nf4 to save memory"
-)
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".npz")
-_ARCHIVES = (".zip", ".gz", ".tar", ".tgz", ".zst", ".7z")
+_SAVED = "give the folder of a model, as save_pretrained writes it"
+_ORIGINAL = "give the model that it was made from, and base.quantization=nf4 to save memory"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _COUNTS = re.compile(r"(^|_)(n|num)_.*(layer|expert|stage|block)|layers?$|^depths?$")
 _MOST_LAYERS, _MOST = 2**12, 2**31
 _POINTER = b"version https://git-lfs"
@@ -24,29 +22,17 @@ _ABLE = ("bitsandbytes", "mxfp4")  # kinds of quantised weights that adapters ca
 
 
 def check_file(name: str, path: Path) -> None:
-    """Refuse a name that is a file, or is written like one.
-
-    Raises:
-        UserError: what kind of file, and what to give.
-    """
-    suffix = path.suffix.lower()
+    """Refuse a name that is a file, or is written like one of weights. UserError: what to give."""
     if not path.is_file():
-        if suffix in (".gguf", *_WEIGHTS) and name.count("/") != 1:
+        if path.suffix.lower() in _WEIGHTS and name.count("/") != 1:
             raise UserError(f"base.name={name!r}: there is no such file; and a base is a folder or a Hub id")
         return
-    if suffix == ".gguf":
-        raise _refused(name, "is a GGUF file, whose weights are rounded for llama.cpp", _CONVERTED)
-    if (path.parent / "config.json").is_file():
-        raise _refused(name, "is one file of a model", f"give its folder, {path.parent}")
+    if path.suffix.lower() == ".gguf":
+        raise _refused(name, "is a GGUF file, whose weights are rounded for llama.cpp", _ORIGINAL)
     if (path.parent / ADAPTER).is_file():
         check_folder(name, path.parent)
-    if suffix in _WEIGHTS:
-        raise _refused(
-            name, "is a file of weights alone", "give a folder that also has the model's config.json and tokenizer"
-        )
-    if suffix in _ARCHIVES:
-        raise _refused(name, "is an archive", "unpack it, and give the folder")
-    raise _refused(name, "is a file", "give the folder of a model, as save_pretrained writes it")
+    whole = (path.parent / "config.json").is_file()
+    raise _refused(name, "is a file", f"give its folder, {path.parent}" if whole else _SAVED)
 
 
 def check_folder(name: str, folder: Path, weights: bool = True) -> None:
@@ -58,26 +44,29 @@ def check_folder(name: str, folder: Path, weights: bool = True) -> None:
     Raises:
         UserError: what it holds, and what to give.
     """
-    files = {path.name for path in folder.iterdir()}
-    for path in map(folder.joinpath, sorted(files)):
+    files = sorted(path.name for path in folder.iterdir())
+    for path in map(folder.joinpath, files):
         if path.exists() and not (path.is_file() or path.is_dir()):  # transformers would wait for a pipe
             raise _refused(name, f"has no file in the place of {path.name}", "put the file there, or delete it")
     if ADAPTER in files:
         raise _adapter(name, _read(folder / ADAPTER))
-    if "config.json" not in files:
-        raise _refused(name, *next(refusal for form in _WITHOUT_CONFIG if (refusal := form(folder, files))))
-    config = _read(folder / "config.json")
-    check_quantization(name, config)
-    packed = config.get("quantization")
-    if isinstance(packed, dict) and "bits" in packed:
-        raise _refused(name, f"is quantised for MLX ({packed['bits']} bits)", _unquantised("MLX"))
     parts = [path for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
+    if not parts and (packed := [file for file in files if file.endswith(".gguf")]):
+        raise _refused(name, f"holds GGUF ({packed[0]}), whose weights are rounded for llama.cpp", _ORIGINAL)
+    if "config.json" not in files:
+        within = sorted([*folder.glob("*/config.json"), *folder.glob("snapshots/*/config.json")])
+        raise _refused(name, "has no config.json", f"give {within[-1].parent}, which has one" if within else _SAVED)
+    check_quantization(name, _read(folder / "config.json"))
     for path in parts if weights else ():
         with open(path, "rb") as file:
             if file.read(len(_POINTER)) == _POINTER:
                 raise _refused(name, f"has a pointer of Git LFS in the place of {path.name}", "run git lfs pull there")
     if weights and not parts:
-        raise _refused(name, *_without_weights(folder, files))
+        raise _refused(
+            name, "has no weights as safetensors",
+            f"{_SAVED}; pickled ones, which can run code when they are read, are saved anew by "
+            "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER)",
+        )  # fmt: skip
 
 
 def check_quantization(name: str, config: Any) -> None:
@@ -91,17 +80,15 @@ def check_quantization(name: str, config: Any) -> None:
     """
     values = config if isinstance(config, dict) else config.to_dict()
     kind = (values.get("quantization_config") or {}).get("quant_method")
+    if kind is None and isinstance(values.get("quantization"), dict):
+        kind = "mlx"
     if kind is not None and str(kind) not in _ABLE:
-        raise _refused(name, f"is quantised with {str(kind).upper()}", _unquantised(str(kind)))
+        raise _refused(name, f"is quantised with {str(kind).upper()}, on which no adapters are trained", _ORIGINAL)
 
 
 def check_settings(config: Mapping[str, Any]) -> None:
     """Refuse a config.json with more layers, experts or entries than any model has, before one is made of it, or with
-    the name of an implementation, whose code transformers would fetch.
-
-    Raises:
-        ValueError: which key it is.
-    """
+    the name of an implementation, whose code transformers would fetch. ValueError: which key it is."""
     for key, value in config.items():
         if "_implementation" in key and value not in (None, "eager", "sdpa"):
             raise ValueError(f"its config.json says {key}={value!r:.60}, which may be anybody's code; take that out")
@@ -134,13 +121,6 @@ def _refused(name: str, what: str, instead: str) -> UserError:
     return UserError(f"base.name={name!r} {what}; {instead}")
 
 
-def _unquantised(kind: str) -> str:
-    return (
-        f"llm_fed trains no adapters on weights of {kind}, so give the model that it was made from, and "
-        "base.quantization=nf4 to save memory"
-    )
-
-
 def _adapter(name: str, config: dict[str, Any]) -> UserError:
     base = config.get("base_model_name_or_path")
     whose = f" of the base {base!r}" if base else ""
@@ -157,81 +137,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-Form = tuple[str, str]  # what it is, and what to give
-
-
-def _gguf(folder: Path, files: set[str]) -> Form | None:
-    names = sorted(name for name in files if name.lower().endswith(".gguf"))
-    return (f"holds GGUF ({names[0]}), whose weights are rounded for llama.cpp", _CONVERTED) if names else None
-
-
-def _run(folder: Path, files: set[str]) -> Form | None:
-    if not {"config.yaml", "metrics.jsonl"} <= files:
-        return None
-    return "is the folder of a run", "its base stands in config.yaml; its adapters are for adapter.start"
-
-
-def _cache(folder: Path, files: set[str]) -> Form | None:
-    if "snapshots" not in files:
-        return None
-    kept = sorted(path for path in (folder / "snapshots").iterdir() if (path / "config.json").is_file())
-    return "is a folder of the Hub's cache", f"give {kept[-1]}" if kept else "download the model again"
-
-
-def _within(folder: Path, files: set[str]) -> Form | None:
-    models = sorted(path for path in folder.iterdir() if (path / "config.json").is_file())
-    if not models:
-        return None
-    return "has no config.json, but folders in it have one", f"give one of them, such as {models[-1]}"
-
-
-def _other_formats(folder: Path, files: set[str]) -> Form | None:
-    kinds = {
-        "model_index.json": "a pipeline of diffusers", "params.json": "a checkpoint in its maker's own format",
-    }  # fmt: skip
-    for name, kind in kinds.items():
-        if name in files:
-            return f"holds {kind} ({name})", "give the model in the format of transformers (see save_pretrained)"
-    return None
-
-
-def _tokenizer(folder: Path, files: set[str]) -> Form | None:
-    if not files & {"tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json"}:
-        return None
-    has = "weights and a tokenizer" if list(folder.glob("*.safetensors")) else "a tokenizer alone"
-    return f"holds {has}, but no config.json", "give the folder of the whole model (see save_pretrained)"
-
-
-def _nothing(folder: Path, files: set[str]) -> Form:
-    onnx = _onnx(folder, files)
-    return onnx or ("is not a model folder: it has no config.json", "give one, as save_pretrained writes it")
-
-
-def _onnx(folder: Path, files: set[str]) -> Form | None:
-    names = [name for name in sorted(files) if name.endswith(".onnx")]
-    names += [f"onnx/{path.name}" for path in sorted(folder.glob("onnx/*.onnx"))]
-    if not names:
-        return None
-    return f"holds ONNX ({names[0]}), which cannot be trained", "give the model that it was exported from"
-
-
-_WITHOUT_CONFIG = (_gguf, _run, _cache, _within, _other_formats, _tokenizer, _nothing)
-
-
-def _without_weights(folder: Path, files: set[str]) -> Form:
-    """Of a folder with a config.json, but without safetensors."""
-    for form in (_gguf, _onnx):
-        if refusal := form(folder, files):
-            return refusal
-    pickled = sorted(name for name in files if name.endswith((".bin", ".pt", ".pth")) and "token" not in name)
-    if pickled:
-        return (
-            f"has its weights as pickle ({pickled[0]}), which can run code when it is read, and not as safetensors",
-            "if you trust it, save it anew: AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(FOLDER)",
-        )
-    others = sorted(name for name in files if name in ("tf_model.h5", "flax_model.msgpack"))
-    if others:
-        return f"has no weights for PyTorch, only {others[0]}", "give a folder with safetensors"
-    return "has no weights (no .safetensors file)", "give the folder of the whole model (see save_pretrained)"

@@ -52,11 +52,8 @@ def is_block(module: nn.Module) -> bool:
 
 
 def fused_parameters(model: nn.Module, chosen: Sequence[str]) -> dict[str, FusedParameter]:
-    """Those whose names end with one of `chosen`, by name and in module order, as PEFT finds them.
-
-    Raises:
-        UserError: one of `chosen` matches nothing, or what is no parameter of fused experts.
-    """
+    """Those whose names end with one of `chosen`, by name and in module order, as PEFT finds them. UserError: one of
+    `chosen` matches nothing, or what is no parameter of fused experts."""
     if not chosen:
         return {}
     known = _all(model)

@@ -19,11 +19,7 @@ def as_json(labels: tuple[str, ...]) -> bytes:
 
 
 def read_labels(folder: Path) -> tuple[str, ...] | None:
-    """The names, by logit; None where the folder has no such file.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """The names, by logit; None where the folder has no such file. UserError: the file is damaged."""
     path = folder / FILE
     if not path.is_file():
         return None

@@ -66,10 +66,7 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, declared: int | Sequence[int]
 
 def read_tokenizer(config: BaseConfig) -> tuple[PreTrainedTokenizerBase, set[int], int]:
     """A base's tokenizer, the tokens that the base ends an answer with, and the rows of its embedding; without weights.
-
-    Raises:
-        UserError: there is no such folder or Hub model, or it is no language model.
-    """
+    UserError: there is no such folder or Hub model, or it is no language model."""
     location = check_name(config.name, weights=False)
     try:
         tokenizer, settings = read_words(location, config.revision), read_settings(location, config.revision)
@@ -197,16 +194,9 @@ def config_of(name: str, folder_or_id: str, revision: str | None = None, *, fami
 
 
 def is_language(config: BaseConfig) -> bool:
-    """Whether a base's config.json is that of a causal language model.
-
-    Raises:
-        UserError: it has none, or a damaged one.
-    """
-    try:
-        loaded = read_settings(check_name(config.name), config.revision)
-    except Exception as error:  # as in `load_base`
-        raise UserError(explain(config.name, error, "a causal LM")) from error
-    return type(loaded) in MODEL_FOR_CAUSAL_LM_MAPPING
+    """Whether a base's config.json is that of a causal language model. UserError: see `config_of`."""
+    found = config_of(config.name, check_name(config.name), config.revision, family=False)
+    return type(found) in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 def explain(name: str, error: Exception, kind: str) -> str:
@@ -242,11 +232,8 @@ def checkpoint_activations(model: PreTrainedModel, name: str) -> None:
 
 
 def ensure_pad_token(tokenizer: PreTrainedTokenizerBase, name: str) -> None:
-    """Let the EOS token stand for padding where the tokenizer has no token of its own for it.
-
-    Raises:
-        UserError: it has neither.
-    """
+    """Let the EOS token stand for padding where the tokenizer has no token of its own for it. UserError: it has
+    neither."""
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise UserError(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.models.families import read_layers
 from llm_fed.models.fused_experts import fused_parameters
-from llm_fed.models.trained import Structure
+from llm_fed.models.structure import Structure
 from llm_fed.settings import check_fields
 from llm_fed.settings.config import MODULES, AdapterConfig
 from llm_fed.state import FACTORS, Layout, State, factor_of, magnitude, pair, router
@@ -148,8 +148,7 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
     """
     chosen = structure.target_modules
     modules = {name: module for name, module in model.named_modules() if name}
-    linear, unfelt = _linear(modules), read_layers(getattr(model, "config", None))
-    names = names_of(model, chosen)
+    linear, names = _linear(modules), names_of(model, chosen)
     if _is_all_linear(chosen):
         names = [name for name in names if name not in structure.whole]
         if mixture := next((name for name in modules if name.endswith(".experts")), None):
@@ -162,34 +161,34 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
             + _closest_layers([chosen.rpartition(".")[2]] if isinstance(chosen, str) else chosen, list(linear))
         )
     for name in names:
-        if name not in linear:
-            inner = _endings([layer for layer in linear if layer.startswith(f"{name}.")], 1)
-            raise UserError(
-                f"adapter.target_modules={chosen!r} matches {name}, a {type(modules[name]).__name__}; "
-                "only linear layers can be adapted" + (f", such as {', '.join(inner[:8])} within it" if inner else "")
-            )
-        if any(f"{part}.experts" in modules for part in _parts(name)):
-            raise UserError(
-                f"adapter.target_modules={chosen!r} matches {name}, which belongs to a mixture of experts, {_MOVED}"
-            )
-        if name.rpartition(".")[2] in unfelt:
-            beside = [each for each in _endings([layer for layer in linear if "." in layer], 1) if each not in unfelt]
-            raise UserError(
-                f"adapter.target_modules={chosen!r} matches {name}, whose weights {type(model).__name__} may read "
-                "without calling the layer, so that an adapter on it would not be felt; leave it out, e.g. "
-                f"adapter.target_modules=[{','.join(beside[:4])}]"
-            )
-        if name in structure.whole:
-            raise UserError(f"adapter.target_modules={chosen!r} matches {name}, which is trained whole; leave it out")
+        if flaw := _unfit(name, modules, linear, model, structure):
+            raise UserError(f"adapter.target_modules={chosen!r} matches {name}, {flaw}")
     return {name: linear[name] for name in names}
+
+
+def _unfit(
+    name: str, modules: Mapping[str, nn.Module], linear: Mapping[str, nn.Module], model: nn.Module, structure: Lora
+) -> str:
+    """Why a module that is matched cannot be adapted; empty where it can."""
+    if name not in linear:
+        inner = _endings([layer for layer in linear if layer.startswith(f"{name}.")], 1)
+        within = f", such as {', '.join(inner[:8])} within it" if inner else ""
+        return f"a {type(modules[name]).__name__}; only linear layers can be adapted{within}"
+    if any(f"{part}.experts" in modules for part in _parts(name)):
+        return f"which belongs to a mixture of experts, {_MOVED}"
+    unfelt = read_layers(getattr(model, "config", None))
+    if name.rpartition(".")[2] in unfelt:
+        beside = [each for each in _endings([layer for layer in linear if "." in layer], 1) if each not in unfelt]
+        return (
+            f"whose weights {type(model).__name__} may read without calling the layer, so that an adapter on it would "
+            f"not be felt; leave it out, e.g. adapter.target_modules=[{','.join(beside[:4])}]"
+        )
+    return "which is trained whole; leave it out" if name in structure.whole else ""
 
 
 def names_of(model: nn.Module, chosen: tuple[str, ...] | str) -> list[str]:
     """The modules that target modules match as PEFT reads them, by name and in module order, whatever they are.
-
-    Raises:
-        UserError: it is no regular expression, or one that takes too long.
-    """
+    UserError: it is no regular expression, or one that takes too long."""
     modules = {name: module for name, module in model.named_modules() if name}
     if _is_all_linear(chosen):
         from transformers import PreTrainedModel  # takes seconds to import, and a wrong setting is to be named at once
@@ -258,16 +257,15 @@ def check_names(model: nn.Module, adapter: AdapterConfig | None) -> None:
     Raises:
         UserError: every such name, and the linear layers with the closest names.
     """
-    from transformers.pytorch_utils import Conv1D  # takes seconds to import
-
     if adapter is None or isinstance(adapter.target_modules, str):
         return
-    modules = [f".{name}" for name, _ in model.named_modules()]
-    if absent := [name for name in adapter.target_modules if not any(each.endswith(f".{name}") for each in modules)]:
-        linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | Conv1D)]
+    modules = dict(model.named_modules())
+    if absent := [
+        name for name in adapter.target_modules if not any(f".{each}".endswith(f".{name}") for each in modules)
+    ]:
         raise UserError(
             f"adapter.target_modules names {' and '.join(map(repr, absent))}, but no layer of {type(model).__name__} "
-            f"has this name; {_closest_layers(absent, linear)}"
+            f"has this name; {_closest_layers(absent, [*_linear(modules)])}"
         )
 
 
@@ -372,11 +370,7 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """(out, in): the weights of a linear layer.
-
-    Raises:
-        UserError: they are quantised.
-    """
+    """(out, in): the weights of a linear layer. UserError: they are quantised."""
     from transformers.pytorch_utils import Conv1D
 
     weight = module.weight

@@ -25,15 +25,12 @@ class Origin:
     Attributes:
         name: the Hub id, or the path of a folder that does not come from the Hub's cache.
         revision: of a Hub id the commit, where it is known, or the revision that was requested.
-        path: where it lay on the machine that trained, if it was given as a folder of the Hub's cache: a second place
-            to look.
         quantization, dtype: as in `BaseConfig`; an unknown dtype is None.
         weights: a digest of its weights, see `weights_digest`; None where they are no files here.
     """
 
     name: str
     revision: str | None = None
-    path: str | None = None
     quantization: str | None = None
     dtype: str | None = None
     weights: str | None = None
@@ -45,20 +42,9 @@ class Origin:
         local = os.path.isdir(folder)  # Path.is_dir raises where a name is too long
         location = folder if local else cached(config.name, config.revision)
         known = hub_place(str(location)) if location else None
-        loaded = cls(config.name, config.revision, None, config.quantization, config.dtype)
-        if location:
-            loaded = replace(loaded, weights=weights_digest(location))
-        if known is None:
-            return replace(loaded, revision=None) if local else loaded
-        return replace(loaded, name=known[0], revision=known[1], path=os.path.abspath(folder) if local else None)
-
-    @property
-    def location(self) -> str:
-        """What loads it here: its path, where the same weights still lie there, or else its name."""
-        if self.path and os.path.isdir(self.path):
-            same = None in (self.weights, digest := weights_digest(Path(self.path))) or self.weights == digest
-            return self.path if same else self.name
-        return self.name
+        name, revision = known or (config.name, None if local else config.revision)
+        weights = weights_digest(location) if location else None
+        return cls(name, revision, config.quantization, config.dtype, weights)
 
     @property
     def describe(self) -> str:
@@ -78,18 +64,14 @@ class Origin:
 
     def public(self) -> Origin:
         """The same without paths of this machine."""
-        return replace(self, name=public(self.name), path=None)
+        return replace(self, name=public(self.name))
 
     def as_json(self) -> dict[str, Any]:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_json(cls, values: Any) -> Origin:
-        """What `as_json` has made.
-
-        Raises:
-            ValueError: it has not.
-        """
+        """What `as_json` has made. ValueError: it has not."""
         if not isinstance(values, dict) or not isinstance(values.get("name"), str):
             raise ValueError("base is not an object with a name")
         known: dict[str, Any] = {key: values.get(key) for key in cls.__dataclass_fields__}

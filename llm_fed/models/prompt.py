@@ -60,12 +60,8 @@ def stops(base: Base, template: Template) -> tuple[int, ...]:
 
 
 def prompt_for(base: Base, folder: Path) -> Prompt | None:
-    """What an adapter's folder says of its prompts, to put them so to its base.
-
-    Raises:
-        NotAllowed: it brings a chat template of its own, which is a program, and the user does not trust it.
-        UserError: as of `read_prompt`.
-    """
+    """What an adapter's folder says of its prompts, to put them so to its base. NotAllowed: it brings a chat template
+    of its own, which is a program, and the user does not trust it. UserError: as of `read_prompt`."""
     found = read_prompt(folder)
     if found is not None and found.template.date is not None:
         raw = base.tokenizer.chat_template
@@ -75,11 +71,8 @@ def prompt_for(base: Base, folder: Path) -> Prompt | None:
 
 
 def read_prompt(folder: Path) -> Prompt | None:
-    """What an adapter's folder says of its prompts; None where it says nothing, as those of strangers.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """What an adapter's folder says of its prompts; None where it says nothing, as those of strangers. UserError: the
+    file is damaged."""
     path = folder / FILE
     if not path.exists():
         return None

@@ -15,11 +15,7 @@ def differ(adapter: AdapterConfig | None) -> bool:
 
 
 def largest(adapter: AdapterConfig) -> int:
-    """The largest rank that a client has: that of the server's adapter.
-
-    Raises:
-        UserError: the list or mapping is empty.
-    """
+    """The largest rank that a client has: that of the server's adapter. UserError: the list or mapping is empty."""
     if isinstance(adapter.rank, int):
         return adapter.rank
     ranks = [*adapter.rank.values()] if isinstance(adapter.rank, dict) else [*adapter.rank]
@@ -53,11 +49,8 @@ def of(adapter: AdapterConfig | None, client: str, index: int) -> int | None:
 
 
 def check(adapter: AdapterConfig | None, clients: Sequence[str]) -> None:
-    """Refuse ranks that are not those of these clients, which are all.
-
-    Raises:
-        UserError: what was given, and what clients there are.
-    """
+    """Refuse ranks that are not those of these clients, which are all. UserError: what was given, and what clients
+    there are."""
     if adapter is None or isinstance(adapter.rank, int):
         return
     who = f"the {len(clients)} clients are {', '.join(clients[:20])}" + (", ..." if len(clients) > 20 else "")

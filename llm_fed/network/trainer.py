@@ -212,7 +212,6 @@ def _foreign(request: Fit) -> str:
         "it gives entries learning rates of their own": bool(optimizer.lr_of),
         "it makes the last components of an adapter small": optimizer.tail is not None,
         "it has a loss of its own": request.loss is not None,
-        "it needs what the optimizer remembers": request.moments is not None,
         "it asks for noise in each step (privacy at the examples)": request.private is not None,
     }
     return next((reason for reason, there in requested.items() if there), "")

@@ -168,8 +168,6 @@ class LocalConfig:
     decay: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegativeInt = 0  # first steps of a round in which it rises to the round's own
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"  # of the clients
-    # keep each client's moments from round to round, for methods that train once in a round; else they start anew
-    keep_optimizer: bool = False
     momentum: Annotated[float, AtLeast(0), Below(1)] = 0.0  # of sgd
     weight_decay: NonNegativeFloat = 0.0  # decoupled for adamw, added to the gradient for adam and sgd
     clip: PositiveFloat | None = None  # largest norm of a client's gradient; larger ones are scaled down
@@ -431,9 +429,6 @@ def check_together(config: Config) -> None:
             "a number while local.epochs is null, or null while local.epochs is a number")  # fmt: skip
     require(not config.local.momentum or config.local.optimizer == "sgd", "local.momentum",
             "0 unless local.optimizer is sgd")  # fmt: skip
-    kept = config.local.optimizer != "sgd" or config.local.momentum
-    require(not config.local.keep_optimizer or bool(kept), "local.keep_optimizer", "false with sgd without momentum, "
-            "which has nothing to keep")  # fmt: skip
     require(config.privacy.clip is not None or not config.privacy.noise, "privacy.clip", "a number with privacy.noise")
     require(config.privacy.clip is not None or config.privacy.unit == "client", "privacy.clip",
             "a number with privacy.unit=example")  # fmt: skip

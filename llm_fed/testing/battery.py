@@ -13,7 +13,7 @@ import torch
 
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
-from llm_fed.methods.fields import defaults_of
+from llm_fed.methods import defaults_of
 from llm_fed.settings.plugins import place_of
 from llm_fed.state.wire import pack, unpack
 from llm_fed.testing.compare import Failed, alike, close, close_runs, difference, equal_runs, same

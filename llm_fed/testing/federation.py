@@ -69,11 +69,8 @@ class Setup:
     objective: ObjectiveConfig = ObjectiveConfig()  # the loss
 
     def training(self, words: Sequence[str]) -> Setup:
-        """The same with `local.key=value` words laid over how clients train.
-
-        Raises:
-            UserError: a word that a configuration would refuse, too.
-        """
+        """The same with `local.key=value` words laid over how clients train. UserError: a word that a configuration
+        would refuse, too."""
         return replace(self, local=overlay(replace(Config(), local=self.local), words, "the method").local)
 
     def structure_of(self, id: str) -> Structure:

@@ -7,7 +7,6 @@ import huggingface_hub
 import pytest
 
 from llm_fed.commands import known_base
-from llm_fed.models import families
 
 
 def federation(folder: Path, **sizes: int) -> Path:
@@ -67,26 +66,6 @@ def test_offline_the_hub_is_not_asked(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     hub(lambda: pytest.fail("it was asked"))
     assert "HF_HUB_OFFLINE is set" in known_base.look_up("a/b", pytest.fail).problem
-
-
-@pytest.mark.parametrize(
-    "name, family",
-    [("google-bert/bert-base-uncased", "bert"), ("FacebookAI/xlm-roberta-base", "xlm-roberta"), ("a/finBERT", "bert"),
-     ("microsoft/deberta-v3-base", "deberta"), ("answerdotai/ModernBERT-base", "modernbert")],
-)  # fmt: skip
-def test_an_encoder_that_cannot_be_loaded_is_named_by_its_name(llm_fed, tmp_path, monkeypatch, name, family):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    data = federation(tmp_path / "d", north=30, south=30)
-    said = llm_fed("init", data, "--base", name, "--out", tmp_path / "c.yaml")
-    assert said.code == 2 and not (tmp_path / "c.yaml").exists()
-    assert f"{name} is an encoder by its name ({family}), and cannot be loaded here" in said.err
-    assert "HF_HUB_OFFLINE is set" in said.err and "--base FOLDER" in said.err
-
-
-def test_names_of_language_models_are_not_those_of_encoders():
-    for name in ("Qwen/Qwen3-0.6B", "a/SmolLM2-135M", "answerdotai/modernbert-decoder-base", "a/llama-bert",
-                 "google/flan-t5-base", "facebook/bart-base", "mistralai/mistral4", "gpt2"):  # fmt: skip
-        assert families.encoder_in(name) is None, name
 
 
 def test_a_folder_needs_no_hub(small, hub):

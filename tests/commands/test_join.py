@@ -18,7 +18,6 @@ from llm_fed.experiment import joining, run
 from llm_fed.export import peft_folders
 from llm_fed.kinds.language import load_base
 from llm_fed.method.site import Site
-from llm_fed.models.structure import structure_of
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.reading import FORMAT, read_config
 from llm_fed.settings import configfile
@@ -141,7 +140,7 @@ def test_a_method_with_two_parents_trains_the_local_one(small, base, tmp_path, l
 
     monkeypatch.setattr(Site, "fit", fit)
     assert llm_fed(*words, tmp_path / "merged", "--steps", 8).code == 0
-    start = base.draw(structure_of(read_config(folder).adapter), generator(0, "initial"))
+    start = base.draw(base.structure(read_config(folder).adapter), generator(0, "initial"))
     assert torch.allclose(adapter(tmp_path / "merged", base).row, 0.25 * fed.row + 0.75 * (start.row + 1))
     assert "lambda_fed: 0.25" in (tmp_path / "merged/README.md").read_text()
 

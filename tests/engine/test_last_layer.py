@@ -12,8 +12,8 @@ from llm_fed.engine.examples import TEXT
 from llm_fed.engine.packing import collate
 from llm_fed.method import losses
 from llm_fed.method.losses import head_losses
+from llm_fed.models.base import freeze
 from llm_fed.models.families import check_family
-from llm_fed.models.frozen import freeze
 from llm_fed.tasks.common import Encoded
 from llm_fed.testing.tiny import llama
 

@@ -30,12 +30,12 @@ def fits(dtype: torch.dtype, own: bool = False, train: str = ".*", **settings) -
     for k, steps in enumerate(LENGTHS):
         terms = {"anchor": drawn(dtype, "anchor", k), "correction": drawn(dtype, "correction", k)} if own else {}
         optimizer = Optimizer(0.01, **settings, **terms)
-        made.append(Fit(f"c{k}", LORA, drawn(dtype, k), [], [[0]] * steps, optimizer, train=train, moments={}))
+        made.append(Fit(f"c{k}", LORA, drawn(dtype, k), [], [[0]] * steps, optimizer, train=train))
     return made
 
 
-def stepped(jobs: list[Fit], groups: list[list[int]]) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
-    """The rows after all steps with gradients that are drawn, and what each client's optimizer remembers."""
+def stepped(jobs: list[Fit], groups: list[list[int]]) -> torch.Tensor:
+    """The rows after all steps with gradients that are drawn."""
     values, layout = torch.stack([job.start.row for job in jobs]), jobs[0].start.layout
     grads = torch.zeros_like(values)
     steps = [Steps({k: jobs[k] for k in group}, values, grads, layout) for group in groups]
@@ -45,10 +45,10 @@ def stepped(jobs: list[Fit], groups: list[list[int]]) -> tuple[torch.Tensor, lis
             grads[k] = drawn(values.dtype, "gradient", k, step).row
         for each in steps:
             each.step(active)
-    return values, [next(each for each in steps if k in each.parameters).moments(k) for k in range(len(jobs))]
+    return values
 
 
-def alone(job: Fit, k: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def alone(job: Fit, k: int) -> torch.Tensor:
     """One client as anyone would write it, with one parameter for each part of the row."""
     settings, layout, row = job.optimizer, job.start.layout, job.start.row.clone()
     places = layout.segments(job.train)
@@ -70,8 +70,7 @@ def alone(job: Fit, k: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         for group in optimizer.param_groups:
             group["lr"] = settings.lr * settings.factor(step, len(job.batches))
         optimizer.step()
-    state = optimizer.state[parameters[0]]
-    return row, {name: value for name, value in state.items() if value is not None}
+    return row
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
@@ -92,43 +91,24 @@ def alone(job: Fit, k: int) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     ids=str,
 )
 def test_together_is_alone_bit_for_bit(settings, train, dtype):
-    """Also what optimizers remember, of clients with unequal numbers of steps."""
+    """Of clients with unequal numbers of steps."""
     jobs = fits(dtype, train=train, **settings)
     groups = together(jobs)
     assert groups == ([[0, 1, 2, 3, 4]] if "decay" not in settings else [[0, 2], [1], [3], [4]])
-    rows, moments = stepped(jobs, groups)
+    rows = stepped(jobs, groups)
     for k, job in enumerate(jobs):
-        expected, state = alone(job, k)
+        expected = alone(job, k)
         assert torch.equal(rows[k], expected) and not torch.equal(expected, job.start.row)
-        part = job.start.layout.segments(train)[0]
-        found = {name: value[part] if value.dim() else value for name, value in moments[k].items()}
-        assert found.keys() == state.keys() and all(torch.equal(found[name], state[name]) for name in found)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("settings", [{"tail": Tail(0.1, 1)}, {"lr_of": {"lora_B": 0.1}}, {"frozen": "v"}], ids=str)
 def test_other_settings_together_are_those_alone(settings, dtype):
     jobs = fits(dtype, **settings)
-    rows, _ = stepped(jobs, together(jobs))
-    apart, _ = stepped(jobs, [[k] for k in range(len(jobs))])
-    plain, _ = stepped(fits(dtype), [[0, 1, 2, 3, 4]])
+    rows = stepped(jobs, together(jobs))
+    apart = stepped(jobs, [[k] for k in range(len(jobs))])
+    plain = stepped(fits(dtype), [[0, 1, 2, 3, 4]])
     assert torch.equal(rows, apart) and not torch.equal(rows, plain)
-
-
-def test_a_fit_goes_on_with_what_each_optimizer_remembers():
-    """Some clients went on for longer before, some have nothing yet."""
-    jobs = fits(torch.float32, name="sgd", momentum=0.9)
-    rows, moments = stepped(jobs, together(jobs))
-    again = [
-        Fit(job.site, LORA, job.start.like(row), [], job.batches, job.optimizer, moments=kept if k % 2 else {})
-        for k, (job, row, kept) in enumerate(zip(jobs, rows, moments, strict=True))
-    ]
-    assert together(again) == [[0, 1, 2, 3, 4]]
-    found, _ = stepped(again, together(again))
-    apart, _ = stepped(again, [[k] for k in range(len(jobs))])
-    fresh, _ = stepped([Fit(j.site, LORA, j.start, [], j.batches, j.optimizer) for j in again], [[0, 1, 2, 3, 4]])
-    assert torch.equal(found, apart)
-    assert [torch.equal(a, b) for a, b in zip(found, fresh, strict=True)] == [True, False, True, False, True]
 
 
 def test_examples_are_clipped_and_noised_each_clients_own():

@@ -24,7 +24,7 @@ from llm_fed.runs.reading import saved_config
 from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.configfile import from_dict
 
-CROWDED, HINT = speed.crowded, speed.hint  # which other tests do without, see without.py
+HINT = speed.hint  # which other tests do without, see without.py
 AUTO = {"dtype": "auto"}
 
 
@@ -184,15 +184,6 @@ def test_the_ranks_of_a_launch_are_told(small, tmp_path, monkeypatch):
 def test_a_library_call_takes_auto_too(small, finished):
     personal = load_client(finished / "adapters/ada", str(small.base), dtype="auto")
     assert personal.base.dtype == torch.float32 and personal.base.autocast is None
-
-
-@pytest.mark.parametrize(("threads", "load", "named"), [(2, 9.0, True), (1, 9.0, False), (2, 3.9, False)])
-def test_a_crowded_machine_is_named_where_several_threads_wait_for_each_other(monkeypatch, threads, load, named):
-    monkeypatch.setattr(speed.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(speed.psutil, "getloadavg", lambda: (load, 0.0, 0.0))
-    assert CROWDED().startswith("9 processes want the 2 cores") == named
 
 
 def test_a_cpu_that_is_faster_in_bfloat16_is_told(small, llm_fed, tmp_path, monkeypatch):

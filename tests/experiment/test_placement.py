@@ -15,7 +15,7 @@ from llm_fed.basics.rng import generator
 from llm_fed.bench import sites
 from llm_fed.experiment import run
 from llm_fed.kinds import images
-from llm_fed.method.augmentation import moved
+from llm_fed.method.requests import moved
 from llm_fed.method.site import Data
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter

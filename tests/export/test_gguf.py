@@ -81,7 +81,7 @@ def test_both_exports_of_a_family(small, llm_fed, tmp_path, kind):
     gguf = pytest.importorskip("gguf", reason="needs gguf")
     run = run_on(tmp_path, small, kind)
     said = llm_fed("export", run, tmp_path / "out", "--gguf", "--client", "ada", "--client", "bob")
-    assert said.code == 0 and "vLLM can serve" in said.err, said
+    assert said.code == 0 and "vLLM and LoRAX can serve" in said.err, said
     whole = llm_fed("export", run, tmp_path / "whole", "--merged", "--gguf", "--client", "bob")
     assert (whole.code, whole.out.split()) == (0, [str(tmp_path / "whole" / name) for name in ("base.gguf", "bob")]), (
         whole

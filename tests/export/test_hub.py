@@ -352,10 +352,3 @@ def test_the_card_of_experts_says_how_to_load_them():
     assert "load_client(\"path/to/this/folder\", 'a/b', dtype='float32')" in card and "PeftModel" not in card
     assert "Personal LoRA experts, a folder each, with their gate, of `a/b` (float32), trained by llm_fed" in card
     assert "fed: fed\n" in card and "/runs" not in card
-
-
-def test_a_card_without_scores_has_no_results():
-    card = model_card(
-        Model("a/b"), client="c", method="local", paper="-", metrics={}, config="task: {name: flan, path: null}"
-    )
-    assert yaml.safe_load(card.split("---\n")[1]).keys() == {"base_model", "library_name", "pipeline_tag", "tags"}

@@ -78,6 +78,7 @@ def test_what_is_exported_answers_as_the_run_did(tmp_path, form):
     assert model.labels == base.labels and not model.training
     assert set(load_file(tmp_path / "ada/model.safetensors")) == set(model.module.state_dict())
     assert models.read(tmp_path / "ada", client.structure, base).equal(state)
+    assert "base_model" not in text.split("---")[1]  # built here: no model on the Hub
     shown = " and ".join(f"`{part}`" for part in dict.fromkeys(part or name for _, part in client.structure.parts))
     assert f" of {shown}, trained by llm_fed" in text
 

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections import namedtuple
 from pathlib import Path
 
 import every
@@ -12,10 +11,10 @@ import tiny
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_fed import load_client
-from llm_fed.export import merged, peft_folders
+from llm_fed.export import peft_folders
 from llm_fed.models.prompt import FILE, read_prompt
 
 CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -95,21 +94,6 @@ def test_the_card_says_the_same_but_how_to_load_it(run, llm_fed, small, tmp_path
     assert capfd.readouterr().out == f"{answer}\n" and answer
 
 
-def test_the_room_is_said_before_and_refused_where_there_is_none(run, llm_fed, tmp_path, monkeypatch):
-    size = sum(tensor.nbytes for tensor in load_file(tmp_path / "base/model.safetensors").values())
-    each, usage = f"{size / 1e6:.1f} MB", namedtuple("usage", "total used free")
-    monkeypatch.setattr(merged.shutil, "disk_usage", lambda path: usage(0, 0, 2 * size))
-    said = llm_fed("export", run, tmp_path / "out", "--merged")
-    assert said.code == 0 and f"writing 2 models, {each} each (float32); " in said.err
-    written = sum(tensor.nbytes for tensor in load_file(tmp_path / "out/cyd/model.safetensors").values())
-    assert written == size
-
-    monkeypatch.setattr(merged.shutil, "disk_usage", lambda path: usage(0, 0, 2 * size - 1))
-    said = llm_fed("export", run, tmp_path / "new/out", "--merged")
-    said.assert_refused(f"2 models of {each} do not fit into {tmp_path}", "--client", code=1)
-    assert not (tmp_path / "new").exists()
-
-
 def test_what_cannot_be_folded_is_refused_before_anything_is_written(run, llm_fed, tmp_path):
     words = ("export", run, tmp_path / "out", "--merged")
     based(run, quantization="nf4")
@@ -153,20 +137,3 @@ def test_a_full_disk(run, llm_fed, tmp_path, monkeypatch):
     said = llm_fed("export", run, tmp_path / "out", "--merged", "--client", "ada")
     assert said.code == 1 and "cannot write" in said.err and "No space left on device" in said.err
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_the_base_is_that_of_the_run_s_revision(run, llm_fed, tmp_path, monkeypatch):
-    """Its configuration is read first."""
-    asked = []
-    for kind in (AutoConfig, AutoTokenizer, AutoModelForCausalLM):
-
-        def noted(name, real=kind.from_pretrained, kind=kind, **settings):
-            if str(name) == str(tmp_path / "base"):
-                asked.append((kind.__name__, settings.get("revision")))
-            return real(name, **settings)
-
-        monkeypatch.setattr(kind, "from_pretrained", noted)
-    based(run, revision="abc123")
-    assert llm_fed("export", run, tmp_path / "out", "--merged", "--client", "ada").code == 0
-    assert asked[0] == ("AutoConfig", "abc123") and ("AutoModelForCausalLM", "abc123") in asked
-    assert ("AutoTokenizer", "abc123") in asked

@@ -4,7 +4,6 @@ import html
 import json
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import peft
@@ -57,13 +56,11 @@ def card_of(text: str) -> dict:
 
 
 def test_a_base_of_the_hub_is_named_by_id_and_commit(run, small, llm_fed, tmp_path):
-    by_path = (run.parent / "my-base").exists()
     folder = run / "adapters/ada"
     settings = json.loads((folder / "adapter_config.json").read_text())
     assert (settings["base_model_name_or_path"], settings["revision"]) == (NAME, COMMIT)
     known = {"name": NAME, "revision": COMMIT, "dtype": "float32", "weights": weights_digest(small.base)}
-    path = {"path": str(run.parent / "my-base")} if by_path else {}
-    assert json.loads((folder / FILE).read_text())["base"] == known | path
+    assert json.loads((folder / FILE).read_text())["base"] == known
     card = (folder / "README.md").read_text()
     assert card_of(card)["base_model"] == NAME
     assert f"of `{NAME}` (revision `{COMMIT}`, float32), trained" in card and "my-base" not in card
@@ -92,7 +89,7 @@ def test_a_push_names_it_as_well(run, hub: Hub, llm_fed):
     assert llm_fed("push", run, "ann", "--client", "ada").code == 0
     files = hub.repositories["ann/run-fedit-ada"].files
     assert json.loads(files["adapter_config.json"])["base_model_name_or_path"] == NAME
-    assert json.loads(files[FILE])["base"]["revision"] == COMMIT and "path" not in json.loads(files[FILE])["base"]
+    assert json.loads(files[FILE])["base"]["revision"] == COMMIT
     assert card_of(files["README.md"].decode())["license"] == "mit"  # of the base's own card
     hub.repositories.pop("ann/run-fedit-ada")
 
@@ -121,32 +118,6 @@ def test_adapters_on_the_base_and_on_its_folder_are_merged(run, hub, small, llm_
     tiny.build("llama", seed=1).save_pretrained(tmp_path / "copied")
     said = llm_fed("merge", "mean", "--fed", run / "adapters/ada", "--local", other, "--out", tmp_path / "o")
     said.assert_refused("--fed is an adapter of 'acme/llama-tiny'", "copied", "--base")
-
-
-def test_what_older_exports_say_of_their_base(run, small, tmp_path):
-    """Up to 0.3.0 the base stood in adapter_config.json, and how it was loaded in the card alone."""
-    folder = tmp_path / "ada"
-    shutil.copytree(run / "adapters/ada", folder)
-    values = json.loads((folder / FILE).read_text())
-    (folder / FILE).write_text(
-        json.dumps({key: value for key, value in values.items() if key not in ("base", "checksum")})
-    )
-    card = (folder / "README.md").read_text()
-    (folder / "README.md").write_text(card.replace("quantization: null", "quantization: nf4"))
-    known = Origin(NAME, COMMIT, weights=weights_digest(small.base))  # as the base lies in the cache here
-    assert read_origin(folder) == replace(known, quantization="nf4", dtype="float32")
-    (folder / "README.md").write_text("# Mine\n\n## Configuration of the run\n\n```yaml\n- [\n```\n")
-    assert read_origin(folder) == known
-    (folder / "README.md").unlink()
-    (folder / FILE).unlink()
-    path = folder / "adapter_config.json"
-    settings = json.loads(path.read_text())
-    place = tmp_path / "models--acme--llama-tiny/snapshots" / COMMIT  # as exports of bases in the cache were
-    path.write_text(json.dumps(settings | {"base_model_name_or_path": str(place), "revision": None}))
-    assert json.loads(public_content(path) or "")["base_model_name_or_path"] == NAME
-    assert json.loads(public_content(path) or "")["revision"] == COMMIT
-    path.write_text(json.dumps(settings | {"base_model_name_or_path": None}))
-    assert read_origin(folder) is None
 
 
 def test_a_base_that_was_renamed_in_the_settings_is_that_one(run, tmp_path):

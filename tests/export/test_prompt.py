@@ -8,11 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import tiny_base
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
+from transformers import AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 
 from llm_fed import load_client
 from llm_fed.basics import checksum
@@ -136,10 +135,6 @@ def test_what_the_folder_says(runs, base):
         said = json.loads((runs[name] / "adapters/ada" / FILE).read_text())
         assert said["template"] == "chat" and "text" not in said
         assert (said["chat_template"], said["date_string"]) == (CHAT, "26 Jul 2024")
-
-
-def test_stock_peft_loads_the_folder(runs, base):
-    peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), runs["chat"] / "adapters/ada")
 
 
 def edited(folder: Path, target: Path, **values: Any) -> Path:
@@ -289,11 +284,6 @@ def test_two_runs_with_different_templates(runs, llm_fed, tmp_path):
     assert read_prompt(tmp_path / "out/ada") == read_prompt(runs["chat"] / "adapters/ada")
     card = (tmp_path / "out/ada/README.md").read_text()
     assert "template: chat" in card
-
-
-def test_export_copies_it(runs, llm_fed, tmp_path):
-    assert llm_fed("export", runs["fedem"], tmp_path / "out").code == 0
-    assert read_prompt(tmp_path / "out/bob") == read_prompt(runs["fedem"] / "adapters/bob") is not None
 
 
 def test_every_client_has_the_same_file_without_a_path(runs, small):

@@ -78,14 +78,6 @@ def test_damage_is_named(tmp_path, name):
         line([tmp_path / "a"])
 
 
-def test_export_says_it_beside_its_results(llm_fed, finished, tmp_path):
-    said = llm_fed("export", finished, tmp_path / "out")
-    assert said.out.split() == [str(tmp_path / "out" / client) for client in ("ada", "bob", "cyd")]
-    assert said.err.splitlines() == [
-        "vLLM and LoRAX can serve ada, bob, cyd (vLLM with --max-lora-rank 8); see docs/serving.md"
-    ]
-
-
 def test_export_names_a_damaged_adapter(llm_fed, finished, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     path = tmp_path / "run/adapters/bob/adapter_model.safetensors"

@@ -17,7 +17,6 @@ from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.methods.fedbuff import FedBuff
 from llm_fed.methods.feddle import Feddle
-from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmerge import FedMerge
 from llm_fed.settings.config import ServerStepConfig
 from llm_fed.settings.configfile import from_dict
@@ -35,7 +34,6 @@ OWN_STEP: dict[str, dict[str, Any]] = {  # methods whose server step is their ow
     "fl-hc": {"name": "fl-hc"},
     "fedbuff": {"name": "fedbuff", "buffer": 7},
     "feddle": {"name": "feddle", "search_epochs": 0},
-    "feddle over its atlas": {"name": "feddle", "search_epochs": 0, "fallback_over": "atlas"},
     "fedkd": {"name": "fedkd"},
     "feddyn": {"name": "feddyn"},
     "pfedme": {"name": "pfedme"},
@@ -181,11 +179,9 @@ def test_a_cohort_that_is_never_enough_is_refused_at_the_start():
     check_cohort(from_dict({}), 1)
 
 
-def test_so_are_a_buffer_few_answers_and_a_search_that_take_no_mean():
+def test_so_are_a_buffer_and_a_search_that_take_no_mean():
     with pytest.raises(UserError, match=r"and there are 4 in the buffer; set method\.buffer"):
         FedBuff(buffer=4).init(server_of("median"))
-    with pytest.raises(UserError, match=r"and there are 4 that are waited for; set method\.wait_for"):
-        FedIT(wait="first_n", wait_for=4).init(server_of("median"))
     with pytest.raises(UserError, match="takes no mean of the updates"):
         Feddle(search_epochs=0, fallback_start=False).init(server_of("median"))
 

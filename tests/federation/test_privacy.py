@@ -283,11 +283,10 @@ def test_the_epsilon_of_each_round_is_logged(tmp_path):
     "name, where, own", [("fedit", "server", False), ("fedsa", "server", True), ("fedmerge", "client", False)]
 )
 def test_a_private_run_from_start_to_report(small, tmp_path, name, where, own):
-    """FedSA's B never leaves its client; the optimizer that each keeps is in no model. Of local noise, the client that
+    """FedSA's B never leaves its client. Of local noise, the client that
     was asked most counts: not in all rounds."""
     noise = {"clip": 0.5, "noise": 4.0, "where": where}
     settings = {"rounds": 4, "participation": 0.3, "eval": {"every": 0}, "privacy": noise, "method": {"name": name}}
-    settings["local"] = {"keep_optimizer": True}
     said = io.StringIO()
     config = configfile.load(small.config(tmp_path / "small.yaml", **settings))
     toy.plant(tmp_path / "run", 1)  # which samples ada, and no client in all rounds

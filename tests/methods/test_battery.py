@@ -5,10 +5,12 @@ from pathlib import Path
 
 import every
 import pytest
-from battery import FEDERATED, GOLDEN, LOCAL, OF_PICTURES, SLACK, WHOLE_MODELS, go, settings_of
+from battery import FEDERATED, GOLDEN, OF_PICTURES, SLACK, WHOLE_MODELS, go
 
 from llm_fed import methods
-from llm_fed.testing import federation
+from llm_fed.basics.errors import UserError
+from llm_fed.methods import fields_of
+from llm_fed.settings import range_of
 from llm_fed.testing.battery import CHECKS, Slack
 
 NAMES = [*FEDERATED, *WHOLE_MODELS]
@@ -88,24 +90,19 @@ def test_rare_checks_are_checks():
     assert set(ALWAYS) < set(FAMILIES) < set(NAMES)
 
 
-QUICK = ("feddpa",)  # whose checks on pairs every run of the tests makes
-SAYS = (
-    "every message survives the wire", "all clients at once is 1 at a time", "the loss falls",
-    "killed in every round but the first and continued is uninterrupted", "the order of clients does not matter",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FEDERATED]
-)
-def test_every_method_learns_from_pairs(name, tmp_path):
-    whole = federation.go(settings_of(name), federation.PAIRS.training(LOCAL.get(name, ())), tmp_path / "whole")
-    for number, says in enumerate(SAYS):
-        CHECKS[says](whole, tmp_path / str(number), SLACK.get(name, Slack()))
-
-
 def test_the_list_of_methods_says_its_paper_and_defaults():
     for entry in methods.builtin():
         built = methods.build({"name": entry["name"]})
         assert entry["paper"] == built.paper and built == type(built)(**entry["settings"]), entry["name"]
     assert {name.removesuffix(OF_PICTURES) for name in NAMES} <= {entry["name"] for entry in methods.builtin()}
+
+
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_settings_out_of_range_are_refused_by_their_names(name):
+    for key, hint in fields_of(methods.METHODS[name]).items():
+        said = range_of(hint)
+        wrong: list[object] = [-1] if said.startswith(("at least", "above")) else ["nowhere"] if " or " in said else []
+        wrong += [3] if "at most" in said or "below" in said else []
+        for value in wrong:
+            with pytest.raises(UserError, match=rf"method\.{key}\b"):
+                methods.build({"name": name, key: value})

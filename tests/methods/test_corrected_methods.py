@@ -316,8 +316,3 @@ def test_an_engine_says_what_it_cannot_do():
     site, start = text.clients["a"], text.clients["a"].initial()
     with pytest.raises(UserError, match="loss=FUNCTION returned int for"):
         drive({"a": site.fit(start, loss=lambda answer, labels, places: 0)}, text.engine.execute)
-
-
-def test_fedprox_needs_a_strength():
-    with pytest.raises(UserError, match="method.mu is 0.0; it must be above 0"):
-        methods.build({"name": "fedprox", "mu": 0})

@@ -85,15 +85,6 @@ def test_a_client_that_was_never_asked_has_fresh_layers():
     assert all(torch.equal(found.extras[name], value) for name, value in fresh.extras.items())
 
 
-def test_personalising_trains_nothing():
-    base = base_of("resnet-9")
-    clients = sites(base, METHOD)
-    state = federate(base, METHOD, clients)
-    before = clients["c0"].memory["own"]
-    assert personal(base, METHOD, clients["c0"], state).equal(personal(base, METHOD, clients["c0"], state))
-    assert clients["c0"].memory["own"] is before
-
-
 def test_a_model_without_batchnorm_is_refused(tmp_path):
     """The same folder then takes the corrected run."""
     data = tiny_images.npz(tmp_path / "data.npz")

@@ -76,15 +76,6 @@ def test_without_a_search_it_is_fedbuff(tmp_path, settings):
     assert min(arrived) == 0 and max(arrived) >= 3
 
 
-def test_over_the_atlas_the_fallback_is_the_mean_of_all_anchors():
-    """Round 1: (2 + 4) / 2 = 3. Round 2, nothing arrives: 3 again. Round 3: (2 + 4 + 9) / 3 = 5, so 11 in all."""
-    method = Feddle(search_epochs=0, fallback_over="atlas")
-    server, state = start(method)
-    for updates, expected in (([vector(2, 0), vector(4, 0)], 3), ([], 6), ([vector(9, 0)], 11)):
-        state = serve(method, server, state, *updates)
-        assert state["model"].row.tolist() == pytest.approx([expected, 0], abs=1e-12)
-
-
 @pytest.mark.parametrize("epochs", [0, 1])
 @pytest.mark.parametrize("updates", [[(0, 0)], [(0, 0), (0, 0)], [(0, 0), (4, 0)], [(0, 0), (0, 0), (6, 0)]])
 def test_an_update_of_zero_does_no_harm(epochs, updates):
@@ -217,21 +208,3 @@ def test_a_search_needs_examples_at_the_server():
     with pytest.raises(UserError, match="the server has none; set task.server.examples, or method.search_epochs=0"):
         start(Feddle())
     start(Feddle(search_epochs=0))
-
-
-@pytest.mark.parametrize(
-    "settings, word",
-    [
-        ({"search_epochs": -1}, "method.search_epochs is -1; it must be at least 0"),
-        ({"head_epochs": 0}, "method.head_epochs is 0; it must be at least 1"),
-        ({"atlas_size": 0}, "method.atlas_size is 0; it must be at least 1"),
-        ({"regularization": -0.1}, "method.regularization is -0.1; it must be at least 0"),
-        ({"search_lr": 0.0}, "method.search_lr is 0.0; it must be above 0"),
-        ({"server_lr": 0.0}, "method.server_lr is 0.0"),
-        ({"head_lr": float("inf")}, "method.head_lr is inf"),
-        ({"fallback_over": "all"}, "method.fallback_over='all' is unknown.*arrivals, atlas"),
-    ],
-)
-def test_impossible_settings_are_refused(settings, word):
-    with pytest.raises(UserError, match=word):
-        Feddle(**settings)

@@ -175,13 +175,10 @@ def test_last_layers_see_the_last_entries_alone():
     got = step(FedMerge(num_models=2, weight_lr=0.1), [pair(1, 0), pair(0, 1)], uploads())["logits"]
     assert got["a"][0] < 0 < got["a"][1]
     layout = Layout(tuple(f"model.layers.{i}.q.lora_{x}" for i in range(12) for x in "AB"), ((1,),) * 24)
-    assert coordinates(layout, "last-layers", None) == [
-        slice(i, i + 1) for i in range(18, 24)
-    ]  # a quarter of 12 layers
-    assert coordinates(layout, "last-layers", 1) == [slice(22, 23), slice(23, 24)]
-    assert coordinates(layout, "head", None) == [slice(22, 23), slice(23, 24)]
+    assert coordinates(layout, "last-layers") == [slice(i, i + 1) for i in range(18, 24)]  # a quarter of 12 layers
+    assert coordinates(layout, "head") == [slice(22, 23), slice(23, 24)]
     with pytest.raises(UserError, match="no entry has a layer number"):
-        coordinates(Layout(("head.lora_A",), ((1,),)), "last-layers", None)
+        coordinates(Layout(("head.lora_A",), ((1,),)), "last-layers")
 
 
 @pytest.mark.parametrize("order", ["together", "algorithm1", "published"])
@@ -262,12 +259,6 @@ def test_one_hot_weights_are_fedavg_per_cluster(tmp_path):
     assert torch.allclose(merged.state["soup"][1].row, target + (start - target) / 64, atol=1e-12)
 
 
-def test_equal_soup_models_never_specialise():
-    """Why the soup must start with different models: with equal ones every Theta_j - theta is zero."""
-    got = step(FedMerge(num_models=2, inner_product="all"), [pair(1, 2), pair(1, 2)], uploads())
-    assert got["logits"]["a"].tolist() == [0, 0] and got["soup"][0].equal(got["soup"][1])
-
-
 def test_weights_specialise_and_clients_that_are_not_asked_keep_theirs(tmp_path):
     """c2 and c3 want opposite models: after 20 rounds their heaviest models differ."""
     progress = run(tmp_path / "a", FedMerge(num_models=2, weight_lr=0.5), ["c2", "c3"], rounds=20, sizes=[1, 1, 1, 1])
@@ -277,33 +268,7 @@ def test_weights_specialise_and_clients_that_are_not_asked_keep_theirs(tmp_path)
     assert FedMerge(num_models=2).report(partial.state)["weights"]["clients"] == sorted(partial.state["logits"])
 
 
-def test_nothing_arrives():
-    state = {"soup": [pair(1, 2), pair(3, 4)], "logits": {}}
-    assert asyncio.run(FedMerge(num_models=2).server_update(None, state, [])) is state
-    assert FedMerge(num_models=2).report(state) == {}
-
-
-def test_server_update_changes_nothing_that_it_was_given():
-    soup, sent = [pair(1, 0), pair(0, 1)], uploads()
-    state = {"soup": soup, "logits": {"a": torch.tensor([1.0, 0.0], dtype=torch.float64)}}
-    asyncio.run(FedMerge(num_models=2).server_update(toy.server(), state, sent))
-    assert soup[0].equal(pair(1, 0)) and soup[1].equal(pair(0, 1)) and state["logits"]["a"].tolist() == [1, 0]
-    assert list(state["logits"]) == ["a"] and sent[0].content.equal(pair(2, 1))
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"num_models": 0}, "num_models is 0"),
-        ({"soup_step": "x"}, "soup_step='x' is unknown; known: normalized, gradient"),
-        ({"weight_step": "x"}, "weight_step"),
-        ({"inner_product": "x"}, "inner_product"),
-        ({"order": "x"}, "order"),
-    ],
-)
-def test_settings_are_checked(settings, message):
-    with pytest.raises(UserError, match=message):
-        FedMerge(**settings)
+def test_a_client_draws_no_more_models_than_there_are():
     with pytest.raises(UserError, match="models_per_client is 9; it must be 1 to num_models"):
         FedMergeFixed(models_per_client=9)
 

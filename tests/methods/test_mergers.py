@@ -14,7 +14,6 @@ from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.merge.mean import mix_factors
 from llm_fed.mergers.interpolation import mean
-from llm_fed.method.merge import Merger
 from llm_fed.runs.records import read_records
 from llm_fed.settings.plugins import allowing
 from llm_fed.state import State
@@ -182,10 +181,3 @@ def test_a_failing_merger_names_its_client(here, small, tmp_path, llm_fed):
     said = llm_fed("run", config, "--out", tmp_path / "run")
     assert said.code == 1 and "client ada: no way to merge" in said.err.splitlines()[-1]
     assert (tmp_path / "run/needs/local/summary.json").is_file() and not (tmp_path / "run/summary.json").exists()
-
-
-def test_the_declaration_leaves_the_function_as_it_is():
-    def twice(client, fed, local, *, times: int = 2):
-        return times * fed, {}
-
-    assert Merger(doubles=True)(twice) is twice and twice(None, 2, 3) == (4, {})

@@ -18,10 +18,9 @@ from llm_fed.methods.flexlora import FlexLoRA
 from llm_fed.methods.hetlora import HetLoRA
 from llm_fed.models.lora import Lora
 from llm_fed.state import State
-from llm_fed.state.wire import pack
 from llm_fed.testing import federation
 from llm_fed.testing.battery import CHECKS, Slack
-from llm_fed.testing.federation import ADAPTERS, STRUCTURE
+from llm_fed.testing.federation import ADAPTERS
 
 RANKS = {"c0": 1, "c1": 2, "c2": 4}
 UNEQUAL = replace(ADAPTERS, ranks=RANKS)
@@ -214,10 +213,3 @@ def test_a_new_rank_is_another_pass_and_equal_ranks_share_one(whole):
     finally:
         del whole.runtime.engine.execute
     assert sorted(asked) == [["c0"], ["c1"], ["c2"]]
-
-
-def test_messages_are_packed_at_the_clients_rank():
-    server = server_of(START, {"small": 1, "large": 2})
-    state = FlexLoRA().init(server)
-    small, large = (len(pack(FlexLoRA().broadcast(state, name))) for name in ("small", "large"))
-    assert small < large and STRUCTURE.rank == 2

@@ -79,10 +79,10 @@ def test_of_whole_models_the_head_decides_and_steps_have_a_fixed_length():
 def test_the_head_is_the_last_linear_layer(name):
     base = base_of(name)
     layout, head = base.layout(Full()), head_of(base.model)
-    (weight, bias) = coordinates(layout, "head", None)
+    (weight, bias) = coordinates(layout, "head")
     assert (weight, bias) == (layout.slices[f"{head}.weight"], layout.slices[f"{head}.bias"])
     with pytest.raises(UserError, match="use head or all"):
-        coordinates(base_of("cnn").layout(Full()), "last-layers", None)
+        coordinates(base_of("cnn").layout(Full()), "last-layers")
 
 
 def test_a_soup_of_whole_models_differs_in_what_is_drawn():

@@ -7,8 +7,6 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import tiny_base
-import torch
-from safetensors.torch import load_file
 
 from llm_fed.basics.errors import UserError
 from llm_fed.kinds.language import load_base
@@ -32,88 +30,29 @@ def settings(folder: Path, **changes: object) -> None:
     (folder / "config.json").write_text(json.dumps(config | changes))
 
 
-def only(folder: Path, *names: str) -> None:
-    for path in folder.iterdir():
-        if path.name not in names:
-            path.unlink()
-
-
 def adapter(folder: Path) -> None:
+    (folder / "config.json").unlink()
     (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "Qwen/Qwen3-0.6B"}))
 
 
-def adapter_alone(folder: Path) -> None:
-    only(folder, "tokenizer.json", "tokenizer_config.json")
-    adapter(folder)
-
-
-def gguf(folder: Path) -> None:
-    only(folder)
-    (folder / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
-
-
-def gguf_and_config(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model.gguf")
-
-
-def pickled(folder: Path) -> None:
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-
-def onnx(folder: Path) -> None:
-    (folder / "onnx").mkdir()
-    (folder / "model.safetensors").rename(folder / "onnx/model.onnx")
-
-
-def lfs(folder: Path) -> None:
-    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n")
-
-
-def cache(folder: Path) -> None:
-    kept = folder / "snapshots/0123abcd"
-    kept.mkdir(parents=True)
+def moved(folder: Path, to: str) -> None:
+    """Everything lies in a folder within."""
+    (folder / to).mkdir(parents=True)
     for path in [path for path in folder.iterdir() if path.is_file()]:
-        path.rename(kept / path.name)
+        path.rename(folder / to / path.name)
 
 
-def checkpoints(folder: Path) -> None:
-    inside = folder / "checkpoint-20"
-    inside.mkdir()
-    for path in [path for path in folder.iterdir() if path.is_file()]:
-        path.rename(inside / path.name)
-
-
-def a_run(folder: Path) -> None:
-    only(folder)
-    for name in ("config.yaml", "metrics.jsonl"):
-        (folder / name).write_text("")
-
-
-def original(folder: Path) -> None:
-    only(folder, "tokenizer.json")
-    (folder / "params.json").write_text("{}")
-
-
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n"
 FOLDERS = {
     "adapter": (adapter, ["is a PEFT adapter of the base 'Qwen/Qwen3-0.6B'", "base.name=Qwen/Qwen3-0.6B", "--adapter"]),
-    "adapter alone": (adapter_alone, ["is a PEFT adapter of the base"]),
-    "gguf": (gguf, ["holds GGUF (model-Q4_K_M.gguf)", "made from", "nf4"]),
-    "gguf and config": (gguf_and_config, ["holds GGUF (model.gguf)"]),
+    "gguf": (lambda f: (f / "model.safetensors").rename(f / "model.gguf"), ["holds GGUF (model.gguf)", "nf4"]),
     "gptq": (lambda f: settings(f, quantization_config={"quant_method": "gptq", "bits": 4}), ["GPTQ", "nf4"]),
-    "awq": (lambda f: settings(f, quantization_config={"quant_method": "awq"}), ["AWQ", "made from"]),
-    "mlx": (lambda f: settings(f, quantization={"group_size": 64, "bits": 4}), ["MLX (4 bits)"]),
-    "onnx": (onnx, ["holds ONNX (onnx/model.onnx)", "exported from"]),
-    "pickle": (pickled, ["pickle (pytorch_model.bin)", "safetensors", "save_pretrained"]),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), ["has no weights", "safetensors"]),
-    "tokenizer": (lambda f: only(f, "tokenizer.json", "tokenizer_config.json"), ["holds a tokenizer alone"]),
-    "no config": (lambda f: (f / "config.json").unlink(), ["holds weights and a tokenizer, but no config.json"]),
-    "lfs": (lfs, ["Git LFS", "model.safetensors", "git lfs pull"]),
-    "cache": (cache, ["Hub's cache", "snapshots/0123abcd"]),
-    "checkpoints": (checkpoints, ["folders in it have one", "checkpoint-20"]),
-    "run": (a_run, ["is the folder of a run", "config.yaml"]),
-    "original": (original, ["params.json", "format of transformers"]),
-    "empty": (lambda f: only(f), ["has no config.json"]),
+    "mlx": (lambda f: settings(f, quantization={"group_size": 64, "bits": 4}), ["MLX", "made from"]),
+    "pickle": (lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin"), ["pickled", "save_pretrained"]),
+    "no config": (lambda f: (f / "config.json").unlink(), ["has no config.json", "save_pretrained"]),
+    "lfs": (lambda f: (f / "model.safetensors").write_text(LFS), ["Git LFS", "model.safetensors", "git lfs pull"]),
+    "cache": (lambda f: moved(f, "snapshots/0123abcd"), ["has no config.json", "snapshots/0123abcd, which has one"]),
+    "checkpoints": (lambda f: moved(f, "checkpoint-20"), ["has no config.json", "checkpoint-20, which has one"]),
 }
 
 
@@ -134,29 +73,19 @@ def test_folders(folder, form):
 
 
 def test_files(folder):
-    for name, parts in {
-        "model.safetensors": ["is one file of a model", f"give its folder, {folder}"],
-        "tokenizer.json": ["is one file of a model"],
-    }.items():
-        assert all(part in refused(str(folder / name)) for part in parts)
-    for name, part in {
-        "a.gguf": "is a GGUF file", "b.bin": "is a file of weights alone", "c.tar.gz": "is an archive",
-        "d.txt": "is a file; give the folder",
-    }.items():  # fmt: skip
-        path = folder.parent / name
-        path.write_bytes(b"x")
-        assert part in refused(str(path))
+    assert f"give its folder, {folder}" in refused(str(folder / "model.safetensors"))
+    for name, part in {"a.gguf": "is a GGUF file", "d.txt": "is a file; give the folder"}.items():
+        (folder.parent / name).write_bytes(b"x")
+        assert part in refused(str(folder.parent / name))
     assert "there is no such file" in refused("model.gguf") and "there is no such file" in refused("/a/b/c.safetensors")
-    adapter_alone(folder)
-    (folder / "adapter_model.safetensors").write_bytes(b"x")
-    assert "is a PEFT adapter" in refused(str(folder / "adapter_model.safetensors"))
+    adapter(folder)
+    assert "is a PEFT adapter" in refused(str(folder / "model.safetensors"))
 
 
 def test_a_base_is_none_of_these(folder):
     """Also with files beside it that could be taken for another form, and one that is packed by bitsandbytes."""
-    for name in ("model.gguf", "params.json", "metrics.jsonl", "config.yaml", "pytorch_model.bin"):
+    for name in ("model.gguf", "params.json", "config.yaml", "pytorch_model.bin"):
         (folder / name).write_text("{}")
-    assert check_name(str(folder)) == str(folder)
     assert load_base(BaseConfig(name=str(folder), dtype="float32"), "cpu").name == str(folder)
     forms.check_quantization("x", {"quantization_config": {"quant_method": "bitsandbytes"}})
     assert check_name("Qwen/Qwen3-0.6B") == "Qwen/Qwen3-0.6B" and check_name("TheBloke/a.gguf") == "TheBloke/a.gguf"
@@ -166,7 +95,7 @@ def test_ids_of_the_hub(folder, tmp_path, monkeypatch):
     """As a cache without network has them: an adapter, and a model in GPTQ."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    for name, make in (("adapter", adapter_alone), ("packed", FOLDERS["gptq"][0])):
+    for name, make in (("adapter", adapter), ("packed", FOLDERS["gptq"][0])):
         place = tmp_path / f"models--someone--{name}"
         shutil.copytree(folder, place / "snapshots/01ab")
         (place / "refs").mkdir()
@@ -176,16 +105,8 @@ def test_ids_of_the_hub(folder, tmp_path, monkeypatch):
     assert "is quantised with GPTQ" in refused("someone/packed")
 
 
-@pytest.mark.parametrize(
-    "words", [("run",), ("eval", "--data", "d.jsonl", "--base"), ("doctor", "--base"), ("chat", "--base")]
-)
-def test_every_command_says_so(small, llm_fed, tmp_path, words):
+@pytest.mark.parametrize("words", [("doctor", "--base"), ("chat", "--base")])
+def test_commands_say_so(llm_fed, tmp_path, words):
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    given = [tmp_path / "m.gguf"]
-    if words == ("run",):
-        given = [small.config(tmp_path / "c.yaml"), f"base.name={tmp_path / 'm.gguf'}", "--out", tmp_path / "run"]
-    elif words[0] == "eval":
-        (tmp_path / "d.jsonl").write_text('{"question": "a", "answer": "b"}\n')
-        words = ("eval", "--data", str(tmp_path / "d.jsonl"), "--base")
-    said = llm_fed(*words, *given)
+    said = llm_fed(*words, tmp_path / "m.gguf")
     assert said.code == 2 and "is a GGUF file" in said.err.splitlines()[-1]

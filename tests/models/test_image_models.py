@@ -1,7 +1,6 @@
 """Image models as they are loaded and drawn, and what is exported: stock libraries load it as the card says."""
 
 import copy
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -24,10 +23,10 @@ from llm_fed.kinds import wording
 from llm_fed.kinds.images import Images, load_images
 from llm_fed.kinds.wording import Model, Wording
 from llm_fed.models.cnn import CNN
-from llm_fed.models.images import HALF, head_of
+from llm_fed.models.images import ARCHITECTURES, HALF, head_of
 from llm_fed.models.lora import Lora
-from llm_fed.models.structure import Full, structure_of
-from llm_fed.settings.config import AdapterConfig, BaseConfig
+from llm_fed.models.structure import Full
+from llm_fed.settings.config import IMAGE_MODELS, AdapterConfig, BaseConfig
 from llm_fed.state import State
 
 LABELS = tuple(f"class {label}" for label in range(CLASSES))
@@ -72,6 +71,10 @@ def card(shown: Wording, base: Images) -> str:
 
 
 # Loading
+
+
+def test_the_settings_which_must_not_import_torch_know_the_names_of_image_models():
+    assert set(IMAGE_MODELS) == set(ARCHITECTURES)
 
 
 def test_the_cnn_is_built_here():
@@ -140,9 +143,9 @@ def test_adapters_are_drawn_as_everywhere():
 
 
 def test_structures_of_a_configuration():
-    assert structure_of(None, ("head",)) == Full()
-    assert structure_of(AdapterConfig(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj")),
-                        ("classifier",)) == LORA  # fmt: skip
+    adapter = AdapterConfig(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj"))
+    base = tiny_images.vit()
+    assert base.structure(None) == Full() and base.structure(adapter) == LORA
     with pytest.raises(UserError, match="several experts.*set adapter.rank"):
         Full().with_experts("a", "b", gate="sum")
     with pytest.raises(UserError, match="no expert 'a'; set adapter.rank"):
@@ -243,25 +246,6 @@ def test_a_whole_checkpoint_is_transformers_own(folders, tmp_path, kind, maker):
     assert bool(state.extras) == (kind == "resnet")
 
 
-def test_a_model_that_is_built_here_says_how(tmp_path):
-    base = tiny_images.cnn(torch.float32)
-    base.name = "cnn"
-    state = trained(base, Full())
-    assert base.wording(Full()) is wording.BUILT
-    text = card(wording.BUILT, base)
-    assert "base_model" not in text.split("---")[1]  # cnn is no model on the Hub
-    models.write(tmp_path / "ada", state, Full(), base, text)
-    model = run_card(text, tmp_path / "ada", "cnn")
-    images = torch.stack([picture.pixels for picture in pictures(5, 3)])
-    with torch.no_grad():
-        torch.testing.assert_close(model(images), logits(base, Full(), state), rtol=0, atol=1e-6)
-    assert models.read(tmp_path / "ada", Full(), base).equal(state)
-    saved = json.loads((tmp_path / "ada/config.json").read_text())
-    labels = {str(i): label for i, label in enumerate(base.labels)}
-    assert saved == {"parts": [["", "cnn"]], "answer": "", "id2label": labels}
-    assert "# Model of client ada" in text and "library_name: llm_fed" in text
-
-
 def test_every_kind_has_a_card_that_names_the_base():
     base = tiny_images.cnn()
     base.name = "some/model"
@@ -293,8 +277,3 @@ def test_wrong_folders_are_refused(folders, tmp_path):
     assert found.equal(adapter) and isinstance(structure, Lora) and structure.whole == LORA.whole
     with pytest.raises(UserError, match="does not fit the base.*classifier"):
         models.read(tmp_path / "adapter", LORA, load(folders["vit"], LABELS[:3]))
-
-
-def test_a_structure_of_adapters_keeps_its_head_among_experts():
-    """`with_experts` changes what stands side by side, not what is trained whole."""
-    assert isinstance(LORA, Lora) and LORA.with_experts("a", "b", gate="sum").whole == ("classifier",)

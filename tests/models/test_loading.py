@@ -102,19 +102,6 @@ def test_neither_pad_nor_eos_token(tmp_path):
         load(tiny_base.folder(tmp_path, special={}))
 
 
-def without_config(folder):
-    (folder / "config.json").unlink()
-
-
-def without_weights(folder):
-    (folder / "model.safetensors").unlink()
-
-
-def pickled_weights(folder):
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-
-
 def truncated_weights(folder):
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
@@ -146,9 +133,6 @@ def broken_tokenizer(folder):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (without_config, "no config.json"),
-        (without_weights, "safetensors"),
-        (pickled_weights, "safetensors"),
         (truncated_weights, "cannot be loaded"),
         (incomplete_weights, "no weights for 1 tensors of LlamaForCausalLM, e.g. model.layers.1.mlp.up_proj"),
         (other_shapes, "cannot be loaded"),

@@ -52,7 +52,7 @@ def test_a_folder_of_the_hubs_cache_is_its_model_at_its_commit(base, tmp_path, m
         assert paths.hub_place(str(name)) == ("acme/llama-tiny", COMMIT), name
         assert paths.public(str(tmp_path / "link")) == "acme/llama-tiny"
         found = Origin.of(BaseConfig(name=str(name), dtype="float32", quantization="nf4"))
-        assert (found.name, found.revision, found.path) == ("acme/llama-tiny", COMMIT, os.path.abspath(name))
+        assert (found.name, found.revision) == ("acme/llama-tiny", COMMIT)
         assert (found.dtype, found.quantization, found.weights) == ("float32", "nf4", weights_digest(base))
 
 
@@ -74,9 +74,9 @@ def test_a_model_from_the_hub_is_known_by_the_commit_that_was_loaded(base, tmp_p
     monkeypatch.setattr("huggingface_hub.file_download.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     for revision in (None, "main", COMMIT):
         found = Origin.of(BaseConfig(name="acme/llama-tiny", dtype="bfloat16", revision=revision))
-        assert found == Origin("acme/llama-tiny", COMMIT, None, None, "bfloat16", weights_digest(base))
+        assert found == Origin("acme/llama-tiny", COMMIT, None, "bfloat16", weights_digest(base))
     unknown = Origin.of(BaseConfig(name="acme/other", dtype="bfloat16", revision="v2"))
-    assert unknown == Origin("acme/other", "v2", None, None, "bfloat16", None)
+    assert unknown == Origin("acme/other", "v2", None, "bfloat16", None)
     assert Origin.of(BaseConfig(name="cnn")) == Origin("cnn", dtype="auto")
     # As a stranger's adapter_config.json may name it; no file system has such a name.
     assert Origin.of(BaseConfig(name="x" * 300)).name == "x" * 300
@@ -113,22 +113,7 @@ def test_two_are_the_same_by_weights_or_else_by_the_last_part_of_the_name():
     assert one.same_weights(Origin("/data/llama")) and not one.same_weights(Origin("/data/other"))
 
 
-def test_the_path_is_a_second_place_to_look(base, tmp_path):
-    snapshot = cached(base, tmp_path / "hub")
-    found = Origin.of(BaseConfig(name=str(snapshot), dtype="float32"))
-    assert found.location == str(snapshot)
-    (snapshot / "model.safetensors").unlink()
-    tiny_base.folder(tmp_path / "other", seed=1)
-    shutil.copyfile(tmp_path / "other/model.safetensors", snapshot / "model.safetensors")
-    assert found.location == "acme/llama-tiny"  # other weights lie there now
-    shutil.rmtree(snapshot)
-    assert found.location == "acme/llama-tiny"
-    assert Origin.from_json(found.as_json()) == found and "path" not in found.public().as_json()
-
-
-@pytest.mark.parametrize(
-    "values", [None, [], "a", {}, {"name": 5}, {"name": "a", "revision": 5}, {"name": "a", "path": []}]
-)
+@pytest.mark.parametrize("values", [None, [], "a", {}, {"name": 5}, {"name": "a", "revision": 5}])
 def test_what_is_no_origin(values):
     with pytest.raises(ValueError, match="base"):
         Origin.from_json(values)

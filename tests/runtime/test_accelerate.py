@@ -331,14 +331,12 @@ def test_what_travels_comes_back(monkeypatch):
     state = State.of({"a": torch.randn(2, 3), "b": torch.randn(4)}, {"n": torch.tensor(3), "empty": torch.zeros(0)})
     optimizer, batches = Optimizer(0.1, correction=state, lr_of={"a": 0.2}), [[examples[1], examples[0]], [encoded(2)]]
     job = Fit.on("c0", LORA, state, batches, optimizer, mix=(0.25, 0.75), loss=Distillation([state]),
-                 private=PerExample(1.0, 0.5, 4, Secret.fresh()),
-                 moments={"step": torch.tensor(3.0), "m": state.row})  # fmt: skip
+                 private=PerExample(1.0, 0.5, 4, Secret.fresh()))  # fmt: skip
     back = Codec(examples).unpack(Codec(examples).pack(job))
     assert back.batch(0) == [examples[1], examples[0]] and back.batch(0)[0] is examples[1]
     assert back.batch(1) == [encoded(2)] and (back.site, back.structure, back.mix) == ("c0", LORA, (0.25, 0.75))
     assert back.start.equal(state) and back.teachers[0].equal(state) and back.start is not state
-    assert back.private == job.private and float(back.moments["step"]) == 3
-    assert torch.equal(back.moments["m"], state.row)
+    assert back.private == job.private
     assert back.optimizer.lr_of == {"a": 0.2} and back.optimizer.correction.equal(state)
     errors = Codec().unpack(Codec().pack([ClientError("a"), UserError("b")]))
     assert [(type(error), str(error)) for error in errors] == [(ClientError, "a"), (UserError, "b")]

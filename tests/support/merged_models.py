@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import generator
-from llm_fed.export import merged, older
+from llm_fed.export import merged, model_files, older
 from llm_fed.export.card import model_card
 from llm_fed.export.models import write
 from llm_fed.kinds.language import load_base
@@ -79,8 +79,8 @@ def export(name: str, family: str, changes: dict[str, Any], work: Path) -> Outco
         card = model_card(Model("base", prompt=prompt), client="ada", method="local", paper="", metrics={},
                           config="task: {name: files, path: null}")  # fmt: skip
         write(place / "ada", state, structure, base, card, prompt)
-        list(merged.ExportPlan(config, {"ada": place / "ada"}, place / "out", {"ada": 0}, 0).write())
-        outcome.needs = merged.needed_version(config)
+        list(merged.ExportPlan(config, {"ada": place / "ada"}, place / "out").write())
+        outcome.needs = older.advice(model_files.settings_read(config)).partition("to load it takes ")[2]
     except (UserError, RunError) as error:
         if "which cannot be a base: " in str(error):
             outcome.refused = str(error)

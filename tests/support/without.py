@@ -102,7 +102,6 @@ def measures(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(announce, "_peak", lambda *asked: 2**20)
     patch.setattr(cgroups, "group_limits", _once_for_this_machine(cgroups.group_limits))
     patch.setattr(speed, "hint", lambda: "")
-    patch.setattr(speed, "crowded", lambda: "")
 
 
 def _once_for_this_machine(read: Callable[[Path], T]) -> Callable[[Path], T]:
