@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from html import escape
 from itertools import chain
 from pathlib import Path
@@ -293,7 +293,7 @@ class Table:
             for name, spread in scores.items():
                 line |= {f"{name} mean": spread and spread.mean, f"{name} std": spread and spread.std}
             for (name, kind), cost in zip(costs.items(), (row.work, row.traffic, row.parameters), strict=True):
-                known = asdict(cost) if cost else dict.fromkeys(kind.__dataclass_fields__)
+                known = asdict(cost) if cost else dict.fromkeys(each.name for each in fields(kind))
                 line |= {f"{name} {key}": value for key, value in known.items()}
             lines.append(line)
         return DataFrame(lines).to_csv(index=False, lineterminator="\n")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -11,9 +11,10 @@ from torch import nn
 
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT, Examples
-from llm_fed.engine.memory import Attempts, budget_and_overhead
+from llm_fed.engine.memory import budget_and_overhead, within_memory
 from llm_fed.models.base import device_of
 from llm_fed.models.lora import Lora
+from llm_fed.state import State
 
 if TYPE_CHECKING:
     from llm_fed.engine.capture import Captures
@@ -56,6 +57,13 @@ class AdaptedModel:
         """So many adapters around the base, all zero, see `AdapterBank`."""
         return AdapterBank(self.model, self.structure, num_rows, dtype, train)
 
+    def bank_of(self, states: Sequence[State]) -> AdapterBank:
+        """One row for each of these states."""
+        bank = self.bank(len(states), states[0].row.dtype)
+        for row, state in enumerate(states):
+            bank.load(row, state)
+        return bank
+
     def computing(self) -> torch.autocast:
         """The context of a forward pass. A graph must make its own casts, as a cache does not outlive the pass."""
         cached = None if self.captures is None else False
@@ -63,13 +71,7 @@ class AdaptedModel:
             self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=cached
         )  # fmt: skip
 
-    def attempts(self) -> Attempts:
-        """Budgets for a piece of work."""
-        return Attempts(self.most_tokens, self.captures.clear) if self.captures else Attempts(self.most_tokens)
-
-    def within_memory(self, run: Callable[[int], Result]) -> Result:
-        """`run(budget)` with the first of the `attempts` that succeeds."""
-        for attempt in self.attempts():
-            with attempt as budget:
-                result = run(budget)
-        return result
+    def within_memory(self, run: Callable[[AdaptedModel], Result]) -> Result:
+        """What `run` makes of this model, with as large a budget as memory allows."""
+        free = self.captures.clear if self.captures else lambda: None
+        return within_memory(lambda budget: run(replace(self, budget=budget)), self.most_tokens, free)

@@ -7,7 +7,7 @@ all its experts and routers, D inputs of all adapted layers together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
-from llm_fed.engine.routed import RoutedExperts, in_place_of
-from llm_fed.engine.tokens import ALIGNED, AdapterTokens, TokenGroups, TokenRows
+from llm_fed.engine.routed import RoutedExperts
+from llm_fed.engine.swapped import forwards
+from llm_fed.engine.tokens import TokenGroups, TokenRows
 from llm_fed.models.base import device_of, freeze
 from llm_fed.models.deberta import is_for_all_rows
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
-from llm_fed.state import Layout, State, magnitude, pair, router
+from llm_fed.state import State, magnitude, pair, router
 
 
 class AdapterBank:
@@ -119,16 +120,14 @@ class AdapterBank:
         """
         if not self.drops:
             return None
-        device, width = self.rows.device, self._width
+        device = self.rows.device
         if out is None:
-            shape = (1, sum(lengths)) if end_to_end else (len(seeds), max(lengths))
-            masks = torch.zeros(*shape, width, dtype=torch.bool, device=device)
-        else:
-            masks = out.zero_()
+            rows, tokens = (1, sum(lengths)) if end_to_end else (len(seeds), max(lengths))
+            out = torch.empty(rows, tokens, self._width, dtype=torch.bool, device=device)
+        out.zero_()
+        parts: Sequence[Tensor] = [mask[:length] for mask, length in zip(out, lengths, strict=False)]
         if end_to_end:
-            parts: Sequence[Tensor] = masks[0, : sum(lengths)].split(list(lengths))
-        else:
-            parts = [mask[:length] for mask, length in zip(masks, lengths, strict=False)]
+            parts = out[0, : sum(lengths)].split(list(lengths))
         generator = torch.Generator(device)
         for mask, seed in zip(parts, seeds, strict=True):
             size = mask.numel()
@@ -136,9 +135,9 @@ class AdapterBank:
             words = torch.empty(-(-size // 4), dtype=torch.int64, device=device)
             bits = words.random_(-(2**63), None, generator=generator.manual_seed(seed)).view(torch.int16)
             torch.lt(bits[:size].view(mask.shape), self._kept - 2**15, out=mask)
-        if not end_to_end and len(masks) > len(seeds):
-            masks[len(seeds) :] = masks[len(seeds) - 1]
-        return masks
+        if not end_to_end:
+            out[len(seeds) :] = out[len(seeds) - 1]
+        return out
 
     def beneath(self, owners: Sequence[int]) -> dict[str, DeltaHook]:
         """What lies beneath the adapters, by layer, for a batch whose row n goes through adapter owners[n]."""
@@ -173,7 +172,6 @@ class AdapterBank:
         each: Tensor | None = None,
         into: Tensor | None = None,
         below: Mapping[str, DeltaHook] | None = None,
-        cast: torch.dtype | None = None,
         groups: TokenGroups | None = None,
     ) -> Iterator[None]:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
@@ -188,10 +186,8 @@ class AdapterBank:
             masks: (N, T, D) from `draw_masks`: the inputs x that are kept; None: no dropout.
             mix: (N, E), for the gate `mix` alone: the weight of each expert in each row.
             each: (M, P): what takes the gradients of rows of the batch by themselves, instead of `grads`.
-            into: (N,), which row of `each` takes that of each row of the batch (default: each its own).
+            into: (N,), which row of `each` takes that of each row of the batch.
             below: as of `beneath`, where it was made already.
-            cast: the dtype of autocast, to which all adapters are cast at once, and not each row's copy of each layer:
-                with the same bits, but not with DoRA, which reads adapters in their own dtype.
             groups: the batch is one row of S tokens, of which each of these has a stretch: then group n goes through
                 adapter index[n], masks are (1, S, D), and a mix is (S, E).
 
@@ -206,24 +202,18 @@ class AdapterBank:
             raise ValueError(f"weights of rows belong to the gate `mix` alone; here it is {self.structure.gate}")
         if mix is None and self.structure.gate == "mix":
             raise ValueError("the gate `mix` needs the weights of each row, and here are none")
-        handles, blocks = [], ExitStack()
+        handles = []
         try:
             self._attached = True
-            # Outside the layers, so that activation checkpointing does not repeat it. A path of its own for rows that
-            # all share one adapter was not faster.
             where = index.to(self.rows.device)
-            rows = self.rows if cast is None else self.rows.to(cast)
-            chosen = self._at_once(rows, where) if each is None and self._may_be_taken_at_once(rows, groups) else {}
-            for entry, (values, grads) in self._entries.items() if not chosen else ():
-                taken = values if cast is None else rows[:, self.layout.slices[entry]].view(values.shape)
-                if each is None:
-                    chosen[entry] = _Own.apply(values, taken, grads, where, where)
-                else:
-                    apart = each[:, self.layout.slices[entry]].view(len(each), *values.shape[1:])
-                    taker = torch.arange(len(index), device=where.device) if into is None else into
-                    chosen[entry] = _Own.apply(values, taken, apart, where, taker)
+            takers, chosen = where if each is None else into, dict[str, Tensor]()
+            # Outside the layers, so that activation checkpointing does not repeat it.
+            for entry, (values, grads) in self._entries.items():
+                if each is not None:
+                    grads = each[:, self.layout.slices[entry]].view(len(each), *values.shape[1:])
+                chosen[entry] = _Own.apply(values, grads, where, takers)
             below = self.beneath(index.tolist()) if below is None else below
-            tokens: AdapterTokens = groups or TokenRows(len(index))
+            tokens = groups or TokenRows(len(index))
             if mix is not None:
                 mix = mix.to(self.rows)[None] if groups else mix.to(self.rows)[:, None]
             for name, module in self.targets.items():
@@ -246,28 +236,12 @@ class AdapterBank:
             for name, module in self.whole.items():
                 own = _Whole(name, tokens, chosen[f"{name}.weight"], chosen.get(f"{name}.bias"))
                 handles.append(module.register_forward_hook(own))
-            for routed in self._routed(chosen, len(index)):
-                blocks.enter_context(in_place_of(routed.block, routed))
-            yield
+            with forwards({routed.block: routed for routed in self._routed(chosen, len(index))}):
+                yield
         finally:
-            blocks.close()
             for handle in handles:
                 handle.remove()
             self._attached = False
-
-    def _may_be_taken_at_once(self, rows: Tensor, groups: TokenGroups | None) -> bool:
-        """Whether one launch can take all entries of the rows that are wanted: each then lies where products of 16 bits
-        allow it. With gradients only of stretches, as those of each row of a batch would be held side by side."""
-        spans = [span.start for span in self.layout.slices.values()]
-        if rows.device.type != "cuda" or any(start % ALIGNED for start in [*spans, self.layout.size]):
-            return False
-        return not torch.is_grad_enabled() or groups is not None
-
-    def _at_once(self, rows: Tensor, where: Tensor) -> dict[str, Tensor]:
-        """By entry those of the rows `where`."""
-        values = [values for values, _ in self._entries.values()]
-        taken = _OwnEntries.apply(rows, self.grads, where, self.layout, *values)
-        return dict(zip(self._entries, taken, strict=True))
 
     def _routed(self, chosen: Mapping[str, Tensor], num_rows: int) -> Iterator[RoutedExperts]:
         """What the blocks of a mixture compute whose experts have adapters."""
@@ -281,54 +255,17 @@ class AdapterBank:
 
 
 class _Own(torch.autograd.Function):
-    """taken[index], (N, ...), where `taken` is a cast of `values`; backward adds to the rows `into` of `grads` at once,
-    with no (K, ...) between."""
+    """values[index], (N, ...); backward adds to the rows `into` of `grads` at once, with no (K, ...) between."""
 
     @staticmethod
-    def forward(ctx, values: Tensor, taken: Tensor, grads: Tensor, index: Tensor, into: Tensor) -> Tensor:
+    def forward(ctx, values: Tensor, grads: Tensor, index: Tensor, into: Tensor) -> Tensor:
         ctx.grads, ctx.into = grads, into
-        return taken.index_select(0, index)
+        return values.index_select(0, index)
 
     @staticmethod
-    def backward(ctx, chosen: Tensor) -> tuple[None, None, None, None, None]:
+    def backward(ctx, chosen: Tensor) -> tuple[None, None, None, None]:
         ctx.grads.index_add_(0, ctx.into, chosen.to(ctx.grads.dtype))
-        return None, None, None, None, None
-
-
-class _OwnEntries(torch.autograd.Function):
-    """All entries of rows[index] at once, as `_Own` takes one of them; backward adds to `grads` at once, too."""
-
-    @staticmethod
-    def forward(ctx, rows: Tensor, grads: Tensor, index: Tensor, layout: Layout, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.grads, ctx.index, ctx.layout = grads, index, layout
-        ctx.set_materialize_grads(False)
-        taken = rows.index_select(0, index)
-        entries = tuple(
-            taken[:, span].view(len(index), *layout.shape_of[name]) for name, span in layout.slices.items()
-        )  # fmt: skip
-        needed = ctx.needs_input_grad[4:]
-        ctx.mark_non_differentiable(*(entry for entry, wanted in zip(entries, needed, strict=True) if not wanted))
-        return entries
-
-    @staticmethod
-    def backward(ctx, *given: Tensor | None) -> tuple[None, ...]:
-        known = [(span, each) for span, each in zip(ctx.layout.slices.values(), given, strict=True) if each is not None]
-        for span, parts in _joined_places(known):
-            ctx.grads[:, span].index_add_(0, ctx.index, torch.cat(parts, 1).to(ctx.grads.dtype))
-        return (None,) * (4 + len(given))
-
-
-def _joined_places(known: Sequence[tuple[slice, Tensor]]) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Neighbouring indices together, with what belongs there, (N, numbers)."""
-    at, parts = slice(0, 0), list[Tensor]()
-    for span, each in known:
-        if parts and span.start != at.stop:
-            yield at, parts
-            at, parts = span, []
-        at = slice(at.start if parts else span.start, span.stop)
-        parts.append(each.flatten(1))
-    if parts:
-        yield at, parts
+        return None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -336,7 +273,7 @@ class _Adapted:
     """The forward hook of one layer while a bank is attached."""
 
     name: str
-    tokens: AdapterTokens
+    tokens: TokenRows | TokenGroups
     a: Tensor  # (N, E r, in)
     b: Tensor  # (N, out, E r)
     router: Tensor | None  # (N, E, in)
@@ -400,7 +337,7 @@ class _Whole:
     """The forward hook of a linear layer that every row has its own of, instead of the base's."""
 
     name: str
-    tokens: AdapterTokens
+    tokens: TokenRows | TokenGroups
     weight: Tensor  # (N, out, in)
     bias: Tensor | None  # (N, out)
 

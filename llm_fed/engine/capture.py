@@ -6,8 +6,9 @@ itself runs again on the same static memory, which gains nothing and lets tests 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +22,8 @@ from llm_fed.engine.memory import out_of_memory
 from llm_fed.engine.on_device import Static
 from llm_fed.engine.packing import Grid
 from llm_fed.engine.passes import Padded, Pass, PassInputs, one_pass
-from llm_fed.merge.delta import under
 from llm_fed.method.requests import Fit
-from llm_fed.models.rotary import context, regimes
+from llm_fed.models.rotary import context
 
 log = logging.getLogger(__name__)
 
@@ -47,20 +47,8 @@ class Captures:
         self.answers = True
         self._stages: dict[Hashable, CapturedPass] = {}
 
-    def begin(self, *, answers: bool) -> None:
-        """A run, which says for itself what is not captured.
-
-        Args:
-            answers: whether steps of answers are captured.
-        """
-        self.answers = answers
-        self.said.clear()
-
-    def passes(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str, layout: Padded) -> CapturedPass | None:
-        """Those of these jobs; None where they cannot be captured."""
-        if why := refusal(model, jobs):
-            self.say(f"training passes are not captured: {why}")
-            return None
+    def passes(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str, layout: Padded) -> CapturedPass:
+        """Those of these jobs."""
         dtype = jobs[0].start.row.dtype
         key = id(model.model), model.structure, model.autocast, type(model.examples), dtype, trained, model.fuses
         stage = self._stages.pop(key, None)
@@ -87,30 +75,52 @@ class Captures:
         self._stages.clear()
 
 
-def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
-    """Why the passes of these jobs cannot be captured; empty where they can."""
-    for why, holds in {
-        "teachers answer for each example": bool(jobs[0].teachers),
-        "a method's own loss may ask the device for values": any(callable(job.loss) for job in jobs),
-        "frozen weights lie beneath the adapters": any(under(job.start) for job in jobs),
-        "only texts have batches of fixed shapes so far": not model.examples.fixed,
-        "gradients of single examples are asked for": jobs[0].private is not None,
-        "the base's positions depend on the length of each text": regimes(model.model) is not None,
-        "the base lies on several devices": len(set(getattr(model.model, "hf_device_map", {}).values())) > 1,
-    }.items():
-        if holds:
-            return why
-    return ""
+class Recorder:
+    """Runs work over static memory: what comes more than USES times is captured, and replayed from then on.
 
+    Attributes:
+        why: nothing is captured any more, as something could not be; else empty.
 
-@dataclass
-class Slot:
-    """The micro-batches of one shape."""
+    Args:
+        what: is captured, in words.
+    """
 
-    static: Static[PassInputs]
-    uses: int = 0
-    replay: Replay | None = None
-    never: bool = False  # whether memory does not suffice to capture it
+    def __init__(self, captures: Captures, device: torch.device, what: str):
+        self._captures, self._device, self._what = captures, device, what
+        self._graphs, self.why = captures.graphs(device), ""
+        self._uses, self._replays = Counter[Hashable](), dict[Hashable, Replay]()
+
+    def run(self, key: Hashable, work: Replay) -> bool:
+        """The work that is always the same for this key; whether it was replayed."""
+        self._uses[key] += 1
+        if self._uses[key] > USES and not (key in self._replays or self.why):
+            self._capture(key, work)
+        if replay := self._replays.get(key):
+            replay()
+        elif self._uses[key] == USES:
+            self._graphs.warm(work)
+        else:
+            work()
+        return replay is not None
+
+    def forget(self, key: Hashable) -> None:
+        self._replays.pop(key, None)
+        del self._uses[key]
+
+    def _capture(self, key: Hashable, work: Replay) -> None:
+        """Where it cannot be captured, all graphs give their memory back."""
+        from accelerate.utils.memory import clear_device_cache
+
+        try:
+            self._replays[key] = self._graphs.capture(work)
+            return
+        except Exception as error:
+            why = "memory does not suffice" if out_of_memory(error) else " ".join(str(error).split())[:200]
+        self.why = f"{self._what} are not captured: {why}"
+        self._captures.say(self.why)
+        self._replays.clear()
+        self._graphs = self._captures.graphs(self._device)
+        clear_device_cache(garbage_collection=True)
 
 
 class CapturedPass(Pass):
@@ -125,61 +135,48 @@ class CapturedPass(Pass):
         super().__init__(model, bank, layout)
         device, num_rows = model.device, len(bank.rows)
         self.losses, self.longest = torch.zeros(num_rows, device=device), 0
-        self.scales = torch.ones(num_rows, device=device)
         config = getattr(model.model, "config", None)
         self.grid = Grid(None if config is None else context(config))
-        self._captures, self._slots = captures, dict[Hashable, Slot]()
+        self._recorder = Recorder(captures, device, "training passes")
+        self._shapes: dict[Hashable, Static[PassInputs]] = {}
         self._masks = torch.zeros(0, dtype=torch.bool, device=device)
-        self._graphs = captures.graphs(device)
-        self._barred = False  # whether nothing can be captured
 
-    def begin(self, scales: Tensor | None) -> None:
+    @property
+    def why(self) -> str:
+        return self._recorder.why
+
+    def begin(self) -> None:
         self.losses.zero_()
-        if scales is not None:
-            assert self.scales is not None
-            self.scales[: len(scales)].copy_(scales)
 
     def take(self, inputs: PassInputs, seeds: Sequence[int], sizes: Sequence[int], *given: Any, **more: Any) -> bool:
         assert self.grid is not None
         wide = self.layout.widened(inputs, self.grid, self.longest)
-        slot = self._slot(wide)
-        slot.static.fill(wide)
+        key, static = self._shape(wide)
+        static.fill(wide)
         if self.bank.drops:
-            self.bank.draw_masks(seeds, sizes, out=slot.static.item.masks, end_to_end=self.layout.flat)
-        slot.uses += 1
-        if slot.replay is None and slot.uses > USES and not (slot.never or self._barred):
-            slot.replay = self._captured(slot)
-        if slot.replay is not None:
-            slot.replay()
-        elif slot.uses == USES:
-            self._graphs.warm(partial(self._run, slot.static.item))
-        else:
-            self._run(slot.static.item)
-        return slot.replay is not None
+            self.bank.draw_masks(seeds, sizes, out=static.item.masks, end_to_end=self.layout.flat)
+        return self._recorder.run(key, partial(one_pass, self.model, self.bank, static.item, self.losses))
 
     def end(self, losses: Tensor) -> None:
         losses.add_(self.losses[: len(losses)])
 
-    def _run(self, inputs: PassInputs) -> None:
-        scales = self.scales if self.model.autocast == torch.float16 else None
-        one_pass(self.model, self.bank, inputs, scales, self.losses)
-
-    def _slot(self, wide: PassInputs) -> Slot:
+    def _shape(self, wide: PassInputs) -> tuple[Hashable, Static[PassInputs]]:
+        """What is the same in all micro-batches that have its memory, and the memory."""
         rows, tokens = wide.batch.input_ids.shape
         key: Hashable = rows, tokens, len(wide.owner), wide.weights.dtype
         if wide.groups is not None:
             sequences = wide.batch.sequences
             key = key, len(wide.groups.ends), len(sequences.borders), sequences.longest
-        slot = self._slots.pop(key, None)
-        if slot is None:
+        static = self._shapes.pop(key, None)
+        if static is None:
             static = Static(wide, self.losses.device)
             if self.bank.drops:
                 static.item = replace(static.item, masks=self._masks_of(rows, tokens))
-            slot = Slot(static)
-        self._slots[key] = slot  # the last one used is the last to go
-        while len(self._slots) > SHAPES:
-            self._slots.pop(next(iter(self._slots)))
-        return slot
+        self._shapes[key] = static  # the last one used is the last to go
+        while len(self._shapes) > SHAPES:
+            self._shapes.pop(oldest := next(iter(self._shapes)))
+            self._recorder.forget(oldest)
+        return key, static
 
     def _masks_of(self, rows: int, tokens: int) -> Tensor:
         """(N, T, D) of the memory that all shapes share, as one pass ends before the next begins."""
@@ -187,30 +184,6 @@ class CapturedPass(Pass):
         if len(self._masks) < size:  # graphs that were captured keep the memory that they know
             self._masks = torch.zeros(size, dtype=torch.bool, device=self._masks.device)
         return self._masks[:size].view(rows, tokens, self.bank.width)
-
-    def _captured(self, slot: Slot) -> Replay | None:
-        try:
-            return self._graphs.capture(partial(self._run, slot.static.item))
-        except Exception as error:
-            self._forget()
-            if out_of_memory(error):
-                self.why = "memory does not suffice for all captured passes; some run as they are written"
-                slot.never = True
-            else:
-                text = " ".join(str(error).split())[:200]
-                self.why = f"training passes are not captured, as what they call does not allow it: {text}"
-                self._barred = True
-            self._captures.say(self.why)
-            return None
-
-    def _forget(self) -> None:
-        """Give back the memory of all graphs. Their shapes may be captured again."""
-        from accelerate.utils.memory import clear_device_cache
-
-        for slot in self._slots.values():
-            slot.replay, slot.uses = None, 0
-        self._graphs = self._captures.graphs(self.losses.device)
-        clear_device_cache(garbage_collection=True)
 
 
 class Graphs:

@@ -9,22 +9,27 @@ Shape letters: N rows, T tokens with padding, V vocabulary, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from llm_fed.basics.errors import RunError
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.slots import forward, not_a_number, pad_left, select
+from llm_fed.engine.masks import known_masks
+from llm_fed.engine.memory import is_spread
 from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
 from llm_fed.models.rotary import regimes
+
+NOT_A_NUMBER = -1  # instead of a token
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class LiveAnswer:
         choose: instead of the likeliest token.
         likeliest: how many alternatives are wanted of each token; None: no log-probabilities at all.
         stopped: nobody listens any more.
+        ended: no token may come any more.
     """
 
     row: int
@@ -59,14 +65,14 @@ class LiveAnswer:
     mix: Tensor | None = None
     choose: Callable[[Tensor], Tensor] | None = None
     likeliest: int | None = None
-    stopped: bool = field(default=False)
+    stopped: bool = False
+    ended: bool = field(default=False, init=False)
 
 
 class RunningBatch:
-    """The rows that are being written under the adapters of one bank."""
+    """The rows that are being written under the adapters of one bank, `most` at a time."""
 
     def __init__(self, base: Base, bank: AdapterBank, most: int):
-        """`most` rows at a time."""
         self._base, self._bank, self._most = base, bank, most
         self._rows: list[LiveAnswer] = []
         self._mask = self._ids = torch.zeros(0, 0, dtype=torch.int64)
@@ -74,9 +80,7 @@ class RunningBatch:
         rotary = regimes(base.model)
         self._border = rotary.border if rotary is not None and rotary.read_again else None
         self._even = feels_padding(base.model.config)
-        plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=base.model.config).layers)
-        spread = len(set(getattr(base.model, "hf_device_map", {}).values())) > 1
-        self.joins = plain and rotary is None and not self._even and not spread
+        self.joins = plain(base) and not self._even
 
     @property
     def size(self) -> int:
@@ -102,9 +106,9 @@ class RunningBatch:
             self._mask = torch.cat([self._mask, mask])
         else:
             self._mask, self._cache = mask, cache
-        tokens = self._chosen(new, logits)
+        tokens = _chosen(new, logits)
         self._ids = torch.cat([self._ids, tokens]) if before else tokens
-        return self._hear(len(before), logits)
+        return self._hear(len(before), tokens, logits)
 
     @torch.inference_mode()
     def step(self) -> list[LiveAnswer]:
@@ -112,110 +116,99 @@ class RunningBatch:
         were computed for."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(self.size, 1)], dim=1)
         logits, self._cache = self._forward(self._rows, self._ids, self._mask, self._cache)
-        self._ids = self._chosen(self._rows, logits)
-        return self._hear(0, logits)
+        self._ids = _chosen(self._rows, logits)
+        return self._hear(0, self._ids, logits)
 
     def fail(self, error: Exception) -> None:
         """End all answers, which hear why."""
         for each in self._rows:
             each.heard(error)
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is written any more."""
         self._rows, self._cache = [], None
 
     def _forward(
         self, rows: Sequence[LiveAnswer], ids: Tensor, mask: Tensor, cache: Cache | None
     ) -> tuple[Tensor, Cache]:
-        mixes = [each.mix for each in rows if each.mix is not None]
         index, padded = torch.tensor([each.row for each in rows]), not bool(mask.all())
-        with self._bank.attached(index, mix=torch.cat(mixes) if mixes else None):
+        with self._bank.attached(index, mix=mix_of(rows)):
             logits, known = forward(self._base, ids, mask, cache, keep=1, padded=padded)
         return logits[:, -1], known
 
-    def _chosen(self, rows: Sequence[LiveAnswer], logits: Tensor) -> Tensor:
-        """(N, 1): the next token of each row, of logits (N, V)."""
-        if logits.isnan().any():
-            raise not_a_number(self._base, max(len(each.text) for each in rows))
-        ids = logits.argmax(-1, keepdim=True)
-        for n, each in enumerate(rows):
-            if each.choose is not None:
-                ids[n] = each.choose(logits[n : n + 1])[0]
-        return ids
+    def _hear(self, first: int, ids: Tensor, logits: Tensor | None = None) -> list[LiveAnswer]:
+        """Tell of the tokens (N, 1) of the rows from `first` on, whose logits these are (N, V), and let rows go; those
+        that are to be read again.
 
-    def _hear(self, first: int, logits: Tensor) -> list[LiveAnswer]:
-        """Tell of the tokens of the rows from `first` on, whose logits these are (N, V), and let rows go; those that
-        are to be read again."""
-        again, gone = [], set()
-        for n, token in enumerate(self._ids[first:, 0].tolist()):
+        Raises:
+            RunError: the base computes NaN.
+        """
+        again = []
+        for n, token in enumerate(ids[:, 0].tolist()):
             each = self._rows[first + n]
+            if each.ended:
+                continue
+            if token == NOT_A_NUMBER:
+                raise not_a_number(self._base, len(each.text))
             if going := token not in each.stops and not each.stopped:
                 each.text.append(token)
                 each.room -= 1
-                each.heard(_told(token, logits[n], each.likeliest))
+                each.heard(Token(token) if logits is None else _told(token, logits[n], each.likeliest))
             if not going or each.room < 1:
+                each.ended = True
                 each.heard(None)
-                gone.add(first + n)
             elif self._border is not None and len(each.text) == self._border + 1:
                 again.append(each)
-                gone.add(first + n)
-        if gone:
-            self._keep([n for n in range(self.size) if n not in gone])
+        self._leave([n for n, each in enumerate(self._rows) if not (each.ended or each in again)])
         return again
 
-    def _keep(self, rows: list[int]) -> None:
-        self._rows = [self._rows[n] for n in rows]
-        if not rows:
-            self._cache = None
-            return
-        indices = torch.tensor(rows, device=self._ids.device)
-        select(self._cache, indices)
-        self._ids, self._mask = self._ids[indices], self._mask[indices]
-        if self.joins and (start := int(self._mask.argmax(1).min())):  # columns that no row needs any more
-            self._mask = self._mask[:, start:]
-            for layer in _layers(self._cache):
-                layer.keys, layer.values = layer.keys[:, :, start:], layer.values[:, :, start:]
+    def _leave(self, rows: list[int]) -> None:
+        """All but these rows."""
+        if len(rows) < len(self._rows):
+            self._rows = [self._rows[n] for n in rows]
+            indices = torch.tensor(rows, device=self._ids.device, dtype=torch.int64)
+            self._ids, self._mask = self._ids[indices], self._mask[indices]
+            self._cache = select(self._cache, indices) if rows else None
 
 
-class RowPrompt(NamedTuple):
-    """What is to be answered.
-
-    Attributes:
-        key: what the caller calls it.
-        row: of the bank.
-        mix: (E,), where the gate of the bank's structure is `mix`.
-    """
-
-    key: int
-    row: int
-    tokens: Sequence[int]
-    room: int
-    mix: Tensor | None = None
+def in_turn(batch: RunningBatch, waiting: Sequence[LiveAnswer]) -> Iterator[None]:
+    """Writes answers until all have ended, a token of each after another."""
+    left = [*waiting]
+    while left or batch.size:
+        left[:0] = batch.step() if batch.size else []
+        if new := batch.takes(left):
+            left = [each for each in left if each not in new]
+            left[:0] = batch.read(new)
+        yield
 
 
-def in_turn(
-    batch: RunningBatch,
-    prompts: Sequence[RowPrompt],
-    stops: set[int],
-    choose: Callable[[Tensor], Tensor] | None = None,
-) -> Iterator[tuple[int, int | None]]:
-    """(key, token) of each further token of an answer, and (key, None) at its end, as they become known."""
-    said: list[tuple[int, int | None]] = []
+def plain(base: Base) -> bool:
+    """Whether each layer of a base keeps keys and values of all tokens on one device, wherever a row lies."""
+    if regimes(base.model) is not None or is_spread(base.model):
+        return False
+    return all(type(layer) is DynamicLayer for layer in DynamicCache(config=base.model.config).layers)
 
-    def heard(key: int, token: Token | Exception | None) -> None:
-        said.append((key, token.id if isinstance(token, Token) else None))
 
-    waiting = [
-        LiveAnswer(
-            each.row, [*each.tokens], each.room, stops, partial(heard, each.key),
-            mix=None if each.mix is None else each.mix[None], choose=choose,
-        )
-        for each in prompts
-    ]  # fmt: skip
-    while waiting or batch.size:
-        waiting[:0] = batch.step() if batch.size else []
-        if new := batch.takes(waiting):
-            waiting = [each for each in waiting if each not in new]
-            waiting[:0] = batch.read(new)
-        yield from said
-        said.clear()
+def mix_of(rows: Sequence[LiveAnswer]) -> Tensor | None:
+    """(N, E), where the gate of the bank's structure is `mix`."""
+    mixes = [row.mix for row in rows if row.mix is not None]
+    return torch.cat(mixes) if mixes else None
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """(N, 1): the likeliest token of each row (N, V); NOT_A_NUMBER where any logit is none."""
+    best, ids = logits.max(-1, keepdim=True)
+    return torch.where(best.isnan(), NOT_A_NUMBER, ids)
+
+
+def _chosen(rows: Sequence[LiveAnswer], logits: Tensor) -> Tensor:
+    """(N, 1): the next token of each row, of logits (N, V)."""
+    ids = likeliest(logits)
+    for n, each in enumerate(rows):
+        if each.choose is not None and int(ids[n]) != NOT_A_NUMBER:
+            ids[n] = each.choose(logits[n : n + 1])[0]
+    return ids
 
 
 def _told(token: int, logits: Tensor, wanted: int | None) -> Token:
@@ -248,3 +241,67 @@ def _layers(cache: Cache | None) -> list[Any]:
     """Of plain keys and values (N, H, T, D), see `RunningBatch.joins`."""
     assert cache is not None
     return cache.layers
+
+
+def forward(
+    base: Base,
+    ids: Tensor,
+    mask: Tensor,
+    cache: Cache | None,
+    keep: int,
+    padded: bool,
+    positions: Tensor | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> tuple[Tensor, Cache]:
+    """Logits (N, keep, V) of the last `keep` tokens of `ids` (N, T), and the cache with all of them.
+
+    `mask` covers what is in the cache and the new tokens; it has a zero only if `padded`. `positions` (N, T) count
+    real tokens only. The base's layers are given `more`, too.
+    """
+    if positions is None:
+        positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    options = {"position_ids": positions, "logits_to_keep": keep}
+    known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
+    before = "cache_params" if "cache_params" in known else "past_key_values"  # its names until transformers 5.23
+    name = "cache" if "cache" in known else before
+    if cache is not None and not _keeps_keys(cache):
+        mask = mask[:, -ids.shape[1] :]
+    with known_masks(padded), base.computing():
+        output = base.model(
+            input_ids=ids,
+            attention_mask=mask,
+            use_cache=True,
+            **{name: cache},
+            **{option: value for option, value in options.items() if option in known},
+            **(more or {}),
+        )
+    return output.logits[:, -keep:], output[name]
+
+
+def _keeps_keys(cache: Cache) -> bool:
+    """Whether a mask says more to a base than which of the new tokens are real. Where there are states alone, Mamba
+    multiplies the new tokens by all of it."""
+    layers = getattr(cache, "layers", None)
+    return layers is None or any(hasattr(layer, "keys") for layer in layers)
+
+
+def select(cache: Cache | None, rows: Tensor) -> Cache:
+    """These rows of the cache, in its place; every kind of cache can do so, as beam search needs it."""
+    assert cache is not None
+    cache.reorder_cache(cast(torch.LongTensor, rows))
+    return cache
+
+
+def pad_left(prompts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids (N, T) and the mask (N, T) of the real ones; as padding is masked, its value is free."""
+    rows = [torch.tensor(prompt, dtype=torch.int64) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_side="left")
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side="left")
+    return ids.to(device), mask.to(device)
+
+
+def not_a_number(base: Base, length: int) -> RunError:
+    return RunError(
+        f"{base.name!r} computes NaN (not a number) for a text of {length} tokens, so its answers mean nothing; "
+        "choose another base.dtype (bfloat16 or float32), or check the base for infinite weights"
+    )

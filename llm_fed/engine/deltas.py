@@ -76,11 +76,5 @@ class DeltaHook:
 
 
 def _equal(one: Layers, other: Layers) -> bool:
-    return one.keys() == other.keys() and all(
-        parts.keys() == other[layer].keys() and all(_same(value, other[layer][part]) for part, value in parts.items())
-        for layer, parts in one.items()
-    )
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one, other)
+    mine, theirs = ({(n, m): t for n, parts in each.items() for m, t in parts.items()} for each in (one, other))
+    return mine.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in mine.items())

@@ -17,19 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.engine.packing import Grid, TokenSequence, repeated
-from llm_fed.models.rotary import regimes
 
 NAME = "llm_fed_end_to_end"  # of the attention, among those of transformers
 SEQUENCES = "sequences"  # how a model is given them: its layers hand on what they do not know
 CAPABILITY = 8, 0  # of a GPU, for products by group
-WINDOW, LENGTH = "sliding_attention", "sliding_window"  # how transformers names windows, and their number of tokens
+WINDOW = "sliding_attention"  # how transformers names layers with windows
 # Families that were compared with training in rows (tests/engine/test_padding_free.py), windows of attention too.
 FAMILIES = frozenset(("gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3"))
 LARGEST_HEAD, HEADS_OF = 256, 8  # of torch's kernel: the most numbers of a head, and what they are a multiple of
-
-
-class Unsupported(RuntimeError):
-    """What a base's attention asks for, and sequences that lie end to end do not have."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +33,10 @@ class FlatSequences:
 
     borders: Tensor  # (N + 1,) int32: the beginning of each, and the end of the last
     longest: int  # at least as many tokens as the longest has
-    known: tuple[int, ...] | None = None  # the borders on the host, where they are the same in every pass
 
     def stretches(self) -> list[slice]:
-        """The tokens of each; waits for a GPU where the borders are not known on the host."""
-        borders = self.known or self.borders.tolist()
+        """The tokens of each; waits for a GPU."""
+        borders = self.borders.tolist()
         return [slice(begin, end) for begin, end in zip(borders, borders[1:], strict=False) if end > begin]
 
 
@@ -67,7 +61,7 @@ def flattened(examples: Sequence[TokenSequence]) -> FlatBatch:
     indices = target.nonzero().flatten() - 1
     owner = torch.arange(len(examples)).repeat_interleave(lengths)
     positions = torch.arange(len(ids)) - borders[:-1].repeat_interleave(lengths)
-    sequences = FlatSequences(borders.to(torch.int32), int(lengths.max()), tuple(borders.tolist()))
+    sequences = FlatSequences(borders.to(torch.int32), int(lengths.max()))
     return FlatBatch(ids[None], positions[None], ids[indices + 1], owner[indices], indices, sequences)
 
 
@@ -78,8 +72,7 @@ def widened(batch: FlatBatch, grid: Grid, longest: int = 0) -> FlatBatch:
     Args:
         longest: tokens of the longest sequence of all batches that should have few shapes.
     """
-    known = batch.sequences.known
-    assert known is not None
+    known = batch.sequences.borders.tolist()
     tokens, last = known[-1], known[-1] - known[-2]
     wide, targets = grid.end_to_end(tokens), grid.targets(len(batch.labels))
     borders = [*known, *range(tokens + last, wide, last)]
@@ -152,15 +145,12 @@ def attend(
         sliding_window: how many tokens each one sees, itself among them; None: all before it.
 
     Raises:
-        Unsupported: the layer asks for more than that.
+        RuntimeError: the layer asks for more than that.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    wanted = [words for name, words in _ASKED.items() if more.get(name) is not None]
-    wanted += ["a mask of its own"] * (attention_mask is not None) + ["tokens that see later ones"] * (not causal)
-    wanted += ["dropout in its attention"] * (dropout > 0)
-    wanted += ["an attention that is not told where sequences begin"] * (SEQUENCES not in more)
-    if wanted:
-        raise Unsupported(wanted[0])
+    own = {"attention_mask": attention_mask, "dropout": dropout or None, "is_causal": None if causal else False}
+    if unknown := [name for name in _UNKNOWN if (more | own).get(name) is not None]:
+        raise RuntimeError(f"sequences that lie end to end have no attention with {', '.join(unknown)}")
     if kernel_takes(query.device, dtype := _dtype(query), query, value):
         query, key, value = (each.to(dtype) for each in (query, key, value))
         attended = _by_kernel(query, key, value, more[SEQUENCES], scaling, sliding_window)
@@ -169,13 +159,9 @@ def attend(
     return attended[None].contiguous(), None  # as from other attentions of transformers; some layers rely on it
 
 
-_ASKED = {
-    "softcap": "scores with a soft cap",
-    "position_bias": "a bias by position",
-    "s_aux": "attention sinks",
-    "sinks": "attention sinks",
-    "head_mask": "a mask of heads",
-}
+_UNKNOWN = (
+    "softcap", "position_bias", "s_aux", "sinks", "head_mask", "attention_mask", "dropout", "is_causal",
+)  # fmt: skip
 
 
 def one_by_one(
@@ -208,12 +194,11 @@ def _by_kernel(
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))  # (S, H, D)
-    grouped: dict[str, Any] = (
-        {"enable_gqa": query.shape[1] != key.shape[1]} if "enable_gqa" in _known(varlen_attn) else {}
-    )
+    told = "enable_gqa" in signature(varlen_attn).parameters  # before torch 2.12 it needs not be told of fewer heads
+    grouped: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if told else {}
     # The kernel counts the tokens before each one, transformers that one, too.
     before = -1 if window is None or window >= sequences.longest else window - 1
-    attended = varlen_attn(  # before torch 2.12 it takes fewer heads of keys and values without being told
+    attended = varlen_attn(
         query, key, value, sequences.borders, sequences.borders, sequences.longest, sequences.longest,
         scale=scaling, window_size=(before, 0), **grouped,
     )  # fmt: skip
@@ -226,39 +211,8 @@ def _dtype(query: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
 
 
-def refusal(model: Any, structure: Any, *, texts: bool) -> str:
-    """Why adapters of this structure on this base cannot be trained on sequences end to end; empty where they can.
-
-    Args:
-        texts: whether examples are token sequences.
-    """
-    family = getattr(getattr(model, "config", None), "model_type", "such a model")
-    for why, holds in {
-        "only texts can lie end to end, and not pictures, labels or preferences": not texts,
-        "a head is trained whole beside the adapters": bool(structure.whole),
-        "the experts of a mixture have adapters (adapter.target_parameters)": bool(structure.parameters),
-        "the method adds frozen weights beneath the adapters": structure.delta,
-        "the base lies on several devices": len(set(getattr(model, "hf_device_map", {}).values())) > 1,
-        "the base is quantised": quantised(model),
-        f"nobody has compared {family} so": family not in FAMILIES,
-        "the base's positions depend on the length of each text": regimes(model) is not None,
-    }.items():
-        if holds:
-            return why
-    return ""
-
-
 def quantised(model: Any) -> bool:
     return bool(getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None))
-
-
-def windowed(model: nn.Module) -> bool:
-    """Whether tokens see only a number of those before them in some layers of a base, by its configuration."""
-    config: Any = model.config
-    config = config.get_text_config()
-    if kinds := getattr(config, "layer_types", None):
-        return WINDOW in kinds
-    return bool(getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True))
 
 
 def kernel_takes(device: torch.device, dtype: torch.dtype, query: Tensor, value: Tensor) -> bool:
@@ -269,19 +223,5 @@ def kernel_takes(device: torch.device, dtype: torch.dtype, query: Tensor, value:
 
 
 def has_kernels(device: torch.device) -> bool:
-    """Whether torch has the products and the attention that this GPU needs for sequences end to end."""
-    from importlib.util import find_spec
-
-    if find_spec("torch.nn.attention.varlen") is None or not hasattr(nn.functional, "grouped_mm"):
-        return False
-    if torch.cuda.is_available() and torch.cuda.get_device_capability(device) < CAPABILITY:
-        return False
-    from torch.nn.attention.varlen import varlen_attn
-
-    return {"window_size", "scale"} <= _known(varlen_attn)
-
-
-@cache
-def _known(function: Callable[..., Any]) -> frozenset[str]:
-    """The names of its parameters."""
-    return frozenset(signature(function).parameters)
+    """Whether this GPU has torch's products and attention for sequences end to end."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= CAPABILITY

@@ -71,14 +71,20 @@ class Engine(Answering):
 
         Args:
             sites: who may train.
+
+        Raises:
+            UserError: the base's autocast is float16.
         """
         self.untried = untried(self.base.model, structures=dict.fromkeys(site.structure for site in sites))
+        if self.base.autocast == torch.float16:
+            raise UserError("base.dtype=float16 would lose small gradients; use bfloat16 or float32")
         dtype = str(self.base.autocast).removeprefix("torch.")
         self.ways = ways(config.fast, self.base.device, dtype, tried=not self.untried)
         self.as_written = self.untried if config.fast == "auto" and self.base.device.type == "cuda" else ""
         if self.ways.captured:
             self.captures = captures or Captures()
-            self.captures.begin(answers=config.fast == "on" or not untried(self.base.model, ANSWERED))
+            self.captures.said.clear()
+            self.captures.answers = config.fast == "on" or not untried(self.base.model, ANSWERED)
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
         """One result, or one exception, for each of these requests of one type and structure.
@@ -126,10 +132,7 @@ class Engine(Answering):
 
     def bank(self, structure: Any, states: Sequence[State]) -> AdapterBank:
         """One row for each of these states."""
-        bank = AdapterBank(self.base.model, structure, len(states), states[0].row.dtype)
-        for row, state in enumerate(states):
-            bank.load(row, state)
-        return bank
+        return self.adapted(structure).bank_of(states)
 
     @answers(Fit)
     def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:

@@ -8,8 +8,8 @@ Shape letters: N rows, T tokens, n targets, C classes or words of the vocabulary
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 from weakref import WeakSet
@@ -22,6 +22,7 @@ from llm_fed.engine import end_to_end
 from llm_fed.engine.end_to_end import FlatBatch
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
+from llm_fed.engine.swapped import forwards
 from llm_fed.method.losses import divergence, head_losses, token_losses
 from llm_fed.models.joined import Answer, full
 from llm_fed.models.rotary import regimes, row_positions
@@ -70,21 +71,6 @@ def last_layer(model: Any) -> LastLayer | None:
         return None
     # Hooks would hear of the stand-in, and accelerate replaces the forward where weights are somewhere else.
     return None if layer._forward_hooks or "forward" in vars(layer) else LastLayer(layer)
-
-
-@contextmanager
-def in_place_of(last: LastLayer) -> Iterator[None]:
-    """Within, the layer gives the stand-in."""
-    last.layer.forward = last  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        del last.layer.forward
-
-
-def remember(model: nn.Module) -> None:
-    """That this model changes logits, so that nobody tries again."""
-    _CHANGES_LOGITS.add(model)
 
 
 class Batch(Protocol):
@@ -227,11 +213,11 @@ class Text(Examples):
         """(n,): of each target its negative log-likelihood in float32 at least, where possible without the logits of
         all targets at once."""
         if not all_rows and (last := last_layer(model)):
-            with in_place_of(last):
+            with forwards({last.layer: last}):
                 logits = self.predictions(model, batch)
             if last.gives(logits):
                 return last.losses(batch.labels)
-            remember(model)
+            _CHANGES_LOGITS.add(model)
         return self.losses_of(full(self.predictions(model, batch, all_rows=all_rows)), batch)
 
     def predictions(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:

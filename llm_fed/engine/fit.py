@@ -20,12 +20,11 @@ from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.capture import refusal
 from llm_fed.engine.examples import Batch, Examples
 from llm_fed.engine.inference import log_likelihoods
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.on_device import on_device
-from llm_fed.engine.passes import Chosen, Pass, PassInputs, layout_of
+from llm_fed.engine.passes import Flat, Padded, Pass, PassInputs, refusal
 from llm_fed.engine.steps import Steps, together
 from llm_fed.method.requests import Fit, Fitted, Work
 
@@ -50,19 +49,17 @@ def names_of(jobs: Sequence[Fit]) -> tuple[str, ...]:
     return (PLACE, *next(iter(found), ()))
 
 
-def columns_of(examples: Sequence[Any], indices: Sequence[int]) -> Tensor:
-    """(examples, numbers) float64, in the order of `names_of`."""
-    rows = [
-        [float(index), *map(float, getattr(example, "extra", {}).values())]
-        for index, example in zip(indices, examples, strict=True)
-    ]
-    return torch.tensor(rows, dtype=torch.float64)
+def columns_of(names: Sequence[str], examples: Sequence[Any], indices: Sequence[int]) -> dict[str, Tensor]:
+    """The columns of `names_of` (examples,), in float64."""
+    rows = [(index, *getattr(example, "extra", {}).values()) for index, example in zip(indices, examples, strict=True)]
+    return dict(zip(names, torch.tensor(rows, dtype=torch.float64).unbind(1), strict=True))
 
 
-def own_losses(jobs: Sequence[Fit], names: Sequence[str], inputs: PassInputs, logits: Tensor) -> Tensor:
+def own_losses(jobs: Sequence[Fit], columns: Mapping[str, Tensor], inputs: PassInputs, logits: Tensor) -> Tensor:
     """The losses (targets of all clients,): each client's function is given its own targets alone.
 
     Args:
+        columns: (examples,) of each name.
         inputs: the micro-batch, on the device of the logits.
         logits: (targets, C).
 
@@ -70,17 +67,15 @@ def own_losses(jobs: Sequence[Fit], names: Sequence[str], inputs: PassInputs, lo
         UserError: a function returned something else than a number for each target.
     """
     labels, losses = inputs.batch.labels.to(logits.device), logits.new_zeros(len(logits))
-    assert inputs.columns is not None
-    by_target = inputs.columns[inputs.batch.rows.to(inputs.columns.device)].to(logits)
+    by_target = {name: column.to(logits)[inputs.batch.rows] for name, column in columns.items()}
     for k in dict.fromkeys(inputs.owners):
         own, loss = (inputs.owner == k).nonzero().flatten().to(logits.device), jobs[k].loss
         mine, targets = logits[own], labels[own]
         if not callable(loss):
             losses = losses.index_put((own,), nn.functional.cross_entropy(mine, targets, reduction="none"))
             continue
-        columns = dict(zip(names, by_target[own].unbind(1), strict=True))
-        columns[PLACE] = columns[PLACE].long()
-        found = loss(mine, targets, columns)
+        of_targets = {name: column[own] for name, column in by_target.items()}
+        found = loss(mine, targets, of_targets | {PLACE: of_targets[PLACE].long()})
         if not isinstance(found, Tensor) or found.shape != targets.shape:
             what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
             raise UserError(
@@ -94,9 +89,9 @@ def own_losses(jobs: Sequence[Fit], names: Sequence[str], inputs: PassInputs, lo
 def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientError], Work]:
     """Train all jobs fused: each result is what the client would get alone, up to the rounding of packings.
 
-    A client's loss is the mean over the targets of its batch; optimizer, loss scale (float16) and dropout masks are its
-    own. With `Fit.private` it is the mean over the batch's examples of each one's mean over its targets, and batches
-    may be empty. Jobs may differ in all else but the structure; one with no batch left rests.
+    A client's loss is the mean over the targets of its batch; optimizer and dropout masks are its own. With
+    `Fit.private` it is the mean over the batch's examples of each one's mean over its targets, and batches may be
+    empty. Jobs may differ in all else but the structure; one with no batch left rests.
 
     Args:
         model: its budget is halved until the device's memory suffices; the returned Work says at what, so that the next
@@ -113,9 +108,7 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
     usable = [job for job, error in zip(jobs, errors, strict=True) if error is None]
     if not usable:
         return [error for error in errors if error], Work()
-    for attempt in model.attempts():
-        with attempt as budget:
-            results, work = FusedFit(model, usable, budget).run()
+    results, work = model.within_memory(lambda within: FusedFit(within, usable).run())
     remaining = iter(results)
     return [error or next(remaining) for error in errors], work
 
@@ -123,33 +116,28 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
 class FusedFit:
     """One fused training run over usable jobs; client k is row k of the bank."""
 
-    def __init__(self, model: AdaptedModel, jobs: Sequence[Fit], budget: int):
+    def __init__(self, model: AdaptedModel, jobs: Sequence[Fit]):
         self.model, self.jobs, self.examples, self.device = model, jobs, model.examples, model.device
         requested = {"captured": model.captures is not None, "padding_free": model.padding_free}
-        self.work = Work(budget=budget, requested=tuple(name for name, on in requested.items() if on))
+        self.work = Work(budget=model.most_tokens, requested=tuple(name for name, on in requested.items() if on))
         self.private = jobs[0].private is not None  # then all are: see `Engine.fit`
-        layout, self.padded = layout_of(model, jobs)
+        self.why = refusal(model, jobs) if requested["captured"] or requested["padding_free"] else ""
+        layout = (Flat if model.padding_free and not self.why else Padded)(model.examples)
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
-        captured = model.captures.passes(model, jobs, trained, layout) if model.captures else None
-        self.passes = captured or Pass(model, model.bank(len(jobs), jobs[0].start.row.dtype, trained), layout)
+        if model.captures and not self.why:
+            self.passes: Pass = model.captures.passes(model, jobs, trained, layout)
+        else:
+            self.passes = Pass(model, model.bank(len(jobs), jobs[0].start.row.dtype, trained), layout)
+        if model.captures and self.why:
+            model.captures.say(f"training passes are not captured: {self.why}")
         self.bank = self.passes.bank
         for k, job in enumerate(jobs):
             self.bank.load(k, job.start)
-        self.scalers: list[torch.amp.GradScaler] = []  # of each client, in float16
-        groups = together(jobs)
-        if model.autocast == torch.float16:
-            self.scalers, groups = (
-                [torch.amp.GradScaler(self.device.type) for _ in jobs],
-                [[k] for k in range(len(jobs))],
-            )
         self.steps = [
-            Steps({k: jobs[k] for k in group}, self.bank.rows, self.bank.grads, self.bank.layout) for group in groups
+            Steps({k: jobs[k] for k in group}, self.bank.rows, self.bank.grads, self.bank.layout)
+            for group in together(jobs)
         ]
-        self.teachers: AdapterBank | None = None
-        if jobs[0].teachers:  # then it is the only job
-            self.teachers = model.bank(len(jobs[0].teachers), jobs[0].start.row.dtype)
-            for k, state in enumerate(jobs[0].teachers):
-                self.teachers.load(k, state)
+        self.teachers = model.bank_of(jobs[0].teachers) if jobs[0].teachers else None  # then it is the only job
         self.taught: dict[int, Tensor] = {}  # by index of an example what the teachers answered, for all epochs
         self.names = names_of(jobs)  # of the columns that losses of their own are given; empty: none has one
 
@@ -173,19 +161,12 @@ class FusedFit:
                         known.append(row)
                     loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
                 signs.step(step + 1, last, len(active), total, loss)
-        trained = self._trained()
-        results = [self._result(k, trained[k], [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
-        whys = [self.passes.why, self.padded]
-        if self.model.captures:
-            whys.insert(0, refusal(self.model, self.jobs))
-        self.work = replace(self.work, why="; ".join(dict.fromkeys(filter(None, whys))))
-        return results, self.work
+        results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
+        return results, replace(self.work, why=self.why or self.passes.why)
 
     def step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:
         """One optimizer step of every client that has seen a batch; their mean losses are added to `losses` (K,).
-
-        Nothing here waits for the device, but for the loss scales of float16.
-        """
+        Nothing here waits for the device."""
         examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
         lengths = [self.examples.length(example) for _, _, example in examples]
         passes = self.passes
@@ -199,12 +180,12 @@ class FusedFit:
         )
         weights, drifts = self._weights(seen), self._drifts(seen)
         self.bank.grads.zero_()
-        passes.begin(self._scales())
+        passes.begin()
         for chosen in batches:
             self._take(step, [examples[i] for i in chosen], weights[chosen], drifts, losses)
         passes.end(losses)
-        for n, steps in enumerate(self.steps):
-            steps.step(seen, self.scalers[n] if self.scalers else None)
+        for steps in self.steps:
+            steps.step(seen)
         if self.private:
             sizes = [max(1, len(seen.get(k, ()))) for k in range(len(self.jobs))]
             losses /= torch.tensor(sizes).to(self.device)
@@ -213,19 +194,14 @@ class FusedFit:
         self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float], losses: Tensor
     ) -> None:
         """The pass over a micro-batch of examples (k, n, example)."""
-        owners, indices = [k for k, _, _ in rows], [self.jobs[k].batches[step][n] for k, n, _ in rows]
-        mixed = self.bank.structure.gate == "mix"
-        chosen = Chosen(
-            [(k, example) for k, _, example in rows], weights,
-            mix=torch.tensor([self.jobs[k].mix for k in owners]) if mixed else None,
-            columns=columns_of([example for _, _, example in rows], indices) if self.names else None, drifts=drifts,
-        )  # fmt: skip
+        owners, examples = [k for k, _, _ in rows], [example for _, _, example in rows]
+        indices = [self.jobs[k].batches[step][n] for k, n, _ in rows]
+        drift = torch.tensor([drifts[k] for k in owners], dtype=torch.float64) if drifts else None
+        inputs = self.passes.layout.inputs(examples, owners, weights, self._mix(owners), drift)
         each = self.bank.rows.new_zeros(len(rows), self.bank.layout.size) if self.private else None
-        replayed = self.passes.take(
-            self.passes.layout.inputs(chosen), *self._dropout(step, rows), losses, each,
-            own=partial(own_losses, self.jobs, self.names) if self.names else None,
-            taught=partial(self._taught, indices=indices) if self.teachers else None,
-        )  # fmt: skip
+        own = partial(own_losses, self.jobs, columns_of(self.names, examples, indices)) if self.names else None
+        taught = partial(self._taught, self.teachers, indices) if self.teachers else None
+        replayed = self.passes.take(inputs, *self._dropout(step, rows), losses, each, own, taught)
         self.work = replace(self.work, replayed=self.work.replayed + replayed)
         if each is not None:
             for steps in self.steps:
@@ -242,33 +218,31 @@ class FusedFit:
         if not self.examples.drifts:
             return {}
         requested = [(k, example) for k in seen for example in seen[k]]
-        mixed = self.bank.structure.gate == "mix"
-        logps = log_likelihoods(
-            replace(self.model, budget=self.work.budget), self.bank,
-            [example.other for _, example in requested],
-            mix=torch.tensor([self.jobs[k].mix for k, _ in requested]) if mixed else None,
-            rows=[k for k, _ in requested],
-        )  # fmt: skip
+        owners, others = [k for k, _ in requested], [example.other for _, example in requested]
+        logps = log_likelihoods(self.model, self.bank, others, mix=self._mix(owners), rows=owners)
         far: dict[int, list[float]] = {k: [] for k in seen}
         for (k, example), logp in zip(requested, logps, strict=True):
             far[k].append(logp - example.reference[1])
         return {k: max(0.0, fmean(values)) if values else 0.0 for k, values in far.items()}
 
-    def _taught(self, batch: Batch, indices: Sequence[int]) -> Tensor | None:
-        """The mean of the teachers' logits, (targets, C); None without teachers.
+    def _mix(self, owners: Sequence[int]) -> Tensor | None:
+        """(examples, E): the weights of experts of each client's example, where the gate is `mix`."""
+        mixed = self.bank.structure.gate == "mix"
+        return torch.tensor([self.jobs[k].mix for k in owners]) if mixed else None
+
+    def _taught(self, teachers: AdapterBank, indices: Sequence[int], batch: Batch) -> Tensor:
+        """The mean of the teachers' logits, (targets, C).
 
         Args:
             indices: of the batch's examples among those of the one job.
         """
-        if self.teachers is None:
-            return None
         if not self.examples.single:
-            return self._ask(self.teachers, batch, len(indices) * self.examples.each)
+            return self._ask(teachers, batch, len(indices) * self.examples.each)
         new = [index for index in indices if index not in self.taught]
         if new:
             examples = [self.jobs[0].examples[index] for index in new]
             batch = on_device(self.examples.collate(examples), self.device)
-            self.taught |= zip(new, self._ask(self.teachers, batch, len(new)), strict=True)
+            self.taught |= zip(new, self._ask(teachers, batch, len(new)), strict=True)
         return torch.stack([self.taught[index] for index in indices])
 
     @torch.no_grad()
@@ -290,27 +264,12 @@ class FusedFit:
         exact = torch.promote_types(self.bank.rows.dtype, torch.float32)
         return torch.tensor(counts, dtype=torch.float64).reciprocal().to(exact)
 
-    def _scales(self) -> Tensor | None:
-        """(K,): the scale of each client's loss, in float16."""
-        one = torch.ones((), device=self.device)
-        return torch.stack([scaler.scale(one) for scaler in self.scalers]) if self.scalers else None
-
-    def _trained(self) -> list[Tensor]:
-        """The bank's rows, each where its job keeps its state. A GPU copies all of them, and is waited for once."""
-        gpu = self.device.type == "cuda"
-        rows = [
-            self.bank.read(k).row.to(job.start.row.device, non_blocking=gpu) for k, job in enumerate(self.jobs)
-        ]  # fmt: skip
-        if gpu:
-            torch.cuda.synchronize(self.device)
-        return rows
-
-    def _result(self, k: int, row: Tensor, losses: list[float], failed: int | None) -> Fitted | ClientError:
+    def _result(self, k: int, losses: list[float], failed: int | None) -> Fitted | ClientError:
         job = self.jobs[k]
         hint = f"(lr {job.optimizer.lr:g}); lower local.lr or set local.clip"
         if failed is not None:
             return ClientError(f"client {job.site}: loss is {losses[failed]} at local step {failed + 1} {hint}")
-        state = job.start.like(row)
+        state = job.start.like(self.bank.rows[k].to(job.start.row.device, copy=True))
         if not state.is_finite():
             return ClientError(f"client {job.site}: weights not finite after {len(job.batches)} local steps {hint}")
         return Fitted(state, tuple(loss for loss, batch in zip(losses, job.batches, strict=False) if batch))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,12 +21,21 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures
-from llm_fed.engine.continuous import RowPrompt, RunningBatch, in_turn
+from llm_fed.engine.continuous import (
+    LiveAnswer,
+    RunningBatch,
+    Token,
+    forward,
+    in_turn,
+    not_a_number,
+    pad_left,
+    select,
+)
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.inference import log_likelihoods
-from llm_fed.engine.memory import Attempts
+from llm_fed.engine.memory import within_memory
 from llm_fed.engine.sampling import Sampling
-from llm_fed.engine.slots import SlotBatch, allowed, forward, not_a_number, pad_left, select
+from llm_fed.engine.slots import SlotBatch, allowed
 from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
 from llm_fed.models.prompt import stop_tokens
@@ -80,22 +90,29 @@ def generate(
     texts: list[str | None] = [None] * len(requests)
     # Longest first: if memory does not suffice, that shows at once.
     order = sorted(range(len(requests)), key=lambda i: -len(requests[i][1]))
-    for attempt in _halved(min(len(requests), _fitting(base, batch_size, columns)) or 1, free):
-        with attempt as rows:
-            left = [
-                RowPrompt(i, *requests[i], rooms[i], None if mix is None else mix[i]) for i in order if texts[i] is None
-            ]
-            answers: dict[int, list[int]] = {prompt.key: [] for prompt in left}
-            if allowed(base):
-                said = _in_slots(SlotBatch(base, bank, rows, columns, captures, fuses), left)
+
+    def answer(rows: int) -> None:
+        left, stops = [i for i in order if texts[i] is None], stop_tokens(base)
+        answers: dict[int, list[int]] = {i: [] for i in left}
+
+        def hear(i: int, token: Token | Exception | None) -> None:
+            if isinstance(token, Token):
+                answers[i].append(token.id)
             else:
-                said = in_turn(RunningBatch(base, bank, rows), left, stop_tokens(base))
-            for i, token in said:
-                if token is not None:
-                    answers[i].append(token)
-                else:
-                    texts[i] = answer_text(base, requests[i][1], answers[i])
-                    signs.answered(1)
+                texts[i] = answer_text(base, requests[i][1], answers[i])
+                signs.answered(1)
+
+        waiting = [
+            LiveAnswer(row, [*prompt], rooms[i], stops, partial(hear, i), None if mix is None else mix[i : i + 1])
+            for i, (row, prompt) in ((i, requests[i]) for i in left)
+        ]
+        slots = allowed(base)
+        batch = SlotBatch(base, bank, rows, columns, captures, fuses) if slots else RunningBatch(base, bank, rows)
+        with closing(batch):
+            for _ in in_turn(batch, waiting):
+                pass
+
+    within_memory(answer, min(len(requests), _fitting(base, batch_size, columns)) or 1, partial(_fewer, free))
     return [text or "" for text in texts]
 
 
@@ -116,12 +133,12 @@ def stream(
     Args:
         sampling: None: it is greedy.
     """
-    room = _room(base, prompt, max_new_tokens)
+    room, said = _room(base, prompt, max_new_tokens), list[Token | Exception | None]()
     choose = None if sampling is None else sampling.chooser(base.model.device)
-    requested = RowPrompt(0, 0, prompt, room, None if mix is None else mix[0])
-    for _, token in in_turn(RunningBatch(base, bank, 1), [requested], stop_tokens(base), choose):
-        if token is not None:
-            yield token
+    answer = LiveAnswer(0, [*prompt], room, stop_tokens(base), said.append, mix, choose)
+    for _ in in_turn(RunningBatch(base, bank, 1), [answer]):
+        yield from (token.id for token in said if isinstance(token, Token))
+        said.clear()
 
 
 @torch.inference_mode()
@@ -158,23 +175,16 @@ def option_log_likelihoods(
     results = _score_whole(base, bank, whole, mix)
     tokens = max((len(option) for _, _, options in requests for option in options), default=0)
     columns = max((len(prompt) for _, prompt, _ in requests), default=0) + tokens
-    for attempt in _halved(_fitting(base, batch_size, columns, tokens), free):
-        with attempt as rows:
-            for chosen in _batches(requests, [i for i in range(len(requests)) if i not in results], rows):
-                batch = [requests[i] for i in chosen]
-                scores = iter(_score(base, bank, batch, None if mix is None else mix[chosen]))
-                results |= {i: [next(scores) for _ in requests[i][2]] for i in chosen}
-                signs.answered(len(chosen))
+
+    def score(rows: int) -> None:
+        for chosen in _batches(requests, [i for i in range(len(requests)) if i not in results], rows):
+            batch = [requests[i] for i in chosen]
+            scores = iter(_score(base, bank, batch, None if mix is None else mix[chosen]))
+            results.update({i: [next(scores) for _ in requests[i][2]] for i in chosen})
+            signs.answered(len(chosen))
+
+    within_memory(score, _fitting(base, batch_size, columns, tokens), partial(_fewer, free))
     return [results[i] for i in range(len(requests))]
-
-
-def _in_slots(batch: SlotBatch, prompts: Iterable[RowPrompt]) -> Iterator[tuple[int, int | None]]:
-    """As `in_turn`."""
-    with batch:
-        for prompt in prompts:
-            batch.submit(*prompt)
-        while batch.busy:
-            yield from batch.step()
 
 
 def most_rows(requested: int | None, device: torch.device) -> int:
@@ -194,12 +204,9 @@ def _fitting(base: Base, rows: int, columns: int, logits: int = 0) -> int:
     return max(1, min(rows, TOKENS // max(1, columns), LOGITS // max(1, logits * base.rows)))
 
 
-def _halved(rows: int, free: Callable[[], None]) -> Iterator[Attempts]:
-    """`Attempts` that say so."""
-    for number, attempt in enumerate(Attempts(rows, free)):
-        if number:
-            log.warning("memory did not suffice for so many answers at once; half as many rows are tried")
-        yield attempt
+def _fewer(free: Callable[[], None]) -> None:
+    log.warning("memory did not suffice for so many answers at once; half as many rows are tried")
+    free()
 
 
 def _batches(requests: Sequence[Scored], chosen: Sequence[int], rows: int) -> Iterator[list[int]]:
@@ -266,9 +273,7 @@ def _score_whole(
     ]
     model = AdaptedModel(base.model, bank.structure, autocast=base.autocast)
     weights, rows = None if mix is None else mix[owners], [requests[i][0] for i in owners]
-    found = model.within_memory(
-        lambda budget: log_likelihoods(replace(model, budget=budget), bank, texts, mix=weights, rows=rows)
-    )
+    found = model.within_memory(lambda within: log_likelihoods(within, bank, texts, mix=weights, rows=rows))
     if any(map(math.isnan, found)):
         raise not_a_number(base, max(map(TEXT.length, texts)))
     scores = iter(found)

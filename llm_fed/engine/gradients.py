@@ -8,7 +8,6 @@ targets.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,33 +27,6 @@ from llm_fed.state import State, stack
 _COPIES = 10
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """The gradients of some examples; the tensor is overwritten by the next chunk."""
-
-    units: list[int]
-    gradients: Tensor  # (U, S, P) of the log-likelihood, summed over an example's targets
-    losses: Tensor  # (U, S) its negative
-    sampled: bool
-
-
-def per_example_gradients(model: AdaptedModel, state: State, examples: Sequence[Any]) -> Tensor:
-    """d log p(targets of example n) / d adapter, (N, P), the sum over the example's targets; no dropout.
-
-    Raises:
-        RunError: the device's memory does not suffice for one example.
-    """
-
-    def run(budget: int) -> Tensor:
-        gradients = torch.zeros(len(examples), state.row.numel(), dtype=state.row.dtype, device=model.device)
-        units = [(0, example) for example in examples]
-        for chunk in _chunks(model, stack([state])[None], units, budget):
-            gradients[chunk.units] = chunk.gradients[:, 0]
-        return gradients
-
-    return model.within_memory(run)
-
-
 def mean_gradient(model: AdaptedModel, requested: Gradient, mix: Tensor | None = None) -> tuple[float, State]:
     """The mean loss per target of the examples, and its gradient with respect to the adapter; no dropout.
 
@@ -71,11 +43,10 @@ def mean_gradient(model: AdaptedModel, requested: Gradient, mix: Tensor | None =
         raise ClientError("the gradient of a loss was asked for, but no example has a target token")
     lengths = [examples.length(example) for example in requested.examples]
 
-    def run(budget: int) -> tuple[float, State]:
-        bank, total = model.bank(1, requested.state.row.dtype), 0.0
-        bank.load(0, requested.state)
+    def run(model: AdaptedModel) -> tuple[float, State]:
+        bank, total = model.bank_of([requested.state]), 0.0
         with activation_checkpointing(model.model):
-            for chosen in plan(lengths, budget, model.overhead):
+            for chosen in plan(lengths, model.most_tokens, model.overhead):
                 batch = examples.collate([requested.examples[i] for i in chosen])
                 index = examples.by_row(torch.zeros(len(chosen), dtype=torch.int64))
                 weights = None if mix is None else examples.by_row(mix[chosen])
@@ -97,7 +68,7 @@ def evidence(model: AdaptedModel, requested: Sequence[GradientMoments]) -> list[
         RunError: the device's memory does not suffice for one example.
     """
     usable = [one for one in requested if model.examples.num_targets(one.examples)]
-    moments = iter(model.within_memory(lambda budget: _gather(model, usable, budget)) if usable else [])
+    moments = iter(model.within_memory(lambda within: _gather(within, usable)) if usable else [])
     return [
         next(moments)
         if model.examples.num_targets(one.examples)
@@ -106,7 +77,7 @@ def evidence(model: AdaptedModel, requested: Sequence[GradientMoments]) -> list[
     ]
 
 
-def _gather(model: AdaptedModel, jobs: Sequence[GradientMoments], budget: int) -> list[Evidence | ClientError]:
+def _gather(model: AdaptedModel, jobs: Sequence[GradientMoments]) -> list[Evidence | ClientError]:
     moments: dict[tuple[int, bool], Moments] = {}  # by client and whether the labels are drawn
     losses = torch.zeros(len(jobs), 2, device=model.device)
     units = [(k, example) for k, job in enumerate(jobs) for example in job.examples]
@@ -116,47 +87,37 @@ def _gather(model: AdaptedModel, jobs: Sequence[GradientMoments], budget: int) -
         for n in range(len(job.examples))
     ]
     states = stack([state for job in jobs for state in (job.first, job.second)]).view(len(jobs), 2, -1)
-    for chunk in _chunks(model, states, units, budget, draws):
-        owners = [units[unit][0] for unit in chunk.units]
+    for chosen, each, its_losses, sampled in _chunks(model, states, units, draws):
+        owners = [units[unit][0] for unit in chosen]
         for k in dict.fromkeys(owners):
-            if chunk.sampled and not jobs[k].sampled:
+            if sampled and not jobs[k].sampled:
                 continue
             mine = [index for index, owner in enumerate(owners) if owner == k]
-            of_chunk = Moments.of(chunk.gradients[mine].transpose(0, 1))
-            before = moments.get((k, chunk.sampled))
-            moments[k, chunk.sampled] = of_chunk if before is None else before + of_chunk
-            if not chunk.sampled:
-                losses[k] += chunk.losses[mine].sum(0)
-    return [
-        _conclude(
-            job,
-            moments[k, False].to("cpu"),
-            moments[k, job.sampled].fisher.cpu(),
-            [loss / model.examples.num_targets(job.examples) for loss in losses[k].tolist()],
-        )
-        for k, job in enumerate(jobs)
-    ]
-
-
-def _conclude(
-    job: GradientMoments, moments: Moments, fisher: Tensor, losses: Sequence[float]
-) -> Evidence | ClientError:
-    if not (moments.variance.isfinite().all() and fisher.isfinite().all()):
-        return ClientError(
-            f"client {job.site}: gradients of its examples are not finite at one of the two adapters to be merged"
-        )
-    first, second = losses
-    return Evidence(moments, fisher, (first, second))
+            of_chunk, before = Moments.of(each[mine].transpose(0, 1)), moments.get((k, sampled))
+            moments[k, sampled] = of_chunk if before is None else before + of_chunk
+            if not sampled:
+                losses[k] += its_losses[mine].sum(0)
+    found: list[Evidence | ClientError] = []
+    for k, job in enumerate(jobs):
+        own, fisher = moments[k, False].to("cpu"), moments[k, job.sampled].fisher.cpu()
+        first, second = (loss / model.examples.num_targets(job.examples) for loss in losses[k].tolist())
+        if own.variance.isfinite().all() and fisher.isfinite().all():
+            found.append(Evidence(own, fisher, (first, second)))
+        else:
+            what = "gradients of its examples are not finite at one of the two adapters to be merged"
+            found.append(ClientError(f"client {job.site}: {what}"))
+    return found
 
 
 def _chunks(
     model: AdaptedModel,
     states: Tensor,
     units: Sequence[tuple[int, Any]],
-    budget: int,
-    draws: Sequence[Sequence[torch.Generator]] = (),
-) -> Iterator[_Chunk]:
-    """Gradients at states (K, S, P) of the units (k, example), whose S rows always stand in one chunk.
+    draws: Sequence[Sequence[torch.Generator]],
+) -> Iterator[tuple[list[int], Tensor, Tensor, bool]]:
+    """Of the units (k, example) in chunks, at states (K, S, P): the indices (U,) of a chunk, the gradients (U, S, P) of
+    log-likelihoods, summed over an example's targets, in memory that the next chunk takes; the losses (U, S); and
+    whether labels were drawn.
 
     Args:
         draws: per unit S generators; if any, each chunk comes a second time with labels drawn from the models.
@@ -165,10 +126,9 @@ def _chunks(
     states = states.to(device)
     lengths = [examples.length(example) for _, example in units]
     most = _most_rows(states) // size
-    planned = plan(lengths, budget // size, model.overhead)
+    planned = plan(lengths, model.most_tokens // size, model.overhead)
     chunks = [chosen[at : at + most] for chosen in planned for at in range(0, len(chosen), most)]
     bank = model.bank(size * max(map(len, chunks)), states.dtype)
-    scale = 1024.0 if model.autocast == torch.float16 else 1.0  # small gradients would vanish in half precision
     for chosen in chunks:
         rows = size * len(chosen)
         bank.rows[:rows].copy_(states[[units[unit][0] for unit in chosen]].view(rows, width))
@@ -183,12 +143,9 @@ def _chunks(
                 bank.grads.zero_()
                 losses = examples.losses_of(logits, labelled)
                 with activation_checkpointing(model.model):
-                    (-scale * losses.sum()).backward(retain_graph=number < len(drawn))
+                    (-losses.sum()).backward(retain_graph=number < len(drawn))
                 summed = torch.zeros(rows, dtype=losses.dtype, device=device).index_add_(0, owner, losses.detach())
-                gradients = bank.grads[:rows].view(-1, size, width)
-                if scale != 1:
-                    gradients = gradients / scale
-                yield _Chunk(chosen, gradients, summed.view(-1, size), number > 0)
+                yield chosen, bank.grads[:rows].view(-1, size, width), summed.view(-1, size), number > 0
 
 
 def _most_rows(states: Tensor) -> int:

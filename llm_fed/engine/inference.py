@@ -5,8 +5,9 @@ Shape letters: E experts, H hidden size, N rows, R prompts or pictures, S stored
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,11 +17,44 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.examples import TEXT, inputs_of
 from llm_fed.engine.memory import budget_and_overhead
-from llm_fed.engine.packing import collate, plan
+from llm_fed.engine.packing import plan
 from llm_fed.models.base import Base
 from llm_fed.models.lora import ANCHORS, SCALE
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
+
+
+def _passes(
+    model: AdaptedModel,
+    bank: AdapterBank | None,
+    work: Sequence[tuple[int, Any]],
+    mix: Tensor | None = None,
+) -> Iterator[tuple[list[int], Any, AbstractContextManager[None]]]:
+    """Of examples, each under a row of the bank, the indices of those of a micro-batch, the batch, and the context of
+    its pass. Those of equal length share a micro-batch, whoever asks."""
+    of = model.examples
+    for chosen in plan([of.length(example) for _, example in work], model.most_tokens, model.overhead):
+        index = of.by_row(torch.tensor([work[i][0] for i in chosen]))
+        weights = None if mix is None else of.by_row(mix[chosen])
+        within = nullcontext() if bank is None else bank.attached(index, mix=weights)
+        yield chosen, of.collate([work[i][1] for i in chosen]), within
+
+
+def _target_losses(
+    model: AdaptedModel,
+    bank: AdapterBank | None,
+    work: Sequence[tuple[int, Any]],
+    mix: Tensor | None,
+    losses: Callable[..., Tensor],
+) -> tuple[Tensor, Tensor]:
+    """The losses (n,) of all targets, and the index (n,) of each one's example, on the CPU. They are read at the end,
+    so that a GPU need not wait for the host between micro-batches."""
+    found, owners = [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]
+    for chosen, batch, within in _passes(model, bank, work, mix):
+        with within, model.computing():
+            found.append(losses(model.model, batch, all_rows=bank is not None and bank.adapts_head))
+        owners.append(torch.tensor(chosen)[batch.rows])
+    return torch.cat(found[1:] or found).cpu(), torch.cat(owners)
 
 
 @torch.inference_mode()
@@ -34,26 +68,14 @@ def mean_losses(
     """The mean loss per target of each list of examples under one row of the bank; NaN without a target.
 
     Args:
-        asked: (row of the bank, examples); examples of equal length share a micro-batch, whoever asks.
+        requested: (row of the bank, examples).
         mix: (examples of all lists, E), where the gate of the bank's structure is `mix`.
     """
-    work = [(n, row, example) for n, (row, examples) in enumerate(requested) for example in examples]
-    found, owners = [], []
-    lengths = [model.examples.length(example) for _, _, example in work]
-    for chosen in plan(lengths, model.most_tokens, model.overhead):
-        batch, of = model.examples.collate([work[i][2] for i in chosen]), model.examples
-        index, weights = torch.tensor([work[i][1] for i in chosen]), None if mix is None else of.by_row(mix[chosen])
-        with bank.attached(of.by_row(index), mix=weights), model.computing():
-            found.append(of.losses(model.model, batch, all_rows=bank.adapts_head))
-        owners.append(torch.tensor([work[i][0] for i in chosen])[batch.rows])
-    total = torch.zeros(len(requested), dtype=torch.float64)
-    count = torch.zeros(len(requested), dtype=torch.float64)
-    if found:  # read at the end, so that a GPU need not wait for the host between micro-batches
-        losses = torch.cat(found).cpu().double()
-        for owner, its in zip(owners, losses.split([len(each) for each in owners]), strict=True):
-            total.index_add_(0, owner, its)
-            count.index_add_(0, owner, torch.ones_like(its))
-    return (total / count).tolist()
+    work = [(row, example) for row, examples in requested for example in examples]
+    lists = torch.tensor([n for n, (_, examples) in enumerate(requested) for _ in examples], dtype=torch.int64)
+    losses, owners = _target_losses(model, bank, work, mix, model.examples.losses)
+    total = torch.zeros(len(requested), dtype=torch.float64).index_add_(0, lists[owners], losses.double())
+    return (total / lists[owners].bincount(minlength=len(requested))).tolist()
 
 
 @torch.inference_mode()
@@ -72,17 +94,9 @@ def log_likelihoods(
         mix: (N, E) the weights of two experts for each text, where the gate is `mix`.
         rows: the row of the bank of each text (default: the first).
     """
-    found = [0.0] * len(texts)
-    for chosen in plan([len(text.input_ids) for text in texts], model.most_tokens, model.overhead):
-        batch, index = collate([texts[i] for i in chosen]), torch.tensor([rows[i] if rows else 0 for i in chosen])
-        weights = None if mix is None else mix[chosen]
-        with nullcontext() if bank is None else bank.attached(index, mix=weights), model.computing():
-            losses = TEXT.token_losses(model.model, batch, all_rows=bank is not None and bank.adapts_head)
-        sums = torch.zeros(len(chosen), dtype=losses.dtype, device=losses.device)
-        sums.index_add_(0, batch.rows.to(losses.device), losses)
-        for position, value in zip(chosen, (-sums).tolist(), strict=True):
-            found[position] = value
-    return found
+    work = list(zip(rows or [0] * len(texts), texts, strict=True))
+    losses, owners = _target_losses(replace(model, examples=TEXT), bank, work, mix, TEXT.token_losses)
+    return torch.zeros(len(texts), dtype=losses.dtype).index_add_(0, owners, -losses).tolist()
 
 
 @torch.inference_mode()
@@ -104,15 +118,6 @@ def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
         found = found.to(torch.promote_types(found.dtype, hidden.dtype))
         found[torch.tensor(chosen)] = hidden.to(found.dtype)
     return found
-
-
-def mixing_weights(base: Base, requested: Sequence[tuple[State, Sequence[int]]]) -> Tensor:
-    """`similarity_weights` (R, 2) of prompts.
-
-    Args:
-        asked: (state with the extras ANCHORS and SCALE, token ids of the prompt).
-    """
-    return similarity_weights(features(base, [prompt for _, prompt in requested]), [state for state, _ in requested])
 
 
 def similarity_weights(found: Tensor, states: Sequence[State]) -> Tensor:

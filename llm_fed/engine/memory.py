@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -12,6 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.errors import RunError
+from llm_fed.engine.swapped import forwards
+
+Result = TypeVar("Result")
 
 
 def budget_and_overhead(device: torch.device) -> tuple[int, int]:
@@ -32,12 +36,8 @@ def out_of_memory(error: BaseException | None) -> bool:
     return should_reduce_batch_size(error) or "error: out of memory" in str(error)
 
 
-class Attempts:
-    """Budgets of tokens for one piece of work, each half of the one before, until the device's memory suffices.
-
-        for attempt in Attempts(budget):
-            with attempt as tokens:
-                ...
+def within_memory(run: Callable[[int], Result], budget: int, free: Callable[[], None] = lambda: None) -> Result:
+    """`run(budget)`, with half the budget as often as the device's memory does not suffice.
 
     Args:
         free: gives memory back before the next attempt.
@@ -45,35 +45,25 @@ class Attempts:
     Raises:
         RunError: it does not suffice for one example.
     """
+    from accelerate.utils.memory import clear_device_cache
 
-    def __init__(self, budget: int, free: Callable[[], None] = lambda: None):
-        self._budget, self._done, self._free = budget, False, free
-
-    def __iter__(self) -> Iterator[Attempts]:
-        from accelerate.utils.memory import clear_device_cache
-
-        yield self
-        while not self._done:  # by now nothing holds the tensors of the attempt that failed
-            self._free()
-            clear_device_cache(garbage_collection=True)
-            self._budget //= 2
-            yield self
-
-    def __enter__(self) -> int:
-        return self._budget
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> bool:
-        self._done = not out_of_memory(error)
-        if not self._done and self._budget <= 1:
-            raise RunError(
-                "out of memory even with one example at a time; use a smaller base, or for text "
-                "base.activation_checkpointing, base.quantization or a smaller task.max_length"
-            ) from error
-        return not self._done
+    while True:
+        try:
+            return run(budget)
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            if budget <= 1:
+                raise RunError(
+                    "out of memory even with one example at a time; use a smaller base, or for text "
+                    "base.activation_checkpointing, base.quantization or a smaller task.max_length"
+                ) from error
+        free()  # by now nothing holds the tensors of the attempt that failed
+        clear_device_cache(garbage_collection=True)
+        budget //= 2
 
 
-@contextmanager
-def activation_checkpointing(model: nn.Module) -> Iterator[None]:
+def activation_checkpointing(model: nn.Module) -> AbstractContextManager[None]:
     """Recompute activations in the layers where `model.gradient_checkpointing_enable()` requested it.
 
     Transformers itself does so in training mode alone, which would also turn the base's dropout on.
@@ -81,16 +71,13 @@ def activation_checkpointing(model: nn.Module) -> Iterator[None]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
-    before = [layer.__dict__.get("forward") for layer in layers]  # accelerate's device hooks replace it, too
-    for layer in layers:
-        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
-    try:
-        yield
-    finally:
-        for layer, forward in zip(layers, before, strict=True):
-            del layer.forward
-            if forward is not None:
-                layer.forward = forward
+    again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
+    return forwards({layer: again(layer.forward) for layer in layers})
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether the layers of a model lie on several devices."""
+    return len(set(getattr(model, "hf_device_map", {}).values())) > 1
 
 
 def free_memory(device: torch.device) -> int:
@@ -99,21 +86,8 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(device))  # less where several share it
-        free = min(free + torch.cuda.memory_reserved(device), allowed) - torch.cuda.memory_allocated(device)
-        return free - _kept_for_graphs(device)
+        return min(free + torch.cuda.memory_reserved(device), allowed) - torch.cuda.memory_allocated(device)
     return cgroups.free_memory()[0]
-
-
-def _kept_for_graphs(device: torch.device) -> int:
-    """Bytes of a GPU that are reserved, not allocated, and of a pool of graphs, which alone may use them."""
-    if torch.cuda.get_allocator_backend() != "native":  # another one cannot be looked into
-        return 0
-    number = torch.cuda.current_device() if device.index is None else device.index
-    return sum(
-        segment["total_size"] - segment["allocated_size"]
-        for segment in torch.cuda.memory_snapshot()
-        if segment["device"] == number and tuple(segment["segment_pool_id"]) != (0, 0)
-    )
 
 
 def memory_limit(device: torch.device) -> str:

@@ -19,13 +19,16 @@ from llm_fed.engine import end_to_end, packing
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.deltas import DeltaHook
-from llm_fed.engine.end_to_end import FlatBatch, attention, flattened
+from llm_fed.engine.end_to_end import FAMILIES, FlatBatch, attention, flattened, quantised
 from llm_fed.engine.examples import Examples
 from llm_fed.engine.fused import fused
+from llm_fed.engine.memory import is_spread
 from llm_fed.engine.on_device import on_device
 from llm_fed.engine.packing import Grid, filled, padded_tokens, plan, repeated
 from llm_fed.engine.tokens import TokenGroups, groups_of
+from llm_fed.merge.delta import under
 from llm_fed.method.requests import Fit
+from llm_fed.models.rotary import regimes
 
 
 @dataclass(frozen=True)
@@ -43,34 +46,10 @@ class PassInputs:
     into: Tensor  # (N,) the example that each row belongs to
     owners: Sequence[int]  # the row of the bank of each example, for the host
     mix: Tensor | None = None  # (N, E)
-    columns: Tensor | None = None  # (examples, numbers): what a loss of one's own is given, see `own_losses`
     masks: Tensor | None = None  # of dropout
     wanted: Tensor | None = None  # (targets, C) the teachers' logits
     below: Mapping[str, DeltaHook] = field(default_factory=dict)  # what lies beneath the adapters, by layer
     groups: TokenGroups | None = None
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Examples of a micro-batch, those of one client side by side.
-
-    Attributes:
-        examples: (client, example).
-        weights: (examples,) what the losses of each count.
-        mix: (examples, E), where the gate is `mix`.
-        columns: see `PassInputs`.
-        drifts: z of KTO, by client.
-    """
-
-    examples: Sequence[tuple[int, Any]]
-    weights: Tensor
-    mix: Tensor | None = None
-    columns: Tensor | None = None
-    drifts: Mapping[int, float] = field(default_factory=dict)
-
-    @property
-    def owners(self) -> list[int]:
-        return [k for k, _ in self.examples]
 
 
 class Padded:
@@ -88,17 +67,24 @@ class Padded:
         batches = plan(lengths, budget, overhead, grid)
         return batches, padded_tokens(lengths, batches, grid)
 
-    def inputs(self, chosen: Chosen) -> PassInputs:
-        """On the host."""
-        of, owner = self.of, torch.tensor(chosen.owners)
-        batch = of.collate([example for _, example in chosen.examples])
-        if chosen.drifts:
-            drift = torch.tensor([chosen.drifts[k] for k in chosen.owners], dtype=torch.float64)
-            batch = replace(batch, drift=drift)
+    def inputs(
+        self, examples: Sequence[Any], owners: Sequence[int], weights: Tensor, mix: Tensor | None, drifts: Tensor | None
+    ) -> PassInputs:
+        """A micro-batch on the host.
+
+        Args:
+            examples: those of one client side by side.
+            owners: the client of each.
+            weights: (examples,) what the losses of each count.
+            mix: (examples, E), where the gate is `mix`.
+            drifts: (examples,) z of KTO.
+        """
+        of, owner, batch = self.of, torch.tensor(owners), self.of.collate(examples)
+        if drifts is not None:
+            batch = replace(batch, drift=drifts)
         return PassInputs(
-            batch, of.by_row(owner), owner[batch.rows], chosen.weights[batch.rows],
-            of.by_row(torch.arange(len(owner))), chosen.owners,
-            mix=None if chosen.mix is None else of.by_row(chosen.mix), columns=chosen.columns,
+            batch, of.by_row(owner), owner[batch.rows], weights[batch.rows], of.by_row(torch.arange(len(owner))),
+            owners, mix=None if mix is None else of.by_row(mix),
         )  # fmt: skip
 
     def widened(self, inputs: PassInputs, grid: Grid, longest: int) -> PassInputs:
@@ -124,16 +110,14 @@ class Flat(Padded):
         sums = [sum(lengths[i] for i in batch) for batch in batches]
         return batches, sum(map(grid.end_to_end, sums) if grid else sums)
 
-    def inputs(self, chosen: Chosen) -> PassInputs:
-        batch = flattened([example for _, example in chosen.examples])
-        clients, groups = groups_of(chosen.owners, [len(example.input_ids) for _, example in chosen.examples])
-        owner, mix = torch.tensor(chosen.owners), None
-        if chosen.mix is not None:
-            first = [chosen.owners.index(k) for k in clients]
-            mix = chosen.mix[first][groups.of]
+    def inputs(
+        self, examples: Sequence[Any], owners: Sequence[int], weights: Tensor, mix: Tensor | None, drifts: Tensor | None
+    ) -> PassInputs:
+        batch, owner = flattened(examples), torch.tensor(owners)
+        clients, groups = groups_of(owners, [len(example.input_ids) for example in examples])
         return PassInputs(
-            batch, torch.tensor(clients), owner[batch.rows], chosen.weights[batch.rows],
-            torch.arange(len(clients)), chosen.owners, mix=mix, columns=chosen.columns, groups=groups,
+            batch, torch.tensor(clients), owner[batch.rows], weights[batch.rows], torch.arange(len(clients)), owners,
+            mix=None if mix is None else mix[[owners.index(k) for k in clients]][groups.of], groups=groups,
         )  # fmt: skip
 
     def widened(self, inputs: PassInputs, grid: Grid, longest: int) -> PassInputs:
@@ -147,7 +131,7 @@ class Flat(Padded):
         tokens = batch.input_ids.shape[1]
         ends = groups.ends.clone()
         ends[-1] = tokens
-        groups = replace(groups, ends=ends, of=repeated(groups.of, tokens), known=None)
+        groups = replace(groups, ends=ends, of=repeated(groups.of, tokens))
         mix = None if inputs.mix is None else repeated(inputs.mix, tokens)
         return replace(_with_targets(inputs, len(batch.labels)), batch=batch, groups=groups, mix=mix)
 
@@ -157,15 +141,27 @@ def _with_targets(inputs: PassInputs, targets: int) -> PassInputs:
     return replace(inputs, owner=repeated(inputs.owner, targets), weights=weights, owners=())
 
 
-def layout_of(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[Padded, str]:
-    """How the examples of these fits lie, and why they are padded where padding need not be."""
-    if not model.padding_free:
-        return Padded(model.examples), ""
-    why = "teachers answer for each example" if jobs[0].teachers else ""
-    if jobs[0].private is not None:
-        why = "privacy.unit=example needs the gradients of single examples, which lie in rows of their own"
-    why = why or end_to_end.refusal(model.model, model.structure, texts=model.examples.fixed)
-    return (Padded if why else Flat)(model.examples), why
+def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
+    """Why the passes of these jobs are as they are written; empty where they can be captured, and texts lie end to
+    end."""
+    base, structure = model.model, model.structure
+    family = getattr(getattr(base, "config", None), "model_type", "such a model")
+    for why, holds in {
+        "only texts have batches of fixed shapes, and not pictures, labels or preferences": not model.examples.fixed,
+        "teachers answer for each example": bool(jobs[0].teachers),
+        "a method's own loss may ask the device for values": any(callable(job.loss) for job in jobs),
+        "privacy.unit=example needs the gradients of single examples": jobs[0].private is not None,
+        "frozen weights lie beneath the adapters": structure.delta or any(under(job.start) for job in jobs),
+        "a head is trained whole beside the adapters": bool(structure.whole),
+        "the experts of a mixture have adapters (adapter.target_parameters)": bool(structure.parameters),
+        "the base lies on several devices": is_spread(base),
+        "the base is quantised": quantised(base),
+        f"nobody has compared {family} so": family not in FAMILIES,
+        "the base's positions depend on the length of each text": regimes(base) is not None,
+    }.items():
+        if holds:
+            return why
+    return ""
 
 
 class Pass:
@@ -173,20 +169,21 @@ class Pass:
 
     Attributes:
         grid: of the shapes of micro-batches; None: they have any.
-        why: some micro-batches are not replayed though that is requested; empty where all are, or none need be.
         layout: how examples lie.
     """
 
     grid: Grid | None = None
-    why = ""
 
     def __init__(self, model: AdaptedModel, bank: AdapterBank, layout: Padded):
         self.model, self.bank, self.layout = model, bank, layout
-        self.scales: Tensor | None = None
 
-    def begin(self, scales: Tensor | None) -> None:
-        """A step, in float16 with the scale (K,) of each client's loss."""
-        self.scales = scales
+    @property
+    def why(self) -> str:
+        """Some micro-batches are not replayed though that is requested; empty where all are, or none need be."""
+        return ""
+
+    def begin(self) -> None:
+        """A step."""
 
     def take(
         self,
@@ -212,7 +209,7 @@ class Pass:
         rows = self.layout.of.by_row(torch.tensor(inputs.owners)).tolist()
         wanted = taught(inputs.batch) if taught else None
         inputs = replace(inputs, masks=masks, below=self.bank.beneath(rows), wanted=wanted)
-        one_pass(self.model, self.bank, inputs, self.scales, losses, each, own)
+        one_pass(self.model, self.bank, inputs, losses, each, own)
         return False
 
     def end(self, losses: Tensor) -> None:
@@ -223,18 +220,15 @@ def one_pass(
     model: AdaptedModel,
     bank: AdapterBank,
     inputs: PassInputs,
-    scales: Tensor | None,
     losses: Tensor,
     each: Tensor | None = None,
     own: Callable[[PassInputs, Tensor], Tensor] | None = None,
 ) -> None:
     """Add the gradients of a micro-batch to the bank's, or to `each`. It reads nothing of the host's memory but for
     `own`, so that a graph can hold it. Arguments as of `Pass.take`."""
-    at_once = model.captures is not None or inputs.groups is not None
     bank_in_place = bank.attached(
-        inputs.index, inputs.masks, inputs.mix, each=each, into=inputs.into, below=inputs.below, groups=inputs.groups,
-        cast=model.autocast if at_once and not bank.structure.dora else None,
-    )  # fmt: skip
+        inputs.index, inputs.masks, inputs.mix, each=each, into=inputs.into, below=inputs.below, groups=inputs.groups
+    )
     flat = attention(model.model) if isinstance(inputs.batch, FlatBatch) else nullcontext()
     with fused(model.model) if model.fuses else nullcontext(), flat, bank_in_place:
         with model.computing():
@@ -247,4 +241,4 @@ def one_pass(
                 )  # fmt: skip
             loss = loss * inputs.weights.to(loss.dtype)
         losses.index_add_(0, inputs.owner, loss.detach().to(losses.dtype))
-        (loss if scales is None else loss * scales[inputs.owner]).sum().backward()
+        loss.sum().backward()

@@ -6,13 +6,12 @@ Shape letters: N rows, T tokens of each, C experts chosen for each token, E expe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.tokens import TokenGroups
@@ -109,17 +108,3 @@ def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     if weight.dtype == torch.float64:  # which torch's grouped product does not have
         return torch.ops.transformers.grouped_mm_fallback(x, weight, ends)
     return moe._grouped_mm(x, weight, ends)
-
-
-@contextmanager
-def in_place_of(block: nn.Module, forward: RoutedExperts) -> Iterator[None]:
-    """Within it the block computes `forward`."""
-    before = vars(block).get("forward")  # of accelerate, where layers lie on several devices
-    block.forward = forward  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if before is None:
-            del block.forward
-        else:
-            block.forward = before

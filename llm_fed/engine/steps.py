@@ -144,12 +144,11 @@ class Steps:
             part.add_(drawn, alpha=deviation).div_(private.size)
 
     @torch.no_grad()
-    def step(self, rows: Collection[int], scaler: torch.amp.GradScaler | None = None) -> None:
+    def step(self, rows: Collection[int]) -> None:
         """One step of those among these rows that are its own, with the gradients that are there.
 
         Args:
             rows: a row that is not among them rests from then on.
-            scaler: skips the step where a gradient is not finite (float16), so that its row has to be the only one.
         """
         for k in self._active:
             if k not in rows:
@@ -161,18 +160,12 @@ class Steps:
         for k in self._active:
             if (private := self._fits[k].private) is not None:
                 self._add_noise(k, private)
-        if scaler:
-            scaler.unscale_(self._optimizer)
         self._add_terms()
         factor = self._settings.factor(self._taken, self._steps)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         self._taken += 1
-        if scaler:
-            scaler.step(self._optimizer)
-            scaler.update()
-        else:
-            self._optimizer.step()
+        self._optimizer.step()
 
     def _add_terms(self) -> None:
         """To the gradients of the losses what `Optimizer` adds to them, and their clipping."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,38 +17,16 @@ from llm_fed.basics.errors import UserError
 ALIGNED = 8  # numbers of 16 bits: torch's grouped product wants rows of whole 16 bytes
 
 
-class AdapterTokens(Protocol):
-    """How the tokens of a batch belong to adapters."""
-
-    def inputs(self, name: str, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
-        """A layer's inputs with its tokens in the last dimension but one, in `dtype` unless autocast chooses; and
-        whether it does."""
-        ...
-
-    def product(self, x: Tensor, factors: Tensor) -> Tensor:
-        """Each token (..., in) times the factor (out, in) of its adapter."""
-        ...
-
-    def added(self, y: Tensor, x: Tensor, factors: Tensor, scaling: float, same: bool) -> Tensor:
-        """y + scaling * product(x, factors).
-
-        Args:
-            same: whether all have one dtype, perhaps by autocast.
-        """
-        ...
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Values (adapters, 1, C), so that they can stand beside the tokens of each adapter."""
-        ...
-
-
 @dataclass(frozen=True)
 class TokenRows:
-    """Each of N rows is the tokens of one adapter, which stands there once for each row: factors (N, out, in)."""
+    """Each of N rows is the tokens of one adapter, which stands there once for each row: factors (N, out, in).
+    `TokenGroups` has the same methods for one row of tokens."""
 
     count: int  # N
 
     def inputs(self, name: str, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
+        """A layer's inputs with its tokens in the last dimension but one, in `dtype` unless autocast chooses; and
+        whether it does."""
         if x.shape[0] != self.count:
             raise _unknown(name, f"{x.shape[0]} rows for {self.count}")
         autocast = torch.is_autocast_enabled(x.device.type)
@@ -57,14 +34,17 @@ class TokenRows:
         return (x if autocast else x.to(dtype)), autocast
 
     def product(self, x: Tensor, factors: Tensor) -> Tensor:
+        """Each token (..., in) times the factor (out, in) of its adapter."""
         return torch.bmm(x, factors.mT)
 
     def added(self, y: Tensor, x: Tensor, factors: Tensor, scaling: float, same: bool) -> Tensor:
+        """y + scaling * product(x, factors); `same`: all have one dtype, perhaps by autocast."""
         if same:
             return torch.baddbmm(y, x, factors.mT, alpha=scaling)
         return y + scaling * torch.bmm(x, factors.mT)
 
     def spread(self, values: Tensor) -> Tensor:
+        """Values (adapters, 1, C), so that they can stand beside the tokens of each adapter."""
         return values
 
 
@@ -72,13 +52,11 @@ class TokenRows:
 class TokenGroups:
     """One row of S tokens, of which each of G adapters has a stretch: factors (G, out, in).
 
-    A product is one call (torch's `grouped_mm`) in bfloat16, on a CPU, or where the ends are not known on the host;
-    elsewhere, and in float64, it is a product for each adapter.
+    A product is one call (torch's `grouped_mm`), but in float64, where it is a product for each adapter.
     """
 
     ends: Tensor  # (G,) int32, where the tokens of each end
     of: Tensor  # (S,) whose each token is
-    known: tuple[int, ...] | None = None  # the ends on the host, where they are the same in every pass
 
     def inputs(self, name: str, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
         if len(x) != 1 or x[..., 0].numel() != len(self.of):
@@ -105,12 +83,11 @@ class TokenGroups:
 
     def by_kernel(self, x: Tensor) -> bool:
         """Whether torch's grouped product, which has no float64, computes with these tokens."""
-        known = self.known is not None and x.device.type != "cpu"
-        return x.dtype == torch.bfloat16 or (x.dtype != torch.float64 and not known)
+        return x.dtype != torch.float64
 
     def stretches(self) -> list[slice]:
-        """The tokens of each adapter; waits for a GPU where the ends are not known on the host."""
-        ends = self.known or self.ends.tolist()
+        """The tokens of each adapter; waits for a GPU."""
+        ends = self.ends.tolist()
         return [slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
 
 
@@ -156,9 +133,8 @@ def groups_of(owners: Sequence[int], lengths: Sequence[int]) -> tuple[list[int],
     for owner, length in zip(owners, lengths, strict=True):
         tokens[owner] = tokens.get(owner, 0) + length
     sizes = torch.tensor(list(tokens.values()))
-    ends = sizes.cumsum(0)
     of = torch.arange(len(tokens)).repeat_interleave(sizes)
-    return list(tokens), TokenGroups(ends.to(torch.int32), of, tuple(ends.tolist()))
+    return list(tokens), TokenGroups(sizes.cumsum(0).to(torch.int32), of)
 
 
 def _unknown(name: str, given: str) -> UserError:

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from llm_fed.engine.end_to_end import has_kernels, quantised, windowed
+from llm_fed.engine.end_to_end import WINDOW, has_kernels
 from llm_fed.engine.fused import has_library
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
@@ -25,11 +25,11 @@ def untried(model: nn.Module, families: Collection[str] = TRAINED, structures: I
     Args:
         structures: what is trained on it; those of whole models count for nothing.
     """
-    family = getattr(getattr(model, "config", None), "model_type", "such a model")
+    config = getattr(model, "config", None)
+    family = getattr(config, "model_type", "such a model")
     reasons = {
         family: family not in families,
-        "windows of attention": family in families and windowed(model),
-        "quantised weights": quantised(model),
+        "windows of attention": WINDOW in (getattr(config, "layer_types", None) or ()),
         "recomputed activations": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
     }
     for structure in structures:
@@ -37,8 +37,6 @@ def untried(model: nn.Module, families: Collection[str] = TRAINED, structures: I
             reasons |= {
                 "DoRA": structure.dora,
                 "gates over experts": structure.gate != "sum",
-                "adapters on the experts of a mixture": bool(structure.parameters),
-                "layers that are trained whole": bool(structure.whole),
             }
     return next((f"no GPU has tried it with {what} yet" for what, holds in reasons.items() if holds), "")
 

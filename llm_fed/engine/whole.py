@@ -20,7 +20,6 @@ from llm_fed.engine.steps import Steps
 from llm_fed.engine.trainable import Trainable
 from llm_fed.method.losses import divergence
 from llm_fed.method.requests import Fit, Fitted, Gradient, Work
-from llm_fed.models.flat import FlatModel
 from llm_fed.models.joined import Answer, full
 from llm_fed.models.structure import Structure
 from llm_fed.state import State
@@ -48,7 +47,7 @@ class WholeModel:
         steps, losses = Steps({0: job}, model.row[None], model.grads[None], model.layout), []
         trained = [model.parameters[name] for names in steps.segments for name in names]
         hint = f"(lr {job.optimizer.lr:g}); lower local.lr or set local.clip"
-        with _seeded(job.seed), _training(model):
+        with _training(model.module, job.seed):
             for step in range(len(job.batches)):
                 loss = self._loss(job, step, wanted)
                 losses.append(loss.detach())
@@ -126,19 +125,13 @@ class WholeModel:
 
 
 @contextmanager
-def _training(model: FlatModel) -> Iterator[None]:
-    """The model in training mode, elsewhere it is in evaluation mode."""
-    model.module.train()
-    try:
-        yield
-    finally:
-        model.module.eval()
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Dropout's draws within come from `seed`; the global generators are as before afterwards."""
-    devices = range(torch.cuda.device_count())
-    with torch.random.fork_rng(devices=devices):
+def _training(module: nn.Module, seed: int) -> Iterator[None]:
+    """A module in training mode, elsewhere it is in evaluation mode. Dropout's draws within come from `seed`; global
+    generators are as before afterwards."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(derive(seed, "dropout"))
-        yield
+        module.train()
+        try:
+            yield
+        finally:
+            module.eval()

@@ -111,10 +111,6 @@ def _check_examples(config: Config, method: Method) -> None:
             f"privacy.unit=example only protects examples in training steps, but clients of {name} also use them in "
             "other ways; choose another method, or privacy.unit=client"
         )
-    if config.base.dtype == "float16":
-        raise UserError(
-            "privacy.unit=example cannot clip the scaled losses of float16; set base.dtype=bfloat16 or float32"
-        )
 
 
 def check_upload(upload: Message) -> None:

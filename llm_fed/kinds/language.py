@@ -19,7 +19,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, lookup
 from llm_fed.engine import generation, inference
-from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.answering import answers
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.engine import Engine
@@ -204,7 +203,10 @@ class Language(Kind):
 
     def mixing_weights(self, structure: Any, requested: Sequence[tuple[State, Sequence[int]]]) -> Tensor | None:
         """The weights of two experts for each prompt; None unless the prompt decides them."""
-        return inference.mixing_weights(self, requested) if structure.gate == "mix" else None
+        if structure.gate != "mix":
+            return None
+        own = inference.features(self, [prompt for _, prompt in requested])
+        return inference.similarity_weights(own, [state for state, _ in requested])
 
     @answers(Generate)
     def generate(self, requests: Sequence[Generate], engine: Engine) -> Sequence[list[str]]:
@@ -232,9 +234,7 @@ class Language(Kind):
         bank, mix = engine.bank(structure, states), self.mixing_weights(structure, prompts)
         model = engine.adapted(structure)
         return model.within_memory(
-            lambda budget: inference.mean_losses(
-                replace(model, budget=budget), bank, list(enumerate(examples)), mix=mix
-            )
+            lambda within: inference.mean_losses(within, bank, list(enumerate(examples)), mix=mix)
         )
 
     @answers(LogLikelihoods, each=True)
@@ -249,7 +249,7 @@ class Language(Kind):
             examples = requested.examples[at : at + size]
             texts = [text for example in examples for text in example.texts]
             mix = self._mix_of(requested, examples)
-            each = model.within_memory(partial(_within, model, bank, texts, mix))
+            each = model.within_memory(partial(inference.log_likelihoods, bank=bank, texts=texts, mix=mix))
             found += [tuple(own) for own in _shared_out(each, [len(example.texts) for example in examples])]
         return found
 
@@ -281,12 +281,6 @@ class Language(Kind):
             free=engine.free,
         )
         return list(_shared_out(scores, [len(request.queries) for request in requests]))
-
-
-def _within(
-    model: AdaptedModel, bank: AdapterBank | None, texts: Sequence[Encoded], mix: Tensor | None, budget: int
-) -> list[float]:
-    return inference.log_likelihoods(replace(model, budget=budget), bank, texts, mix=mix)
 
 
 def _shared_out(results: Iterable[Item], counts: Sequence[int]) -> Iterator[list[Item]]:

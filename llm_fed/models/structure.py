@@ -35,11 +35,6 @@ class Structure(ABC):
         """Whether it is one adapter that stock PEFT knows, or one model."""
 
     @property
-    @abstractmethod
-    def weighed(self) -> tuple[str, ...]:
-        """The names of what it weighs against each other for each example; none where it weighs nothing."""
-
-    @property
     def scaling(self) -> float:
         """s, of adapters."""
         self._needs_adapters("has no scaling")

@@ -76,7 +76,7 @@ def ours(args: argparse.Namespace, clients: int, kind: type[AdaptedModel] = Adap
         for k, batch in seen.items()
     ]
     with Pretended() as device:
-        fused = FusedFit(kind(moved(model), LORA), jobs, budget_and_overhead(DEVICE)[0])
+        fused = FusedFit(kind(moved(model), LORA, budget=budget_and_overhead(DEVICE)[0]), jobs)
         losses = torch.zeros(2, clients, device=DEVICE)
         fused.step(0, seen, losses[0])
         device.counted()

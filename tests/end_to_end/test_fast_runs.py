@@ -61,23 +61,22 @@ def test_a_run_that_began_as_written_may_go_on_otherwise(small, tmp_path, llm_fe
 
 
 @pytest.mark.parametrize(
-    ("words", "whys"),
+    ("words", "why"),
     [
         (
             ["privacy.unit=example", "privacy.clip=1.0", "privacy.noise=0.5"],
-            ["gradients of single examples are asked for", "privacy.unit=example needs the gradients"],
+            "privacy.unit=example needs the gradients of single examples",
         ),
-        (["method=flora"], ["frozen weights lie beneath the adapters", "the method adds frozen weights"]),
+        (["method=flora"], "frozen weights lie beneath the adapters"),
     ],
 )
-def test_what_cannot_be_fast_says_so_and_trains(words, whys, small, tmp_path, llm_fed, caplog):
+def test_what_cannot_be_fast_says_so_and_trains(words, why, small, tmp_path, llm_fed, caplog):
     config = small.config(tmp_path / "c.yaml", **CHANGES)
     said = llm_fed("run", config, *words, "rounds=2", "engine.fast=on", "--out", tmp_path / "run")
     assert said.code == 0 and passes(tmp_path / "run")[1]["replayed"] == 0
-    last = [line["why"] for line in read_records(tmp_path / "run/timing.jsonl") if "round" in line][-1]
-    assert all(why in last for why in whys)
+    assert [line["why"] for line in read_records(tmp_path / "run/timing.jsonl") if "round" in line][-1] == why
     lines = [record.getMessage() for record in caplog.records]
-    assert lines.count(f"training passes are not captured: {whys[0]}") == 1
+    assert lines.count(f"training passes are not captured: {why}") == 1
 
 
 @pytest.mark.parametrize("text", ["on", "off", "auto"])

@@ -1,23 +1,16 @@
 """The bank against stock PEFT on the same base: structure, forward, gradients, and what it leaves behind."""
 
 import copy
-import re
-from dataclasses import replace
-from typing import Any
 
 import peft
 import pytest
 import tiny
 import torch
-from stock_training import cohort
 from torch import nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.fit import fit
-from llm_fed.engine.tokens import groups_of
 from llm_fed.models.lora import Lora, draw, layout, targets
 from llm_fed.settings.config import AdapterConfig
 from llm_fed.state import State
@@ -84,26 +77,6 @@ def test_gradients_add_up_and_respect_train():
         wanted = 2 * everything.grads[:, place] if name.endswith("lora_B") else 0 * everything.grads[:, place]
         assert everything.grads[:, place].any()
         torch.testing.assert_close(only_b.grads[:, place], wanted)
-
-
-@pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_generation_answers_each_row_under_its_own_adapter(kind):
-    """Greedy generation with a cache gives the tokens of a PEFT model that holds the row's adapter."""
-    model: Any = tiny.build(kind, DOUBLE)
-    structure = structure_of(kind)
-    states = random_states(model, structure, 2)
-    index = [1, 0, 1]
-    inputs = tiny.inputs(kind, len(index))
-    options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
-    with bank_of(model, structure, states).attached(torch.tensor(index)):
-        tokens = model.generate(**inputs, **options)
-    assert tokens.shape == (3, 8 + inputs["input_ids"].shape[1])
-    answers = []
-    for n, k in enumerate(index):
-        stock = tiny.stock_peft(model, structure, states[k])
-        answers.append(stock.generate(**{name: value[n : n + 1] for name, value in inputs.items()}, **options)[0])
-    assert torch.equal(tokens, torch.stack(answers))
-    assert not torch.equal(tokens, model.generate(**inputs, **options))
 
 
 @pytest.mark.parametrize("shape", [(4, 6), (4, 3, 6), (4, 2, 3, 6)])
@@ -263,53 +236,3 @@ def test_rslora_divides_by_the_root_of_the_rank():
     scales = [Lora.from_config(AdapterConfig(rank=r, alpha=8, rslora=True)).scaling for r in (1, 4, 16)]
     assert scales == [8, 4, 2]
     assert Lora.from_config(AdapterConfig(rank=16, alpha=8)).scaling == 0.5
-
-
-def test_scaling_and_settings_from_config():
-    structure = Lora.from_config(AdapterConfig(rank=8, alpha=16, dropout=0.1, target_modules=("q_proj",)))
-    assert structure == Lora(8, 16, 0.1, ("q_proj",)) and structure.scaling == 2
-    assert {structure: 1}[structure] == 1
-
-
-@pytest.mark.parametrize("train", [r".*", r".*lora_B.*"])
-def test_entries_that_are_taken_at_once_train_as_those_that_are_taken_one_by_one(train, monkeypatch):
-    """As a GPU takes them, where texts lie end to end. What is not trained has no gradient."""
-    structure = Lora(rank=8, alpha=16, dropout=0.1, target_modules=("q_proj", "v_proj", "down_proj"))
-    jobs = [replace(job, train=train) for job in cohort(tiny.build("llama"), structure, torch.float64)]
-    model = AdaptedModel(tiny.build("llama", torch.float64), structure, padding_free=True)
-    written, _ = fit(model, jobs)
-    asked = []
-    monkeypatch.setattr(
-        AdapterBank, "_may_be_taken_at_once", lambda bank, rows, groups: asked.append(groups) or groups is not None
-    )  # fmt: skip
-    results, _ = fit(model, jobs)
-    assert any(asked)
-    for one, other, job in zip(results, written, jobs, strict=True):
-        assert torch.allclose(one.state.row, other.state.row, rtol=1e-12, atol=0)
-        frozen = [name for name in job.start.layout.names if not re.search(train, name)]
-        assert all(torch.equal(one.state[name], job.start[name]) for name in frozen) and (not frozen) == (train == ".*")
-
-
-def test_of_entries_that_are_taken_at_once_only_those_that_are_trained_have_gradients(monkeypatch):
-    monkeypatch.setattr(AdapterBank, "_may_be_taken_at_once", lambda bank, rows, groups: True)
-    base, structure = tiny.build("llama"), Lora(8, 16, 0.0, ("q_proj", "v_proj"))
-    bank = AdapterBank(base, structure, 2, train=r".*lora_B.*")
-    bank.rows.normal_(generator=torch.Generator().manual_seed(0))
-    with bank.attached(torch.tensor([1, 0, 1])):
-        base(input_ids=torch.arange(12).view(3, 4)).logits.square().sum().backward()
-    for name, place in bank.layout.slices.items():
-        assert bool(bank.grads[:, place].any()) == ("lora_B" in name)
-
-
-def test_rows_are_taken_at_once_on_a_gpu_where_products_of_16_bits_allow_it():
-    class OnAGpu:
-        device = torch.device("cuda")
-
-    bank = AdapterBank(tiny.build("llama"), Lora(8, 16, 0.0, ("q_proj",)), 2)
-    narrow = tiny.build("llama", hidden_size=20, num_attention_heads=2, num_key_value_heads=2)
-    odd = AdapterBank(narrow, Lora(3, 6, 0.0, ("q_proj",)), 2)
-    groups = groups_of([0, 1], [3, 4])[1]
-    allowed = AdapterBank._may_be_taken_at_once
-    assert allowed(bank, OnAGpu, groups) and not allowed(bank, OnAGpu, None) and not allowed(bank, bank.rows, groups)
-    with torch.no_grad():  # then no gradients of each row would be held
-        assert allowed(bank, OnAGpu, None) and not allowed(odd, OnAGpu, groups)

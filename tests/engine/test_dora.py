@@ -8,24 +8,17 @@ import pytest
 import tiny
 import tiny_base
 import torch
-from byte_tokenizer import byte_tokenizer
-from preference_runs import LORA, encoded_pairs, with_reference
 from stock_training import cohort, fitted, stock
 
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import check_kinds
-from llm_fed.engine import gradients
-from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.preferences import examples_of
 from llm_fed.export import peft_folders
 from llm_fed.export.folding import fold
 from llm_fed.kinds.language import Language
-from llm_fed.method.requests import Gradient
 from llm_fed.models.lora import Lora, draw
 from llm_fed.settings.configfile import from_dict
-from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.state import MAGNITUDE
 from llm_fed.tasks.common import TaskData
 
@@ -90,28 +83,6 @@ def test_stock_peft_loads_what_is_written_and_folding_computes_the_same(kind, tm
     fold(whole, structure, state, tmp_path / "a")
     with torch.no_grad():
         torch.testing.assert_close(whole(**tiny.inputs(kind, 2)).logits, ours, rtol=0, atol=1e-5)
-
-
-def test_preferences_with_dora_are_those_of_stock_peft():
-    tokenizer = byte_tokenizer()
-    model = tiny.build("llama", torch.float64, vocab_size=len(tokenizer), max_position_embeddings=128)
-    objective, structure = ObjectiveConfig("dpo", beta=0.3), replace(LORA, dora=True)
-    pairs, state = with_reference(model, objective, encoded_pairs(tokenizer)), moved(model, structure)
-    adapted = AdaptedModel(model, structure, examples_of(objective))
-    loss, ours = gradients.mean_gradient(adapted, Gradient("c", structure, state, pairs))
-    wrapped = tiny.stock_peft(model, structure, state).eval()
-    total = 0.0
-    for pair in pairs:
-        margin = 0.0
-        for text, known, sign in zip(pair.texts, pair.reference, (1, -1), strict=True):
-            ids, target = torch.tensor([text.input_ids]), torch.tensor(text.target[1:])
-            logps = wrapped(input_ids=ids).logits[0, :-1].log_softmax(-1)
-            margin = margin + sign * (logps[target, ids[0, 1:][target]].sum() - known)
-        total = total - torch.nn.functional.logsigmoid(0.3 * margin) / len(pairs)
-    total.backward()
-    assert loss == pytest.approx(float(total.detach()), abs=1e-10)
-    for name, entry in tiny.peft_entries(wrapped).items():
-        assert float((ours[name] - entry.grad).abs().max()) <= 1e-10
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import rows_alone
 import torch
 
-from llm_fed.engine import slots
+from llm_fed.engine import continuous
 from llm_fed.models import families
 from llm_fed.testing.tiny import language_base
 
@@ -67,7 +67,7 @@ def test_token_by_token_a_text_is_read_as_it_is_at_once(family):
     with torch.no_grad():
         for end in range(first, 20):
             mask = torch.ones(1, end, dtype=torch.int64)
-            logits, cache = slots.forward(base, text[:, begun:end], mask, cache, keep=1, padded=False)
+            logits, cache = continuous.forward(base, text[:, begun:end], mask, cache, keep=1, padded=False)
             expected = model(input_ids=text[:, :end], use_cache=False).logits[:, -1:]
             torch.testing.assert_close(logits, expected, atol=1e-3, rtol=1e-3)  # some keep states in float32
             begun = end

@@ -1,7 +1,5 @@
 """Several experts and a gate in one AdapterBank: against plain loops in PyTorch, on disk, and in generation."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 import peft
@@ -9,9 +7,9 @@ import pytest
 import tiny
 import tiny_base
 import torch
-from torch import Tensor, nn
+from stock_training import by_the_formula
+from torch import nn
 
-from llm_fed import load_client
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import generation, inference
 from llm_fed.engine.adapted import AdaptedModel
@@ -23,11 +21,10 @@ from llm_fed.engine.packing import collate
 from llm_fed.export import peft_folders
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit, Gradient, GradientMoments, MeanLosses
-from llm_fed.models.lora import ANCHORS, SCALE, Lora, draw, targets
+from llm_fed.models.lora import ANCHORS, SCALE, Lora, draw
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import EvalConfig
 from llm_fed.state import State
-from llm_fed.tasks.templates import encode_prompt
 
 PLAIN = Lora(rank=2, alpha=6, dropout=0.0, target_modules=("q_proj", "v_proj"))
 ROUTED = PLAIN.with_experts("one", "two", "three", gate="router")
@@ -45,30 +42,6 @@ def state(base, structure: Lora, seed: int) -> State:
     draws = torch.Generator().manual_seed(seed)
     fresh = draw(base.model, structure, draws, torch.float64)
     return fresh.like(fresh.row + 0.3 * torch.randn(fresh.row.shape, generator=draws, dtype=torch.float64))
-
-
-@contextmanager
-def by_the_formula(model: nn.Module, structure: Lora, entries: dict[str, Tensor]) -> Iterator[None]:
-    """y + s sum_e g_e B_e (A_e x) on every adapted layer, one expert after another; g as the gate says."""
-
-    def hook(name):
-        def add(module, inputs, output):
-            (x,) = inputs
-            if structure.gate == "router":
-                gates = torch.softmax(x @ entries[f"{name}.router"].T, dim=-1)
-            else:
-                gates = torch.tensor(MIX, dtype=x.dtype).expand(*x.shape[:-1], 2)
-            for e, expert in enumerate(structure.experts):
-                a, b = entries[f"{name}.{expert}.lora_A"], entries[f"{name}.{expert}.lora_B"]
-                output = output + structure.alpha / structure.rank * gates[..., e : e + 1] * (x @ a.T @ b.T)
-            return output
-
-        return add
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in targets(model, structure).items()]
-    yield
-    for handle in handles:
-        handle.remove()
 
 
 @pytest.mark.parametrize("structure", [ROUTED, MIXED], ids=["router", "mix"])
@@ -174,7 +147,7 @@ def test_mixing_weights_by_hand(base):
     h, one, two = inference.features(base, [x, first, second])
     cosine = (h @ one / (h.norm() * one.norm()) + h @ two / (h.norm() * two.norm())) / 2
     for scale, expected in ((0.5, 0.5 * float(cosine)), (100.0, float(cosine > 0)), (0.0, 0.0)):
-        (weights,) = inference.mixing_weights(base, [(mixed(base, scale, [first, second]), x)])
+        (weights,) = base.mixing_weights(MIXED, [(mixed(base, scale, [first, second]), x)])
         assert weights.tolist() == pytest.approx([1 - max(0, expected), max(0, expected)], abs=1e-6)
 
 
@@ -245,21 +218,6 @@ def test_a_folder_per_expert_and_a_gate_come_back(base, tmp_path, structure):
                 entry = name.removeprefix("base_model.model.").removesuffix(".default.weight")
                 assert torch.equal(parameter, one[entry.replace(".lora_", f".{expert}.lora_")].to(parameter.dtype))
     peft_folders.write(tmp_path / "c0", one, structure, base, "again")  # an adapter is replaced
-
-
-def test_load_client_answers_as_the_run_did(base, tmp_path):
-    for name, structure in (("plain", PLAIN), ("routed", ROUTED), ("mixed", MIXED)):
-        one = mixed(base, 0.5, [[3, 4]]) if structure is MIXED else state(base, structure, 1)
-        peft_folders.write(tmp_path / name, one, structure, base, "card")
-        answers = load_client(tmp_path / name, base).generate(
-            ["w3 w4 w5", "w7"], template="alpaca-short", max_new_tokens=5
-        )
-        bank = AdapterBank(base.model, structure, 1, torch.float64)
-        bank.load(0, one)
-        prompts = [encode_prompt(text, base.tokenizer, template="alpaca-short") for text in ("w3 w4 w5", "w7")]
-        mix = base.mixing_weights(structure, [(one, prompt) for prompt in prompts])
-        asked = [(0, prompt) for prompt in prompts]
-        assert answers == generation.generate(base, bank, asked, max_new_tokens=5, batch_size=2, mix=mix)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from transformers import GenerationConfig
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine import generation
+from llm_fed.engine.continuous import RunningBatch
 from llm_fed.engine.generation import most_rows, option_log_likelihoods
-from llm_fed.engine.slots import SlotBatch
+from llm_fed.engine.slots import SlotBatch, allowed
 
 
 @pytest.mark.parametrize(
@@ -26,8 +27,11 @@ def test_answers_are_those_of_stock_peft_whatever_the_batch(kind, changes):
     for batch_size in (1, 100):
         assert setting.generate(batch_size=batch_size) == expected
     assert setting.generate(setting.prompts[::-1], batch_size=3) == expected[::-1]
-    came = running(setting.base, setting.bank, setting.prompts, 12)  # as a server answers
-    assert [setting.base.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in came] == expected
+    batches = [RunningBatch(setting.base, setting.bank, 4)]  # in which a server answers
+    batches += [SlotBatch(setting.base, setting.bank, 4, 40)] if allowed(setting.base) else []
+    for batch in batches:
+        came = running(batch, setting.base, setting.prompts, 12)
+        assert [setting.base.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in came] == expected
     swapped = [((row + 1) % 3, prompt) for row, prompt in setting.prompts]
     assert setting.generate(swapped) != expected  # the adapters matter
 
@@ -174,20 +178,3 @@ def test_where_a_device_runs_out_of_memory_half_is_tried(kind, caplog):
     most = 0
     with pytest.raises(RunError, match="out of memory even with one example"):
         setting.generate(batch_size=8)
-
-
-def test_prompts_may_be_submitted_while_others_are_answered():
-    """The tokens come one after another, whoever is beside; an answer that has ended says so once."""
-    setting = Setting()
-    said = {n: [] for n in range(len(setting.prompts))}
-    with torch.inference_mode(), SlotBatch(setting.base, setting.bank, 3, 40) as batch:
-        for n, (row, prompt) in enumerate(setting.prompts):
-            batch.submit(n, row, prompt, 12)
-            for key, token in batch.step():
-                said[key].append(token)
-        while batch.busy:
-            for key, token in batch.step():
-                said[key].append(token)
-    assert all(tokens.index(None) == len(tokens) - 1 for tokens in said.values())
-    texts = [setting.base.tokenizer.decode(tokens[:-1], skip_special_tokens=True) for tokens in said.values()]
-    assert texts == [setting.alone(*asked) for asked in setting.prompts]

@@ -1,8 +1,6 @@
 """Adapters of image models in the bank: fused training, experts and gates, gradients, losses, and merges."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +8,7 @@ from typing import Any
 import pytest
 import tiny_images
 import torch
+from stock_training import by_the_formula, per_example_gradients
 from tiny_images import LORA, assert_state, cross_entropy, stock, trained_by
 from torch import Tensor, nn
 
@@ -18,12 +17,11 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
-from llm_fed.engine.gradients import per_example_gradients
 from llm_fed.kinds.images import Images, Pictures
 from llm_fed.mergers.mixing import mixed
 from llm_fed.method.merge import doubled
 from llm_fed.method.requests import Distillation
-from llm_fed.models.lora import ANCHORS, SCALE, Lora, targets
+from llm_fed.models.lora import ANCHORS, SCALE, Lora
 from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 
@@ -43,34 +41,6 @@ def state(base: Images, structure: Lora, seed: int = 0) -> State:
     draws = torch.Generator().manual_seed(seed)
     fresh = base.draw(structure, draws)
     return fresh.like(fresh.row + 0.1 * torch.randn(fresh.row.shape, generator=draws, dtype=torch.float64))
-
-
-@contextmanager
-def by_the_formula(base: Images, structure: Lora, entries: dict[str, Tensor], mix: Any = MIX) -> Iterator[nn.Module]:
-    """The base with y + s sum_e g_e B_e (A_e x) in every adapted layer, and W x + b for its head."""
-
-    def hook(name):
-        def add(module, inputs, output):
-            (x,) = inputs
-            if structure.gate == "router":
-                gates = torch.softmax(x @ entries[f"{name}.router"].T, dim=-1)
-            else:
-                gates = torch.as_tensor(mix, dtype=x.dtype).reshape(-1, 1, 2).expand(len(x), x.shape[1], 2)
-            for e, expert in enumerate(structure.experts):
-                a, b = entries[f"{name}.{expert}.lora_A"], entries[f"{name}.{expert}.lora_B"]
-                output = output + structure.alpha / structure.rank * gates[..., e : e + 1] * (x @ a.T @ b.T)
-            return output
-
-        return add
-
-    def head(module, inputs, output):
-        return inputs[0] @ entries["classifier.weight"].T + entries["classifier.bias"]
-
-    handles = [module.register_forward_hook(hook(name)) for name, module in targets(base.model, structure).items()]
-    handles.append(base.model.get_submodule("classifier").register_forward_hook(head))
-    yield base.model
-    for handle in handles:
-        handle.remove()
 
 
 def together(base: Images, structure: Lora, starts: dict[str, State], local: LocalConfig, **options: Any):
@@ -111,23 +81,6 @@ def test_a_cohort_is_stock_peft_one_by_one(base, changes):
             optimizer.step()
         assert_state(results[id], dict(entries), 1e-10)
         assert site.losses == pytest.approx(losses, rel=1e-6)
-
-
-@pytest.mark.parametrize("structure", [ROUTED, MIXED], ids=["router", "mix"])
-def test_experts_and_their_gate_equal_a_plain_forward(base, structure):
-    local = replace(tiny_images.LOCAL, batch_size=4)
-    starts = {id: state(base, structure, seed) for seed, id in enumerate(SIZES)}
-    mix = MIX if structure.gate == "mix" else None
-    results, sites, _ = together(base, structure, starts, local, mix=mix)
-    for id, site in sites.items():
-        entries = {name: nn.Parameter(value.clone()) for name, value in starts[id].tensors().items()}
-        optimizer = torch.optim.Adam(entries.values(), lr=0.02)
-        for batch in site.batches(epochs=1):
-            optimizer.zero_grad()
-            with by_the_formula(base, structure, entries) as module:
-                cross_entropy(base, module, batch).backward()
-            optimizer.step()
-        assert_state(results[id], {name: value.data for name, value in entries.items()}, 1e-10)
 
 
 def test_dropout_is_each_pictures_own_and_spares_the_head(base):
@@ -214,7 +167,7 @@ def test_per_example_gradients_are_those_of_a_loop(base, structure, budget):
         torch.testing.assert_close(row, -alone.row, rtol=0, atol=1e-12)
     entries = {name: nn.Parameter(value.clone()) for name, value in one.tensors().items()}
     if structure is ROUTED:
-        with by_the_formula(base, structure, entries) as module:
+        with by_the_formula(base.model, structure, entries) as module:
             expected = cross_entropy(base, module, pictures)
     else:
         wrapped = stock(base, one)
@@ -252,24 +205,15 @@ def test_pictures_are_mixed_by_similarity(base, monkeypatch):
         cosine = nn.functional.cosine_similarity(hidden[:, None], hidden[None, seed : seed + 2], dim=-1).mean(1)
         alpha = (0.6 * cosine).clamp(0, 1)
         assert alpha.std() > 1e-3
-        with torch.no_grad(), by_the_formula(base, MIXED, states[id].tensors(), torch.stack([1 - alpha, alpha], 1)):
+        with (
+            torch.no_grad(),
+            by_the_formula(base.model, MIXED, states[id].tensors(), torch.stack([1 - alpha, alpha], 1)),
+        ):
             torch.testing.assert_close(found[id], base.model(pixel_values=inputs).logits, rtol=0, atol=1e-10)
     losses = tiny_images.answer(engine, sites["a"].losses_of([*states.values()], pictures))
     labels = torch.tensor([picture.label for picture in pictures])
     assert losses == pytest.approx([float(nn.functional.cross_entropy(found[id], labels)) for id in sites], abs=1e-10)
     assert math.isnan(*tiny_images.answer(engine, sites["a"].losses_of([states["a"]], [])))
-
-
-def test_losses_are_those_of_stock_peft(base):
-    """Of several states, for several clients at once."""
-    engine, pictures = Engine(base), tiny_images.pictures(7)
-    states = [state(base, LORA, seed) for seed in range(2)]
-    sites = {id: tiny_images.party(base, pictures[:size], id, LORA) for id, size in (("a", 7), ("b", 3))}
-    found = drive({id: site.losses_of(states) for id, site in sites.items()}, engine.execute)
-    for id, site in sites.items():
-        with torch.no_grad():
-            expected = [float(cross_entropy(base, stock(base, one).eval(), site.train)) for one in states]
-        assert found[id] == pytest.approx(expected, abs=1e-12)
 
 
 def test_distillation_follows_the_teachers_mean_logits(base):

@@ -30,19 +30,21 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from llm_fed.basics.errors import ClientError, UserError
-from llm_fed.basics.rng import Secret
+from llm_fed.basics.errors import UserError
 from llm_fed.engine import end_to_end
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import USES, Captures
-from llm_fed.engine.end_to_end import FlatSequences, attend, flattened, one_by_one, refusal
+from llm_fed.engine.end_to_end import FlatSequences, attend, flattened, one_by_one
 from llm_fed.engine.fit import fit
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import Grid, collate, filled
+from llm_fed.engine.passes import refusal
+from llm_fed.engine.preferences import examples_of
 from llm_fed.engine.tokens import TokenGroups, groups_of
-from llm_fed.method.requests import Distillation, Fit, Fitted, PerExample, Work
+from llm_fed.method.requests import Fit, Fitted, Work
 from llm_fed.models.lora import Lora
+from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.testing.tiny import HEADS, VOCABULARY, drawn
 
 LORA = Lora(rank=3, alpha=5, dropout=0.1, target_modules=("q_proj", "v_proj"))
@@ -135,12 +137,10 @@ def test_in_float32_it_is_the_same_to_rounding():
     assert differ(trained(jobs, dtype=torch.float32, padding_free=True)[0], written, jobs) < 1e-5
 
 
-@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
-def test_half_precision_rounds_as_rows_do(autocast):
-    """Adapters of a client's own dtype are cast once for each micro-batch; in float16 each client has its own scale."""
+def test_half_precision_rounds_as_rows_do():
     jobs = cohort(tiny.build("llama"), LORA, torch.float32, lr=0.1, name="sgd")
-    written, _ = trained(jobs, dtype=torch.float32, autocast=autocast)
-    results, _ = trained(jobs, dtype=torch.float32, autocast=autocast, padding_free=True)
+    written, _ = trained(jobs, dtype=torch.float32, autocast=torch.bfloat16)
+    results, _ = trained(jobs, dtype=torch.float32, autocast=torch.bfloat16, padding_free=True)
     for one, other, job in zip(results, written, jobs, strict=True):
         way = (other.state.row - job.start.row).norm()
         assert (one.state.row - other.state.row).norm() < 0.03 * way
@@ -158,45 +158,6 @@ def test_fused_is_alone_and_layers_may_be_computed_again():
     assert differ(again, fused, jobs) < 1e-10
     with activation_checkpointing(base):
         assert any("forward" in vars(module) for module in base.modules())  # it was on
-
-
-def test_who_fails_harms_nobody_and_is_told_in_the_same_words():
-    """Also where the client that pads is the one whose numbers are not finite."""
-    jobs = cohort(tiny.build("llama"), LORA, EXACT)
-    for broken in range(3):
-        row = jobs[broken].start.row.clone()
-        row[::7] = math.nan
-        asked = [replace(job, start=job.start.like(row)) if k == broken else job for k, job in enumerate(jobs)]
-        written, _ = trained(asked)
-        for captures in (None, Captures()):
-            results, _ = trained(asked, padding_free=True, captures=captures)
-            assert isinstance(results[broken], ClientError) and str(results[broken]) == str(written[broken])
-            healthy = [k for k in range(3) if k != broken]
-            some = [[each[k] for k in healthy] for each in (results, written, jobs)]
-            assert differ(*some) < 1e-10
-
-
-def test_losses_of_a_methods_own_have_their_meaning():
-    """They are given the columns of each target's example."""
-
-    def weighted(logits, targets, columns):
-        return (1 + columns["example"]) * nn.functional.cross_entropy(logits, targets, reduction="none")
-
-    jobs = [replace(job, loss=weighted) for job in cohort(tiny.build("llama"), LORA, EXACT)]
-    jobs[1] = replace(jobs[1], loss=cohort(tiny.build("llama"), LORA, EXACT)[1].loss)
-    assert differ(trained(jobs, padding_free=True)[0], trained(jobs)[0], jobs) < 1e-10
-
-
-def test_replays_are_the_same_whatever_was_replayed_before():
-    jobs, captures = cohort(tiny.build("llama"), LORA, EXACT), Captures()
-    written, _ = trained(jobs)
-    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=captures, padding_free=True)
-    for _ in range(USES + 2):
-        results, work = fit(model, jobs)
-        assert differ(results, written, jobs) < 1e-10
-    assert work.replayed > 3 and not captures.said
-    padded, _ = fit(replace(model, padding_free=False), jobs)  # in the same bank
-    assert differ(padded, written, jobs) < 1e-10
 
 
 def test_a_replay_knows_how_long_its_texts_are(monkeypatch):
@@ -225,7 +186,8 @@ def test_work_is_added_up():
 def test_bases_that_were_not_compared_are_padded(kind):
     """Soft caps, chunks, ALiBi, attention of their own, and states that run through all tokens."""
     base = build(kind)
-    assert refusal(base, LORA, texts=True) == f"nobody has compared {base.config.model_type} so"
+    why = f"nobody has compared {base.config.model_type} so"
+    assert refusal(AdaptedModel(base, LORA), cohort(tiny.build("llama"), LORA)) == why
 
 
 def test_an_attention_that_asks_for_more_is_named():
@@ -233,31 +195,26 @@ def test_an_attention_that_asks_for_more_is_named():
     sequences = {"sequences": FlatSequences(torch.tensor([0, 2, 5]), 3)}
     for asked in ({"softcap": 1.0}, {"s_aux": query}, {"is_causal": False}, {"dropout": 0.1},
                   {"attention_mask": query}, {"position_bias": query}):  # fmt: skip
-        with pytest.raises(end_to_end.Unsupported):
+        with pytest.raises(RuntimeError, match="have no attention with"):
             attend(nn.Module(), query, query, query, **sequences, **asked)
-    with pytest.raises(end_to_end.Unsupported, match="where sequences begin"):
-        attend(nn.Module(), query, query, query)
 
 
 def test_what_cannot_lie_end_to_end_is_padded_and_says_why():
+    """More reasons are in test_capture.py."""
     base, rope = tiny.build("llama"), {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    for model, structure, why in (
-        (base, replace(LORA, parameters=("experts.gate_up_proj",)), "target_parameters"),
-        (base, replace(LORA, whole=("lm_head",)), "head"),
-        (base, LORA.over_frozen(), "frozen weights"),
-        (tiny.build("llama", rope_parameters=rope), LORA, "length of each text"),
+    jobs, spread, quantised = cohort(base, LORA, EXACT), tiny.build("llama"), tiny.build("llama")
+    spread.hf_device_map, quantised.is_quantized = {"a": 0, "b": 1}, True
+    for model, change, why in (
+        (base, {"parameters": ("experts.gate_up_proj",)}, "target_parameters"),
+        (base, {"whole": ("lm_head",)}, "head"),
+        (base, {"delta": True}, "frozen weights"),
+        (tiny.build("llama", rope_parameters=rope), {}, "length of each text"),
+        (spread, {}, "several devices"),
+        (quantised, {}, "quantised"),
     ):
-        assert why in refusal(model, structure, texts=True)
-    assert "pictures" in refusal(base, LORA, texts=False) and not refusal(base, LORA, texts=True)
-    jobs = cohort(base, LORA, EXACT)
-    private = [replace(job, private=PerExample(0.5, 0.0, 4.0, Secret.fresh())) for job in jobs]
-    for some, why in (
-        ([replace(jobs[0], loss=Distillation([jobs[1].start]))], "teachers answer for each example"),
-        (private, "privacy.unit=example needs the gradients of single examples, which lie in rows of their own"),
-    ):
-        results, work = trained(some, padding_free=True)
-        assert all(isinstance(each, Fitted) for each in results)
-        assert (work.padding_free, work.why) == (0, why)
+        assert why in refusal(AdaptedModel(model, replace(LORA, **change)), jobs)
+    assert "pictures" in refusal(AdaptedModel(base, LORA, examples_of(ObjectiveConfig(name="dpo"))), jobs)
+    assert not refusal(AdaptedModel(base, LORA), jobs)
 
 
 def test_micro_batches_are_filled_in_order_and_evenly():
@@ -282,9 +239,9 @@ def test_a_flat_batch_holds_the_targets_of_the_rows():
     assert torch.equal(flat.labels, rows.labels) and torch.equal(flat.rows, rows.rows)
     assert flat.input_ids.shape == (1, 27) and torch.equal(flat.input_ids[0, flat.indices + 1], flat.labels)
     assert flat.positions[0].tolist() == [*range(13), *range(5), *range(9)]
-    assert flat.sequences.borders.tolist() == list(flat.sequences.known) == [0, 13, 18, 27]
+    assert flat.sequences.borders.tolist() == [0, 13, 18, 27]
     wide = end_to_end.widened(flat, Grid())
-    assert wide.input_ids.shape == (1, 64) and wide.sequences.known is None
+    assert wide.input_ids.shape == (1, 64)
     assert wide.sequences.borders.tolist()[:5] == [0, 13, 18, 27, 36] and wide.sequences.borders[-1] == 64
     assert torch.equal(wide.input_ids[0, 27:36], wide.input_ids[0, 18:27]) and wide.positions[0, 62:].tolist() == [8, 0]
 
@@ -299,7 +256,6 @@ def test_products_of_groups_are_those_of_each_and_so_are_gradients(monkeypatch):
         assert torch.autograd.gradcheck(lambda x, f, groups=groups: groups.product(x, f), (x, factors))
         wanted = torch.cat([part @ f.mT for part, f in zip(x[0].split(lengths), factors, strict=True)])
         assert torch.allclose(groups.product(x, factors)[0], wanted)
-        assert torch.equal(replace(groups, known=None).product(x, factors), groups.product(x, factors))
         half = [each.detach().bfloat16().requires_grad_() for each in (x, factors)]
         results = []
         for kernel in (False, True):
@@ -369,12 +325,12 @@ def test_a_gpus_kernel_is_asked_for_the_same(heads, window, monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
 @pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("windows", [{}, {"sliding_window": 5, "use_sliding_window": True, "layer_types": MIXED}])
 def test_a_gpu_trains_without_padding_as_in_rows(autocast, captured, windows):
-    """In bfloat16 by torch's kernels, and captured all micro-batches are replayed. In float32 and float16 the products
-    by client ask the device where each client's tokens end, which a graph cannot."""
+    """In bfloat16 by torch's kernels, and captured all micro-batches are replayed. In float32 the products by
+    client ask the device where each client's tokens end, which a graph cannot."""
     base = tiny.build("qwen3", **windows).to("cuda")  # whose heads have 8 numbers each
     jobs = cohort(base, replace(LORA, rank=8), torch.float32)
     model = AdaptedModel(base, replace(LORA, rank=8), autocast=autocast)
@@ -388,9 +344,3 @@ def test_a_gpu_trains_without_padding_as_in_rows(autocast, captured, windows):
     for one, other, job in zip(results, written, jobs, strict=True):
         way = (other.state.row - job.start.row).norm()
         assert (one.state.row - other.state.row).norm() < (1e-5 if autocast is None else 0.1) * way
-
-
-def test_groups_know_whose_tokens_are_whose():
-    clients, groups = groups_of([4, 4, 7], [2, 3, 1])
-    assert clients == [4, 7] and groups.ends.tolist() == [5, 6] and groups.of.tolist() == [0] * 5 + [1]
-    assert isinstance(groups, TokenGroups) and groups.stretches() == [slice(0, 5), slice(5, 6)]

@@ -132,17 +132,6 @@ def test_the_base_is_asked_once_for_each_example_and_other_references_once_a_rou
     assert counts["base"] < counts["message"] <= 3 * counts["base"]
 
 
-def test_the_rejected_answers_count(base):
-    tokenizer, model = base
-    objective, pairs = ObjectiveConfig("dpo"), encoded_pairs(tokenizer)
-    turned = [replace(pair, rejected=other.rejected) for pair, other in zip(pairs, pairs[1:] + pairs[:1], strict=True)]
-    one, other = (
-        gradient(model, objective, moved(model), with_reference(model, objective, items))[1]
-        for items in (pairs, turned)
-    )
-    assert float((one.row - other.row).abs().max()) > 1e-4
-
-
 def test_noisy_steps_clip_a_pair(base):
     """Without noise, of one pair: the step is as long as the clip, in the direction of the pair's gradient."""
     tokenizer, model = base

@@ -12,9 +12,10 @@ import torch
 import transformers as hf
 from answers import running
 from every_family import BORDER, CONTEXT
+from stock_training import per_example_gradients
 
 from llm_fed.engine import generation
-from llm_fed.engine.gradients import per_example_gradients
+from llm_fed.engine.continuous import RunningBatch
 from llm_fed.models.rotary import Regimes, context, regimes, row_positions
 
 BASES = [("phi3", "longrope"), ("llama", "longrope"), ("llama", "dynamic"), ("gemma3_text", "longrope")]
@@ -35,7 +36,7 @@ def test_every_row_is_read_as_it_is_alone(family, variant):
     assert found.verdict == "equal", found
     tried = trial(family, variant)
     alone = generation.generate(tried.base, tried.bank, tried.prompts, max_new_tokens=9, batch_size=1)
-    came = running(tried.base, tried.bank, tried.prompts, 9)
+    came = running(RunningBatch(tried.base, tried.bank, 4), tried.base, tried.prompts, 9)
     assert [tried._words(tokens) for tokens in came] == alone
     streamed = [*generation.stream(tried.base, tried.bank, tried.prompts[0][1], max_new_tokens=9)]
     assert tried._words(streamed) == alone[0]

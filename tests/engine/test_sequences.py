@@ -145,7 +145,7 @@ def test_features_are_what_the_head_reads(folder):
 
 def test_private_steps_clip_each_text(folder):
     """Gradients of single examples, as a clipped step takes them, add up to the gradient of all."""
-    from llm_fed.engine.gradients import per_example_gradients
+    from stock_training import per_example_gradients
 
     base = loaded(folder)
     encoded, structure = base.encode(examples(0, 5)), base.structure(WITHOUT_DROPOUT)

@@ -15,9 +15,7 @@ from llm_fed.basics.errors import ClientError, RunError, UserError
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fit import fit
-from llm_fed.engine.packing import collate, padded_tokens, plan
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit, Fitted
 from llm_fed.models.lora import Lora, draw
@@ -96,12 +94,6 @@ def test_an_anchor_of_another_structure_is_refused():
     other = replace(job.optimizer, proximal=1.0, anchor=job.start.select("lora_A"))
     with pytest.raises(ValueError, match="need the entries"):
         fitted(model, structure, [replace(job, optimizer=other)])
-
-
-@pytest.mark.parametrize("client", [0, 1])
-def test_one_client_alone_equals_stock_peft(client):
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
-    assert_equal_to_stock(model, structure, cohort(model, structure, clients=[client]))
 
 
 def test_training_a_part_equals_stock_peft_and_leaves_the_rest():
@@ -196,9 +188,9 @@ def test_dropout_masks_differ_between_clients_steps_and_examples(monkeypatch):
         assert abs((one == other).double().mean() - 0.5) < 0.05
 
 
-@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
-def test_autocast_is_close_to_float32_and_to_stock_peft(autocast):
-    """SGD, whose steps are proportional to gradients: 8 (bfloat16) or 11 bits of mantissa through ~20 roundings."""
+def test_autocast_is_close_to_float32_and_to_stock_peft():
+    """SGD, whose steps are proportional to gradients: 8 bits of mantissa through ~20 roundings."""
+    autocast = torch.bfloat16
     model, structure = tiny.build("llama"), structure_of("llama")
     jobs = cohort(model, structure, torch.float32, lr=0.05, name="sgd", clip=0.5)
     half = fitted(model, structure, jobs, autocast=autocast)
@@ -206,26 +198,9 @@ def test_autocast_is_close_to_float32_and_to_stock_peft(autocast):
     for job, one, exact in zip(jobs, half, full, strict=True):
         assert one.state.row.dtype == torch.float32
         moved = (exact.state - job.start).norm()
-        tolerance = 0.05 if autocast is torch.bfloat16 else 0.01
-        assert 0 < (one.state - exact.state).norm() < tolerance * moved
+        assert 0 < (one.state - exact.state).norm() < 0.05 * moved
         expected, _ = stock(model, structure, job, autocast=autocast)
-        assert (one.state - expected).norm() < tolerance * moved
-
-
-def test_float16_skips_the_step_of_the_client_that_overflows_alone():
-    """B is 0, so a large A does not show in the loss, but in B's gradient under the first loss scale, 2^16."""
-    model, structure = tiny.build("llama"), structure_of("llama")
-    jobs = cohort(model, structure, torch.float32, lr=0.05, name="sgd")
-    jobs = [shortened(job, 1) for job in jobs]
-    row = jobs[1].start.row.clone()
-    for name, place in jobs[1].start.layout.slices.items():
-        row[place] *= 1000 if name.endswith("lora_A") else 0
-    big = replace(jobs[1], start=jobs[1].start.like(row))
-    calm = fitted(model, structure, jobs, autocast=torch.float16)
-    mixed = fitted(model, structure, [jobs[0], big, jobs[2]], autocast=torch.float16)
-    assert mixed[1].state.equal(big.start)
-    for k in (0, 2):
-        assert mixed[k].state.equal(calm[k].state) and not mixed[k].state.equal(jobs[k].start)
+        assert (one.state - expected).norm() < 0.05 * moved
 
 
 @pytest.mark.parametrize("poison", ["start", "lr"])
@@ -323,44 +298,3 @@ def test_work_counts_tokens_padding_and_micro_batches():
     _, work = fit(AdaptedModel(model, structure, budget=10), jobs)  # {10}, {4, 5}
     assert (work.tokens, work.padded, work.micro_batches, work.budget) == (19, 20, 2, 10)
     assert work.padding == pytest.approx(1 / 20)
-
-
-def test_token_losses_are_those_of_every_target_token():
-    model = tiny.build("llama", torch.float64)
-    batch = tiny.examples(0, [9, 4, 6])
-    losses = TEXT.losses(model, collate(batch))
-    expected = []
-    for example in batch:
-        log_probabilities = model(input_ids=torch.tensor([example.input_ids])).logits[0].log_softmax(-1)
-        expected += [
-            -log_probabilities[t - 1, example.input_ids[t]] for t in range(1, len(example.target)) if example.target[t]
-        ]
-    torch.testing.assert_close(losses.double(), torch.stack(expected), rtol=1e-6, atol=1e-6)
-    assert not model.lm_head._forward_pre_hooks
-
-
-def partitions(items: list[int]):
-    """Every way to cut a list into consecutive parts."""
-    for size in range(len(items)):
-        for cuts in combinations(range(1, len(items)), size):
-            edges = [0, *cuts, len(items)]
-            yield [items[a:b] for a, b in zip(edges, edges[1:], strict=False)]
-
-
-@pytest.mark.parametrize("overhead", [0, 3, 50])
-def test_the_plan_is_the_cheapest_within_the_budget(overhead):
-    """Against all ways to cut the sorted lengths; a length beyond the budget stands alone."""
-    lengths, budget = [7, 30, 3, 9, 8, 8, 21, 45], 40
-    batches = plan(lengths, budget, overhead)
-    assert sorted(i for batch in batches for i in batch) == list(range(8))
-
-    def cost(parts):
-        return sum(len(p) * max(p) + overhead for p in parts)
-
-    allowed = [
-        parts for parts in partitions(sorted(lengths)) if all(len(p) * max(p) <= budget or len(p) == 1 for p in parts)
-    ]
-    assert cost([[lengths[i] for i in batch] for batch in batches]) == min(map(cost, allowed))
-    assert padded_tokens(lengths, batches) == cost([[lengths[i] for i in b] for b in batches]) - overhead * len(batches)
-    assert [i for batch in batches for i in batch][:1] == [7]
-    assert plan([], budget, overhead) == []

@@ -9,11 +9,10 @@ import peft
 import pytest
 import tiny_images
 import torch
-from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, loaded, stock, trained_by
+from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, loaded, trained_by
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import ClientError, UserError
-from llm_fed.engine import whole
 from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images
@@ -112,21 +111,6 @@ def test_training_goes_on_by_steps_or_epochs():
     site.begin(1, 0.01)
     twice = [tiny_images.answer(engine, site.fit(site.initial(), epochs=1)) for _ in range(2)]
     assert not twice[0].equal(twice[1])
-
-
-def test_losses_and_logits_are_of_each_state_over_all_pictures(monkeypatch):
-    """Running statistics come with the state. Nine pictures are three forward passes."""
-    monkeypatch.setattr(whole, "CHUNK", 4)
-    base = tiny_images.resnet()
-    site, engine = tiny_images.party(base, tiny_images.pictures(9)), Engine(base)
-    start = site.initial()
-    moved = State(start.layout, 1.1 * start.row, {name: value + 0.3 for name, value in start.extras.items()})
-    modules = [loaded(base, state).eval() for state in (start, moved)]
-    expected = [cross_entropy(base, module, site.train).item() for module in modules]
-    assert tiny_images.answer(engine, site.losses_of([start, moved])) == pytest.approx(expected, abs=1e-12)
-    pixels = torch.stack([picture.pixels for picture in site.train])
-    logits = tiny_images.answer(engine, site.logits(moved, site.train))
-    torch.testing.assert_close(logits, modules[1](pixel_values=base.prepare(pixels)).logits, rtol=0, atol=1e-12)
 
 
 def test_a_state_of_other_entries_is_not_loaded():
@@ -239,40 +223,6 @@ def test_a_client_without_pictures_is_an_error():
 
 
 # LoRA
-
-
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "sgd", "clip": 0.4}])
-def test_lora_with_a_head_trained_whole_is_stock_peft(changes):
-    base, local = tiny_images.vit(), replace(tiny_images.LOCAL, **changes)
-    site = tiny_images.party(base, BATCHES[0], structure=LORA, local=local)
-    start = site.initial()
-    start = start.like(start.row + 0.05 * torch.randn(start.row.shape, generator=torch.Generator().manual_seed(0)))
-    names = [f"vit.layers.{i}.attention.{part}_proj.lora_{m}" for i in (0, 1) for part in "qv" for m in "AB"]
-    assert list(start) == [*names, "classifier.weight", "classifier.bias"] and not start.extras
-    engine = Engine(base)
-    found = fit(site, engine, start, lr=0.02, proximal=0.2)
-    wrapped = stock(base, start).train()
-    entries = trained_by(wrapped)
-    assert entries.keys() == set(start)
-    frozen = {name: p.detach().clone() for name, p in wrapped.named_parameters() if not p.requires_grad}
-    optimizers = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-    optimizer = optimizers[local.optimizer](entries.values(), lr=0.02)
-    for batch in BATCHES:
-        optimizer.zero_grad()
-        drift = sum((p - start[name]).square().sum() for name, p in entries.items())
-        (cross_entropy(base, wrapped, batch) + 0.2 * drift).backward()
-        if local.clip:
-            nn.utils.clip_grad_norm_(entries.values(), local.clip)
-        optimizer.step()
-    assert_state(found, dict(entries), 1e-10)
-    assert all(torch.equal(p, frozen[name]) for name, p in wrapped.named_parameters() if name in frozen)
-    with torch.no_grad():
-        inputs = base.prepare(torch.stack([picture.pixels for picture in BATCHES[0]]))
-        expected = wrapped.eval()(pixel_values=inputs).logits
-    logits = tiny_images.answer(engine, site.logits(found, BATCHES[0]))
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-10)
-    for parameter, before in zip(base.model.parameters(), tiny_images.vit().model.parameters(), strict=True):
-        assert torch.equal(parameter, before)  # the base itself is shared and stays as it was
 
 
 def test_statistics_under_an_adapter_are_frozen_with_the_base():

@@ -12,7 +12,6 @@ from rich.console import Console
 from torch import nn
 
 from llm_fed.commands import evaluate
-from llm_fed.engine import inference
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.experiment import run
 from llm_fed.runs.records import read_records
@@ -31,8 +30,7 @@ def loss_of_text(built, site, state, queries) -> float:
     bank.load(0, state)
     for query in queries:
         ids, target = torch.tensor(query.example.input_ids), torch.tensor(query.example.target)
-        mixed = site.structure.gate == "mix"
-        mix = inference.mixing_weights(built.base, [(state, query.prompt)]) if mixed else None
+        mix = built.base.mixing_weights(site.structure, [(state, query.prompt)])
         with bank.attached(torch.tensor([0]), mix=mix), torch.no_grad():
             logits = built.base.model(input_ids=ids[None]).logits[0, :-1]
         losses = nn.functional.cross_entropy(logits.double(), ids[1:], reduction="none")[target[1:]]

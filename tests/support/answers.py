@@ -1,5 +1,7 @@
 """A tiny base with three adapters, prompts of unequal lengths, and what stock PEFT answers to each alone."""
 
+from contextlib import closing
+
 import tiny
 import tiny_base
 import torch
@@ -7,7 +9,7 @@ from transformers import GenerationConfig
 
 from llm_fed.basics.rng import generator
 from llm_fed.engine.bank import AdapterBank
-from llm_fed.engine.continuous import LiveAnswer, RunningBatch
+from llm_fed.engine.continuous import LiveAnswer
 from llm_fed.engine.generation import generate, room_after
 from llm_fed.models.lora import Lora, layout
 from llm_fed.models.prompt import stop_tokens
@@ -75,19 +77,20 @@ def scored(setting):
     ]
 
 
-def running(base, bank, prompts, max_new_tokens, most=4):
+@torch.inference_mode()
+def running(batch, base, prompts, max_new_tokens):
     """The tokens that a running batch answers, into which a prompt comes with every other step."""
-    batch, told, waiting, later = RunningBatch(base, bank, most), [[] for _ in prompts], [], list(enumerate(prompts))
-    steps = 0
-    while later or waiting or batch.size:
-        if later and steps % 2 == 0:
-            n, (row, prompt) = later.pop(0)
-            room = room_after(base, len(prompt), max_new_tokens)
-            waiting.append(LiveAnswer(row, [*prompt], room, stop_tokens(base), told[n].append))
-        waiting = (batch.step() if batch.size else []) + waiting
-        if new := batch.takes(waiting):
-            waiting = [each for each in waiting if each not in new]
-            waiting = batch.read(new) + waiting
-        steps += 1
+    told, waiting, later, steps = [[] for _ in prompts], [], list(enumerate(prompts)), 0
+    with closing(batch):
+        while later or waiting or batch.size:
+            if later and steps % 2 == 0:
+                n, (row, prompt) = later.pop(0)
+                room = room_after(base, len(prompt), max_new_tokens)
+                waiting.append(LiveAnswer(row, [*prompt], room, stop_tokens(base), told[n].append))
+            waiting = (batch.step() if batch.size else []) + waiting
+            if new := batch.takes(waiting):
+                waiting = [each for each in waiting if each not in new]
+                waiting = batch.read(new) + waiting
+            steps += 1
     assert all(tokens[-1] is None for tokens in told)
     return [[token.id for token in tokens[:-1]] for tokens in told]

@@ -53,7 +53,7 @@ def jobs(
 def step(jobs: Sequence[Fit], kind: str = "llama", number: int = 0) -> tuple[int, int]:
     """The last of the first steps up to this one."""
     with Pretended() as device:
-        fused = FusedFit(AdaptedModel(moved(tiny.build(kind)), jobs[0].structure), jobs, 1000)  # type: ignore[arg-type]
+        fused = FusedFit(AdaptedModel(moved(tiny.build(kind)), jobs[0].structure, budget=1000), jobs)  # type: ignore[arg-type]
         losses = torch.zeros(len(jobs), device=DEVICE)
         passed, read = passes.one_pass, []
 
@@ -97,7 +97,7 @@ def varlen_attn(
 
 def replayed(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[int, int]:
     with Pretended() as device:
-        fused = FusedFit(replace(model, model=moved(model.model)), jobs, 1000)
+        fused = FusedFit(replace(model, model=moved(model.model), budget=1000), jobs)
         losses, read, passed = torch.zeros(len(jobs), device=DEVICE), [], capture.one_pass
 
         def watched(*given: Any) -> None:

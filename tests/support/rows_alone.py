@@ -10,6 +10,7 @@ from typing import Any
 import every_family
 import tiny
 import torch
+from stock_training import per_example_gradients
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -18,7 +19,6 @@ from llm_fed.engine import end_to_end, generation, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit
-from llm_fed.engine.gradients import per_example_gradients
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
 from llm_fed.models.families import check_family, read_layers

@@ -1,6 +1,8 @@
 """Training in the bank, and the same training as anyone would write it with stock PEFT."""
 
 import math
+from contextlib import contextmanager
+from functools import partial
 
 import tiny
 import torch
@@ -10,9 +12,10 @@ from torch.nn.utils.rnn import pad_sequence
 from llm_fed.basics.rng import generator
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.fit import fit
+from llm_fed.engine.gradients import evidence
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Fit, Fitted
-from llm_fed.models.lora import draw
+from llm_fed.method.requests import Fit, Fitted, GradientMoments
+from llm_fed.models.lora import draw, targets
 from llm_fed.state import State
 
 
@@ -78,6 +81,40 @@ def stock(model, structure, job: Fit, train="", autocast=None, checkpointing=Fal
         schedule.step()
         optimizer.zero_grad()
     return State.of({name: parameter.detach() for name, parameter in entries.items()}), losses
+
+
+def per_example_gradients(model: AdaptedModel, state: State, examples) -> torch.Tensor:
+    """d log p(targets of example n) / d adapter, (N, P): the mean of the moments of each one alone."""
+    asked = [GradientMoments(str(n), model.structure, state, state, [each]) for n, each in enumerate(examples)]
+    return torch.stack([each.moments.mean[0] for each in evidence(model, asked)]).to(state.row.dtype)
+
+
+@contextmanager
+def by_the_formula(model, structure, entries, mix=(0.25, 0.75)):
+    """The model with y + s sum_e g_e B_e (A_e x) on every adapted layer, one expert after another, g as the gate says;
+    and W x + b for layers that are trained whole."""
+
+    def adapted(name):
+        def add(module, inputs, output):
+            (x,) = inputs
+            gates = torch.as_tensor(mix, dtype=x.dtype).reshape(-1, 1, 2).expand(len(x), x.shape[1], 2)
+            if structure.gate == "router":
+                gates = torch.softmax(x @ entries[f"{name}.router"].T, dim=-1)
+            for e, expert in enumerate(structure.experts):
+                a, b = entries[f"{name}.{expert}.lora_A"], entries[f"{name}.{expert}.lora_B"]
+                output = output + structure.alpha / structure.rank * gates[..., e : e + 1] * (x @ a.T @ b.T)
+            return output
+
+        return add
+
+    def whole(module, inputs, output, name):
+        return inputs[0] @ entries[f"{name}.weight"].T + entries[f"{name}.bias"]
+
+    handles = [module.register_forward_hook(adapted(name)) for name, module in targets(model, structure).items()]
+    handles += [model.get_submodule(n).register_forward_hook(partial(whole, name=n)) for n in structure.whole]
+    yield model
+    for handle in handles:
+        handle.remove()
 
 
 def batches_of(job: Fit) -> list:
