@@ -2,7 +2,6 @@
 
     num_models: PositiveInt = 8
     mixing: Annotated[float, Above(0), AtMost(1)] = 0.4
-    wait_for: PositiveInt | None = None
     wait: Literal["none", "deadline", "first_n"] = "none"
 
 Every float must be finite. A string in `Annotated` is appended to the error message of a refused value: a unit, or what
@@ -107,7 +106,7 @@ def key_of(name: str) -> str:
 
 def check_fields(settings: Any, where: str) -> None:
     """UserError for the first value of a dataclass that does not have the declared type and range, and what it must be.
-    `where` is the prefix of field names in messages, such as `method.` in `method.wait_for`."""
+    `where` is the prefix of field names in messages, such as `method.` in `method.mixing`."""
     for key, (name, hint, _) in schema(type(settings)).items():
         value = getattr(settings, name)
         if dataclasses.is_dataclass(value):
