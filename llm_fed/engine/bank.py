@@ -177,7 +177,7 @@ class AdapterBank:
         """Within this context row n of every batch that the base processes goes through adapter index[n].
 
         Each adapted layer's output y becomes y + s sum_e g_e B_e A_e x, in the dtype of y (g: see `Lora`). A router
-        reads x before dropout; inputs that all rows share (`models.shared`) have no dropout. A layer that is trained
+        reads x before dropout; inputs that all rows share (`models.deberta`) have no dropout. A layer that is trained
         whole gives the row's own W x + b, without dropout. Forward and backward both belong inside; backward through
         `Tensor.backward`, which adds to `grads`, or to `each`.
 
