@@ -1,13 +1,20 @@
-"""Metrics from outside llm_fed: a function, or an object of the library evaluate, that is called as evaluate's are."""
+"""Metrics from outside llm_fed: a function, or an object of the library evaluate, that is called as evaluate's are.
+
+`evaluate:NAME` is a metric of this library, by its name on the Hub or a local folder, and `evaluate:NAME:KEY` one of
+the numbers that it returns, such as `evaluate:sacrebleu:score`. Its script is run.
+"""
 
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from statistics import fmean
 from typing import Any
 
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import UserError, one_line
 
 
 def check(key: str, name: str, thing: Any) -> None:
@@ -21,6 +28,65 @@ def check(key: str, name: str, thing: Any) -> None:
             f"{key}={name!r} is {thing!r:.60}; it must be a function metric(*, predictions, references), or an object "
             "with such a method compute, as evaluate.load returns"
         )
+
+
+# Metrics of the library that are at most 1 and whose descriptions do not say so.
+_UP_TO_ONE = ("bleu", "google_bleu", "meteor", "rouge", "roc_auc")
+_SAYS_ONE = re.compile(
+    r"maximum possible value is 1\b|(?:between|from) 0(?:\.0)? (?:and|to) 1\b|\[0, ?1\]", re.IGNORECASE
+)
+_SAYS_LOWER = re.compile(r"(?:lower|smaller)\b[^.]{0,60}\bbetter|best value (?:is|being) 0", re.IGNORECASE)
+
+
+class OfEvaluate:
+    """A metric of the library evaluate, 0 to 100.
+
+    Args:
+        key: the number that counts, of several.
+
+    Raises:
+        UserError: there is none, its script cannot run here, or it is an error, of which less is better.
+    """
+
+    def __init__(self, path: str, key: str):
+        import evaluate  # which imports most of transformers
+
+        self.path, self.key = path, key
+        folder = os.path.expanduser(path)
+        try:
+            self._module = evaluate.load(folder if os.path.exists(folder) else path, keep_in_memory=True)
+        except Exception as error:  # whatever its script raises
+            raise UserError(
+                f"eval.metric=evaluate:{path}: the library evaluate cannot load it: {one_line(str(error))}"
+            ) from error
+        said = " ".join(f"{self._module.description} {self._module.inputs_description}".split())
+        if _SAYS_LOWER.search(said):
+            raise UserError(f"eval.metric=evaluate:{path} is an error, of which less is better; choose a score")
+        self.scale = 100 if _SAYS_ONE.search(said) or self._module.name in _UP_TO_ONE else 1
+
+    def compute(self, *, predictions: Sequence[Any], references: Sequence[Any]) -> float | list[float]:
+        """0 to 100, of all examples or of each.
+
+        Raises:
+            UserError: it takes no such answers, or returns several numbers and no key says which counts.
+        """
+        try:
+            result = self._module.compute(predictions=predictions, references=references)
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"eval.metric=evaluate:{self.path} fails on answers such as {predictions[0]!r:.40}: "
+                f"{one_line(str(error))}"
+            ) from error
+        values = _values(f"evaluate:{self.path}:{self.key}", result, len(references))
+        return [self.scale * value for value in values] if len(values) > 1 else self.scale * values[0]
+
+
+@cache
+def of_evaluate(name: str) -> OfEvaluate:
+    """What `evaluate:NAME` or `evaluate:NAME:KEY` stands for; errors as of `OfEvaluate`."""
+    _, _, path = name.partition(":")
+    path, _, key = path.partition(":")
+    return OfEvaluate(path, key or os.path.basename(os.path.normpath(path)))
 
 
 def compute(name: str, thing: Any, predictions: Sequence[Any], references: Sequence[Any]) -> float:

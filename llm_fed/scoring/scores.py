@@ -76,6 +76,9 @@ def find(name: str, key: str = "eval.metric", *, labelled: bool = False) -> Metr
         return METRICS[known]
     if objects.is_object(name):
         thing = objects.find("eval.metric", name)
+    elif name.startswith(plugins.EVALUATE):
+        plugins.check_allowed(key, name, plugins.METRICS)
+        thing = own_metric.of_evaluate(name)
     else:
         thing = plugins.find(key, name, plugins.METRICS, METRICS)
     own_metric.check(key, name, thing)

@@ -27,6 +27,7 @@ from llm_fed.settings import objects
 
 # Groups of entry points.
 METHODS, TASKS, KINDS, METRICS = "llm_fed.methods", "llm_fed.tasks", "llm_fed.kinds", "llm_fed.metrics"
+EVALUATE = "evaluate:"  # what the name of a metric of the library evaluate begins with; it runs a script, too
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 # Where a configuration names something from outside.
@@ -104,8 +105,8 @@ def allowing(names: Collection[str]) -> Iterator[None]:
 
 
 def is_named(key: str, name: object) -> bool:
-    """Whether the value of a key names code outside llm_fed, as `module:Name`."""
-    return key in GROUP and isinstance(name, str) and bool(_PATH.fullmatch(name))
+    """Whether the value of a key names code outside llm_fed, as `module:Name`, or as a metric of evaluate."""
+    return key in GROUP and isinstance(name, str) and bool(_PATH.fullmatch(name) or name.startswith(EVALUATE))
 
 
 def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
