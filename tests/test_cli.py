@@ -57,6 +57,7 @@ FLAGS = {
     ],
     "flower": ["config", "settings", "--out"],
     "serve": ["runs", "--port", "--host", "--api-key", "--queue", "--allow"],
+    "publish": ["run_dir", "--vllm", "--out", "--api-key", "--allow"],
     "methods": ["--json"],
     "runs": ["--json"],
     "tasks": ["--json"],

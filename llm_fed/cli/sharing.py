@@ -1,4 +1,4 @@
-"""Commands that hand adapters and federations on: export, push, flower and serve."""
+"""Commands that hand adapters and federations on: export, push, flower, serve and publish."""
 
 from __future__ import annotations
 
@@ -151,3 +151,23 @@ def serve(
     quiet()
     with serving.listening(host, port, api_key) as found:
         serving.run(of_runs(runs, queue), found, api_key)
+
+
+@app.command(rich_help_panel="Share and deploy")
+def publish(
+    run_dir: Annotated[str, typer.Argument(help=f"{RUN} Of a run that goes on: its newest round.")],
+    vllm: Annotated[str, typer.Option(help="The address of a vLLM server that sees this disk, e.g. http://host:8000.")],
+    out_dir: Annotated[
+        Path | None, typer.Option("--out", help="The folder for the copies that it loads (default: RUN/published).")
+    ] = None,
+    api_key: Annotated[str, typer.Option(envvar="VLLM_API_KEY", help="The server's key (default: none).")] = "",
+    allow: Allow = None,
+) -> None:
+    """Load the adapters of a run's newest round into a running vLLM server as CLIENT@ROUND, and unload earlier rounds
+    once the new ones answer."""
+    from llm_fed.commands.publish import Publisher
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    for name in Publisher(run_dir, vllm, out_dir, api_key).publish():
+        out.print(name)

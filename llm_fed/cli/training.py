@@ -24,6 +24,7 @@ from llm_fed.cli.printing import (
 from llm_fed.cli.program import app
 
 if TYPE_CHECKING:
+    from llm_fed.commands.compare import Jobs
     from llm_fed.eval.tables import Table
     from llm_fed.eval.verdict import Verdict
 
@@ -157,9 +158,13 @@ def compare(
         ),
     ] = None,
     jobs: Annotated[
-        int,
-        typer.Option(min=1, help="Train N runs at a time, each in a process of its own with a share of the cores."),
-    ] = 1,
+        str,
+        typer.Option(
+            metavar="N|ray",
+            help="Train N runs at a time, each in a process of its own with a share of the cores; ray: as many as the "
+            "machines of a Ray cluster can.",
+        ),
+    ] = "1",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Train nothing: list the runs.")] = False,
     allow: Allow = None,
     as_json: Json = False,
@@ -167,7 +172,7 @@ def compare(
     """Train several methods with several seeds, and write one table with a verdict. The same command continues an
     interrupted comparison."""
     if runs:
-        if methods or seeds or draws or jobs != 1 or dry_run:
+        if methods or seeds or draws or jobs != "1" or dry_run:
             raise UserError(
                 "--runs compares finished runs and trains nothing; leave out --methods, --seeds, --draws, --jobs and "
                 "--dry-run"
@@ -186,6 +191,9 @@ def compare(
     except ValueError as error:
         raise UserError(f"--seeds is {seeds!r}; it takes whole numbers separated by commas, e.g. 0,1,2") from error
     numbers = list(range(draws)) if draws else numbers
+    if jobs != "ray" and not (jobs.isdecimal() and int(jobs)):
+        raise UserError(f"--jobs is {jobs!r}; it takes a whole number from 1 on, or ray")
+    at_a_time: Jobs = "ray" if jobs == "ray" else int(jobs)
     names = names_of("--methods", methods)
     planned = section.read_rows(config, settings or [], names, numbers)
     if draws:
@@ -197,10 +205,10 @@ def compare(
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
     quiet()
     if dry_run:
-        plan = comparison.dry_run(config, settings or [], chosen=names, seeds=numbers, out=folder, jobs=jobs)
+        plan = comparison.dry_run(config, settings or [], chosen=names, seeds=numbers, out=folder, jobs=at_a_time)
         _print_plan(plan, as_json)
         return
-    table = comparison.compare(config, settings or [], chosen=names, seeds=numbers, out=folder, jobs=jobs)
+    table = comparison.compare(config, settings or [], chosen=names, seeds=numbers, out=folder, jobs=at_a_time)
     if as_json:
         print(json.dumps(table.as_json()))
     else:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import nn
 
+    from llm_fed.commands.compare import Jobs
     from llm_fed.eval.tables import Table
     from llm_fed.eval.variance import Drawn
     from llm_fed.eval.verdict import Verdict
@@ -338,7 +339,7 @@ def compare(
     methods: Mapping[str, Any] | Sequence[Any] = (),
     seeds: Sequence[int] = (),
     draws: int = 0,
-    jobs: int = 1,
+    jobs: Jobs = 1,
     base: Any = None,
     data: Any = None,
     metric: Any = None,
@@ -355,7 +356,8 @@ def compare(
             mergers, or a dictionary of any of these by label.
         seeds: the seeds (default: those of the file).
         draws: the number of federations to draw, each with its own training seed, instead of `seeds`.
-        jobs: how many runs are trained at a time; from two on each in a process of its own, without objects.
+        jobs: how many runs are trained at a time; from two on each in a process of its own, without objects;
+            `"ray"`: on the machines of a Ray cluster.
         base: of all rows, as in `run`.
         data: of all rows, as in `run`.
         metric: of all rows, as in `run`.

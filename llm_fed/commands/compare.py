@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final, Literal
 
 from rich.console import Console
 
@@ -27,11 +27,11 @@ from llm_fed.eval.forest import plot_verdict
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
 from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
-from llm_fed.experiment import splits, unused
+from llm_fed.experiment import on_ray, splits, unused
 from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.ending import check_scored
 from llm_fed.experiment.job import Job, spent_together
-from llm_fed.experiment.side_by_side import LOGS, SideBySide, shares
+from llm_fed.experiment.side_by_side import LOGS, Process, SideBySide, Start, shares
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.pace import duration
 from llm_fed.runs.reading import scores_by_round
@@ -42,6 +42,8 @@ from llm_fed.settings.configfile import as_dict
 from llm_fed.settings.paths import public_text
 from llm_fed.tasks import natural
 
+RAY: Final = "ray"  # as a number of jobs: as many as Ray's machines can train
+Jobs = int | Literal["ray"]
 HEAD = ("local", "pooled")  # methods of the first rows, between which the others are read
 A_MINUTE = 60.0  # seconds; of a shorter comparison nobody needs to know the rest
 
@@ -64,7 +66,7 @@ def compare(
     out: Path,
     reporter: Reporter | None = None,
     own: OwnObjects = NO_OBJECTS,
-    jobs: int = 1,
+    jobs: Jobs = 1,
 ) -> Table:
     """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
     also as a page.
@@ -74,7 +76,7 @@ def compare(
         chosen: labels of rows, or names of methods as plain rows (default: all rows of the file).
         seeds: instead of those of the file (default: the configuration's own seed).
         own: objects instead of names, which must be at hand.
-        jobs: how many runs are trained at a time; from two on each in a process of its own.
+        jobs: how many runs are trained at a time; from two on each in a process of its own. `RAY`: on Ray's machines.
 
     Returns:
         The table; a run that failed has its reason there, and the others are not lost.
@@ -100,7 +102,7 @@ def dry_run(
     seeds: Sequence[int] = (),
     out: Path,
     reporter: Reporter | None = None,
-    jobs: int = 1,
+    jobs: Jobs = 1,
 ) -> dict[str, Any]:
     """What `compare` would do with the same arguments, as JSON values: its runs, and how many at a time. Nothing is
     trained or written.
@@ -112,7 +114,7 @@ def dry_run(
     with reporter.working(), turns.taken(reporter.note):
         prepared = _prepare(path, words, chosen, seeds, out, reporter, jobs=jobs)
     return {
-        "jobs": len(prepared.shares),
+        "jobs": len(prepared.shares) or RAY,
         "runs": [
             {"folder": job.shown, "complete": bool(job.outcome), "begun": holds_results(job.folder),
              "starts_from": [parent.shown for parent in job.parents.values()]}
@@ -126,7 +128,7 @@ class _Prepared:
     """A comparison that has been checked and is still to be trained.
 
     Attributes:
-        shares: variables of as many processes as train at a time; of this one alone none.
+        shares: variables of as many processes as train at a time; of this one alone none. Empty: Ray's machines train.
     """
 
     plan: ComparisonPlan
@@ -143,28 +145,32 @@ def _prepare(
     out: Path,
     reporter: Reporter,
     own: OwnObjects = NO_OBJECTS,
-    jobs: int = 1,
+    jobs: Jobs = 1,
 ) -> _Prepared:
     check_jobs(jobs, own)
     plan = ComparisonPlan(path, words, chosen, seeds, out, own)
     for note in [*plan.notes, *([own.describe] if own.describe else [])]:
         reporter.note(note)
     bases = Bases(reuse=True)
-    table, processes = _empty_table(plan, bases), min(jobs, sum(not job.outcome for job in plan.jobs()))
-    if processes < 2:
+    table, waiting = _empty_table(plan, bases), sum(not job.outcome for job in plan.jobs())
+    if jobs == RAY:
+        return _Prepared(plan, table, bases, [] if waiting else [{}])
+    if (processes := min(jobs, waiting)) < 2:
         return _Prepared(plan, table, bases, [{}])
     base, divided = bases.of(plan.file), any(job.config.base.device_map for job in plan.jobs())
     return _Prepared(plan, table, bases, shares(jobs, processes, weights([base.model]), base.device, divided))
 
 
-def check_jobs(jobs: int, own: OwnObjects = NO_OBJECTS) -> None:
+def check_jobs(jobs: Jobs, own: OwnObjects = NO_OBJECTS) -> None:
     """Refuse a number of jobs that cannot be.
 
     Raises:
-        UserError: it is no number from 1 on, or several processes would need what only this one has.
+        UserError: it is no number from 1 on, or several processes would need what only this one has; or Ray is missing.
     """
-    if type(jobs) is not int or jobs < 1:
-        raise UserError(f"jobs is {jobs!r}; it takes a whole number from 1 on, the number of runs at a time")
+    if jobs == RAY:
+        on_ray.check_installed()
+    elif type(jobs) is not int or jobs < 1:
+        raise UserError(f"jobs is {jobs!r}; it takes a whole number from 1 on, the number of runs at a time, or {RAY}")
     if jobs != 1 and own.describe:
         raise UserError(
             f"jobs={jobs} trains in other processes, which cannot look up objects of this program; leave it out, or "
@@ -215,10 +221,16 @@ def _trainings(
             yield job, ""
         return
     prepared.bases.give_back()
-    reporter.note(f"{len(prepared.shares)} runs at a time, each in a process of its own with a log in {out / LOGS}")
-    runs = SideBySide(jobs, prepared.shares, out, progress.begins)
-    with closing(runs.trained()) as trained:
-        for job in trained:
+    with ExitStack() as stack:
+        starts: list[Start] = [partial(Process.begin, share) for share in prepared.shares]
+        if starts:
+            reporter.note(f"{len(starts)} runs at a time, each in a process of its own with a log in {out / LOGS}")
+        else:
+            waiting = [job for job in jobs if not job.outcome]
+            ray = on_ray.cluster(len(waiting), prepared.plan.file.device, reporter.note)
+            starts = [stack.enter_context(ray)] * len(waiting)
+        runs = SideBySide(jobs, starts, out, progress.begins)
+        for job in stack.enter_context(closing(runs.trained())):
             log = runs.log(job)
             yield job, f"; its log is {log}" if log.exists() else ""
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, Signals
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -43,6 +43,20 @@ _POLL = 0.1  # seconds
 # Not `-m`, which would look for all modules in the current folder first.
 _START = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); from {__name__} import main; main()"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class RunProcess(Protocol):
+    """A run that is being trained, with verbs of `subprocess.Popen`."""
+
+    returncode: Any
+
+    def poll(self) -> int | None: ...
+    def wait(self) -> object: ...
+    def end(self) -> None:
+        """Tell it to end."""
+
+
+Start = Callable[[Mapping[str, Any], Path], RunProcess]  # from what `perform` takes, and the log
 
 
 class Process(subprocess.Popen[bytes]):
@@ -72,8 +86,8 @@ class _Running:
     """A run that is being trained."""
 
     job: Job
-    share: Mapping[str, str]
-    work: Process
+    start: Start
+    work: RunProcess
 
 
 class SideBySide:
@@ -81,7 +95,7 @@ class SideBySide:
 
     Args:
         jobs: all runs of the comparison in their order, also those that have ended.
-        shares: variables of as many processes as run at a time.
+        starts: what begins a run, as many as run at a time.
         out: the folder of the comparison.
         begins: is told of each run that begins.
     """
@@ -89,12 +103,12 @@ class SideBySide:
     def __init__(
         self,
         jobs: Sequence[Job],
-        shares: Sequence[Mapping[str, str]],
+        starts: Sequence[Start],
         out: Path,
         begins: Callable[[Job], None],
     ):
         self._jobs, self._waiting = jobs, [job for job in jobs if not job.outcome]
-        self._free, self._running = [*shares], list[_Running]()
+        self._free, self._running = [*starts], list[_Running]()
         self._logs, self._begins = out / LOGS, begins
 
     def trained(self) -> Generator[Job, None, None]:
@@ -151,13 +165,13 @@ class SideBySide:
             "parents": {name: str(parent.folder) for name, parent in job.parents.items()},
             "base": next((str(other.folder) for other in self._jobs if _has_scored_base(other, job)), ""),
         }
-        log, share = self.log(job), self._free.pop(0)
+        log, start = self.log(job), self._free.pop(0)
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             check_unlinked(log)
             with open(log, "ab") as stream:
                 stream.write(f"--- {time_of_day()} {job.folder}\n".encode())
-            self._running.append(_Running(job, share, Process.begin(share, order, log)))
+            self._running.append(_Running(job, start, start(order, log)))
         except OSError as error:
             raise RunError(
                 f"cannot start a process that writes {log}: {error.strerror or error}; fewer --jobs may do"
@@ -166,7 +180,7 @@ class SideBySide:
     def _end(self, running: _Running) -> None:
         """Take over what became of a run that has ended."""
         self._running.remove(running)
-        self._free.append(running.share)
+        self._free.append(running.start)
         job = running.job
         running.work.end()
         if (code := running.work.returncode) == 0:

@@ -41,6 +41,15 @@ def threads(monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", str(torch.get_num_threads()))
 
 
+@pytest.mark.parametrize(
+    ("jobs", "message"), [("ray", "--jobs ray needs Ray"), ("0", "a whole number from 1 on, or ray"), ("x", "or ray")]
+)
+def test_a_number_of_jobs_that_cannot_be(small, tmp_path, llm_fed, monkeypatch, jobs, message):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
+    config = write(small, tmp_path / "c.yaml", ROWS, [0])
+    llm_fed("compare", config, "--out", tmp_path / "out", "--jobs", jobs).assert_refused(message)
+
+
 @pytest.mark.slow
 def test_runs_side_by_side_equal_runs_in_turn(small, tmp_path, threads, llm_fed):
     """Byte for byte: federations and a merge of them, with a row that fails and one that another command finished."""
@@ -105,3 +114,28 @@ def test_killed_at_any_moment(small, tmp_path, threads, how):
         assert not alive
         assert subprocess.run([*command, str(number + 1)], **quiet).returncode == 0
         assert runs(out) == runs(whole)
+
+
+@pytest.mark.slow
+def test_a_killed_process_of_ray_is_followed_by_another(small, tmp_path, threads):
+    """Two at a time; one dies after its first checkpoint, and its run goes on to the same files."""
+    pytest.importorskip("ray", reason="the extra ray is not installed")
+    config = write(small, tmp_path / "c.yaml", {name: ROWS[name] for name in ("fedit", "local")}, [0])
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    compare.compare(config, out=whole)
+    command = [sys.executable, "-m", "llm_fed.cli", "compare", str(config), "--out", str(out), "--jobs", "ray"]
+    quick = {**os.environ, "RAY_worker_niceness": "0"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=quick)
+    killed = ""
+    while process.poll() is None and not killed:
+        time.sleep(0.02)
+        for holder in out.rglob(".lock.holder"):
+            if [*holder.parent.glob("checkpoints/round*")]:
+                killed = holder.read_text().split()[0]  # its process
+                os.kill(int(killed), signal.SIGKILL)
+                break
+    said, _ = process.communicate()
+    assert process.returncode == 0 and killed, said
+    told = "".join(log.read_text() for log in (out / "logs").iterdir())
+    assert told.count(" takes it") == 3 and "continuing at round 2" in told, told
+    assert runs(out) == runs(whole)
