@@ -188,7 +188,7 @@ def test_a_row_that_was_trained_on_is_not_tested_from_a_test_file_either(tmp_pat
     (lambda north, south: north.write_text(north.read_text().replace("question 3", "QUESTION 3")),
      "the same rows, in another order or spelling"),
     (lambda north, south: south.rename(south.with_name("west.jsonl")),
-     "clients: west is new, south is gone; the same rows, in another order or spelling"),
+     "clients: west is new, south is gone"),
     (lambda north, south: north.touch(), ""),
 ])  # fmt: skip
 def test_what_has_changed_is_said(tmp_path, change, words):
