@@ -8,6 +8,7 @@ with these; all else is that of a run which began with the others alone.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -34,7 +35,10 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict
 from llm_fed.settings.contents import Contents, Files
+from llm_fed.tasks.common import Example
 from llm_fed.tasks.record import Record
+
+_ROW = re.compile(r", (?:line|row|item) \d+$")  # behind the file, in the place of an example
 
 
 def forget(folder: Path, client: str, agreed: Callable[[str], bool], reporter: Reporter | None = None) -> list[str]:
@@ -190,11 +194,24 @@ def _cost(folder: Path, others: Config) -> str:
 
 def _hidden(others: Config, record: Record) -> frozenset[str]:
     """The files in which the others have no row, and the folders in which they have no file."""
-    left = tasks.load(others.task, others.federation_seed, others.evaluation_seed, record).record
-    assert left is not None  # `tasks.load` makes one
-    gone = {*record.files} - {*left.files}
-    folders = {os.path.dirname(file) for file in gone} - {os.path.dirname(file) for file in left.files}
-    return frozenset(gone | folders)
+    whole = replace(others.task, groups=record.clients)
+    everybody, left = (
+        _files(tasks.load(task, others.federation_seed, others.evaluation_seed, record, absent=True), task.path or "")
+        for task in (whole, others.task)
+    )
+    gone = everybody - left
+    return frozenset(gone | ({os.path.dirname(file) for file in gone} - {os.path.dirname(file) for file in left}))
+
+
+def _files(data: tasks.TaskData, path: str) -> set[str]:
+    """In which files the rows of a task are, below its folder; of pictures the names of the clients."""
+    found = set()
+    for party in [*data.clients.values(), *([data.server] if data.server else [])]:
+        for row in (*party.train, *party.validation, *party.test):
+            file = _ROW.sub("", row.where) if isinstance(row, Example) else ""
+            below = os.path.basename(file) if file == path else file.removeprefix(os.path.join(path, ""))
+            found.add(below or party.client)
+    return found
 
 
 def _train(others: Config, again: Path, record: Record, reporter: Reporter) -> None:

@@ -177,7 +177,7 @@ REFUSED = {
     "ended by hand": (lambda run: written(run, "ended.json", {"round": 1, "why": "Ctrl-C"}), "--continue"),
     "begun from another": (lambda run: edited(run, adapter={"start": str(run)}), "forget it there first"),
     "another's file": (lambda run: (run / "notes.txt").touch(), "notes.txt in it is not of the run"),
-    "other rows": (another_row, "ada/train.jsonl: 1 row is new"),
+    "other rows": (another_row, "1 row is new"),
     "another base": (lambda run: edited(run, base={"revision": "1"}) or base_changed(run), "is not the base any more"),
 }  # fmt: skip
 
