@@ -5,8 +5,8 @@ Shape letters: E experts, H hidden size, N rows, R prompts or pictures, S stored
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,22 +24,6 @@ from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 
 
-def _passes(
-    model: AdaptedModel,
-    bank: AdapterBank | None,
-    work: Sequence[tuple[int, Any]],
-    mix: Tensor | None = None,
-) -> Iterator[tuple[list[int], Any, AbstractContextManager[None]]]:
-    """Of examples, each under a row of the bank, the indices of those of a micro-batch, the batch, and the context of
-    its pass. Those of equal length share a micro-batch, whoever asks."""
-    of = model.examples
-    for chosen in plan([of.length(example) for _, example in work], model.most_tokens, model.overhead):
-        index = of.by_row(torch.tensor([work[i][0] for i in chosen]))
-        weights = None if mix is None else of.by_row(mix[chosen])
-        within = nullcontext() if bank is None else bank.attached(index, mix=weights)
-        yield chosen, of.collate([work[i][1] for i in chosen]), within
-
-
 def _target_losses(
     model: AdaptedModel,
     bank: AdapterBank | None,
@@ -47,10 +31,14 @@ def _target_losses(
     mix: Tensor | None,
     losses: Callable[..., Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """The losses (n,) of all targets, and the index (n,) of each one's example, on the CPU. They are read at the end,
-    so that a GPU need not wait for the host between micro-batches."""
-    found, owners = [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]
-    for chosen, batch, within in _passes(model, bank, work, mix):
+    """The losses (n,) of all targets of examples, each under a row of the bank, and the index (n,) of each one's
+    example, on the CPU. Examples of equal length share a micro-batch, whoever asks. Losses are read at the end, so that
+    a GPU need not wait for the host between micro-batches."""
+    of, found, owners = model.examples, [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]
+    for chosen in plan([of.length(example) for _, example in work], model.most_tokens, model.overhead):
+        batch, index = of.collate([work[i][1] for i in chosen]), torch.tensor([work[i][0] for i in chosen])
+        weights = None if mix is None else of.by_row(mix[chosen])
+        within = nullcontext() if bank is None else bank.attached(of.by_row(index), mix=weights)
         with within, model.computing():
             found.append(losses(model.model, batch, all_rows=bank is not None and bank.adapts_head))
         owners.append(torch.tensor(chosen)[batch.rows])

@@ -71,8 +71,9 @@ def activation_checkpointing(model: nn.Module) -> AbstractContextManager[None]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
-    again = partial(partial, checkpoint, use_reentrant=False, preserve_rng_state=False)
-    return forwards({layer: again(layer.forward) for layer in layers})
+    return forwards(
+        {layer: partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False) for layer in layers}
+    )
 
 
 def is_spread(model: nn.Module) -> bool:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.engine import end_to_end, generation, inference
+from llm_fed.engine import generation, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import fit
+from llm_fed.engine.passes import refusal
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit
 from llm_fed.models.families import check_family, read_layers
@@ -149,14 +150,17 @@ class Trial:
     def training_end_to_end(self) -> None:
         """Of bases that allow it."""
         model = replace(self.model_with(4096), padding_free=True)
-        if not end_to_end.refusal(self.model, self.structure, texts=True):
+        if not refusal(model, self._jobs()):
             self._training(model)
 
-    def _training(self, model: AdaptedModel) -> None:
-        jobs = [
+    def _jobs(self) -> list[Fit]:
+        return [
             Fit.on(f"c{k}", self.structure, state, [tiny.examples(k, lengths)] * 2, Optimizer(0.01, name="sgd"))
             for k, (state, lengths) in enumerate(zip(self.states, ([30, 24, 17], [3, 9, 5]), strict=True))
         ]
+
+    def _training(self, model: AdaptedModel) -> None:
+        jobs = self._jobs()
         together, _ = fit(model, jobs)
         for job, result in zip(jobs, together, strict=True):
             (alone,), _ = fit(self.model_with(1), [job])
