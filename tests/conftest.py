@@ -61,20 +61,14 @@ def quick_runs() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
-def drawn_by_folder() -> dict[Path, set[str]]:
-    """The kinds of pictures that tests of a folder have drawn."""
-    return {}
-
-
 @pytest.fixture(scope="module", autouse=True)
-def quick_reports(request: pytest.FixtureRequest, drawn_by_folder: dict[Path, set[str]]) -> Iterator[None]:
-    """Each folder of tests tries whether each kind of picture can be drawn. A module whose tests look at pictures of
-    reports, or whose runs have odd numbers, has a fixture of this name of its own."""
+def quick_reports() -> Iterator[None]:
+    """A module whose tests look at pictures of reports, or whose runs have odd numbers, has a fixture of this name of
+    its own."""
     import without
 
     with pytest.MonkeyPatch.context() as patch:
-        without.pictures(patch, known=drawn_by_folder.setdefault(request.path.parent, set()))
+        without.pictures(patch)
         yield
 
 

@@ -11,19 +11,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import classifiers
 import pytest
 import torch
 from network import NETWORK, NetworkInProcess
 from peft import PeftModel
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
+from transformers import AutoTokenizer, RobertaForSequenceClassification
 
 import llm_fed
 from llm_fed.audit.audit import audit
@@ -34,7 +29,7 @@ from llm_fed.experiment import run as experiment
 from llm_fed.kinds import Kind
 from llm_fed.kinds.wording import Wording
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Features, Fit, FitHead, Logits
+from llm_fed.method.requests import Fit, Logits
 from llm_fed.models.joined import Answer, full, heard
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
@@ -43,12 +38,10 @@ from llm_fed.runs.records import read_records
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config, TaskConfig
 from llm_fed.settings.configfile import from_dict
-from llm_fed.state import State
 from llm_fed.tasks import Task
 from llm_fed.tasks.common import ClientData, Example, TaskData
 
 LABELS = ("sport", "trade", "weather")
-WORDS = 30  # w0 to w9 speak of sport, w10 to w19 of trade, the others of the weather
 HEAD = "classifier.out_proj"
 NAMES = ("test_another_kind:Sentences", "test_another_kind:TASK")  # what run folders name
 
@@ -161,30 +154,8 @@ TASK = Task(load, metric="accuracy", clients="as in the folder", source="synthet
 def written(tmp_path_factory) -> SimpleNamespace:
     """A folder of data and one with a random base; the three clients have few sentences of one label each."""
     place = tmp_path_factory.mktemp("sentences")
-    words = ["<s>", "<pad>", "</s>", "<unk>", *(f"w{n}" for n in range(WORDS))]
-    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(place / "base")
-    torch.manual_seed(0)
-    shape = RobertaConfig(
-        vocab_size=len(words), hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
-        max_position_embeddings=40, pad_token_id=1, initializer_range=0.2,
-        num_labels=len(LABELS),
-    )  # fmt: skip
-    RobertaForSequenceClassification(shape).save_pretrained(place / "base")
-    draws = torch.Generator().manual_seed(1)
-    for number, client in enumerate(("ada", "bob", "cyd")):
-        (place / "data" / client).mkdir(parents=True)
-        for split, size in (("train", 18), ("test", 9)):
-            rows = []
-            for n in range(size):
-                label = n % 3 if n % 9 else (number + 1) % 3
-                length = 2 + int(torch.randint(5, (), generator=draws))
-                chosen = torch.randint(10 * label, 10 * label + 10, (length,), generator=draws).tolist()
-                rows.append(json.dumps({"text": " ".join(f"w{word}" for word in chosen), "label": LABELS[label]}))
-            (place / "data" / client / f"{split}.jsonl").write_text("\n".join(rows) + "\n")
-    return SimpleNamespace(base=place / "base", data=place / "data")
+    base = classifiers.written(place / "base", "roberta", kind="RobertaForSequenceClassification", num_labels=3)
+    return SimpleNamespace(base=base, data=classifiers.federation(place / "data"))
 
 
 def tree(written: SimpleNamespace, method: str = "fedit", **changes: Any) -> dict[str, Any]:
@@ -262,14 +233,6 @@ def test_its_adapters_are_merged(written, tmp_path):
     assert summary(tmp_path / "run")["scores"]["mean"] > 50 and len(rows(tmp_path / "run/adapters")) == 3
 
 
-def test_two_runs_are_merged_by_a_command(trained, tmp_path, llm_fed):
-    words = ["merge", "potara", "--fed", trained / "fedit", "--local", trained / "local", "--out", tmp_path / "merged"]
-    with plugins.allowing(NAMES):
-        said = llm_fed(*words)
-    assert said.code == 0, said.err
-    assert sorted(rows(tmp_path / "merged")) == ["ada", "bob", "cyd"]
-
-
 def test_exports_load_here_and_in_stock_peft(written, trained):
     folder = trained / "local/adapters/bob"
     text = (folder / "README.md").read_text()
@@ -301,20 +264,6 @@ def test_it_is_audited(trained):
     with plugins.allowing(NAMES):
         found = audit(trained / "fedmerge", every=True)
     assert found.checked and not found.findings
-
-
-def test_features_and_new_heads_come_from_the_engine(written):
-    """What methods ask of image models they may ask of every classifier."""
-    base: Any = Sentences.load(from_dict(tree(written)), TaskData("", "", {}, LABELS), "cpu")
-    structure = Lora(2, 4, 0.0, ("query",), whole=(HEAD,))
-    state = base.draw(structure, torch.Generator().manual_seed(0))
-    examples = base.encode(load(TaskConfig(path=str(written.data)), 0).clients["ada"].train)
-    (features,) = Engine(base).execute([Features("", structure, examples)])
-    assert features.shape == (18, 24)
-    head = State.of({"weight": torch.zeros(3, 24), "bias": torch.zeros(3)})
-    (fitted,) = Engine(base).execute([FitHead("", structure, state, head, examples, [list(range(18))] * 20, 0.1)])
-    right = (features @ fitted["weight"].T + fitted["bias"]).argmax(1) == torch.tensor([e.label for e in examples])
-    assert right.float().mean() > 0.6
 
 
 def test_a_network_gives_the_same_numbers(written, trained, tmp_path):

@@ -88,9 +88,7 @@ def test_types(file, text, key, value):
     [
         ("rounds: 2.5", "rounds is 2.5 .float.; it takes int"),
         ("rounds: true", "rounds is True .bool.; it takes int"),
-        ("rounds: null", "rounds is None .NoneType.; it takes int"),
         ("local: {lr: fast}", "local.lr is 'fast' .str.; it takes float"),
-        ("local: {lr: true}", "local.lr is True .bool.; it takes float"),
         ("base: {name: }", "base.name is None .NoneType.; it takes str"),
         ("base: {activation_checkpointing: 1}", "base.activation_checkpointing is 1 .int.; it takes bool"),
         ("adapter: {target_modules: []}", r"adapter.target_modules is \(\); it must be at least one module name"),
@@ -102,14 +100,7 @@ def test_types(file, text, key, value):
         ("local: {steps: 1, epochs: 1}", "local.steps is 1; it must be a number while local.epochs is null"),
         ("local: {lr: .nan}", "local.lr is nan; it must be above 0"),
         ("clients_per_pass: 0", "clients_per_pass is 0; it must be auto or at least 1"),
-        ("clients_per_pass: all", "clients_per_pass is 'all'; it must be auto or at least 1"),
-        ("task: {validation: 1.0}", "task.validation is 1.0; it must be at least 0 and below 1"),
-        ("norm_bound: 1", "norm_bound is 1.0; it must be above 1 and finite, or null"),
-        ("delay: {sigma: -1}", "delay.sigma is -1.0; it must be at least 0"),
-        ("delay: {sigma: .inf}", "delay.sigma is inf; it must be at least 0 and finite"),
         ("local: {decay: round}", "local.decay='round' is unknown.*; known: constant, linear, cosine"),
-        ("delay: {drop_out: 1.0}", "delay.drop_out is 1.0; it must be at least 0 and below 1"),
-        ("adapter: {dropout: 1.0}", "adapter.dropout is 1.0; it must be at least 0 and below 1"),
     ],
 )
 def test_wrong_values_name_their_key(file, text, message):

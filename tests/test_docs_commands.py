@@ -34,7 +34,7 @@ BASE = str(ASSETS / "tiny-base")
 SCRIPTS = sorted(path.relative_to(outside.ROOT).as_posix() for path in outside.ROOT.glob("scripts/**/*.py"))
 LANGUAGES = {"bash", "python", "yaml", "json", "csv", "toml", ""}
 RUN = [block for block in BLOCKS if block.language in ("bash", "python") and doc_blocks.reason(block) is None]
-LONG = ("llm-fed compare", "llm-fed merge", "llm_fed.compare", "llm_fed.testing", "timeit", "keys.py", "launches.py")
+LONG = ("llm-fed compare", "llm-fed merge", "llm_fed.compare", "llm_fed.testing", "timeit", "keys.py")
 SHORTER = {  # what is too large for a test, by what is given in its place; of Python and of commands
     '"rounds=20"': '"rounds=1", "local.steps=1", "eval.max_new_tokens=2", "task.template=plain"',
     "Qwen/Qwen3-0.6B": BASE,

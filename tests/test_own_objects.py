@@ -492,15 +492,6 @@ def package_config() -> Any:
     return LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
 
 
-def test_a_merge_of_objects(small, tmp_path):
-    """The two runs that it starts from have them, too."""
-    given: dict[str, Any] = {"base": base_of(small), "data": rows_of(small)}
-    result = package.run(tree_of(small, rounds=1), method="mean", out=tmp_path / "run", **given)
-    quick = {"cross": False, "max_new_tokens": 2}
-    of_files = package.run(small.tree(rounds=1, eval=quick), method="mean", out=tmp_path / "files")
-    assert adapters(result.folder) == adapters(of_files.folder)
-
-
 def test_pictures_in_memory(tmp_path):
     """The same arrays as from a file: pairs of NumPy and number, and PIL with names."""
     import tiny_images

@@ -1,10 +1,7 @@
 """State, stacking, means and the wire format."""
 
-import random
-
 import pytest
 import torch
-from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
@@ -104,34 +101,18 @@ def test_wire_round_trip_shares_no_memory():
     assert pack(message) == data
 
 
-def _shares_memory(draws: random.Random) -> list[Tensor | State]:
-    """Tensors and states some of which are the same, or lie within each other."""
-    whole = torch.randn(12, generator=torch.Generator().manual_seed(draws.randrange(99)))
-    pieces: list[Tensor | State] = [whole, State.of({"x": whole}, {"own": whole[:3]}), torch.zeros(0)]
-    for _ in range(8):
-        held = draws.choice(pieces)
-        row = (held.row if isinstance(held, State) else held).flatten()
-        start = draws.randrange(len(row) + 1)
-        stop = draws.randint(start, len(row))
-        layout = Layout(("x",), ((stop - start,),))
-        pieces.append(
-            draws.choice([held, row[start:stop], row[None, start:stop].T, State(layout, row[start:stop], {"all": row})])
-        )
-    draws.shuffle(pieces)
-    return pieces
-
-
 def test_what_lies_in_the_same_memory_travels_as_often_as_it_is_there():
     """A server may hold one model twice; what is packed is as if each tensor had memory of its own."""
-    for seed in range(200):
-        message = _shares_memory(random.Random(seed))
-        apart = [
-            State(one.layout, one.row.clone(), {name: value.clone() for name, value in one.extras.items()})
-            if isinstance(one, State)
-            else one.clone()
-            for one in message
-        ]
-        assert pack(message) == pack(apart), seed
+    whole = torch.arange(12.0)
+    layout = Layout(("x",), ((3,),))
+    message = [whole, whole[2:5], whole[None, 3:9].T, State(layout, whole[1:4], {"all": whole}), whole, whole[4:4]]
+    apart = [
+        State(one.layout, one.row.clone(), {name: value.clone() for name, value in one.extras.items()})
+        if isinstance(one, State)
+        else one.clone()
+        for one in message
+    ]
+    assert pack(message) == pack(apart)
     model = state(1, 2)
     one, other = unpack(pack([model, model]))
     one.row.zero_()

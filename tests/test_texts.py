@@ -123,24 +123,10 @@ def test_any_text_by_word(field, text):
     assert found == (None if nothing else text)
 
 
-ANYWHERE = given(field=st.sampled_from(FIELDS), text=LETTERS, unicode=st.booleans(), flow=st.booleans())
-
-
 @settings(max_examples=80, deadline=None, derandomize=True)
-@ANYWHERE
+@given(field=st.sampled_from(FIELDS), text=LETTERS, unicode=st.booleans(), flow=st.booleans())
 @example(Field("task.template", False, False), "#${prompt} {prompt}", True, True)
 def test_any_text_in_a_file_and_in_nested_values(file, field, text, unicode, flow):
-    _is_taken_as_it_stands(file, field, text, unicode, flow)
-
-
-@pytest.mark.slow
-@settings(max_examples=1000, deadline=None, derandomize=True)
-@ANYWHERE
-def test_many_texts_in_a_file_and_in_nested_values(file, field, text, unicode, flow):
-    _is_taken_as_it_stands(file, field, text, unicode, flow)
-
-
-def _is_taken_as_it_stands(file, field, text, unicode, flow):
     """And from the file that a run saves."""
     text = fitting(field, text)
     if is_reference(field.key, text) or text == "???":

@@ -101,17 +101,6 @@ def test_whoever_waits_is_told_why_within_seconds(monkeypatch):
     assert said == ["waiting for another thread of this process, which is loading, training or answering"]
 
 
-def test_an_interrupted_wait_leaves_the_others_their_turns(monkeypatch):
-    own = turns.Turns()
-    own.take(print)
-    own._waiting.append(object())  # somebody waits, and this thread is interrupted as soon as it does, too
-    monkeypatch.setattr(own._changed, "wait_for", lambda *arguments: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        own.offer(print)
-    own.give_back(True)
-    assert (own._owner, own._depth, own._within, len(own._waiting)) == (None, 0, 0, 1)
-
-
 @pytest.mark.parametrize("kind", ["text", "pictures"])
 def test_settings_of_the_program_around(small, tmp_path, kind):
     """Its default dtype and its modes of torch change nothing within a run, and are its own again afterwards."""

@@ -17,6 +17,8 @@ ours reads once per batch where that pays; the last line says how much of the pr
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -26,7 +28,6 @@ from unittest.mock import patch
 import numpy as np
 import peers
 import torch
-from alternating import compare
 from peer_loops import adapted, entry_of_peft
 from peft import set_peft_model_state_dict
 from torch import Tensor
@@ -141,7 +142,16 @@ def timed(what: str, ways: Mapping[str, Callable[[], Said]], repeats: int) -> No
                     raise SystemExit(f"generation.py: client {id}, prompt {number}: {first} {one!r}, {other} {two!r}")
     memory = ", ".join(f"{name} {peak / 2**20:,.0f} MiB" for name, peak in peaks.items())
     print(f"\n{what}; all ways say the same. Most memory, beside what was there: {memory}\n", flush=True)
-    compare(ways, repeats, "cpu")
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for name, way in (each for _ in range(repeats) for each in ways.items()):  # in turn
+        began = time.process_time()
+        way()
+        seconds[name].append(time.process_time() - began)
+    reference = statistics.median(seconds[first])
+    print(f"| variant | seconds | {first} = 1 |\n|---|---|---|")
+    for name, its in seconds.items():
+        median = statistics.median(its)
+        print(f"| {name} | {median:.3f} ({min(its):.3f}-{max(its):.3f}) | {median / reference:.2f} |")
 
 
 def peak_of(way: Callable[[], Said]) -> tuple[Said, int]:

@@ -2,7 +2,6 @@
 
     python scripts/gpu/table.py OUT/results.jsonl            # prints the goals, reached or not, and the tables
     python scripts/gpu/table.py OUT/results.jsonl --write    # keeps its lines in measured.jsonl, and writes the page
-    python scripts/gpu/table.py --write                      # writes the page again from what is kept
 
 Of each case and card the latest line counts. Tiny shapes are shown where they are printed, and never kept.
 """
@@ -15,7 +14,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from lines import Line, append, read
+from run import Line, append, is_measured, read
 from steps import AGAIN, GOALS, STEPS, Goal, Step
 
 KEPT = Path(__file__).with_name("measured.jsonl")
@@ -25,24 +24,22 @@ BLOCK = re.compile(r"(<!-- figures of (\w+)[^>]*-->\n).*?(<!-- end -->)", re.DOT
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, nargs="*", help="files of lines")
+    parser.add_argument("results", type=Path, help="a file of lines")
     parser.add_argument("--write", action="store_true", help="keep the lines, and write the page")
-    parser.add_argument("--kept", type=Path, default=KEPT, help="the file of lines that are kept")
-    parser.add_argument("--page", type=Path, default=PAGE, help="the page with the tables")
     args = parser.parse_args()
-    if lacking := [str(path) for path in args.results if not path.exists()]:
-        parser.error(f"there is no file {', '.join(lacking)}")
-    new = [line for path in args.results for line in read(path)]
+    if not args.results.exists():
+        parser.error(f"there is no file {args.results}")
+    new = [line for line in read(args.results) if is_measured(line)]
     if not args.write:
-        told = [step for step in STEPS if any(line.step == step for line in new)]
-        print("\n\n".join([goals(new), *(table(STEPS[step], [e for e in new if e.step == step]) for step in told)]))
+        told = [step for step in STEPS if any(line["step"] == step for line in new)]
+        print("\n\n".join([goals(new), *(table(STEPS[step], new) for step in told)]))
         return
-    kept = list(read(args.kept))
+    kept = list(read(KEPT))
     for line in new:
-        if line.is_measured and not line.figure.get("tiny") and line not in kept:
-            append(args.kept, line)
+        if not line["figure"].get("tiny") and line not in kept:
+            append(KEPT, line)
             kept.append(line)
-    args.page.write_text(written(args.page.read_text(encoding="utf-8"), kept), encoding="utf-8")
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), kept), encoding="utf-8")
 
 
 def written(page: str, lines: Sequence[Line]) -> str:
@@ -52,8 +49,7 @@ def written(page: str, lines: Sequence[Line]) -> str:
         if match[2] == "goals":
             return f"{match[1]}\n{goals(lines)}\n\n{match[3]}"
         step = STEPS[match[2]]
-        its = [line for line in lines if line.step == match[2]]
-        return f"{match[1]}\n{textwrap.fill(step.about, 118)}\n\n{table(step, its)}\n\n{match[3]}"
+        return f"{match[1]}\n{textwrap.fill(step.about, 118)}\n\n{table(step, lines)}\n\n{match[3]}"
 
     return BLOCK.sub(block, page)
 
@@ -74,11 +70,11 @@ def goals(lines: Sequence[Line]) -> str:
 def measured(goal: Goal, lines: Sequence[Line]) -> tuple[float | None, bool]:
     """The figure, on the card where all of its cases were measured last, and whether all was replayed in one of them;
     None where there is no such card. A case as a run has it counts before the same with all replayed."""
-    for card in reversed(dict.fromkeys(line.card for line in lines)):
-        its = {e.case: e.figure for e in lines if e.card == card and e.is_measured and goal.key in e.figure}
-        found = [next((each for each in (case, f"{case}, {AGAIN}") if each in its), "") for case in goal.cases]
+    for card in reversed(dict.fromkeys(line["card"] for line in lines)):
+        its = {line["figure"]["case"]: line["figure"].get(goal.key) for line in lines if line["card"] == card}
+        found = [next((c for c in (case, f"{case}, {AGAIN}") if its.get(c) is not None), "") for case in goal.cases]
         if all(found):
-            values = [float(its[case][goal.key]) for case in found]
+            values = [float(its[case]) for case in found]
             again = any(case.endswith(AGAIN) for case in found)
             return (values[0] / (goal.times * values[1]) if len(values) > 1 else values[0]), again
     return None, False
@@ -87,26 +83,23 @@ def measured(goal: Goal, lines: Sequence[Line]) -> tuple[float | None, bool]:
 def table(step: Step, lines: Sequence[Line]) -> str:
     """A row per case and card, and at the end one with the number of cases that were not measured."""
     heads = ["case", *step.columns.values(), "card, torch, code"]
-    rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    left: list[str] = []
+    rows, left = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"], 0
     for case in step.cases:
-        latest = {line.card: line for line in lines if line.case == case and line.is_measured}
+        latest = {line["card"]: line for line in lines if line["figure"]["case"] == case}
         for line in latest.values():
-            cells = [shown(line.figure.get(key)) for key in step.columns]
+            cells = [shown(line["figure"].get(key)) for key in step.columns]
             rows.append("| " + " | ".join([case, *cells, conditions(line)]) + " |")
-        if not latest:
-            left.append(case)
+        left += not latest
     if left:
-        said = f"{len(left)} of {len(step.cases)} cases: not run"
-        rows.append("| " + " | ".join([said, *[""] * (len(heads) - 1)]) + " |")
+        rows.append("| " + " | ".join([f"{left} of {len(step.cases)} cases: not run", *[""] * (len(heads) - 1)]) + " |")
     return "\n".join(rows)
 
 
 def conditions(line: Line) -> str:
     """Where a line was measured, and with what."""
-    said = [line.card + ", tiny shapes" * bool(line.figure.get("tiny")), line.torch, line.commit]
-    said += [f"{name} {line.figure[name]}" for name in ("transformers", "liger") if name in line.figure]
-    return ", ".join(said)
+    figure = line["figure"]
+    said = [line["card"] + ", tiny shapes" * bool(figure.get("tiny")), line["torch"], line["commit"]]
+    return ", ".join([*said, *(f"{name} {figure[name]}" for name in ("transformers", "liger") if name in figure)])
 
 
 def shown(value: object) -> str:

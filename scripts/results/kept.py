@@ -6,7 +6,7 @@
 The first command trains nothing: it says what the pages say, of the rows that are asked for (default: of all). `--add`
 first appends what a comparison's folder has beyond the file, of these rows. A line has the row, the seed, the tested
 round, the clients' test scores (0-100), and, where known, the bytes that a client sent. The rows `base` and `rule`
-(`baselines.py`) come first wherever the file has them, and take no part in the verdict on pairs. `--drawn` says what a
+come first wherever the file has them, and take no part in the verdict on pairs. `--drawn` says what a
 draw drew anew, as that of `llm-fed verdict` does.
 """
 

@@ -26,12 +26,12 @@ def quick_reports():
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    without.pictures(monkeypatch, "never")
+    without.pictures(monkeypatch)
 
 
 @pytest.fixture
 def unsaved(monkeypatch):
-    without.pictures(monkeypatch, "always")
+    without.pictures(monkeypatch, drawn_first=True)
 
 
 @pytest.fixture(scope="module")
@@ -290,7 +290,7 @@ def test_local_and_the_base_are_lines_to_compare_with(tmp_path, monkeypatch):
     )
     assert drawn(run, "plot_scores", monkeypatch)["references"] == {"the base alone": 12.0, "local": 55.0}
     monkeypatch.undo()
-    without.pictures(monkeypatch, "never")
+    without.pictures(monkeypatch)
     page = read(run)
     assert "local 50.0" in page.text
     assert "The dotted lines are the base without any adapter and clients that each train alone" in page.text

@@ -29,7 +29,7 @@ UNSCORED = "these clients have no test example, so they train and are not scored
 def quick_reports() -> Iterator[None]:
     """Each kind of picture is drawn here, too, as scores are missing."""
     with pytest.MonkeyPatch.context() as patch:
-        without.pictures(patch)
+        without.pictures(patch, drawn_first=True)
         yield
 
 

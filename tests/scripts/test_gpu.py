@@ -1,92 +1,114 @@
-"""scripts/gpu: `run.sh`, which goes through the steps and says what became of each, and tables from their lines."""
+"""scripts/gpu: steps with tiny shapes on a CPU, what is left of them, tables of their lines, and bundles."""
 
+import argparse
+import importlib
 import json
+import re
+import subprocess
 import sys
-from types import ModuleType
+import venv
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
 
 import pytest
-from gpu_scripts import GPU, bash, calls, modules, stub
 
+ROOT = Path(__file__).parents[2]
+GPU = ROOT / "scripts" / "gpu"
 HEAD = {"step": "large", "card": "Card 1", "torch": "2.11", "commit": "abc"}
 CASE = "llama-3.2-3b, 100 clients"
 
 
 @pytest.fixture
-def scripts(monkeypatch) -> dict[str, ModuleType]:
-    return modules(monkeypatch, "steps", "lines", "table")
+def module(monkeypatch) -> Callable[[str], Any]:
+    """A script as a module, which is forgotten afterwards, as its name is an ordinary word."""
+    monkeypatch.setattr(sys, "path", [str(GPU), str(GPU.with_name("bench")), *sys.path])
+    for name in ("run", "steps", "table", "bundle", "measure", "cohort", "peer_loops"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module
 
 
-@pytest.mark.parametrize(
-    ("code", "says", "words"),
-    [
-        (0, "", "large: done\n"),
-        (0, "local: skipped, no base is here", "large: local: skipped, no base is here\n"),
-        (75, "", "large: time is up; the same command goes on\n"),
-        (124, f"begin {CASE}", f'large: stopped after 100 seconds in "{CASE}", see logs/large.log'),
-        (1, "", "large: failed, see "),
-    ],
-)
-def test_what_run_says_of_a_step(tmp_path, code, says, words):
-    python = stub(tmp_path / "python", f"echo '{says}'; case $1 in */step.py) exit {code};; esac")
-    done = bash(GPU / "run.sh", "--tiny", "large", OUT=tmp_path / "out", PYTHON=python)
-    assert words in done.stdout and done.returncode == (0 if code == 0 else 1)
-    (call,) = calls(python)
-    assert call[:6] == ["large", "--tiny", "--results", f"{tmp_path}/out/results.jsonl", "--limit", "90"]
-
-
-def test_run_goes_through_all_steps_in_order_of_worth(scripts, tmp_path):
-    python = stub(tmp_path / "python", "")
-    assert bash(GPU / "run.sh", "--tiny", OUT=tmp_path / "out", PYTHON=python).returncode == 0
-    assert [call[0] for call in calls(python)] == list(scripts["steps"].STEPS)
-    assert all((GPU / f"step_{step.script}.py").is_file() for step in scripts["steps"].STEPS.values())
-
-
-def test_run_says_before_any_step_what_a_machine_has_too_old_or_lacks(tmp_path):
-    """A transformers of another version, found before the one that is installed; then a Python without any package."""
-    (tmp_path / "transformers-5.17.0.dist-info").mkdir()
-    (tmp_path / "transformers-5.17.0.dist-info/METADATA").write_text(
-        "Metadata-Version: 2.1\nName: transformers\nVersion: 5.17.0\n"
-    )
-    found = f'case $1 in */packages.py) PYTHONPATH={tmp_path} exec {sys.executable} "$@";; esac'
-    done = bash(
-        GPU / "run.sh", "--tiny", "large", OUT=tmp_path / "out", PYTHON=stub(tmp_path / "python", found)
+@pytest.fixture
+def options(tmp_path) -> argparse.Namespace:
+    return argparse.Namespace(
+        steps=[], tiny=True, out=tmp_path, model=None, evidence=None, limit=100.0, here=False
     )  # fmt: skip
-    said, *others = done.stdout.splitlines()
-    assert said.startswith("transformers 5.17.0 is not what pyproject.toml asks for (transformers>=5.")
-    assert others[0] == "large: done" and done.returncode == 0
-    none = stub(tmp_path / "none", f'case $1 in */packages.py) exec {sys.executable} -S "$@";; esac')
-    done = bash(GPU / "run.sh", "--tiny", "large", OUT=tmp_path / "other", PYTHON=none)
-    assert done.returncode == 2 and not (tmp_path / "other").exists() and calls(none) == []
-    assert "has no torch, transformers, peft, accelerate, which no bundle carries" in done.stderr
 
 
-@pytest.mark.parametrize(("words", "part"), [(["nf5"], "no step nf5; known: equality"), (["large"], "does not start")])
-def test_run_refuses_what_it_does_not_know(tmp_path, words, part):
-    python = tmp_path / "nowhere" if "large" in words else "true"
-    done = bash(GPU / "run.sh", *words, OUT=tmp_path / "out", PYTHON=python)
-    assert done.returncode == 2 and part in done.stderr and not (tmp_path / "out").exists()
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-def test_a_table_shows_the_latest_line_of_each_card_and_what_was_not_run(scripts):
-    Line, step = scripts["lines"].Line, scripts["steps"].STEPS["large"]
-    lines = [
-        Line(**HEAD, figure={"case": CASE, "seconds": 9.5}),
-        Line(**HEAD, figure={"case": CASE, "seconds": 8.25, "tokens_per_second": 12345, "liger": "none"}),
-        Line(**HEAD, figure={"case": CASE, "error": "out of memory"}),
-        Line(**{**HEAD, "card": "Card 2"}, figure={"case": CASE, "seconds": 1, "tiny": True}),
+@pytest.mark.parametrize("step", ["families", "training", "generation", "large"])
+def test_each_step_measures_what_its_lines_lack(module, options, tmp_path, step):
+    """Nothing is left over from one case to the next, and each figure says with which libraries it was measured."""
+    run, about = module("run"), module("steps").STEPS[step]
+    assert run.measured(step, options) == 0, lines(tmp_path)
+    found = {line["figure"]["case"]: line["figure"] for line in lines(tmp_path) if run.is_measured(line)}
+    assert sorted(found) == sorted(about.tiny) and set(about.tiny) <= set(about.cases)
+    for case, figure in found.items():
+        assert figure["tiny"] and figure["transformers"] and figure["liger"] and about.columns.keys() & figure.keys()
+        if "all replayed" in case or "dense" in case:
+            assert figure["replayed"] == figure["micro_batches"] > 0, case
+    before = lines(tmp_path)
+    assert run.measured(step, options) == 0 and lines(tmp_path) == before
+
+
+def test_what_was_cut_off_comes_last_and_what_failed_is_tried_again(module, options, tmp_path, monkeypatch):
+    run, measure, seen = module("run"), module("measure"), []
+    first, second = module("steps").STEPS["families"].tiny
+
+    def measured(setting: Any, step: str, case: str) -> dict[str, Any]:
+        seen.append(case)
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        if len(seen) == 2:
+            raise ValueError("once")
+        return {"seconds": 1}
+
+    monkeypatch.setattr(measure, "measured", measured)
+    with pytest.raises(KeyboardInterrupt):
+        run.measured("families", options)
+    assert run.measured("families", options) == 1 and seen == [first, second, first]
+    assert run.measured("families", options) == 0 and seen[3:] == [second]
+    (tmp_path / "results.jsonl").unlink()
+    options.limit = 0.0
+    assert run.measured("families", options) == 75 and len(lines(tmp_path)) == 2
+
+
+def test_a_step_is_stopped_when_its_time_is_up_and_without_a_base_it_is_skipped(module, options, capsys):
+    run = module("run")
+    assert run.started("evidence", options) == 0 and "skipped, it needs --model" in capsys.readouterr().out
+    options.tiny, options.limit = False, 0.01
+    assert run.started("large", options) == 75 and capsys.readouterr().out == "large: time is up\n"
+
+
+def test_an_unknown_step_is_refused():
+    done = subprocess.run([sys.executable, GPU / "run.py", "nf5"], capture_output=True, text=True)
+    assert done.returncode == 2 and "there is no step nf5; known: equality families" in done.stderr
+
+
+def test_a_table_shows_the_latest_line_of_each_card_and_what_was_not_run(module):
+    table, step = module("table"), module("steps").STEPS["large"]
+    given = [
+        {**HEAD, "figure": {"case": CASE, "seconds": 9.5}},
+        {**HEAD, "figure": {"case": CASE, "seconds": 8.25, "tokens_per_second": 12345, "liger": "none"}},
+        {**HEAD, "card": "Card 2", "figure": {"case": CASE, "seconds": 1, "tiny": True}},
     ]
-    _, _, *rows = scripts["table"].table(step, lines).splitlines()
+    _, _, *rows = table.table(step, given).splitlines()
     assert rows[0] == f"| {CASE} | 8.25 | 12,345 |  |  |  | Card 1, 2.11, abc, liger none |"
     assert rows[1] == f"| {CASE} | 1 |  |  |  |  | Card 2, tiny shapes, 2.11, abc |"
     assert rows[2].startswith(f"| {len(step.cases) - 1} of {len(step.cases)} cases: not run |") and not rows[3:]
 
 
-def test_goals_are_ratios_of_what_one_card_measured(scripts):
+def test_goals_are_ratios_of_what_one_card_measured(module):
     """As a run has it, if that was measured, and not with all replayed; of part of the answers the whole is told."""
-    Line, goals = scripts["lines"].Line, scripts["table"].goals
+    goals = module("table").goals
 
-    def line(card: str, case: str, **figure: float):
-        return Line(**{**HEAD, "card": card}, figure={"case": case, **figure})
+    def line(card: str, case: str, **figure: float) -> dict[str, Any]:
+        return {**HEAD, "card": card, "figure": {"case": case, **figure}}
 
     base = "llama-3.2-3b, 8 clients"
     before = [
@@ -105,29 +127,88 @@ def test_goals_are_ratios_of_what_one_card_measured(scripts):
     assert [row.split(" | ")[-2:] for row in goals(now).splitlines()[7:8]] == [["10", "reached |"]]
 
 
-def test_the_page_is_what_the_kept_lines_say(scripts):
-    table = scripts["table"]
+def test_the_page_is_what_the_kept_lines_say(module):
+    table = module("table")
     page = table.PAGE.read_text()
-    assert table.written(page, list(scripts["lines"].read(table.KEPT))) == page
+    assert table.written(page, list(module("run").read(table.KEPT))) == page
     assert page.count("<!-- figures of ") == 3
 
 
-def test_new_lines_are_kept_once_and_tiny_ones_never(scripts, tmp_path, monkeypatch):
-    page, kept, results = tmp_path / "page.md", tmp_path / "kept.jsonl", tmp_path / "results.jsonl"
+def test_new_lines_are_kept_once_and_tiny_ones_never(module, tmp_path, monkeypatch):
+    table, page, kept, results = module("table"), *(tmp_path / name for name in ("page.md", "kept.jsonl", "new.jsonl"))
     page.write_text("# Page\n\n<!-- figures of large, written -->\nold\n<!-- end -->\nbehind\n")
     figures = [{"case": CASE, "seconds": 2}, {"case": CASE, "tiny": True, "seconds": 3}, {"case": CASE, "error": "no"}]
-    results.write_text("".join(json.dumps({**HEAD, "figure": figure}) + "\n" for figure in figures))
-    words = ["table.py", str(results), "--write", "--kept", str(kept), "--page", str(page)]
+    results.write_text("".join(json.dumps({**HEAD, "figure": figure}) + "\n" for figure in figures) + '{"step')
+    monkeypatch.setattr(table, "KEPT", kept)
+    monkeypatch.setattr(table, "PAGE", page)
     for _ in range(2):
-        monkeypatch.setattr(sys, "argv", words)
-        scripts["table"].main()
+        monkeypatch.setattr(sys, "argv", ["table.py", str(results), "--write"])
+        table.main()
     assert [json.loads(line)["figure"] for line in kept.read_text().splitlines()] == figures[:1]
     text = page.read_text()
     assert f"| {CASE} | 2 |" in text and "old" not in text and text.endswith("\nbehind\n")
 
 
-def test_a_damaged_line_is_named(scripts, tmp_path):
-    path = tmp_path / "results.jsonl"
-    path.write_text('{"step": "large"}\n')
-    with pytest.raises(SystemExit, match="has not the keys of a figure"):
-        list(scripts["lines"].read(path))
+def made(folder: Path, *words: str) -> Path:
+    """A bundle; skipped where there is no commit to pack."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("a bundle is made of a commit, and this is no clone")
+    done = subprocess.run([sys.executable, GPU / "bundle.py", folder, *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_a_bundle_holds_the_code_of_a_commit(tmp_path):
+    bundle = made(tmp_path / "out", "--code-only")
+    assert {path.name for path in bundle.iterdir()} == {"run.sh", "commit", "code", "package", "wheels"}
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
+    assert head.startswith((bundle / "commit").read_text().strip())
+    for name in ("tasks/__init__.py", "eval/plots.py", "assets/tiny-base/config.json", "scripts/runs/flan.yaml"):
+        assert (bundle / "package/llm_fed" / name).is_file()
+    again = subprocess.run([sys.executable, GPU / "bundle.py", bundle], capture_output=True, text=True)
+    assert again.returncode == 2 and "is not empty" in again.stderr
+
+
+def test_what_is_carried(module):
+    """What conftest.py imports, transformers, and kernels that the extra `gpu` names."""
+    names = {re.split("[=<>]", each)[0] for each in module("bundle").carried()}
+    assert {"bitsandbytes", "hypothesis", "liger-kernel", "matplotlib", "omegaconf", "pytest"} <= names
+    assert {"transformers", "tokenizers", "huggingface-hub"} <= names
+    assert not names & {"torch", "peft", "accelerate", "numpy", "pyarrow", "llm-fed"}
+
+
+def test_wheels_are_lightened_but_for_what_is_needed(module, tmp_path):
+    kept = {"a/libbitsandbytes_cpu.so", "a/libbitsandbytes_cuda130.so", "a/code.py", "fontTools/agl.py", "a/more.so"}
+    left = {"a/libbitsandbytes_cuda128.so", "a/tests/data.bin", "a/code.c", "fontTools/misc/bezier.so"}
+    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
+        for file in kept | left:
+            wheel.writestr(file, b"x")
+    module("bundle").lighten(tmp_path / "a.whl", {"cpu", "cuda130"})
+    assert set(zipfile.ZipFile(tmp_path / "a.whl").namelist()) == kept
+
+
+@pytest.mark.slow
+def test_a_bundle_runs_where_there_is_little_else_than_torch(module, tmp_path):
+    """With tiny shapes, from another folder; the base of `start` is the package's own, and the evidence is skipped."""
+    words = ["download", "--quiet", "--no-deps", "--retries", "0", "--dest", str(tmp_path / "index"), "iniconfig"]
+    if subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True).returncode:
+        pytest.skip("no index of packages can be reached")
+    bundle, scripts = made(tmp_path / "out", "--cuda", "130"), module("bundle")
+    venv.create(tmp_path / "bare", symlinks=True)
+    site = next((tmp_path / "bare/lib").glob("python*/site-packages"))
+    for name in scripts.closure(scripts.PRESENT, without=["typer"]):
+        its = distribution(name)
+        for top in {file.parts[0] for file in its.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            if not (site / top).exists():
+                (site / top).symlink_to(str(its.locate_file(top)))
+    done = subprocess.run(
+        ["bash", bundle / "run.sh", "--tiny", "--out", "results"], cwd=tmp_path, capture_output=True, text=True,
+        env={"PYTHON": str(tmp_path / "bare/bin/python"), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout.count(": done\n") == 7, (done.stdout, done.stderr[-3000:])
+    steps = module("steps").STEPS
+    found = {
+        (line["step"], line["figure"]["case"]) for line in lines(tmp_path / "results") if "error" not in line["figure"]
+    }
+    assert found == {(name, case) for name, step in steps.items() for case in step.tiny if name != "evidence"}
+    assert {line["commit"] for line in lines(tmp_path / "results")} == {(bundle / "commit").read_text().strip()}

@@ -86,20 +86,3 @@ def test_base_and_rule_stand_first_and_are_no_methods(script):
     assert " > rule" not in table and " ~ " not in table
     with pytest.raises(UserError, match="it has fedit"):
         script.report(lines, ["rule"])
-
-
-def test_the_script_prints_both_rows_and_keeps_them(small, analysis, tmp_path, capsys):
-    kept = tmp_path / "rows.jsonl"
-    kept.write_text(json.dumps({"row": "fedit", "seed": 0, "scores": {"ada": 1.0}}) + "\n")
-    config = small.config(tmp_path / "c.yaml")
-    for _ in range(2):  # the second time its rows take the place of those of the first
-        analysis("baselines", config, "--draws", "2", "--to", kept)
-    said = capsys.readouterr().out
-    assert "| rule | 2 | 100.0 ± 0.0 | 100.0 ± 0.0 |" in said and "| base | 2 |" in said
-    assert "| ada | 0.0 ± 0.0 | 100.0 ± 0.0 | most frequent answer |" in said
-    lines = [json.loads(line) for line in kept.read_text().splitlines()]
-    assert [(line["row"], line["seed"]) for line in lines] == [
-        ("fedit", 0), ("base", 0), ("base", 1), ("rule", 0), ("rule", 1),
-    ]  # fmt: skip
-    analysis("baselines", config, "--no-base")
-    assert "| base |" not in capsys.readouterr().out

@@ -19,41 +19,20 @@ from llm_fed.tasks.partition import OWN
 
 FOLDER = Path(__file__).parents[2] / "scripts" / "runs"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+_PATH, _BOTH = ["task.path=data"], ["base.name=base", "task.path=data"]
 OPEN = {  # what a file leaves to the command line
-    "flan_cpu.yaml": ["base.name=base", "task.path=data"],
-    "flan_curve.yaml": ["base.name=base", "task.path=data"],
-    "flan_methods.yaml": ["base.name=base", "task.path=data"],
-    "feddle_cpu.yaml": ["task.path=data"],
-    "fedmerge_cifar100_cpu.yaml": ["task.path=data"],
-    "fedmerge_pacs_cpu.yaml": ["task.path=data"],
-    "fedmoe_cpu.yaml": ["task.path=data"],
-    "fedmoe_gate.yaml": ["task.path=data"],
-    **dict.fromkeys(
-        [
-            f"fedllm_bench_{name}.yaml"
-            for name in ("aya", "chatbotit", "chatbotpa", "wildchat_single", "wildchat_multi")
-        ],
-        ["task.path=data"],
-    ),
-    "potara_vit_cpu.yaml": ["base.name=base", "task.path=data"],
-    "flan_smollm2.yaml": ["base.name=base", "task.path=data"],
-    "flan_smollm2_cpu.yaml": ["base.name=base", "task.path=data"],
-    "preferences_cpu.yaml": ["base.name=base", "task.path=data"],
-    **dict.fromkeys(
-        [
-            "default_method.yaml",
-            "default_method_200.yaml",
-            "default_method_rates.yaml",
-            "real_rows.yaml",
-            "real_potara.yaml",
-            "contradictions.yaml",
-            "shared_facts.yaml",
-        ],
-        ["base.name=base", "task.path=data"],
-    ),
+    **dict.fromkeys((
+        "feddle_cpu.yaml", "fedmerge_cifar100_cpu.yaml", "fedmerge_pacs_cpu.yaml", "fedmoe_cpu.yaml",
+        "fedmoe_gate.yaml", *(path.name for path in FOLDER.glob("fedllm_bench_*.yaml")),
+    ), _PATH),
+    **dict.fromkeys((
+        "flan_cpu.yaml", "flan_curve.yaml", "flan_methods.yaml", "potara_vit_cpu.yaml", "flan_smollm2.yaml",
+        "flan_smollm2_cpu.yaml", "preferences_cpu.yaml", "default_method.yaml", "default_method_200.yaml",
+        "default_method_rates.yaml", "real_rows.yaml", "real_potara.yaml", "contradictions.yaml", "shared_facts.yaml",
+        "classification_cpu.yaml",
+    ), _BOTH),
     "quickstart_ifca.yaml": ["base.name=base"],
-    "classification_cpu.yaml": ["base.name=base", "task.path=data"],
-}
+}  # fmt: skip
 
 
 def checked(name: str, words: list[str]) -> Config:

@@ -49,10 +49,9 @@ KINDS = (
 )  # fmt: skip
 EXCEL = importlib.util.find_spec("openpyxl") is not None
 JUNK = (".DS_Store", "Thumbs.db", "._x.jsonl", ".gitattributes", "__MACOSX/._north.jsonl")
-OTHER = ("README.md", "LICENSE", "notes.docx", "make.py", ".hidden.jsonl")
+OTHER = ("README.md", "LICENSE", "notes.docx", "make.py", ".hidden.jsonl")  # of these is said that they are not used
 BY_COLUMN = ("one file", "split files", "hub", "parquet branch", "years", "spark")  # a column names the client
 LAYOUTS = (*BY_COLUMN, "files", "folders", "split folders", "client shards", "numbered", "one folder")
-WITH_SPLITS = ("split files", "hub", "parquet branch", "split folders")  # a folder with these may be that of a client
 BAD = {"answer": ""}  # laid over a row, it cannot be used
 
 
@@ -71,11 +70,8 @@ class Form:
     decomposed: bool  # names of files
     shards: int
     columns: dict[str, str]
-    index: bool  # an unnamed column of numbers
     source: bool  # a column that means nothing
-    junk: tuple[str, ...]
-    other: tuple[str, ...]
-    around: str  # a folder around all
+    other: tuple[str, ...]  # files beside the data
 
 
 @dataclass
@@ -117,7 +113,6 @@ def form(draw: random.Random, federation: Federation) -> Form:
     several = len(federation.rows) > 1
     if layout == "one folder" and not several:
         layout = "folders"  # a folder that is alone is taken for one around all
-    around = ["", "", "", "data/"] + (["export of May/"] if several and layout not in WITH_SPLITS else [])
     kinds = [kind for kind in KINDS if kind != "xlsx" or EXCEL]
     return Form(
         layout=layout,
@@ -131,11 +126,8 @@ def form(draw: random.Random, federation: Federation) -> Form:
         decomposed=draw.random() < 0.3,
         shards=draw.randint(1, 3),
         columns={role: draw.choice(names) for role, names in NAMES.items()},
-        index=draw.random() < 0.3,
         source=draw.random() < 0.2,
-        junk=tuple(draw.sample(JUNK, draw.randint(0, 2))),
-        other=tuple(draw.sample(OTHER, draw.choice((0, 0, 1, 2)))),
-        around=draw.choice(around),
+        other=tuple(draw.sample((*JUNK, *OTHER), draw.choice((0, 0, 1, 2)))),
     )
 
 
@@ -149,18 +141,17 @@ def write(federation: Federation, form: Form, folder: Path, draw: random.Random,
         kind = form.kinds[number % len(form.kinds)]
         if number == spoilt:
             rows = [*rows[:-1], (rows[-1][0], rows[-1][1] | BAD), rows[-1]]
-        written.lines |= _file(federation, form, folder / form.around, stem, kind, rows, by_column)
+        written.lines |= _file(federation, form, folder, stem, kind, rows, by_column)
         written.bad = stem if number == spoilt else written.bad
-    for name in (*form.junk, *form.other):
+    for name in form.other:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text('{"question": "no", "answer": "no"}\n')
-    if form.other:
+    if {*form.other} & {*OTHER}:
         written.lines.add("not used")
     if form.layout == "years":
         written.columns = ColumnsConfig(client=form.columns["client"])
     if form.layout == "one file":
-        (written.path,) = [path for path in (folder / form.around).iterdir() if not path.name.startswith((".", "__"))
-                           and path.name not in (*form.other, *form.junk)]  # fmt: skip
+        written.path = next(path for path in folder.iterdir() if path.name.lower().startswith("everything"))
         written.lines.discard("not used")
         written.lines |= {"not used"} if form.source else set()
     for client, splits in federation.rows.items():
@@ -256,7 +247,7 @@ def _file(
     if is_table:
         separator = "\t" if kind == "tsv" else form.separator
         text = _csv(values, separator, form)
-        said |= {"read"} if separator != "," and kind != "tsv" and len(values[0]) + form.index > 1 else set()
+        said |= {"read"} if separator != "," and kind != "tsv" and len(values[0]) > 1 else set()
     elif is_text:
         text = _json(values, kind, form)
     if is_text:
@@ -279,10 +270,9 @@ def _csv(values: list[dict[str, Any]], separator: str, form: Form) -> str:
     # Python's writer leaves other line ends than its own without quotation marks.
     quoting = csv.QUOTE_MINIMAL if form.ends == "\n" else csv.QUOTE_NONNUMERIC
     writer = csv.writer(target, delimiter=separator, lineterminator=form.ends, quoting=quoting)
-    writer.writerow([*([""] if form.index else []), *values[0]])
-    for number, row in enumerate(values):
-        cells = [json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for v in row.values()]
-        writer.writerow([*([number] if form.index else []), *cells])
+    writer.writerow(values[0])
+    for row in values:
+        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for v in row.values()])
         if form.blank:
             target.write(form.ends)
     return target.getvalue()

@@ -18,7 +18,7 @@ from llm_fed.tasks.control import answer_of, reasoning, without_surrogates
 from llm_fed.tasks.conversations import encoded
 from llm_fed.tasks.templates import around, encode_continuation, filled
 
-TOOLS = ("qwen3, its own", "bytes, with tools", "bytes with BOS, with tools")  # whose templates write calls
+TOOLS = ("bytes, with tools", "bytes with BOS, with tools")  # whose templates write calls
 
 
 def check_asked(tokenizer: PreTrainedTokenizerFast, template: Template, example: Example, lossless: bool) -> Query:

@@ -1,8 +1,7 @@
-"""Tiny runs of every family of methods and of what else decides how a round goes, for `llm-fed audit`."""
+"""Tiny runs of several methods and of what else decides how a round goes, for `llm-fed audit`."""
 
 import json
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from battery import SETTINGS
 from rich.console import Console
 
-from llm_fed import methods
 from llm_fed.audit.audit import audit
 from llm_fed.audit.findings import Audit
 from llm_fed.basics import checksum
@@ -25,34 +23,18 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
 from llm_fed.settings.config import Config
 
-_AT_SERVER = {"task": {"server": {"examples": 2}}}
-_CHANGES: dict[str, dict[str, Any]] = {
-    "scaffold": {"local": {"optimizer": "sgd", "momentum": 0.0}},
-    **dict.fromkeys(("center", "fed+ft", "hfcl", "feddf", "feddle"), _AT_SERVER),
-}
 OF_IMAGES = ", image models"
 FAMILIES: dict[str, dict[str, Any]] = {
-    name: {"method": {"name": name, **SETTINGS.get(name, {})}, **_CHANGES.get(name, {})}
-    for name, method in methods.BUILTIN.items()
-    if not method.whole_models
-} | {
-    "feddle, late answers": {"method": {"name": "feddle"}, "delay": {"sigma": 1.0}, **_AT_SERVER},
-    "fedbuff, answers that never come": {
-        "method": {"name": "fedbuff", "buffer": 2}, "delay": {"sigma": 0.8, "drop_out": 0.3}, "rounds": 4,
+    **{name: {"method": {"name": name, **SETTINGS.get(name, {})}} for name in ("fedit", "local", "fedmerge", "fedsa")},
+    "scaffold": {"method": {"name": "scaffold"}, "local": {"optimizer": "sgd", "momentum": 0.0}},
+    "feddle, late answers": {
+        "method": {"name": "feddle"}, "delay": {"sigma": 1.0}, "task": {"server": {"examples": 2}},
     },
     "half of the clients": {"participation": 0.5, "rounds": 4},
-    "one client after another": {"clients_per_pass": 1},
-    "messages of few bits": {"transport": {"up": "int8", "down": "bfloat16"}},
     "flora, unequal ranks": {"method": {"name": "flora"}, "adapter": {"rank": [1, 2, 3]}, "participation": 0.7},
-    "noise at the server": {"privacy": {"clip": 1.0, "noise": 0.5}, "participation": 0.7},
-    "sums that nobody sees through": {"privacy": {"secure": True}},
-    "noise at the clients": {"privacy": {"clip": 1.0, "noise": 0.1, "where": "client"}},
     "scored every second round": {"eval": {"every": 2}, "checkpoint": {"every": 2, "keep": 1}},
-    "memories": {"method": {"name": "fedsa"}},
-    "base scored": {"eval": {"base": True}},
     "resumed": {},
-    "extended": {"local": {"lr_end": 0.05}},
-} | {name + OF_IMAGES: {} for name in image_runs.RUNS}  # fmt: skip
+}  # fmt: skip
 _BASES = Bases()
 
 
@@ -77,12 +59,10 @@ def configured(family: str, data: Path) -> Config:
 
 
 def train(family: str, config: Config, folder: Path) -> Path:
-    """A run of a family; `resumed` is interrupted in its second round, and `extended` ends a round early at first."""
+    """A run of a family; `resumed` is interrupted in its second round."""
     if family == "resumed":
         with suppress(KeyboardInterrupt):
             run.train(config, folder, reporter=_Stop(Console(quiet=True)), base=_BASES.of(config))
-    if family == "extended":
-        run.train(replace(config, rounds=config.rounds - 1), folder, reporter=_quiet(), base=_BASES.of(config))
     run.train(config, folder, reporter=_quiet(), base=_BASES.of(config))
     return folder
 

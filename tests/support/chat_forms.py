@@ -174,23 +174,6 @@ FORMS = {
         _as_is,
     ),
 }  # fmt: skip
-OWN = {  # what the chat templates of real bases write
-    "qwen3": Form("", _with_reasoning, end="<|im_end|>"),
-    "qwen25": Form("", _as_is, end="<|im_end|>"),
-    "chatmlbase": Form("", _as_is, end="<|im_end|>"),
-    "thinker": Form("", _without_reasoning, end="<|im_end|>"),
-    "gemma": Form("", _stripped, _stripped, end="<end_of_turn>", trims_system=False),
-    "gemma2": Form("", _stripped, _stripped, end="<end_of_turn>", system=False),
-    "llama3": Form("", _stripped, _stripped, end="<|eot_id|>"),
-    "mistral": Form("", _as_is, end="</s>", system=False),
-}
-STYLES = {
-    "gemma": Style("<start_of_turn>", "<end_of_turn>", "<bos>"),
-    "gemma2": Style("<start_of_turn>", "<end_of_turn>", "<bos>"),
-    "llama3": Style("<|start_header_id|>", "<|eot_id|>", "<|begin_of_text|>"),
-    "llama2": Style("<s>", "</s>", "<s>"),
-    "mistral": Style("<s>", "</s>", "<s>"),
-}
 CHATML = Style("<|im_start|>", "<|im_end|>", "")
 
 

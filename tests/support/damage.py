@@ -99,7 +99,8 @@ class Damaged:
         """What is wrong with what a command does; empty if nothing is."""
         what, code, said, result = self._done(name, command, lambda run: damage(run / file, random.Random(seed)))
         lines = [line for line in said.splitlines() if line.startswith("llm-fed: ")]
-        if code not in (0, 1, 2) or "Traceback" in said or (code and not lines and command not in ("audit", "compare")):
+        ends = (0, 1, 2, 3) if command == "audit" else (0, 1, 2)
+        if code not in ends or "Traceback" in said or (code and not lines and command not in ("audit", "compare")):
             return f"{what}: exit code {code}: {said[-2500:]}"
         if found := _UNPRINTABLE.search(said):
             return f"{what}: prints {found[0]!r}: {said[max(0, found.start() - 200) : found.end() + 80]!r}"

@@ -88,7 +88,8 @@ class Links:
             if _content(victim) != before:
                 return f"the victim's folder has changed (exit code {code}): {said[-200:]}"
             lines = [line for line in said.splitlines() if line.startswith("llm-fed: ")]
-            if code not in (0, 1, 2) or "Traceback" in said or (code and not lines):
+            could_not_verify = command == "audit" and code == 3
+            if code not in (0, 1, 2, 3) or "Traceback" in said or (code and not lines and not could_not_verify):
                 return f"exit code {code}: {said[-1500:]}"
         return ""
 

@@ -144,7 +144,7 @@ def _process(terminal: Terminal, words: list[str], out: str, err: str) -> None:
     torch.set_num_threads(1)
     patch = pytest.MonkeyPatch()
     without.disks(patch)
-    without.pictures(patch, "never")
+    without.pictures(patch)
     try:
         _become(terminal, out, err)
         code = _command(words)

@@ -25,8 +25,6 @@ from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.fit import FusedFit
 from llm_fed.engine.generation import generate, option_log_likelihoods
-from llm_fed.merge.delta import beneath, of_pairs
-from llm_fed.method.optimizer import Tail
 from llm_fed.method.requests import Distillation, Fit, PerExample
 from llm_fed.models.lora import Lora
 from llm_fed.testing.tiny import language_base
@@ -35,25 +33,19 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts/bench"))
 from pretended import DEVICE, Pretended, attention, moved  # noqa: E402
 
 LORA = Lora(rank=3, alpha=5, dropout=0.0, target_modules=("q_proj", "v_proj"))
-ROUTED, MIXED = (LORA.with_experts("one", "two", gate=gate) for gate in ("router", "mix"))
+ROUTED = LORA.with_experts("one", "two", gate="router")
 
 
-def jobs(
-    structure: Lora = LORA,
-    kind: str = "llama",
-    clients: Sequence[int] = (0, 1, 2),
-    dtype: torch.dtype = torch.float32,
-    **settings: Any,
-) -> list[Fit]:
+def jobs(structure: Lora = LORA, dtype: torch.dtype = torch.float32, **settings: Any) -> list[Fit]:
     """Of one learning rate, so that they step together."""
-    made = cohort(tiny.build(kind), structure, dtype, clients=clients, **settings)
+    made = cohort(tiny.build("llama"), structure, dtype, **settings)
     return [replace(job, optimizer=replace(job.optimizer, lr=0.1)) for job in made]
 
 
-def step(jobs: Sequence[Fit], kind: str = "llama", number: int = 0) -> tuple[int, int]:
+def step(jobs: Sequence[Fit], number: int = 0) -> tuple[int, int]:
     """The last of the first steps up to this one."""
     with Pretended() as device:
-        fused = FusedFit(AdaptedModel(moved(tiny.build(kind)), jobs[0].structure, budget=1000), jobs)  # type: ignore[arg-type]
+        fused = FusedFit(AdaptedModel(moved(tiny.build("llama")), jobs[0].structure, budget=1000), jobs)  # type: ignore[arg-type]
         losses = torch.zeros(len(jobs), device=DEVICE)
         passed, read = passes.one_pass, []
 
@@ -152,10 +144,10 @@ def losses(budget: int) -> tuple[int, int]:
         return device.counted()
 
 
-def write(path: str, *names: str) -> None:
-    """JSON: launches and waits of these cases, or of all; or the error that ends the process."""
+def write(path: str) -> None:
+    """JSON: launches and waits of all cases; or the error that ends the process."""
     try:
-        text = json.dumps({name: case() for name, case in cases().items() if not names or name in names})
+        text = json.dumps({name: case() for name, case in cases().items()})
     except BaseException:
         Path(path).write_text(traceback.format_exc())
         raise
@@ -165,31 +157,15 @@ def write(path: str, *names: str) -> None:
 def cases() -> dict[str, Callable[[], tuple[int, int]]]:
     plain = jobs()
     pupil = replace(plain[0], loss=Distillation([job.start for job in plain[1:]]))
-    product = {"model.layers.0.self_attn.q_proj": (torch.ones(24, 1), torch.ones(1, 24))}
-    lifted = [replace(job, start=beneath(job.start, of_pairs(product, job.start))) for job in plain[:2]]
     return {
         "one client": lambda: step(plain[:1], number=1),
         "three clients": lambda: step(plain, number=1),
         "one client, clipped": lambda: step(jobs(clip=1.0, clients=[0]), number=1),
         "three clients, clipped": lambda: step(jobs(clip=1.0), number=1),
-        "proximal, decay": lambda: step(jobs(proximal=0.1, decay="cosine")),
-        "sgd, tail, rates": lambda: step(jobs(name="sgd", momentum=0.9, tail=Tail(0.1, 1), lr_of={"lora_B": 0.1})),
-        "correction": lambda: step(
-            [replace(job, optimizer=replace(job.optimizer, correction=job.start)) for job in plain]
-        ),
         "private": lambda: step([replace(job, private=PerExample(0.5, 0.3, 4.0, Secret.fresh())) for job in plain]),
-        "router": lambda: step(jobs(ROUTED)),
-        "mix": lambda: step([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
         "teachers": lambda: step([pupil]),
-        "beneath": lambda: step([*lifted, plain[2]]),
-        "qwen3": lambda: step(jobs(kind="qwen3"), "qwen3"),
-        "gpt2": lambda: step(jobs(replace(LORA, target_modules=("c_attn",)), "gpt2"), "gpt2"),
-        "captured": lambda: captured(plain),
-        "captured, dropout": lambda: captured(jobs(replace(LORA, dropout=0.1))),
         "captured, router": lambda: captured(jobs(ROUTED)),
-        "captured, mix": lambda: captured([replace(job, mix=(0.3, 0.7)) for job in jobs(MIXED)]),
         "as by default": lambda: as_by_default(jobs(replace(LORA, rank=8), dtype=torch.bfloat16)),
-        "answers of equal prompts": lambda: answers([[5, 6], [7, 8], [9, 3]], 2),
         "answers of unequal prompts": lambda: answers([[5, 6, 7], [8, 9], [3]], 2),
         "answers, captured": lambda: answers([[5, 6, 7], [8, 9], [3]], 2, capture.Captures()),
         "scores of three options": lambda: options(1),

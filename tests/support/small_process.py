@@ -128,7 +128,7 @@ def _run(words: list[str], log: str, kill: Any, largest_file: int | None) -> Non
     without.disks(patch)
     without.measures(patch)
     if not largest_file:
-        without.pictures(patch, "never")
+        without.pictures(patch)
     if kill:
         kill.arm()
     if largest_file:

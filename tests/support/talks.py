@@ -10,15 +10,14 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import Any
 
 from asked import TOOLS, check_asked, check_bare, with_tools
-from chat_forms import BLOCK, CHATML, FORMS, OWN, STYLES, Form, form_for
+from chat_forms import BLOCK, FORMS, Form, form_for
 from odd_tokenizers import WORDS, tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from llm_fed.tasks.common import Encoded, Example, Template, Turn
 from llm_fed.tasks.control import reasoning
@@ -240,23 +239,13 @@ Case = tuple[str, PreTrainedTokenizerFast, Form, bool]
 LOSSY = ("unigram", "words")
 
 
-def cases(bases: Path | None = None) -> list[Case]:
-    """Every tokenizer with every form, and the bases with their own templates: name, tokenizer, form, and whether the
-    tokenizer writes every text."""
-    made = [
+def cases() -> list[Case]:
+    """Every tokenizer with every form: name, tokenizer, form, and whether the tokenizer writes every text."""
+    return [
         (f"{kind}, {name}", tokenizer, form_for(name, style), kind not in LOSSY)
         for kind, (tokenizer, style) in tokenizers().items()
         for name in FORMS
     ]
-    for folder in sorted(bases.iterdir()) if bases else ():
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-        own = [("its own", OWN[folder.name])] if folder.name in OWN else []
-        style = STYLES.get(folder.name, CHATML)
-        for name, form in [*own, *((name, form_for(name, style)) for name in FORMS)]:
-            made.append(
-                (f"{folder.name}, {name}", tokenizer, replace(form, text=form.text or tokenizer.chat_template), True)
-            )
-    return made
 
 
 def attempt(case: Case, draw: random.Random) -> list[Turn]:

@@ -8,9 +8,9 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -38,49 +38,28 @@ _HEADER = struct.pack(">IIBBBBB", 1, 1, 8, 0, 0, 0, 0)
 PIXEL = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", _HEADER) + _chunk(b"IDAT", zlib.compress(b"\0\0")) + _chunk(b"IEND", b"")
 
 
-def pictures(
-    patch: pytest.MonkeyPatch, drawn_here: Literal["always", "once", "never"] = "once", known: set[str] | None = None
-) -> None:
-    """Reports are written as always, but each picture is one pixel. Before that it is drawn of the run's numbers:
-    always, or once of each kind.
+def pictures(patch: pytest.MonkeyPatch, *, drawn_first: bool = False) -> None:
+    """Reports are written as always, but each picture is one pixel.
 
     Args:
-        known: kinds that were drawn before and are not drawn again; those that are drawn here join them.
+        drawn_first: whether it is drawn of the run's numbers before that.
     """
-    embed, kinds = drawn.embed, set[str]() if known is None else known
+    embed, pixel = drawn.embed, "data:image/png;base64," + base64.b64encode(PIXEL).decode()
 
-    def wanted(kind: str) -> bool:
-        first = kind not in kinds
-        kinds.add(kind)
-        return drawn_here == "always" or (drawn_here == "once" and first)
-
-    pixel = "data:image/png;base64," + base64.b64encode(PIXEL).decode()
-
-    def save(figure: Any, path: Any) -> Any:
-        files.write_file(path, PIXEL) if isinstance(path, Path) else path.write(
-            PIXEL
-        )  # replaces a link, as `style.save`
+    def save(figure: Any, path: Any) -> Any:  # replaces a link, as `style.save`
+        files.write_file(path, PIXEL) if isinstance(path, Path) else path.write(PIXEL)
         return path
 
     def embed_pixel(draw: partial[Path]) -> str:
-        if not wanted(draw.func.__name__):
-            return pixel
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(plots.style, "save", save)
-            return embed(draw)
-
-    def pixel_of(plot: Callable[..., Path]) -> Callable[..., Path]:
-        """Of a comparison: one picture is drawn, with the size that it has, and the others are one pixel."""
-
-        @wraps(plot)
-        def draw(path: Any, **given: Any) -> Any:
-            return plot(path, **given) if wanted(plot.__name__) else save(None, path)
-
-        return draw
+        if drawn_first:
+            with pytest.MonkeyPatch.context() as inner:
+                inner.setattr(plots.style, "save", save)
+                return embed(draw)
+        return pixel
 
     patch.setattr(drawn, "embed", embed_pixel)
-    for name in ("plot_bands", "plot_methods", "plot_tradeoff", "plot_verdict"):
-        patch.setattr(compare, name, pixel_of(getattr(compare, name)))
+    for name in ("plot_bands", "plot_methods", "plot_tradeoff", "plot_verdict") if not drawn_first else ():
+        patch.setattr(compare, name, lambda path, **given: save(None, path))
 
 
 def parsers(patch: pytest.MonkeyPatch) -> None:
