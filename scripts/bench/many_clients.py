@@ -1,7 +1,7 @@
 """Runs with very many clients, on a base so small that what is measured is all the rest: start, a round, scoring and
 handing out, in CPU seconds of one thread; peak memory and disk.
 
-python scripts/bench/many_clients.py --out FOLDER --clients 100 1000 10000 100000 [--methods fedit local] [--form files]
+python scripts/bench/many_clients.py --out FOLDER --clients 100 1000 10000 100000 [--methods fedit local]
 python scripts/bench/many_clients.py --out FOLDER --show [--plot docs/images/many_clients.png]
 
 Each run is a process of its own and becomes a line of FOLDER/measured.jsonl; the same command goes on after those that
@@ -25,8 +25,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pyarrow
-import pyarrow.parquet
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -41,7 +39,6 @@ from llm_fed.testing import tiny
 
 EXAMPLES = 4  # of each client
 ASKED = 100
-FORMS = ("jsonl", "parquet", "files", "folders")  # one file with a client column, or a file or folder per client
 IN_ROUNDS = ("broadcast", "local", "collect", "server", "checkpoint")
 CURVES = {"start": "start", "round": "a round", "scoring": "scoring all", "export": "handing out to all"}
 PARTS = {"test": "scoring", "writing the personal models": "export", "writing the report": "report"}
@@ -81,25 +78,13 @@ def rows(client: int) -> Iterator[dict[str, str]]:
         yield {"question": prompt, "answer": f"w{30 + client % 15} w{45 + client % 15}"}
 
 
-def write_data(folder: Path, form: str, clients: int) -> Path:
-    """The path of the data in this form, written where it is not there yet."""
-    path = folder / f"data-{clients}-{form}"
-    path = path.with_suffix(f".{form}") if form in ("jsonl", "parquet") else path
+def write_data(folder: Path, clients: int) -> Path:
+    """A file with a client column, written where it is not there yet."""
+    path, partial = folder / f"data-{clients}.jsonl", folder / "partial"
     if path.exists():
         return path
-    names = [f"client{number:06d}" for number in range(clients)]
-    partial = path.with_name(f"partial-{path.name}")
-    if form in ("jsonl", "parquet"):
-        table = [{"client": name, **row} for number, name in enumerate(names) for row in rows(number)]
-        if form == "parquet":
-            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(table), partial)
-        else:
-            partial.write_text("".join(json.dumps(row) + "\n" for row in table))
-    else:
-        for number, name in enumerate(names):
-            file = partial / (f"{name}.jsonl" if form == "files" else f"{name}/train.jsonl")
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("".join(json.dumps(row) + "\n" for row in rows(number)))
+    table = [{"client": f"client{number:06d}", **row} for number in range(clients) for row in rows(number)]
+    partial.write_text("".join(json.dumps(row) + "\n" for row in table))
     return partial.rename(path)
 
 
@@ -113,13 +98,13 @@ def write_base(folder: Path) -> Path:
 
 
 def measured(
-    folder: Path, method: str, clients: int, form: str, rounds: int, only_rounds: bool, more: list[str]
+    folder: Path, method: str, clients: int, rounds: int, only_rounds: bool, more: list[str]
 ) -> dict[str, Any]:
     """A whole run in this process, or its rounds."""
-    run = folder / f"run-{method}-{clients}-{form}"
+    run = folder / f"run-{method}-{clients}"
     experiment.quiet()
     config = configfile.load({}, [
-        "task.name=files", f"task.path={write_data(folder, form, clients)}", f"base.name={write_base(folder)}",
+        "task.name=files", f"task.path={write_data(folder, clients)}", f"base.name={write_base(folder)}",
         f"method={method}", f"rounds={rounds}", f"participation={min(1.0, ASKED / clients)}", "device=cpu",
         "adapter.rank=1", "adapter.target_modules=[q_proj, v_proj]", "task.template=plain", "task.max_length=32",
         "task.validation=0", "local.steps=2", "local.batch_size=2", "eval.metric=exact_match", "eval.max_new_tokens=2",
@@ -129,7 +114,7 @@ def measured(
     with signs.heard_by(timed), suppress(KeyboardInterrupt):
         experiment.train(config, run, fresh=True, reporter=timed)
     line = {
-        "method": method, "clients": clients, "form": form, "start": timed.start,
+        "method": method, "clients": clients, "start": timed.start,
         "round": statistics.median(timed.rounds[1:-1]), "whole": time.process_time() - timed.began,
         "wall": time.perf_counter() - began,
         "parts": {part: statistics.median(timed.parts[part][1:-1]) for part in IN_ROUNDS},
@@ -143,14 +128,14 @@ def measured(
 
 def show(lines: list[dict[str, Any]]) -> None:
     print(
-        "| method | clients | form | start, s | a round, s | scoring, ms each | export, ms each | report, s | "
-        "memory, GiB | disk, GiB |\n|---|---:|---|---:|---:|---:|---:|---:|---:|---:|"
+        "| method | clients | start, s | a round, s | scoring, ms each | export, ms each | report, s | "
+        "memory, GiB | disk, GiB |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
     for line in lines:
         each = [f"{1000 * line[part] / line['clients']:.2f}" if part in line else "" for part in ("scoring", "export")]
         report = f"{line['report']:.1f}" if "report" in line else ""
         print(
-            f"| {line['method']} | {line['clients']:,} | {line['form']} | {line['start']:.1f} | {line['round']:.3f} | "
+            f"| {line['method']} | {line['clients']:,} | {line['start']:.1f} | {line['round']:.3f} | "
             f"{' | '.join(each)} | {report} | {line['memory']:.2f} | {line['disk']:.3f} |"
         )
 
@@ -177,7 +162,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the data, the base and the results")
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1000])
     parser.add_argument("--methods", nargs="+", default=["fedit"], choices=methods.METHODS, metavar="METHOD")
-    parser.add_argument("--form", choices=FORMS, default="jsonl")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only-rounds", action="store_true", help="stop before any client is scored")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="more settings of the runs")
@@ -189,18 +173,18 @@ def main() -> None:
     results = given.out / "measured.jsonl"
     if given.here:
         (method,), (clients,) = given.methods, given.clients
-        line = measured(given.out, method, clients, given.form, given.rounds, given.only_rounds, given.set)
+        line = measured(given.out, method, clients, given.rounds, given.only_rounds, given.set)
         print(json.dumps(line))
         return
     done = read_records(results)
-    known = {(line["method"], line["clients"], line["form"], "export" not in line) for line in done}
+    known = {(line["method"], line["clients"], "export" not in line) for line in done}
     for clients in given.clients:
         for method in given.methods:
-            if given.show or (method, clients, given.form, given.only_rounds) in known:
+            if given.show or (method, clients, given.only_rounds) in known:
                 continue
             words = [
                 sys.executable, __file__, "--here", "--out", str(given.out), "--clients", str(clients), "--methods",
-                method, "--form", given.form, "--rounds", str(given.rounds),
+                method, "--rounds", str(given.rounds),
                 *(["--only-rounds"] if given.only_rounds else []), "--set", *given.set,
             ]  # fmt: skip
             environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
