@@ -35,49 +35,47 @@ def put(root: Path, **files: str) -> Path:
     return root
 
 
-MOUNT = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:26 {part} {mount} rw,nosuid shared:9 - {kind} {kind} rw,memory\n"
+def level(
+    folder: str, version: int, most: int | None, usage: int, cache: int = 0, high: int | None = None
+) -> dict[str, str]:
+    """The files of one group, as the kernel shows them."""
+    if version == 1:
+        named = {"memory.limit_in_bytes": most or 9223372036854771712, "memory.usage_in_bytes": usage}
+        return {f"{folder}/{name}": str(value) for name, value in named.items()} | {
+            f"{folder}/memory.stat": f"inactive_file 3\ntotal_inactive_file {cache}\n"
+        }
+    named = {"memory.max": most or "max", "memory.high": high or "max", "memory.current": usage}
+    stat = {f"{folder}/memory.stat": f"anon 1\ninactive_file {cache}\n"}
+    return {f"{folder}/{name}": str(value) for name, value in named.items()} | stat
 
 
 @pytest.mark.parametrize(
-    ("mount", "group", "files", "free"),
+    ("version", "path", "levels", "free"),
     [
-        # The job's limit of 4 GiB leaves 3, although the step within it has none.
-        (("/", "/sys/fs/cgroup", "cgroup2"), "0::/job_7/step_0",
-         {"sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/job_7/memory.max": 4 * GIB,
-          "sys/fs/cgroup/job_7/memory.current": GIB, "sys/fs/cgroup/job_7/step_0/memory.current": GIB}, 3 * GIB),
-        # Page cache can be taken back, `memory.high` is a limit, too, and the mount point's name has a space.
-        (("/", "/mnt/my\\040groups", "cgroup2"), "0::/a b",
-         {"mnt/my groups/a b/memory.max": 4 * GIB, "mnt/my groups/a b/memory.high": 3 * GIB,
-          "mnt/my groups/a b/memory.current": GIB, "mnt/my groups/a b/memory.stat": f"anon 1\ninactive_file {GIB}\n"},
-         3 * GIB),
-        # A namespace: the process sees its own group as the root of all.
-        (("/", "/sys/fs/cgroup", "cgroup2"), "0::/",
-         {"sys/fs/cgroup/memory.max": 2 * GIB, "sys/fs/cgroup/memory.current": 3 * GIB}, 0),
-        # A container of old: only its group is mounted, and /proc/self/cgroup has the path on the host.
-        (("/docker/x", "/sys/fs/cgroup/memory", "cgroup"), "9:pids:/other\n3:cpu,memory:/docker/x/inner",
-         {"sys/fs/cgroup/memory/memory.limit_in_bytes": 2 * GIB, "sys/fs/cgroup/memory/memory.usage_in_bytes": GIB,
-          "sys/fs/cgroup/memory/inner/memory.limit_in_bytes": 9223372036854771712,
-          "sys/fs/cgroup/memory/memory.stat": f"inactive_file 3\ntotal_inactive_file {GIB // 2}\n"}, 3 * GIB // 2),
+        (2, "/job/step", {"": (None, 50), "/job": (4000, 1000), "/job/step": (None, 1000)}, 3000),
+        (1, "/job/step", {"": (None, 50), "/job": (4000, 1000), "/job/step": (None, 1000)}, 3000),
+        (2, "/job/step", {"/job": (4000, 1000), "/job/step": (2000, 900, 400)}, 1500),  # page cache is free
+        (1, "/a b", {"": (9000, 0), "/a b": (2000, 900, 400)}, 1500),
+        (2, "/job", {"/job": (4000, 1000, 0, 3000)}, 2000),  # memory.high
+        (2, "/job", {"/job": (1000, 5000)}, 0),
+        (
+            2,
+            "/docker/abc",
+            {"": (3000, 500), "/docker/ab": (1000, 0)},
+            2500,
+        ),  # a container's path is the host's
+        (2, "/../..", {"": (3000, 500)}, 2500),
     ],
-)  # fmt: skip
-def test_the_smallest_rest_on_the_path_counts(tmp_path, mount, group, files, free):
-    part, place, kind = mount
-    files |= {"proc/self/mountinfo": MOUNT.format(part=part, mount=place, kind=kind), "proc/self/cgroup": f"{group}\n"}
+)
+def test_the_smallest_rest_on_the_path_counts(tmp_path, version, path, levels, free):
+    where = "sys/fs/cgroup" if version == 2 else "sys/fs/cgroup/memory"
+    files = {"proc/self/cgroup": f"9:pids:/other\n{'0::' if version == 2 else '3:cpu,memory:'}{path}\n"}
+    for name, values in levels.items():
+        files |= level(f"{where}{name}", version, *values)
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(str(text))
+        (tmp_path / name).write_text(text)
     assert min(limit.free for limit in cgroups.group_limits(tmp_path)) == free
-
-
-def test_a_name_that_begins_like_another_is_another(tmp_path):
-    """Mounted is /docker/ab, and the process is in /docker/abc: no part of its path is known to be mounted there but
-    the root."""
-    put(
-        tmp_path, proc__self__cgroup="0::/docker/abc\n", sys__fs__cgroup__c__memory_max="1000",
-        proc__self__mountinfo="30 22 0:26 /docker/ab /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-        sys__fs__cgroup__memory_max="3000", sys__fs__cgroup__memory_current="500",
-    )  # fmt: skip
-    assert [limit.free for limit in cgroups.group_limits(tmp_path)] == [2500]
 
 
 def test_without_proc_the_root_of_what_is_mounted_counts(tmp_path):
@@ -86,27 +84,15 @@ def test_without_proc_the_root_of_what_is_mounted_counts(tmp_path):
     assert limit == cgroups.MemoryLimit("memory.max of the control group /", 314572800, 209715200)
 
 
-def test_a_group_of_version_1_tells_of_limits_that_are_out_of_sight(tmp_path):
-    put(
-        tmp_path, proc__self__cgroup="4:memory:/\n", sys__fs__cgroup__memory__memory_stat=
-        "hierarchical_memory_limit 5000\ntotal_inactive_file 100\n",
-    )  # fmt: skip
-    (tmp_path / "sys/fs/cgroup/memory/memory.limit_in_bytes").write_text("9223372036854771712")
-    (tmp_path / "sys/fs/cgroup/memory/memory.usage_in_bytes").write_text("1100")
-    (limit,) = cgroups.group_limits(tmp_path)
-    assert (limit.size, limit.free) == (5000, 4000) and "hierarchical_memory_limit" in limit.name
-
-
 @pytest.mark.parametrize("text", ["", "max", "-1", "12 kB", "9" * 30, "\x00"])
 def test_what_is_no_limit(tmp_path, text):
     assert cgroups.tightest(put(tmp_path, sys__fs__cgroup__memory_max=text)) is None
 
 
 def test_limits_of_a_shell(tmp_path, monkeypatch):
-    """Of 1 MiB of address space the process has taken 10 kB; of data, which has no limit, 5."""
+    """Of 1 MiB of address space the process has taken 10 kB."""
     put(tmp_path, proc__self__status="VmSize:\t  10 kB\nVmData:\t 5 kB\n")
-    limits = {resource.RLIMIT_AS: (2**20, 2**30), resource.RLIMIT_DATA: (resource.RLIM_INFINITY,) * 2}
-    monkeypatch.setattr(resource, "getrlimit", limits.__getitem__)
+    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_AS: (2**20, 2**30)}.__getitem__)
     assert cgroups.tightest(tmp_path) == cgroups.MemoryLimit(
         "the limit on address space (ulimit -v)", 2**20, 2**20 - 10240
     )

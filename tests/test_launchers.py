@@ -48,7 +48,7 @@ def test_the_place_of_a_process(environment, expected):
     [
         ({"RANK": "2"}, "RANK=2 and WORLD_SIZE=2: ranks go up to 1; where no launcher started it: unset RANK "),
         ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number"),
-        ({"RANK": ""}, "RANK is not set, although this process seems to be one of a launch"),
+        ({"RANK": ""}, "RANK='' is no number, although this process seems to be one of a launch"),
         ({"LOCAL_RANK": "-1"}, "LOCAL_RANK='-1' is no number"),
     ],
 )
@@ -66,33 +66,28 @@ def test_a_place_that_cannot_be(changed, says):
 )
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 def test_any_environment_has_a_place_or_a_reason(environment):
-    """Nothing but a UserError is raised, and whoever is alone says which copy it is at most."""
+    """Nothing but a UserError is raised."""
     for look in (launchers.process_rank, launchers.check, launchers.notes):
         try:
             look(environment)
         except UserError as error:
             assert any(name in str(error) for name in environment)
-    assert isinstance(launchers.tasks(environment), str) and isinstance(launchers.wants_cpu(environment), bool)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "key"),
+    ("name", "value"),
     [
-        ("ACCELERATE_USE_FSDP", "true", "distributed_type: FSDP"),
-        ("ACCELERATE_USE_DEEPSPEED", "true", "distributed_type: DEEPSPEED"),
-        ("ACCELERATE_USE_MEGATRON_LM", "true", "distributed_type: MEGATRON_LM"),
-        ("PARALLELISM_CONFIG_TP_SIZE", "2", "parallelism_config_tp_size"),
-        ("PARALLELISM_CONFIG_CP_SIZE", "2", "parallelism_config_cp_size"),
-        ("PARALLELISM_CONFIG_DP_SHARD_SIZE", "4", "parallelism_config_dp_shard_size"),
-        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR", "dynamo_backend"),
-        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4", "gradient_accumulation_steps"),
-        ("ACCELERATE_MIXED_PRECISION", "fp8", "mixed_precision: fp8"),
+        ("ACCELERATE_USE_FSDP", "true"),
+        ("ACCELERATE_USE_DEEPSPEED", "true"),
+        ("PARALLELISM_CONFIG_TP_SIZE", "2"),
+        ("ACCELERATE_DYNAMO_BACKEND", "INDUCTOR"),
+        ("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4"),
+        ("ACCELERATE_MIXED_PRECISION", "fp8"),
     ],
 )
-def test_settings_that_are_not_ours(name, value, key):
-    with pytest.raises(UserError) as error:
+def test_settings_that_are_not_ours(name, value):
+    with pytest.raises(UserError, match=f"accelerate's configuration sets {name}={value}, which has no effect.*Leave"):
         launchers.check({**BY_ACCELERATE, name: value})
-    assert str(error.value).startswith(key) and name in str(error.value) and len(str(error.value)) < 400
 
 
 def test_settings_that_change_nothing_are_no_matter():
@@ -119,12 +114,6 @@ def test_who_seems_to_have_meant_several_processes_is_told():
     assert launchers.notes({}) == launchers.notes(torchrun(0, 2)) == launchers.notes(SLURM) == []
     assert "scripts/launch/cpu-2.yaml" in launchers.notes(BY_ACCELERATE)[0]
     assert launchers.notes({"WORLD_SIZE": "8"})[0].startswith("WORLD_SIZE=8 is set, but no LOCAL_RANK")
-
-
-def test_copies_of_a_command():
-    assert launchers.tasks({}) == launchers.tasks({**SLURM, "SLURM_STEP_NUM_TASKS": "1"}) == ""
-    assert launchers.tasks(SLURM).startswith("this is copy 3 of 4 that srun started (SLURM_STEP_NUM_TASKS)")
-    assert launchers.tasks(MPI).startswith("this is copy 2 of 2 that mpirun started (OMPI_COMM_WORLD_SIZE)")
 
 
 def test_alone_hides_the_variables_for_a_while(monkeypatch):
@@ -156,9 +145,9 @@ def test_ranks_meet(monkeypatch):
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        ({}, "MASTER_ADDR='', which should say where the 2 processes of this launch meet"),
-        ({"MASTER_ADDR": "localhost"}, "MASTER_PORT='', which should say"),
-        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "70000"}, "MASTER_PORT='70000', which should say"),
+        ({}, "MASTER_ADDR and MASTER_PORT are ':', which should say where the 2 processes of this launch meet"),
+        ({"MASTER_ADDR": "localhost"}, "MASTER_ADDR and MASTER_PORT are 'localhost:', which should say"),
+        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "70000"}, "MASTER_ADDR and MASTER_PORT are 'localhost:70000'"),
     ],
 )
 def test_where_ranks_meet_must_be_known(where, says):

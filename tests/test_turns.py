@@ -50,54 +50,26 @@ def quiet() -> Reporter:
     return Reporter(Console(quiet=True))
 
 
-def test_a_turn_is_passed_on_in_the_order_in_which_threads_wait():
-    """The first offers its turn once all wait, and goes on when both others are done."""
+def test_one_thread_at_a_time_has_the_turn_and_whoever_waits_is_told_why(monkeypatch):
+    monkeypatch.setattr(turns, "_SOON", 0.05)
+    said: list[str] = []
     order: list[str] = []
-    own = turns.Turns()
-    ready = threading.Event()
+    held = threading.Event()
 
     def first() -> None:
-        own.take(print), own.take(print)
-        ready.set()
-        while len(own._waiting) < 2:
-            time.sleep(0.01)
-        order.append("first")
-        own.offer(print)
-        order.append("first again")
-        own.give_back(False), own.give_back(True)
+        with turns.taken(said.append), turns.taken(said.append):  # the turn may be taken again
+            held.set()
+            while not said:
+                time.sleep(0.01)
+            order.append("first")
 
-    def later(name: str, behind: int) -> None:
-        ready.wait()
-        while len(own._waiting) < behind:
-            time.sleep(0.01)
-        own.take(print)
-        order.append(name)
-        own.offer(print)  # the first waits before this one would go on, and before the third
-        order.append(f"{name} again")
-        own.give_back(True)
-
-    together(first, lambda: later("second", 0), lambda: later("third", 1))
-    assert order == ["first", "second", "third", "first again", "second again", "third again"]
-    own.offer(print)  # without a turn, nothing
-
-
-def test_whoever_waits_is_told_why_within_seconds(monkeypatch):
-    monkeypatch.setattr(turns, "_SOON", 0.05)
-    said, own, held = [], turns.Turns(), threading.Event()
-
-    def holds() -> None:
-        own.take(said.append)
-        held.set()
-        while not said:
-            time.sleep(0.01)
-        own.give_back(True)
-
-    def waits() -> None:
+    def second() -> None:
         held.wait()
-        own.take(said.append)
-        own.give_back(True)
+        with turns.taken(said.append):
+            order.append("second")
 
-    together(holds, waits)
+    together(first, second)
+    assert order == ["first", "second"]
     assert said == ["waiting for another thread of this process, which is loading, training or answering"]
 
 

@@ -1,10 +1,8 @@
-"""Locks of other packages: a wait for one is named, and one that a disk does not have is no riddle."""
+"""Locks of other packages, which a disk may not have."""
 
 import errno
 import fcntl
-import logging
 import os
-import threading
 from pathlib import Path
 
 import filelock
@@ -13,54 +11,12 @@ import small_run
 from rich.console import Console
 
 from llm_fed import rows
-from llm_fed.basics import waits
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import UserError, no_locks
 from llm_fed.experiment import run
 from llm_fed.models.loading import explain
 from llm_fed.runs import lock
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
-
-
-@pytest.fixture
-def named(monkeypatch):
-    """Waits are named soon, in this test alone."""
-    logger = logging.getLogger("filelock")
-    level, filters = logger.level, list(logger.filters)
-    monkeypatch.setattr(waits, "_SOON", 0.05)
-    logger.filters.clear()
-    logger.setLevel(logging.NOTSET)  # as before any command of this process
-    waits.name_them()
-    yield
-    logger.filters[:] = filters
-    logger.setLevel(level)
-
-
-def test_a_wait_is_named_once(tmp_path, named, capsys, caplog):
-    path = tmp_path / "weights.lock"
-    with open(path, "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        threading.Timer(0.5, lambda: fcntl.flock(other, fcntl.LOCK_UN)).start()
-        with filelock.FileLock(path):
-            pass
-    waits.name_them()  # again, which changes nothing
-    with filelock.FileLock(path), filelock.FileLock(tmp_path / "other.lock"):
-        pass
-    assert capsys.readouterr().err == (
-        f"llm-fed: waiting for the lock {path}, which another process holds (or its disk has no locks; HF_HOME names "
-        "another folder for such files)\n"
-    )
-    assert caplog.records == []  # what was not passed on before is not now
-
-
-def test_a_wait_that_is_tried_again_counts_as_one(tmp_path, named, capsys):
-    """As huggingface_hub waits: ten seconds, and again."""
-    with open(tmp_path / "a.lock", "w") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        for _ in range(5):
-            with pytest.raises(filelock.Timeout):
-                filelock.FileLock(tmp_path / "a.lock").acquire(timeout=0.04, poll_interval=0.01)
-    assert capsys.readouterr().err.count("waiting for the lock") == 1
 
 
 def without_locks(monkeypatch, code: int = errno.ENOLCK) -> None:
@@ -70,28 +26,21 @@ def without_locks(monkeypatch, code: int = errno.ENOLCK) -> None:
     monkeypatch.setattr(fcntl, "flock", refuse)
 
 
-def test_a_cache_on_a_disk_without_locks(tmp_path, named, monkeypatch):
+def test_a_cache_on_a_disk_without_locks(tmp_path, monkeypatch):
     without_locks(monkeypatch)
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     (tmp_path / "own").mkdir()
     (tmp_path / "own/train.csv").write_text("a,b\n1,2\n")
-    try:
+    with pytest.raises(UserError, match="has no locks; set HF_HOME to a folder on another disk"):
         rows.folder_data(tmp_path / "own")
-    except UserError as error:
-        assert str(tmp_path / "cache") in str(error) and "has no locks" in str(error) and "HF_HOME" in str(error)
-    else:  # filelock before 3.30 waits for ever, which is named
-        pytest.fail("it was read")
 
 
-@pytest.mark.parametrize("kind", [OSError, NotImplementedError])
-def test_a_base_whose_cache_has_no_locks(kind):
-    text = "FileSystem does not appear to support flock; use SoftFileLock instead"
-    inner = OSError(errno.ENOLCK, "No locks available") if kind is OSError else NotImplementedError(text)
+def test_a_base_whose_cache_has_no_locks():
     error = RuntimeError("cannot be fetched")
-    error.__cause__ = inner
+    error.__cause__ = OSError(errno.ENOLCK, "No locks available", "a.lock")
     said = explain("Qwen/Qwen3-0.6B", error, "a causal LM")
-    assert said.startswith("base.name='Qwen/Qwen3-0.6B' cannot be loaded: the disk of") and "HF_HOME" in said
-    assert waits.no_locks(ValueError("another")) == ""
+    assert said.startswith("base.name='Qwen/Qwen3-0.6B' cannot be loaded: the disk of the cache (a.lock) has no locks")
+    assert no_locks(ValueError("another")) == ""
 
 
 def test_a_run_takes_no_lock_of_another_package(tmp_path, monkeypatch):

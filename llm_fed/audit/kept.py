@@ -179,7 +179,7 @@ def messages(
     for round, saved in kept.items():
         for client, known in chain.rounds.get(round + 1, {"sent": {}})["sent"].items():
             try:
-                sent = pack(broadcast(saved.state["state"], client), config.transport.down)
+                sent = pack(broadcast(saved.state["state"], client), config.transport)
             except Exception as error:  # a method may rely on what only its own states have
                 name, why = config.method["name"], f"{type(error).__name__}: {one_line(str(error))}"
                 report.find(round + 1, client, "message", f"{name} cannot send the state of round {round} ({why})")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from llm_fed.basics.errors import RunError
 from llm_fed.bench.build import Experiment
 from llm_fed.federation.clients import encoded_upload, reported_examples, run_each, summed_here
-from llm_fed.federation.collector import collector_of
+from llm_fed.federation.privacy import central, noisy_mean
 from llm_fed.federation.progress import InFlight, Progress, memories, restore
 from llm_fed.federation.uploads import arrivals
 from llm_fed.runs import digests, extend
@@ -21,7 +21,6 @@ from llm_fed.runs.folder import Run
 from llm_fed.runs.rows import Memory
 from llm_fed.scoring.scores import Summary
 from llm_fed.settings.config import Config
-from llm_fed.state.outline import skeleton
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import Message, pack, unpack
 
@@ -79,7 +78,7 @@ class Replay:
         e, progress, config = self.experiment, self.progress, self.experiment.config
         method, round = e.method, progress.round + 1
         asks, state = e.schedule.asks(round), progress.state
-        sent = {ask.client: pack(method.broadcast(state, ask.client), config.transport.down) for ask in asks}
+        sent = {ask.client: pack(method.broadcast(state, ask.client), config.transport) for ask in asks}
         delays = {ask.client: ask.delay for ask in asks if ask.delay is not None}
         for client in delays:
             e.clients[client].begin(round, lr)
@@ -95,11 +94,13 @@ class Replay:
             row = self._scratch.checkpoints.store.row(content)
             examples = reported_examples(e.clients[client], config)
             given = Given.of(like, e.clients[client].num_examples)
-            flying.append(InFlight(client, round, round + delays[client], examples, row, skeleton(like), given))
+            flying.append(InFlight(client, round, round + delays[client], examples, row, given))
         progress.round = round
         progress.in_flight = [*progress.in_flight, *flying]
         arrived = arrivals(self._scratch, method, progress, {})
-        arrived = collector_of(config, e.server.clients, self._scratch.secret).collect(method, state, arrived, round)
+        if central(config.privacy):
+            like, secret = method.upload_like(method.broadcast(state, e.server.clients[0])), self._scratch.secret
+            arrived = noisy_mean(arrived, like, config, len(e.server.clients), secret, round)
         e.server.begin(round, lr)
         (outcome,) = e.runtime.run({"server": method.server_update(e.server, state, arrived)}).values()
         if isinstance(outcome, Exception):
@@ -114,7 +115,7 @@ class Replay:
     def messages(self) -> dict[str, Message]:
         """What everybody who is scored would be sent now."""
         e = self.experiment
-        down, state = e.config.transport.down, self.progress.state
+        down, state = e.config.transport, self.progress.state
         return {id: unpack(pack(e.method.broadcast(state, id), down)) for id in e.scored}
 
     def scores(self, split: str) -> Summary | None:
@@ -123,7 +124,7 @@ class Replay:
     def finish(self, last: int) -> None:
         """What clients do once, after the last round of the run."""
         e, config = self.experiment, self.experiment.config
-        down, state = config.transport.down, self.progress.state
+        down, state = config.transport, self.progress.state
         for site in e.clients.values():
             site.begin(last + 1, config.local.lr)
             site.rounds = last

@@ -1,5 +1,5 @@
 """What the kernel grants this process of the machine's memory: control groups of version 1 and 2, from its own up to
-the root, and resource limits.
+the root, and `ulimit -v`.
 
 Containers, SLURM jobs and systemd units are control groups. A process that exceeds the limit of any group on its path
 is killed by the kernel without a message, however much memory the machine has.
@@ -10,7 +10,6 @@ Every function takes the root of the file system, so that tests can lay out /pro
 from __future__ import annotations
 
 import os
-import re
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,14 +17,12 @@ from pathlib import Path
 
 import psutil
 
-# By version of control groups: the files with a limit, the usage, and the line of memory.stat with the page cache that
-# the kernel can take back at once.
+# By version of control groups: where they lie, the files with a limit, the usage, and the line of memory.stat with the
+# page cache that the kernel can take back at once.
 _FILES = {
-    1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
-    2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
+    1: ("sys/fs/cgroup/memory", ("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("sys/fs/cgroup", ("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
-# Where the groups usually lie, in case /proc/self/mountinfo does not say so.
-_USUAL = {1: ("/sys/fs/cgroup/memory",), 2: ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")}
 SHARE = "LLM_FED_MEMORY"  # the variable with the bytes that this process may take, where several divide the memory
 _UNLIMITED = 2**60  # version 1 writes a number near 2**63 where there is no limit
 
@@ -53,36 +50,32 @@ def free_for_all(root: Path = Path("/")) -> int:
 
 def tightest(root: Path = Path("/")) -> MemoryLimit | None:
     """The limit that leaves the fewest bytes; None where there is none."""
-    return min([*group_limits(root), *resource_limits(root), *_own_share()], key=lambda limit: limit.free, default=None)
+    return min([*group_limits(root), *_shell_limit(root), *_own_share()], key=lambda limit: limit.free, default=None)
 
 
 def group_limits(root: Path = Path("/")) -> list[MemoryLimit]:
     """The limits of all control groups that this process is in."""
     limits = []
-    for version, name, folder in groups(root):
-        files, usage_file, cache = _FILES[version]
-        statistics = _table(folder / "memory.stat")
-        used = max(0, (_number(folder / usage_file) or 0) - statistics.get(cache, 0))
-        sizes = {file: _number(folder / file) for file in files}
-        sizes["hierarchical_memory_limit"] = statistics.get("hierarchical_memory_limit")  # also of groups out of sight
-        for file, size in sizes.items():
-            if size is not None and size < _UNLIMITED:
-                limits.append(MemoryLimit(f"{file} of the control group {name}", size, max(0, size - used)))
+    for version, path in _paths(root):
+        location, files, usage, cache = _FILES[version]
+        # In a container the path may be that of the host. What is not there is passed over, and the root always counts.
+        for group in (Path(path), *Path(path).parents):
+            folder = root / location / group.relative_to("/")
+            used = max(0, (_number(folder / usage) or 0) - _table(folder / "memory.stat").get(cache, 0))
+            for file in files:
+                size = _number(folder / file)
+                if size is not None and size < _UNLIMITED:
+                    limits.append(MemoryLimit(f"{file} of the control group {group}", size, max(0, size - used)))
     return limits
 
 
-def resource_limits(root: Path = Path("/")) -> list[MemoryLimit]:
-    """Those that a shell's `ulimit -v` and `ulimit -d` set, and some schedulers."""
-    status = _table(root / "proc/self/status")
-    limits = []
-    for name, which, used in (
-        ("address space (ulimit -v)", resource.RLIMIT_AS, "VmSize:"),
-        ("data (ulimit -d)", resource.RLIMIT_DATA, "VmData:"),
-    ):
-        size, _ = resource.getrlimit(which)
-        if size != resource.RLIM_INFINITY:
-            limits.append(MemoryLimit(f"the limit on {name}", size, max(0, size - 1024 * status.get(used, 0))))
-    return limits
+def _shell_limit(root: Path) -> list[MemoryLimit]:
+    """That of `ulimit -v`, which some schedulers set."""
+    size, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if size == resource.RLIM_INFINITY:
+        return []
+    used = 1024 * _table(root / "proc/self/status").get("VmSize:", 0)
+    return [MemoryLimit("the limit on address space (ulimit -v)", size, max(0, size - used))]
 
 
 def _own_share() -> list[MemoryLimit]:
@@ -91,22 +84,6 @@ def _own_share() -> list[MemoryLimit]:
         return []
     left = int(size) - psutil.Process().memory_info().rss
     return [MemoryLimit("the share of one of several processes", int(size), max(0, left))]
-
-
-def groups(root: Path = Path("/")) -> Iterator[tuple[int, str, Path]]:
-    """(version, name, folder) of each group that limits memory and holds this process: its own first, the root last. In
-    a container the process's path may be that of the host, while only a part of the tree is mounted. So folders that do
-    not exist are passed over, and the root of what is mounted always counts."""
-    seen: set[Path] = set()
-    for version, path in _paths(root):
-        for location, part in [*_places(root, version), *((usual, "/") for usual in _USUAL[version])]:
-            within = Path(path).is_relative_to(part)
-            own = Path(path).relative_to(part if within else "/")
-            for group in [own, *own.parents]:
-                folder = root / location.strip("/") / group
-                if folder not in seen and any((folder / name).exists() for name in _FILES[version][0]):
-                    seen.add(folder)
-                    yield version, f"/{group}" if group.parts else "/", folder
 
 
 def _paths(root: Path) -> Iterator[tuple[int, str]]:
@@ -119,13 +96,6 @@ def _paths(root: Path) -> Iterator[tuple[int, str]]:
         if version == 2 or "memory" in controllers.split(","):
             # A path outside the process's own root ("/../..") cannot be looked at from here.
             yield version, path if path.startswith("/") and ".." not in path.split("/") else "/"
-
-
-def _places(root: Path, version: int) -> Iterator[tuple[str, str]]:
-    """Where a hierarchy of control groups is mounted, and which part of it."""
-    for mount in mounts(root):
-        if mount.kind == ("cgroup2" if version == 2 else "cgroup") and (version == 2 or "memory" in mount.options):
-            yield mount.location, mount.part
 
 
 def _number(path: Path) -> int | None:
@@ -145,31 +115,3 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A file system, or a part of one, and where it is mounted."""
-
-    part: str
-    location: str
-    kind: str
-    options: str
-
-
-def mounts(root: Path = Path("/")) -> Iterator[Mount]:
-    """All of them in the order in which they were mounted, so that a later one hides an earlier one at its place.
-    `root` is that of the file system, so that tests can lay out /proc as it is elsewhere."""
-    try:
-        lines = (root / "proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        fields, kinds = before.split(" "), after.split(" ")
-        if len(fields) >= 5 and len(kinds) >= 3:
-            yield Mount(_unescaped(fields[3]), _unescaped(fields[4]), kinds[0], kinds[2])
-
-
-def _unescaped(path: str) -> str:
-    return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), path)

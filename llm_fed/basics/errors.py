@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -39,6 +40,17 @@ def panics(what: str) -> Iterator[None]:
         if type(error).__name__ != "PanicException":
             raise
         raise UserError(f"{what} fails, as its tokenizer.json cannot be used: {one_line(str(error))}") from error
+
+
+def no_locks(error: BaseException | None) -> str:
+    """Why an error of a library of Hugging Face came about, and what to do, where its cache's disk has no locks; else
+    empty."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            where = f" ({error.filename})" if error.filename else ""
+            return f"the disk of the cache{where} has no locks; set HF_HOME to a folder on another disk"
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def one_line(text: str, most: int = 300) -> str:

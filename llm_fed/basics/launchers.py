@@ -20,32 +20,13 @@ _LOCAL_RANK = ("LOCAL_RANK", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "M
 _SIZE = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 _BY_ACCELERATE = "ACCELERATE_MIXED_PRECISION"  # set in every process that `accelerate launch` starts
 
-_UNSHARDED = (
-    "each process would hold a whole base all the same. Use distributed_type: MULTI_GPU, as scripts/launch/gpu-8.yaml "
-    "does, and for a base that does not fit base.quantization=nf4 or, in one process, base.device_map=auto"
-)
-# By variable: the key of accelerate's configuration, the values that change nothing here, and what to do about others.
-_REFUSED = {
-    "ACCELERATE_USE_FSDP": ("distributed_type: FSDP", (), _UNSHARDED),
-    "ACCELERATE_USE_DEEPSPEED": ("distributed_type: DEEPSPEED", (), _UNSHARDED),
-    "ACCELERATE_USE_MEGATRON_LM": ("distributed_type: MEGATRON_LM", (), _UNSHARDED),
-    "PARALLELISM_CONFIG_DP_SHARD_SIZE": ("parallelism_config_dp_shard_size", ("1",), _UNSHARDED),
-    "PARALLELISM_CONFIG_TP_SIZE": ("parallelism_config_tp_size", ("1",), _UNSHARDED),
-    "PARALLELISM_CONFIG_CP_SIZE": ("parallelism_config_cp_size", ("1",), _UNSHARDED),
-    "PARALLELISM_CONFIG_SP_SIZE": ("parallelism_config_sp_size", ("1",), _UNSHARDED),
-    "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": ("distributed_type", (), _UNSHARDED),
-    "ACCELERATE_DYNAMO_BACKEND": (
-        "dynamo_backend",
-        (),
-        "nothing is compiled here. Set dynamo_backend: 'no', or leave it out",
-    ),
-    "ACCELERATE_USE_IPEX": ("ipex", (), "nothing is optimised by IPEX here. Set ipex: false"),
-    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": (
-        "gradient_accumulation_steps",
-        ("1",),
-        "a step of a client has local.batch_size examples, which are divided among passes by what fits. Set it to 1",
-    ),
-}
+# Settings of accelerate that would change something elsewhere, and have no effect here.
+_REFUSED = (
+    "ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM", "PARALLELISM_CONFIG_DP_SHARD_SIZE",
+    "PARALLELISM_CONFIG_TP_SIZE", "PARALLELISM_CONFIG_CP_SIZE", "PARALLELISM_CONFIG_SP_SIZE",
+    "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE", "ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_USE_IPEX",
+    "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+)  # fmt: skip
 _NOTHING = ("", "no", "n", "false", "f", "off", "0", "none")
 _PRECISIONS = {"bf16": "bfloat16", "fp16": "float16"}
 
@@ -63,29 +44,29 @@ def process_rank(environment: Mapping[str, str] = os.environ) -> ProcessRank | N
     """The place of this process in a launch; None: it is alone. UserError for a variable that is missing or no
     number."""
     if "LOCAL_RANK" in environment:
-        rank_key, local_key, size_key = "RANK", "LOCAL_RANK", "WORLD_SIZE"
+        keys = ["RANK", "LOCAL_RANK", "WORLD_SIZE"]
     elif _BY_ACCELERATE in environment and "MASTER_ADDR" in environment:
-        rank_key, local_key, size_key = (_first(names, environment) for names in (_RANK, _LOCAL_RANK, _SIZE))
+        keys = [_first(names, environment) for names in (_RANK, _LOCAL_RANK, _SIZE)]
     else:
         return None
-    size = _number(environment, size_key, 1)
-    if size < 2:
+    if _whole(environment.get(keys[2], "1")) == 1:
         return None
-    rank = _number(environment, rank_key)
-    if rank >= size:
-        raise UserError(f"{rank_key}={rank} and {size_key}={size}: ranks go up to {size - 1}; {unset(environment)}")
-    return ProcessRank(rank, _number(environment, local_key), size)
+    here = ProcessRank(*(_number(environment, key) for key in keys))
+    if here.rank >= here.size:
+        wrong = f"{keys[0]}={here.rank} and {keys[2]}={here.size}: ranks go up to {here.size - 1}"
+        raise UserError(f"{wrong}; {unset(environment)}")
+    return here
 
 
 def _first(names: Sequence[str], environment: Mapping[str, str]) -> str:
     return next((name for name in names if name in environment), names[0])
 
 
-def _number(environment: Mapping[str, str], key: str, default: int | None = None) -> int:
-    text = environment.get(key, "" if default is None else str(default)).strip()
+def _number(environment: Mapping[str, str], key: str) -> int:
+    text = environment.get(key, "")
     if (number := _whole(text)) is None:
-        wrong = f"{key}={text!r} is no number" if text else f"{key} is not set"
-        raise UserError(f"{wrong}, although this process seems to be one of a launch; {unset(environment)}")
+        raise UserError(f"{key}={text!r} is no number, although this process seems to be one of a launch; "
+                        f"{unset(environment)}")  # fmt: skip
     return number
 
 
@@ -100,17 +81,16 @@ def unset(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def check(environment: Mapping[str, str] = os.environ) -> None:
-    """UserError for what a launcher was told and what would not happen here, with its key and what to set."""
-    for name, (key, fine, remedy) in _REFUSED.items():
-        value = environment.get(name, "").strip()
+    """UserError for what a launcher was told and what would not happen here, and what to set."""
+    asked = {name: environment.get(name, "").strip() for name in (*_REFUSED, _BY_ACCELERATE)}
+    for name, value in asked.items():
+        fine = _PRECISIONS if name == _BY_ACCELERATE else ("1",) if name.endswith(("_SIZE", "_STEPS")) else ()
         if value.lower() not in (*_NOTHING, *fine):
-            raise UserError(f"{key} in accelerate's configuration ({name}={value}) has no effect: {remedy}")
-    precision = environment.get(_BY_ACCELERATE, "").strip().lower()
-    if precision not in (*_NOTHING, *_PRECISIONS):
-        raise UserError(
-            f"mixed_precision: {precision} in accelerate's configuration ({_BY_ACCELERATE}) has no effect: base.dtype "
-            "decides in which numbers is computed. Set mixed_precision: 'no'"
-        )
+            raise UserError(
+                f"accelerate's configuration sets {name}={value}, which has no effect: each process holds a whole base "
+                "and computes in base.dtype. Leave it out, as scripts/launch/gpu-8.yaml does; a base that does not fit "
+                "needs base.quantization=nf4 or, in one process, base.device_map=auto"
+            )
 
 
 def check_precision(dtype: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -142,22 +122,6 @@ def notes(environment: Mapping[str, str] = os.environ) -> list[str]:
             "launch start several that share the work"
         ]
     return []
-
-
-def tasks(environment: Mapping[str, str] = os.environ) -> str:
-    """Which of several copies of a command this is, where srun or mpirun has started them; empty where it is alone."""
-    for program, size, rank in (
-        ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-        ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-        ("mpirun", "PMI_SIZE", "PMI_RANK"),
-    ):
-        count, number = (_whole(environment.get(name, "")) for name in (size, rank))
-        if count and count > 1 and number is not None:
-            return (
-                f"this is copy {number + 1} of {count} that {program} started ({size}); start one, and with "
-                "torchrun or accelerate launch as many as should share its work"
-            )
-    return ""
 
 
 @contextmanager

@@ -100,7 +100,7 @@ def states_of_run(
         progress = restore(checkpoints.load(round), sites)
     except WireError as error:
         raise RunError(f"the checkpoint of round {round} cannot be read: {error}") from error
-    messages = messages_for(method, progress.state, sites, config.transport.down)
+    messages = messages_for(method, progress.state, sites, config.transport)
     states = runtime.run({id: method.personalize(site, messages[id]) for id, site in sites.items()})
     for state in states.values():
         if isinstance(state, Exception):

@@ -18,7 +18,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from llm_fed.basics import launchers, waits
+from llm_fed.basics import launchers
 from llm_fed.basics.errors import RunError, UserError, panics, printable
 from llm_fed.basics.terminal import lasting_streams
 
@@ -61,7 +61,6 @@ def main(arguments: list[str] | None = None) -> None:
     Of several processes under `accelerate launch`, rank 0 runs it; the others work for it and say nothing.
     """
     _without_home()
-    waits.name_them()
     with lasting_streams() as output:
         try:
             with _other_ranks(), _exit_codes(sys.argv[1:] if arguments is None else arguments):

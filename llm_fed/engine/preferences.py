@@ -109,11 +109,11 @@ class Pairs(Examples):
 
     def drawn(self, logits: Tensor, batch: PreferenceBatch, generators: Sequence[torch.Generator]) -> PreferenceBatch:
         """Which of two answers is preferred is drawn as the model thinks (Bradley and Terry)."""
-        if self.objective.name != "dpo" or self.objective.label_smoothing:
+        if self.objective.name != "dpo":
             raise UserError(
                 f"fisher=sampled draws labels from the model's probabilities, and the loss of objective.name="
-                f"{self.objective.name} {'with label smoothing ' * bool(self.objective.label_smoothing)}is no "
-                "likelihood of labels; choose another setting of fisher, or objective.name=dpo without label_smoothing"
+                f"{self.objective.name} is no likelihood of labels; choose another setting of fisher, or "
+                "objective.name=dpo"
             )
         likely = torch.exp(-self.losses_of(logits, batch)).double().cpu()
         uniform = torch.stack([torch.rand((), generator=own, dtype=torch.float64) for own in generators])

@@ -209,8 +209,8 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
     config, base, method = built.config, built.base, built.method
     sites, down, up = built.trainers or built.clients, {}, {}
     state = method.init(built.server)
-    for client, sent in broadcast(method, state, method.requested([*sites]), config.transport.down).items():
-        down[client], up[client] = len(sent), len(pack(method.upload_like(unpack(sent)), config.transport.up))
+    for client, sent in broadcast(method, state, method.requested([*sites]), config.transport).items():
+        down[client], up[client] = len(sent), len(pack(method.upload_like(unpack(sent)), config.transport))
     asks = [ask for round in range(1, config.rounds + 1) for ask in built.schedule.asks(round)] if down else []
     trainers = sorted((sites[id] for id in down if sites[id].train), key=partial(_size, base), reverse=True)
     at_once = min(built.runtime.clients_per_pass, built.server.cohort)
@@ -248,7 +248,7 @@ def _peak(built: Experiment, state: Message, sites: Sequence[Client], size: int 
     """Bytes that one step of these clients takes at the most, on `size` examples (default: as configured); what they
     learn and remember is forgotten."""
     method = built.method
-    messages = broadcast(method, state, [site.id for site in sites], built.config.transport.down)
+    messages = broadcast(method, state, [site.id for site in sites], built.config.transport)
 
     def step() -> None:
         work = {site.id: method.client_update(copied(site, 1, size), unpack(messages[site.id])) for site in sites}
@@ -279,7 +279,7 @@ def steps_of(built: Experiment, step: Literal["client_update", "finish"]) -> int
         return [Fitted(requested.start, (0.0,)) for requested in fits] or [NotImplementedError()] * len(requests)
 
     with suppress(Exception):  # what fails here says so in the run
-        sent = broadcast(built.method, built.method.init(built.server), [site.id], built.config.transport.down)
+        sent = broadcast(built.method, built.method.init(built.server), [site.id], built.config.transport)
         drive({site.id: getattr(built.method, step)(site, unpack(sent[site.id]))}, count)
     return counted
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -60,25 +60,17 @@ class CrossPlan:
         )
 
 
-def planned(built: Experiment, split: str = "test", among: Collection[str] | None = None) -> CrossPlan:
-    """The cross table that `eval.cross` asks for.
-
-    Args:
-        among: of these clients alone, which are those of one machine of a network; None: of all.
-
-    Raises:
-        UserError: it is requested (`true`) of all, and cannot be made.
-    """
+def planned(built: Experiment, split: str = "test") -> CrossPlan:
+    """The cross table that `eval.cross` asks for; UserError where it is requested (`true`), and cannot be made."""
     config = built.config
     requested = config.eval.cross
-    counts = {id: len(site.data.queries.get(split, ())) for id, site in built.scored.items()
-              if among is None or id in among}  # fmt: skip
+    counts = {id: len(site.data.queries.get(split, ())) for id, site in built.scored.items()}
     sizes = {id: min(count, config.eval.limit or count) for id, count in counts.items()}
     clients = [id for id, size in sizes.items() if size]
     if requested is False:
         return CrossPlan(why="eval.cross is false")
     if len(clients) < 2:
-        if requested is True and among is None:
+        if requested is True:
             raise UserError(
                 f"eval.cross=true needs at least two clients with {split} examples, but there {_are(len(clients))}; "
                 "give them some, as task.validation does for validation, or set eval.cross=auto"

@@ -52,7 +52,7 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, bas
         spent = privacy.spent(config, last, lambda round: 0, experiment.clients.values())
         run.log({"kind": "privacy", "round": last, **spent})
     everybody = {**experiment.clients, **experiment.scored}
-    messages = messages_for(experiment.method, progress.state, everybody, config.transport.down)
+    messages = messages_for(experiment.method, progress.state, everybody, config.transport)
     after = OWN_STEPS if _remembered(experiment) != before else ""  # a method may have a final step that does nothing
     seen = models.seen(run.records(), progress.round)
     return deliver(experiment, run, messages, progress.round, seen, baselines, after, **facts_of(progress))

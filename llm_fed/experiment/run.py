@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from transformers.utils import logging as transformers_logging
 
-from llm_fed.basics import signs, turns, waits
+from llm_fed.basics import signs, turns
 from llm_fed.bench import taking_part
 from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
@@ -193,9 +193,7 @@ def builder() -> Build:
 
 
 def quiet() -> None:
-    """Keep transformers' progress bars and notices out of the run's own output, unless the user set its verbosity, and
-    name the locks of other packages for which this process waits."""
-    waits.name_them()
+    """Keep transformers' progress bars and notices out of the run's own output, unless the user set its verbosity."""
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing optional kernels
     if "TRANSFORMERS_VERBOSITY" not in os.environ:
         transformers_logging.set_verbosity_error()

@@ -71,7 +71,6 @@ class Simulation:
         _check_place(run.config, run.folder)
         if run.moved:
             reporter.note(f"{' and '.join(run.moved)}: the same files as when this run began, under another path")
-        run.contents.ahead(run.config)
 
     def given(self, config: Config, known: Record | None) -> dict[str, Any]:
         """Of the arguments of `build.prepare` those that say which data are here.

@@ -18,11 +18,7 @@ def averages(method: Method) -> bool:
 
 
 def check(config: Config, method: Method) -> None:
-    """Refuse a run whose server would take no mean by the rule that it names.
-
-    Raises:
-        UserError: what does not go together.
-    """
+    """Refuse a run whose server would take no mean by the rule that it names. UserError: what does not go together."""
     summing.check(config, method)
     rule, name = config.server.aggregation, config.method["name"]
     if rule == "mean":
@@ -57,11 +53,7 @@ def trust(config: Config, method: Method) -> str:
 
 
 def check_cohort(config: Config, cohort: int) -> None:
-    """Refuse a rule, or a sum, for which even the largest cohort is too small.
-
-    Raises:
-        UserError: how many it needs.
-    """
+    """Refuse a rule, or a sum, for which even the largest cohort is too small. UserError: how many it needs."""
     summing.check_cohort(config, cohort)
     if why := lacking(cohort, config.server):
         raise UserError(f"{why}, at most, in a round; have more clients, lower server.liars, or choose another rule")

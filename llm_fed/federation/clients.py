@@ -20,7 +20,6 @@ from llm_fed.method.requests import Runtime
 from llm_fed.runs.folder import Run, log_event, log_failure
 from llm_fed.runs.tracking import Watch
 from llm_fed.settings.config import Config
-from llm_fed.state.outline import skeleton
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import Message, pack, unpack
 
@@ -78,7 +77,7 @@ class LocalClients:
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
         asks = self._schedule.asks(progress.round)
         with watch("broadcast"):
-            encoding = run.config.transport.down
+            encoding = run.config.transport
             messages = broadcast(method, progress.state, [ask.client for ask in asks], encoding)
             run.digests.sent(messages)
         with watch("local"):
@@ -130,7 +129,7 @@ class LocalClients:
             row = run.checkpoints.store.row(content)
             arrival, examples = progress.round + ask.delay, reported_examples(site, run.config)
             given = Given.of(like, site.num_examples)
-            progress.in_flight.append(InFlight(name, progress.round, arrival, examples, row, skeleton(like), given))
+            progress.in_flight.append(InFlight(name, progress.round, arrival, examples, row, given))
             record: dict[str, Any] = {"kind": "client", "round": progress.round, "client": name}
             if site.losses:
                 means.append(rounded(statistics.fmean(site.losses)))
@@ -154,16 +153,13 @@ def finish(
     lr: float,
 ) -> None:
     """`Method.finish` at every client, once after the last round; a client that fails is logged and goes without.
-
-    Args:
-        round: the one after the last.
-    """
+    `round`: the one after the last."""
     for site in sites.values():
         site.begin(round, lr)
         site.rounds = round - 1
     if type(method).finish is Method.finish:  # does nothing
         return
-    messages = messages_for(method, progress.state, sites, run.config.transport.down)
+    messages = messages_for(method, progress.state, sites, run.config.transport)
     work = {name: method.finish(site, messages[name]) for name, site in sites.items()}
     for name, answer in run_each(sites, work, runtime).items():
         if isinstance(answer, Exception):
@@ -175,7 +171,7 @@ def finish(
 
 def messages_for(method: Method, state: Message, clients: Iterable[str], encoding: str | None = None) -> Messages:
     """What each client would be sent now, made whenever it is looked up, hence in memory of its own; `encoding` is
-    `transport.down`."""
+    `transport`."""
     return Messages(method, state, dict.fromkeys(clients), encoding)
 
 
@@ -206,26 +202,17 @@ class Messages(Mapping[str, Message]):
 
 
 def broadcast(method: Method, state: Message, clients: Iterable[str], encoding: str | None = None) -> dict[str, bytes]:
-    """What each client is sent, packed; `encoding` is `transport.down`."""
-    packed: dict[int, tuple[Message, bytes]] = {}  # equal objects are packed once; the pair keeps their ids alive
-    sent = {}
-    for client in clients:
-        message = method.broadcast(state, client)
-        if id(message) not in packed:
-            packed[id(message)] = (message, pack(message, encoding))
-        sent[client] = packed[id(message)][1]
-    return sent
+    """What each client is sent, packed; `encoding` is `transport`."""
+    messages = messages_for(method, state, clients, encoding)
+    return {client: messages.packed(client) for client in messages}
 
 
 def encoded_upload(answer: Message, config: Config, secret: Secret, round: int, client: str) -> bytes:
-    """What a client uploads: its answer, protected as `config.privacy` says, in the form of `transport.up`.
-
-    Args:
-        secret: of the noise. The server must not know it, so where clients are other parties, each has one of its own.
-    """
+    """What a client uploads: its answer, protected as `config.privacy` says, in the form of `transport`. `secret`: of
+    the noise. The server must not know it, so where clients are other parties, each has one of its own."""
     if config.privacy.secure:  # `answer` is the mean of all, of protected ones
         return pack(answer)
-    return pack(protected(answer, config.privacy, secret, round, client), config.transport.up)
+    return pack(protected(answer, config.privacy, secret, round, client), config.transport)
 
 
 def reported_examples(site: Client, config: Config) -> int:
@@ -256,11 +243,8 @@ def run_each(
     runtime: Runtime,
     then: Together = lambda answers: answers,
 ) -> dict[str, Any]:
-    """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked.
-
-    Args:
-        then: what is made of all answers together.
-    """
+    """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked. `then`:
+    what is made of all answers together."""
     before = {name: copy(sites[name].memory) for name in work}
     answers = then(runtime.run(work))
     for name, answer in answers.items():

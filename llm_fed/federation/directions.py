@@ -19,11 +19,8 @@ DIGITS = 3  # significant ones, which is what a picture shows; the last bits dep
 
 def compared(method: Method, state: Message, uploads: Sequence[Upload]) -> dict[str, list[float | None]]:
     """By client the norm of its update, and its cosine with the mean of the other updates of the round; None where no
-    other has the same shape, or one of the two is zero. Of uploads without states nothing is known.
-
-    Args:
-        state: of the server, before its step.
-    """
+    other has the same shape, or one of the two is zero. Of uploads without states nothing is known. `state`: of the
+    server, before its step."""
     rows: dict[str, Tensor] = {}
     for upload in uploads:
         parts = [leaf.row for _, leaf in leaves(upload.content) if isinstance(leaf, State)]

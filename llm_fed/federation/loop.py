@@ -6,15 +6,14 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from llm_fed.basics import signs, turns
+from llm_fed.basics import signs
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
 from llm_fed.federation import stopping, summing
 from llm_fed.federation.clients import Clients, Messages, messages_for
-from llm_fed.federation.collector import collector_of
 from llm_fed.federation.directions import compared
-from llm_fed.federation.privacy import by_example, check_upload
+from llm_fed.federation.privacy import by_example, central, check_upload, noisy_mean
 from llm_fed.federation.progress import Progress, end_early, memories, prune, resume, save, scores
 from llm_fed.federation.uploads import arrivals
 from llm_fed.method import Method
@@ -118,7 +117,6 @@ def federate(
     if (early or progress.round == config.rounds) and not (due(progress.round) or scored_before):
         score()
     private = config.privacy.clip is not None
-    collector = collector_of(config, server.clients, federation.secret or run.secret)
     if requested := server.clients or tuple(clients.sites):
         name, like = str(config.method["name"]), method.upload_like(method.broadcast(progress.state, requested[0]))
         if private and not by_example(config.privacy):
@@ -138,7 +136,10 @@ def federate(
         uploads = arrivals(run, method, progress, record)
         if not (private or config.privacy.secure) and uploads:
             record["updates"] = compared(method, progress.state, uploads)
-        uploads = collector.collect(method, progress.state, uploads, round)
+        if central(config.privacy):
+            like = method.upload_like(method.broadcast(progress.state, server.clients[0]))
+            secret = federation.secret or run.secret
+            uploads = noisy_mean(uploads, like, config, len(server.clients), secret, round)
         with watch("server"):
             step = method.server_update(server, progress.state, uploads)
             progress.state = _single(federation.runtime, server, round, lr, step)
@@ -178,7 +179,6 @@ def federate(
             on_trained()
         passes = {"passes": work.passes(), "why": work.why} if work.requested else {}
         run.log_timing({"round": round, **watch.record(), **passes})
-        turns.offer()
     run.lap()
     if early:
         end_early(run, progress, early)
@@ -202,7 +202,7 @@ def log_base(run: Run, split: str, score_base: Callable[[str], Summary | None]) 
 def _score(method: Method, run: Run, progress: Progress, scoring: Scoring) -> bool:
     """Log the scores; whether they are the best so far of those among which the best is sought."""
     split = run.config.eval.during
-    summary = scoring.evaluate(messages_for(method, progress.state, scoring.who, run.config.transport.down), split)
+    summary = scoring.evaluate(messages_for(method, progress.state, scoring.who, run.config.transport), split)
     if summary is None:
         return False
     line = {"kind": "score", "round": progress.round, "split": split, **summary.as_json()}

@@ -31,7 +31,7 @@ import torch
 
 from llm_fed.basics.errors import UserError, install
 from llm_fed.basics.rng import Secret
-from llm_fed.method import Method
+from llm_fed.method import Method, Upload
 from llm_fed.method.client import NOISY_STEPS, Private
 from llm_fed.method.site import Site
 from llm_fed.settings.config import Config, PrivacyConfig
@@ -65,11 +65,8 @@ def of_examples(settings: PrivacyConfig, secret: Secret) -> Private | None:
 
 
 def check(config: Config, method: Method) -> None:
-    """Refuse a run whose settings ask for a privacy that it could not give.
-
-    Raises:
-        UserError: what does not go together, or that the accountant is not installed.
-    """
+    """Refuse a run whose settings ask for a privacy that it could not give. UserError: what does not go together, or
+    that the accountant is not installed."""
     name = config.method["name"]
     if config.privacy.clip is None:
         return
@@ -114,11 +111,8 @@ def _check_examples(config: Config, method: Method) -> None:
 
 
 def check_upload(upload: Message) -> None:
-    """Refuse an upload, or what stands for it, that holds anything but the numbers of one state.
-
-    Raises:
-        UserError: what it holds.
-    """
+    """Refuse an upload, or what stands for it, that holds anything but the numbers of one state. UserError: what it
+    holds."""
     held = type(upload).__name__ if not isinstance(upload, State) else "running statistics" if upload.extras else ""
     if held:
         raise UserError(
@@ -151,6 +145,29 @@ def protected(upload: Message, settings: PrivacyConfig, secret: Secret, round: i
         return upload
     row = noised(upload.row, settings.noise * settings.clip, secret.of("noise of a client", round, client))
     return upload.like(row.to(upload.row.dtype))
+
+
+def noisy_mean(
+    uploads: Sequence[Upload], like: State, config: Config, clients: int, secret: Secret, round: int
+) -> list[Upload]:
+    """The noisy mean of what arrived in a round, perhaps nothing, as one upload (`privacy.where=server`).
+
+    The sum is divided by the mean size of a cohort, however many arrived. Uploads are clipped here too, since
+    compression (`transport`), or a client, may have made them longer.
+
+    Args:
+        like: an upload.
+        clients: how many are registered.
+        secret: of the noise.
+    """
+    privacy = config.privacy
+    assert privacy.clip is not None  # see `central`
+    total = torch.zeros(like.layout.size, dtype=torch.float64)
+    for upload in uploads:
+        total += clipped(upload.content, privacy.clip).row
+    row = noised(total, privacy.noise * privacy.clip, secret.of("noise of the server", round))
+    mean = row / (config.participation * clients)
+    return [Upload("cohort", 1, 0, like.like(mean.to(like.row.dtype)))]
 
 
 def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: Iterable[Site]) -> dict[str, Any]:
@@ -245,11 +262,8 @@ def _losses(noise: float, rate: float, width: float) -> Any:
 
 
 def together(runs: Sequence[Mapping[str, Any] | None]) -> str:
-    """What runs on the same rows have spent in all, as a sentence; empty where none has privacy.
-
-    Args:
-        runs: of each what `spent` says of it, None where it has no privacy.
-    """
+    """What runs on the same rows have spent in all, as a sentence; empty where none has privacy. `runs`: of each what
+    `spent` says of it, None where it has no privacy."""
     private = [run for run in runs if run]
     if not private:
         return ""

@@ -34,8 +34,7 @@ class InFlight:
     arrival: int  # the round in which the server receives it
     num_examples: int
     content: StoredRow
-    expected: Any  # `skeleton` of what the method says that the upload looks like
-    given: Given = Given()  # what bounds its numbers
+    given: Given  # what the upload must be like
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,7 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Serv
     for item in progress.in_flight:
         key = f"flight/{item.requested}/{item.client}"
         rows[key] = item.content
-        given = item.given.message()
-        flying.append([key, item.client, item.requested, item.arrival, item.num_examples, item.expected, given])
+        flying.append([key, item.client, item.requested, item.arrival, item.num_examples, item.given.message()])
     state = {
         "state": progress.state,
         "best_round": progress.best.round,
@@ -176,12 +174,12 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Server | None = N
     if server is not None:
         server.memory = saved.memory("server")
     held, flying = saved.state, []
-    for key, client, requested, arrival, examples, expected, given in held["in_flight"]:
+    for key, client, requested, arrival, examples, given in held["in_flight"]:
         if not isinstance(content := saved.rows.get(key), StoredRow):
             raise RunError(
                 f"the checkpoint of round {saved.round} has no answer {key}: it is damaged. Start again with --fresh."
             )
-        flying.append(InFlight(client, requested, arrival, examples, content, expected, Given(**given)))
+        flying.append(InFlight(client, requested, arrival, examples, content, Given(**given)))
     best = Best(held["best_round"], held["best_score"], held["best_loss"])
     requested = {name for name in clients if f"memory/{name}" in saved.rows}  # the others that were asked kept nothing
     return Progress(held["state"], saved.round, flying, best, held.get("elsewhere"), requested)

@@ -11,8 +11,6 @@ from typing import Protocol
 import numpy as np
 
 from llm_fed.basics.rng import Secret, derive
-from llm_fed.settings import check_fields, coerce, hints
-from llm_fed.settings.config import Config, DelayConfig
 
 
 @dataclass(frozen=True)
@@ -35,26 +33,6 @@ class Schedule(Protocol):
     def asks(self, round: int) -> list[Ask]:
         """The cohort of `round` (1, 2, ...), sorted by client order."""
         ...
-
-
-@dataclass(frozen=True)
-class Synchronous:
-    """Each round samples `ceil(participation * m)` of the m clients without replacement; every answer arrives at
-    once."""
-
-    clients: Sequence[str]
-    participation: float = 1.0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        _check_participation(self.participation)
-
-    @property
-    def cohort_size(self) -> int:
-        return cohort_size(self.participation, len(self.clients))
-
-    def asks(self, round: int) -> list[Ask]:
-        return [Ask(client) for client in sample(self.seed, round, self.clients, self.cohort_size)]
 
 
 @dataclass(frozen=True)
@@ -81,8 +59,7 @@ class Delayed:
 
     Each round samples `ceil(participation * m)` of the m clients, or as many as there are, among those that are not at
     work: a client asked in round k with delay t is at work until its answer arrives in round k + t. An answer that
-    never arrives occupies its client just as long. Without delays and drop-outs the cohorts are those of
-    `Synchronous`. Sampling, delays and drop-outs are drawn from three seed streams.
+    never arrives occupies its client just as long. Sampling, delays and drop-outs are drawn from three seed streams.
 
     Args:
         sigma: standard deviation, in rounds, of the normal draw x in delay = floor(|x|).
@@ -97,10 +74,6 @@ class Delayed:
     # What follows from the settings, kept because a round's cohort depends on all rounds before it.
     _rounds: list[list[Ask]] = field(default_factory=list, init=False, repr=False, compare=False)
     _busy_until: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        _check_participation(self.participation)
-        check_fields(DelayConfig(self.sigma, self.drop_out), "delay.")
 
     @property
     def cohort_size(self) -> int:
@@ -140,10 +113,6 @@ def most_asked(schedule: Schedule, rounds: int) -> int:
     """In how many of the first `rounds` rounds a client is asked: the largest number over the clients."""
     requested = Counter(ask.client for round in range(1, rounds + 1) for ask in schedule.asks(round))
     return max(requested.values(), default=0)
-
-
-def _check_participation(participation: float) -> None:
-    coerce(participation, hints(Config)["participation"], "participation")
 
 
 def cohort_size(participation: float, number: int) -> int:

@@ -42,11 +42,8 @@ def summed(method: Method) -> str | None:
 
 
 def check(config: Config, method: Method) -> None:
-    """Refuse a run with `privacy.secure` that needs more than sums.
-
-    Raises:
-        UserError: what does not go together, and what to do.
-    """
+    """Refuse a run with `privacy.secure` that needs more than sums. UserError: what does not go together, and what to
+    do."""
     private, name = config.privacy, config.method["name"]
     if not private.secure:
         return
@@ -61,8 +58,8 @@ def check(config: Config, method: Method) -> None:
     odd = {
         f"server.aggregation={config.server.aggregation} compares single uploads; set it to mean":
             config.server.aggregation != "mean",
-        f"transport.up={config.transport.up} compresses uploads, which are masked numbers of 32 bits; leave it out":
-            config.transport.up is not None,
+        f"transport={config.transport} compresses uploads, which are masked numbers of 32 bits; leave it out":
+            config.transport is not None,
         "delay.sigma makes answers late, and a sum is of one round; set it to 0": config.delay.sigma > 0,
         "network.enough ends a round before all have answered; leave it out, and set network.deadline":
             config.network.enough is not None,
@@ -77,11 +74,7 @@ def check(config: Config, method: Method) -> None:
 
 
 def check_cohort(config: Config, cohort: int) -> None:
-    """Refuse cohorts of which no sum can be made.
-
-    Raises:
-        UserError: how many clients there may be in a round.
-    """
+    """Refuse cohorts of which no sum can be made. UserError: how many clients there may be in a round."""
     if config.privacy.secure and not LEAST <= cohort <= MOST_CLIENTS:
         raise UserError(
             f"privacy.secure adds up {LEAST} to {MOST_CLIENTS:,} clients in a round, and {cohort:,} are asked: of a "
@@ -91,11 +84,7 @@ def check_cohort(config: Config, cohort: int) -> None:
 
 
 def check_upload(like: Message, name: str) -> None:
-    """Refuse a method whose uploads hold anything but rows of parameters.
-
-    Raises:
-        UserError: what they hold.
-    """
+    """Refuse a method whose uploads hold anything but rows of parameters. UserError: what they hold."""
     for path, leaf in leaves(like):
         if not isinstance(leaf, State) or leaf.extras:
             held = "running statistics" if isinstance(leaf, State) else f"{path} ({type(leaf).__name__})"

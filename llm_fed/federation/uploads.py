@@ -19,28 +19,22 @@ from llm_fed.state.wire import WireError
 
 
 def flaws(
-    contents: Sequence[Any],
-    expected: Sequence[Any],
-    bound: float | None,
-    roles: Roles = MappingProxyType({}),
-    given: Sequence[Given] | None = None,
+    contents: Sequence[Any], given: Sequence[Given], bound: float | None, roles: Roles = MappingProxyType({})
 ) -> list[str]:
     """Per upload what is wrong with it, in words; empty where nothing is.
 
     Args:
         contents: the uploads' messages, or why there is none.
-        expected: the skeleton that each should have.
+        given: what is known of each upload before it comes.
         bound: the largest norm of each part, as a multiple of the median over those uploads given here that are
             otherwise without flaw; None: uploads are not compared with each other. The median is that of one round's
             arrivals, late ones among them: an upload that arrives alone is its own median and is never refused for its
             norm, and of two one is refused only where `bound` is below 2. Norms of 0 are left out of it.
         roles: what the method says of the parts (`Method.sends`).
-        given: what is known of each upload before it comes.
     """
-    given = [Given()] * len(contents) if given is None else given
     reasons = [
-        str(content) if isinstance(content, WireError) else difference(skeleton(content), wanted, "upload")
-        for content, wanted in zip(contents, expected, strict=True)
+        str(content) if isinstance(content, WireError) else difference(skeleton(content), its.skeleton, "upload")
+        for content, its in zip(contents, given, strict=True)
     ]
     for index, content in enumerate(contents):
         if not reasons[index]:
@@ -99,11 +93,11 @@ def arrivals(run: Run, method: Method, progress: Progress, record: dict[str, Any
         key=lambda item: (item.arrival, item.client),
     )
     progress.in_flight = [item for item in progress.in_flight if item.arrival > progress.round]
-    contents = [_decoded(item.content, item.expected) for item in due]
+    contents = [_decoded(item.content, item.given.skeleton) for item in due]
     # Whether an upload is refused must not depend on the others where their sum is to hide each of them.
     hidden = central(run.config.privacy) or run.config.privacy.secure
     bound = None if hidden else run.config.norm_bound
-    reasons = flaws(contents, [item.expected for item in due], bound, method.sends, [item.given for item in due])
+    reasons = flaws(contents, [item.given for item in due], bound, method.sends)
     for item, flaw in zip(due, reasons, strict=True):
         if flaw:
             log_event(run, progress.round, item.client, "refused upload", flaw)

@@ -153,7 +153,7 @@ def coefficients(products: Tensor, weights: Tensor, settings: ServerStepConfig) 
         return torch.where(kept > 0, kept / kept.sum(1, keepdim=True), 0.0)
     if rule == "geometric-median":
         return torch.stack([_geometric_median(products, distances, share) for share in weights])
-    return torch.stack([_clipped(products, share, settings.radius) for share in weights])
+    return torch.stack([_clipped(products, share) for share in weights])
 
 
 def krum_order(distances: Tensor, liars: int) -> Tensor:
@@ -178,8 +178,8 @@ def _geometric_median(products: Tensor, distances: Tensor, share: Tensor) -> Ten
     return c
 
 
-def _clipped(products: Tensor, share: Tensor, radius: float | None) -> Tensor:
-    limit = _median(products.diagonal().sqrt(), share) if radius is None else radius
+def _clipped(products: Tensor, share: Tensor) -> Tensor:
+    limit = _median(products.diagonal().sqrt(), share)
     c = torch.zeros_like(share)
     for _ in range(CLIPPINGS):
         step = share * (limit / _distances(products, c).clamp_min(1e-300)).clamp(max=1)

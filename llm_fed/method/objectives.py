@@ -49,8 +49,7 @@ def preference_losses(objective: ObjectiveConfig, of: Likelihoods, drift: Tensor
     if objective.name == "kto":
         rewards = beta * (of.ratios[:, 0] - (0.0 if drift is None else drift))
         sign = torch.where(of.desirable, 1.0, -1.0).to(rewards)
-        weights = torch.where(of.desirable, objective.desirable, objective.undesirable).to(rewards)
-        return weights * (1 - torch.sigmoid(sign * rewards))
+        return 1 - torch.sigmoid(sign * rewards)
     if objective.name == "orpo":
         means = of.logps / of.counts
         odds = means - torch.log1p(-means.exp().clamp(max=1 - torch.finfo(means.dtype).eps))
@@ -59,10 +58,7 @@ def preference_losses(objective: ObjectiveConfig, of: Likelihoods, drift: Tensor
         return -logsigmoid(beta * _margin(of.logps / of.counts) - objective.gamma)
     if objective.name == "ipo":
         return (_margin(of.ratios / of.counts) - 1 / (2 * beta)) ** 2
-    margin, smooth = beta * _margin(of.ratios), objective.label_smoothing
-    if not smooth:
-        return -logsigmoid(margin)
-    return -(1 - smooth) * logsigmoid(margin) - smooth * logsigmoid(-margin)
+    return -logsigmoid(beta * _margin(of.ratios))
 
 
 def rewards(objective: ObjectiveConfig, of: Likelihoods) -> Tensor:

@@ -22,8 +22,7 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
-from llm_fed.basics import waits
-from llm_fed.basics.errors import UserError, panics
+from llm_fed.basics.errors import UserError, no_locks, panics
 from llm_fed.models import forms, speed
 from llm_fed.models.families import check_family
 from llm_fed.settings import objects
@@ -201,7 +200,7 @@ def is_language(config: BaseConfig) -> bool:
 
 def explain(name: str, error: Exception, kind: str) -> str:
     """Why the model `name` cannot be loaded as a `kind`, in words."""
-    if locks := waits.no_locks(error):
+    if locks := no_locks(error):
         return f"base.name={name!r} cannot be loaded: {locks}"
     reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
     if os.path.isdir(os.path.expanduser(name)):

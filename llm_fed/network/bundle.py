@@ -38,11 +38,8 @@ class Order:
 def joined(
     entries: Sequence[Mapping[str, Any]], contents: Sequence[bytes], *, once: bool
 ) -> tuple[list[dict[str, Any]], bytes]:
-    """These entries, each with the place of its content as `bytes`, and the contents one after another.
-
-    Args:
-        once: whether equal contents lie there once. In a reply each has bytes of its own, see `separated`.
-    """
+    """These entries, each with the place of its content as `bytes`, and the contents one after another. `once`: whether
+    equal contents lie there once. In a reply each has bytes of its own, see `separated`."""
     indices: dict[bytes, list[int]] = {}
     placed, parts, size = [], [], 0
     for says, content in zip(entries, contents, strict=True):

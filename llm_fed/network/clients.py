@@ -10,9 +10,6 @@ What a client is ordered to do, as JSON beside a packed message; `bundle` makes 
 Before that `roster` asks each node who is there (hello). Time is real here: a round ends when everybody whom it asked
 has answered, or enough have, or at its deadline. What comes later counts in the round that it reaches, with its
 staleness.
-
-What is scored after a round is what the clients are sent in the next one, so the orders for both travel together, and
-the answers come with the scores.
 """
 
 from __future__ import annotations
@@ -33,12 +30,10 @@ from llm_fed.method import Method
 from llm_fed.network.bundle import Bundles, Order
 from llm_fed.network.link import Link, PendingOrder, Reply, flaw_of, summary_of
 from llm_fed.network.roster import Roster
-from llm_fed.runs import extend
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Watch
 from llm_fed.scoring.scores import Summary
 from llm_fed.settings.config import Config
-from llm_fed.state.outline import Skeleton, skeleton
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import Message, pack, unpack
 
@@ -58,8 +53,6 @@ class _Sent:
 
     round: int
     messages: dict[str, bytes] = field(default_factory=dict)  # by client
-    # Of the upload its skeleton, its bytes, and what `Given` keeps of what it is like.
-    expected: dict[str, tuple[Skeleton, int, Given]] = field(default_factory=dict)
     failed: list[tuple[str, str]] = field(default_factory=list)  # who could not be sent it, and why
     since: float = 0.0
 
@@ -84,8 +77,6 @@ class RemoteClients:
         self.roster = Roster(link, config.network, say)
         self._bundles = Bundles(link, lambda client: self.roster.node[client], config.network.patience)
         self._waiting: dict[str, PendingOrder] = {}
-        self._now: tuple[Method, Progress, Run] | None = None  # of the last round
-        self._ahead: _Sent | None = None  # of the next one, where it travelled with the scores of the last
         self._known: dict[str, Any] = {}
         self.names: tuple[str, ...] = ()
 
@@ -129,13 +120,10 @@ class RemoteClients:
         return cohort_size(self._config.participation, len(self.names))
 
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
-        known, self._now = self._remember(progress, run), (method, progress, run)
+        known = self._remember(progress, run)
         with watch("broadcast"):
-            sent, self._ahead = self._ahead, None
-            if sent is None:
-                messages = messages_for(method, progress.state, self.names, self._config.transport.down)
-                sent, orders = self._plan(method, messages.packed, progress.round, lr)
-                self._begin(sent, self._bundles.send(orders))
+            messages = messages_for(method, progress.state, self.names, self._config.transport)
+            sent = self._send(method, messages, progress.round, lr)
             run.digests.sent(sent.messages)
             for name in sent.messages:
                 known["asked"][name] = known["asked"].get(name, 0) + 1
@@ -146,22 +134,10 @@ class RemoteClients:
         return {"asked": len(sent.messages), **record, "bytes_down": sum(map(len, sent.messages.values()))}
 
     def evaluate(self, messages: Messages, split: str) -> Summary | None:
-        """The scores of those who can be reached, each on its own data.
-
-        The orders of the next round travel along where that round waits for everybody, as the scores do. Under privacy
-        they do not: after a crash what was asked since the last checkpoint is asked again, and each answer costs.
-        """
+        """The scores of those who can be reached, each on its own data."""
         packed = {name: messages.packed(name) for name in messages}
-        ahead: _Sent | None = None
-        also: list[Order] = []
-        waits = self._config.network.enough is None and self._config.privacy.clip is None
-        waits = waits and self._config.stop.patience is None  # after these scores there may be no other round
-        if self._now and waits and self._now[1].round < self._config.rounds:
-            method, progress, run = self._now
-            round = progress.round + 1
-            ahead, also = self._plan(method, packed.__getitem__, round, extend.lr(run.config, round))
         orders = {name: {"split": split} for name in messages}
-        return self._summary(self._call("evaluate", orders, packed, self._config.network.deadline, ahead, also))
+        return self._summary(self._call("evaluate", orders, packed, self._config.network.deadline))
 
     def finish(
         self,
@@ -240,41 +216,33 @@ class RemoteClients:
                 self._say("no client is there; waiting")
             time.sleep(_PAUSE)
 
-    def _plan(self, method: Method, packed: Callable[[str], bytes], round: int, lr: float) -> tuple[_Sent, list[Order]]:
-        """The orders to train in a round, and what is known of them before they are sent.
-
-        Args:
-            packed: what a client is sent.
-        """
+    def _send(self, method: Method, messages: Messages, round: int, lr: float) -> _Sent:
+        """Order the cohort of a round to train, and wait for its answers from now on."""
         sent, kept = _Sent(round), self._known["kept"].values()
-        likes: dict[bytes, tuple[Skeleton, int, Given]] = {}  # by message, of the upload: many are sent the same
+        likes: dict[bytes, tuple[int, Given]] = {}  # by message, of the upload: many are sent the same
         orders = []
         for name in self._cohort(round):
-            content = sent.messages[name] = packed(name)
+            content = sent.messages[name] = messages.packed(name)
             if content not in likes:
                 like = method.upload_like(unpack(content))
-                likes[content] = (skeleton(like), len(pack(like)), Given.of(like, None))
-            _, length, _ = sent.expected[name] = likes[content]
+                likes[content] = (len(pack(like)), Given.of(like, None))
             says = {
                 "kind": "train", "run": self._token, "round": round, "lr": lr, "after": self.answered(name),
                 "kept": sorted({versions.get(name, 0) for versions in kept}),
             }  # fmt: skip
-            orders.append(Order(name, says, content, length))
-        return sent, orders
-
-    def _begin(self, sent: _Sent, asks: Sequence[str | None]) -> None:
-        """Wait for the answers to these orders from now on."""
-        sent.since = time.monotonic()
-        for (name, content), ask in zip(sent.messages.items(), asks, strict=True):
+            orders.append(Order(name, says, content, likes[content][0]))
+        asks, sent.since = self._bundles.send(orders), time.monotonic()
+        for order, ask in zip(orders, asks, strict=True):
             if ask is None:
-                sent.failed.append((name, "the order could not be sent"))
+                sent.failed.append((order.client, "the order could not be sent"))
                 continue
-            expected, length, given = sent.expected[name]
-            most, examples = 2 * length + _SLACK, self.roster.examples[name]
-            given = replace(given, examples=examples)
+            length, given = likes[order.content]
+            examples = self.roster.examples[order.client]
             self._waiting[ask] = PendingOrder(
-                name, sent.round, ask, sent.since, len(content), expected, most, examples, given
-            )
+                order.client, round, ask, sent.since, len(order.content), 2 * length + _SLACK, examples,
+                replace(given, examples=examples),
+            )  # fmt: skip
+        return sent
 
     def _call(
         self,
@@ -282,16 +250,10 @@ class RemoteClients:
         says: Mapping[str, Mapping[str, Any]],
         contents: Mapping[str, bytes],
         seconds: float,
-        ahead: _Sent | None = None,
-        also: Sequence[Order] = (),
         quiet: float = math.inf,
     ) -> dict[str, Reply]:
-        """Replies by client; who cannot be reached, or does not reply in time, has one that says so.
-
-        Args:
-            quiet: see `_await`.
-            also: the orders of the round `ahead`, which travel in the same messages.
-        """
+        """Replies by client; who cannot be reached, or does not reply in time, has one that says so. `quiet`: see
+        `_await`."""
         nodes = set(self._link.nodes())
         common = {"kind": kind, "run": self._token}
         orders = [
@@ -299,12 +261,8 @@ class RemoteClients:
             for name, own in says.items()
             if self.roster.node.get(name) in nodes
         ]
-        asks = self._bundles.send([*orders, *also])
-        self._ahead = ahead
-        if ahead:
-            self._begin(ahead, asks[len(orders) :])
         replies = {name: Reply({"error": "it is not there"}) for name in says}
-        for order, reply in zip(orders, self._replies(asks[: len(orders)], seconds, quiet), strict=True):
+        for order, reply in zip(orders, self._replies(self._bundles.send(orders), seconds, quiet), strict=True):
             if reply.error:
                 self._forgot(order.client, reply)
                 self._say(f"{order.client}: {kind}: {reply.error}")
@@ -383,9 +341,7 @@ class RemoteClients:
             row = run.checkpoints.store.row(reply.answer)
             weight = self.roster.weight(requested.client, self.names)
             progress.in_flight.append(
-                InFlight(
-                    requested.client, requested.round, progress.round, weight, row, requested.expected, requested.given
-                )
+                InFlight(requested.client, requested.round, progress.round, weight, row, requested.given)
             )
             self._known["answered"][requested.client] = requested.round
             record: dict[str, Any] = {"kind": "client", "round": requested.round, "client": requested.client}

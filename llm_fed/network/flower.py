@@ -44,16 +44,12 @@ def server_app(module: str) -> ServerApp:
         words = [f"task.path={settings['path']}"] if settings.get("path") else []
         try:
             config = configfile.load(_config(module), words)
-            requested = {
-                key: bool(settings.get(key)) for key in ("fresh", "finish", "continue")
-            }  # apps of old know one
-            if sum(requested.values()) > 1:
-                raise UserError(
-                    f"{' and '.join(key for key in requested if requested[key])} do not go together; set one of them"
-                )
+            asked = [key for key in ("fresh", "finish", "continue") if settings.get(key)]
+            if len(asked) > 1:
+                raise UserError(f"{' and '.join(asked)} do not go together; set one of them")
             train(
-                config, Path(str(settings["out"])), FlowerLink(grid), fresh=requested["fresh"],
-                finish=requested["finish"], goes_on=requested["continue"],
+                config, Path(str(settings["out"])), FlowerLink(grid), fresh="fresh" in asked, finish="finish" in asked,
+                goes_on="continue" in asked,
             )  # fmt: skip
         except (UserError, RunError) as error:
             print(f"llm-fed: {error}", flush=True)
@@ -128,11 +124,7 @@ def _record(order: Mapping[str, Any], content: bytes) -> RecordDict:
 
 
 def _opened(record: RecordDict) -> tuple[dict[str, Any], bytes]:
-    """What `_record` was made of.
-
-    Raises:
-        UserError: it is something else.
-    """
+    """What `_record` was made of. UserError: it is something else."""
     try:
         order = load_json(str(record.config_records["order"]["json"]))
         array = record.array_records["content"]["message"]

@@ -6,23 +6,19 @@ import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from llm_fed import methods, tasks
 from llm_fed.basics import documents
-from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.errors import UserError
 from llm_fed.basics.files import write_folder
 from llm_fed.settings.config import Config, PartitionConfig
 from llm_fed.settings.configfile import as_dict
 from llm_fed.settings.plugins import short
 
 LONGEST = 32  # letters of a name that Flower takes
-_LONGEST_METHOD = 15  # of these for the method where the whole name is too long
 RULE = f"Flower takes letters, digits and hyphens, {LONGEST} at most, with a letter first"
-
-_ORIGIN = "# Written by `llm-fed flower` from "  # how an app's configuration begins
 
 _PROJECT = """\
 [project]
@@ -88,34 +84,18 @@ def accepts(name: str) -> bool:
 
 
 def name_of(stem: str, method: str = "") -> str:
-    """The name of an app that Flower takes: `stem-method`, with hyphens for other signs and shortened where necessary.
-
-    What is shortened, or has no letter or digit left, gets four digits of a hash, so that two such names differ.
+    """The name of an app that Flower takes: `stem-method` with hyphens for other signs. What is too long ends with four
+    digits of a hash, so that two such names differ.
 
     Args:
         stem: of the configuration file.
         method: its name, or `package.module:Name`.
     """
-    whole = _joined(stem, method)
-    if accepts(whole):
-        return whole
+    whole = unicodedata.normalize("NFC", "-".join(filter(None, [stem, short(method)])))
+    name = re.sub("-+", "-", "".join(sign if sign.isalnum() else "-" for sign in whole)).strip("-")
+    name = whole if accepts(whole) else name if name[:1].isalpha() else f"app-{name}".rstrip("-")
     mark = hashlib.sha256(whole.encode(errors="replace")).hexdigest()[:4]
-    begin, end = _hyphenated(stem), _hyphenated(short(method))
-    if not begin[:1].isalpha():
-        begin = f"app-{begin or mark}"
-    if len(name := _joined(begin, end)) <= LONGEST:
-        return name
-    end = f"{mark}-{end[:_LONGEST_METHOD]}".strip("-")
-    return f"{begin[: LONGEST - len(end) - 1].rstrip('-')}-{end}"
-
-
-def _joined(stem: str, method: str) -> str:
-    return unicodedata.normalize("NFC", "-".join(filter(None, [stem, short(method)])))
-
-
-def _hyphenated(text: str) -> str:
-    signs = (sign if sign.isalnum() else "-" for sign in unicodedata.normalize("NFC", text))
-    return re.sub("-+", "-", "".join(signs)).strip("-")
+    return name if accepts(name) else f"{name[: LONGEST - 5].rstrip('-')}-{mark}"
 
 
 def natural(config: Config) -> Config:
@@ -128,7 +108,7 @@ def write(folder: Path, config: Config, name: str, source: Path | None = None) -
 
     Args:
         name: of the project, and of the run folder at the server.
-        source: the configuration file; an app of another file is not replaced.
+        source: the configuration file.
 
     Returns:
         What of the configuration has no meaning on a network, and what else is to be known, as lines to add to a
@@ -142,9 +122,8 @@ def write(folder: Path, config: Config, name: str, source: Path | None = None) -
     if not accepts(own):
         better = folder.parent / name_of(own)
         raise UserError(f"{RULE}, as the name of an app's folder, so it would refuse {own!r}; give --out {better}")
-    method, task, origin = config.method["name"], config.task.name, _origin(source)
-    _check_origin(folder, origin)
-    text = origin + documents.dump(as_dict(natural(config)))
+    method, task = config.method["name"], config.task.name
+    text = documents.dump(as_dict(natural(config)))
     mark = hashlib.sha256(text.encode()).hexdigest()
     base = json.dumps(config.base.name)
     files = {
@@ -157,13 +136,8 @@ def write(folder: Path, config: Config, name: str, source: Path | None = None) -
     }
     write_folder(folder, {path: text.encode() for path, text in files.items()}, "a Flower app")
     notes = [f"Its configuration has the digest {mark}, which an owner's policy names (node-policy.yaml)."]
-    if source and name != _joined(source.stem, method):
+    if source and name != f"{source.stem}-{short(method)}":
         notes.append(f"The app is named {name}, as {RULE}.")
-    if others := [str(path) for path in _namesakes(folder, name)]:
-        notes.append(
-            f"The name {name} is also that of {', '.join(others)}, so at the server both would have the run folder "
-            f"""runs/{name}; give one of them another: flwr run ... --run-config 'out="FOLDER"'"""
-        )
     if config.task.partition.kind != "natural":
         notes.append(
             "(task.partition is left out: it divides one data set in a simulation; over a network each machine names "
@@ -178,41 +152,3 @@ def write(folder: Path, config: Config, name: str, source: Path | None = None) -
             f'operator add allow="{",".join(outside)}" to --node-config'
         )
     return "".join(f"\n{note}" for note in notes)
-
-
-def _origin(source: Path | None) -> str:
-    """A comment that says from which file an app was written. Nodes get it too, so of its folder it has a hash."""
-    if source is None:
-        return ""
-    location = hashlib.sha256(str(source.resolve().parent).encode(errors="surrogateescape")).hexdigest()[:8]
-    return f"{_ORIGIN}{one_line(source.name)} ({location}).\n"
-
-
-def _check_origin(folder: Path, origin: str) -> None:
-    """Refuse to replace the app of another configuration file.
-
-    Raises:
-        UserError: there is one.
-    """
-    try:
-        with open(folder / "federation" / "config.yaml", encoding="utf-8") as file:
-            first = file.readline()
-    except (OSError, UnicodeDecodeError):
-        return
-    if origin and first.startswith(_ORIGIN) and first != origin:
-        raise UserError(
-            f"{folder} holds the app of another file, {first.removeprefix(_ORIGIN).rpartition(' (')[0]}, which would "
-            "be lost; give another --out, or remove the folder if its file was moved or is not needed"
-        )
-
-
-def _namesakes(folder: Path, name: str) -> Iterator[Path]:
-    """Apps of llm_fed beside this one that have the same name."""
-    for project in sorted(folder.resolve().parent.glob("*/pyproject.toml")):
-        try:
-            text = project.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-        named = f'name = "{name}"\n' in text and 'publisher = "llm-fed"\n' in text
-        if named and project.parent != folder.resolve():
-            yield folder.parent / project.parent.name

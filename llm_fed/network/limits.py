@@ -8,11 +8,7 @@ from llm_fed.settings.config import Config
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot be done over a network.
-
-    Raises:
-        UserError: what, and what to set.
-    """
+    """Refuse what cannot be done over a network. UserError: what, and what to set."""
     kinds.chosen(config).check_network(config)
     if config.task.partition.kind != "natural":
         raise UserError(

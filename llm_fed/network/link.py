@@ -11,7 +11,6 @@ from typing import Any, Protocol
 from llm_fed.basics.errors import one_line
 from llm_fed.scoring.rules import NAMES
 from llm_fed.scoring.scores import BESIDE, Summary, summarize
-from llm_fed.state.outline import Skeleton
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import WireError, unpack
 
@@ -77,13 +76,6 @@ class Reply:
         """How many test examples it has; 0 where it does not say so."""
         return int(self.number("tested", 0, 2**31) or 0)
 
-    def crossed(self, names: Collection[str]) -> dict[str, float]:
-        """By other client of these names the score of that one's model on this one's examples."""
-        given = self.content.get("cross")
-        found = Reply(given if isinstance(given, dict) and not self.error else {})
-        scores = {name: found.number(name, *BOUNDS) for name in names if name in found.content}
-        return {name: score for name, score in scores.items() if score is not None}
-
     @property
     def warned(self) -> dict[str, Any]:
         """Figures by the kind of a warning, not checked any further."""
@@ -123,11 +115,7 @@ class Reply:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """What a merging method found out at the client, its texts in printable lines.
-
-        Raises:
-            ValueError: it cannot be one.
-        """
+        """What a merging method found out at the client, its texts in printable lines. ValueError: it cannot be one."""
         recipe = self.content.get("recipe")
         try:
             if isinstance(recipe, dict) and len(json.dumps(recipe, allow_nan=False)) <= _LONGEST:
@@ -198,10 +186,9 @@ class PendingOrder:
     ask: str
     since: float
     down: int  # bytes
-    expected: Skeleton  # of the upload
     most: int  # bytes that the upload may have
     examples: int  # that the client said it has when it joined
-    given: Given = Given()  # what bounds its numbers
+    given: Given  # what the upload must be like
 
 
 def flaw_of(requested: PendingOrder, reply: Reply) -> str:
@@ -228,7 +215,7 @@ def _flaw_of(requested: PendingOrder, reply: Reply) -> str:
     if type(steps) is not int or steps not in _COUNTS:
         return f"its number of steps is {reprlib.repr(steps)}"
     try:
-        unpack(reply.answer, requested.expected)
+        unpack(reply.answer, requested.given.skeleton)
     except WireError as error:
         return str(error)
     return ""

@@ -11,11 +11,7 @@ from llm_fed.network.bundle import RUN_NAME
 
 def personal_folder(home: Path, name: str, token: str) -> Path:
     """The folder for the personal models of a run: of its name, or where that is another run's, with the beginning of
-    its token.
-
-    Raises:
-        UserError: a name that cannot be one, or both folders are another run's.
-    """
+    its token. UserError: a name that cannot be one, or both folders are another run's."""
     name, token = plain(name), plain(token)
     for folder in (home / "adapters" / name, home / "adapters" / f"{name}-{token[:8]}"):
         before = folder.exists() and any(folder.iterdir())

@@ -25,11 +25,8 @@ Identities = Mapping[str, ec.EllipticCurvePublicKey]
 
 def read(path: str | None) -> Identities:
     """By client the public key of its node, of a file with a line for each node, in the form of OpenSSH's
-    `allowed_signers`: names of clients with commas in between, the kind of the key, and the key.
-
-    Raises:
-        Refused: the file is none, or two nodes have one key.
-    """
+    `allowed_signers`: names of clients with commas in between, the kind of the key, and the key. Refused: the file is
+    none, or two nodes have one key."""
     if not path:
         raise Refused("setup", 'privacy.secure needs peers="FILE" and key="FILE" in --node-config')
     found: dict[str, ec.EllipticCurvePublicKey] = {}
@@ -56,11 +53,8 @@ def read(path: str | None) -> Identities:
 
 
 def identity(path: str | None, clients: Sequence[str], identities: Identities) -> ec.EllipticCurvePrivateKey:
-    """The node's own private key.
-
-    Raises:
-        Refused: the file has none, or not the one that the list of keys has for these clients.
-    """
+    """The node's own private key. Refused: the file has none, or not the one that the list of keys has for these
+    clients."""
     if not path:
         raise Refused("setup", 'privacy.secure needs key="FILE" in --node-config, the one that Flower is given')
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,10 +19,7 @@ _UNHEARD = 600.0  # seconds without an answer to a greeting after which the node
 
 def homes(clients: Sequence[str] | int) -> dict[str, str]:
     """By client the name of the node that may have it, of `network.clients`: that of the client, or what is after @.
-
-    Raises:
-        UserError: a client comes twice.
-    """
+    UserError: a client comes twice."""
     nodes: dict[str, str] = {}
     for word in () if isinstance(clients, int) else clients:
         name, at, node = word.rpartition("@")
@@ -57,19 +55,14 @@ class Roster:
         self.certificates: dict[str, tuple[str, str]] = {}  # by client, with `privacy.secure`
         self.unscored: set[str] = set()  # clients without test examples, as their nodes say
         self.base = ""  # the fingerprint that the base of every node must have
-        self._greeted: set[int] = set()
-        self._refused: dict[int, float] = {}  # nodes that cannot take part, and when they are greeted again
-        self._said: dict[int, str] = {}  # why
+        self._again: dict[int, float] = {}  # by node that was greeted, when it is greeted again
         self._announced: set[str] = set()  # of what nodes bring, what was said already
-        self._greetings: dict[str, tuple[int, float]] = {}  # hellos on their way, to which node, and since when
+        self._greetings: dict[str, int] = {}  # hellos on their way, to which node
 
     def gather(self, wanted: Sequence[str] | int) -> tuple[str, ...]:
         """Wait for these clients, or for so many, at most `network.wait` seconds; the clients of the run in their
         order, those without one sorted by name. Who has a name and is missing is among them, and joins when it comes.
-
-        Raises:
-            RunError: no client has come by then.
-        """
+        RunError: no client has come by then."""
         announced, begun, limit = -1, time.monotonic(), self._settings.wait
         number = wanted if isinstance(wanted, int) else len(wanted)
         while True:
@@ -99,41 +92,29 @@ class Roster:
     def greet(self) -> None:
         """Ask which clients they have those nodes that are new or were away, and from time to time those that could not
         take part, lacked a client or did not answer, as that may have changed; take in what was answered."""
-        nodes = self._link.nodes()
-        self._greeted &= nodes.keys()
-        now = time.monotonic()
-        self._greetings = {
-            id: (node, since)
-            for id, (node, since) in self._greetings.items()
-            if node in nodes and now - since < _UNHEARD
-        }
-        self._refused = {node: until for node, until in self._refused.items() if node in nodes}
-        waiting = {node for node, until in self._refused.items() if now < until}
-        new = sorted(nodes.keys() - self._greeted - waiting - {node for node, _ in self._greetings.values()})
-        ids = self._link.send(
-            [(node, {"kind": "hello", "protocol": PROTOCOL}, b"") for node in new], self._settings.patience
-        )
-        self._greetings |= {id: (node, now) for id, node in zip(ids, new, strict=True) if id is not None}
+        nodes, now = self._link.nodes(), time.monotonic()
+        self._again = {node: then for node, then in self._again.items() if node in nodes}
+        self._greetings = {id: node for id, node in self._greetings.items() if node in nodes}
+        new = sorted(node for node in nodes if self._again.get(node, now) <= now)
+        hello = {"kind": "hello", "protocol": PROTOCOL}
+        ids = self._link.send([(node, hello, b"") for node in new], self._settings.patience)
+        for id, node in zip(ids, new, strict=True):
+            if id is not None:
+                self._greetings[id], self._again[node] = node, now + _UNHEARD
         for id, reply in self._link.receive(self._greetings.keys()).items():
-            node, _ = self._greetings.pop(id)
+            node = self._greetings.pop(id)
             self.node = {name: its_node for name, its_node in self.node.items() if its_node != node}
+            self._again[node] = time.monotonic() + _AGAIN
             if why := self._refusal(reply):
-                self._refused[node] = time.monotonic() + _AGAIN
-                if self._said.get(node) != why:
-                    self._say(f"node {node} cannot take part: {why}")
-                self._said[node] = why
+                self._once(f"node {node} cannot take part: {why}")
                 continue
-            self._said.pop(node, None)
             if idle := reply.names("idle"):
                 self._once(f"node {node}: these clients have no training example and do not take part: {listed(idle)}")
             self._admit(node, nodes[node], reply.clients)
             mine = {name for name in reply.clients if self.node.get(name) == node}
             self.certificates |= {name: pair for name, pair in reply.certificates.items() if name in mine}
             if self._complete(node, nodes[node]):
-                self._greeted.add(node)
-                self._refused.pop(node, None)
-            else:
-                self._refused[node] = time.monotonic() + _AGAIN
+                self._again[node] = math.inf
             self.unscored |= {*reply.names("unscored")}
 
     def _once(self, text: str) -> None:

@@ -168,7 +168,7 @@ class Deployment(Simulation):
                     raise RunError(f"the checkpoint of round {chosen} of {need} cannot be read: {error}") from error
                 token = (its_run.recall("network.json") or {})["token"]
             answered = (progress.elsewhere or {"answered": {}})["answered"]
-            down = config.transport.down
+            down = config.transport
             for client, message in messages_for(its_built.method, progress.state, clients.names, down).items():
                 sent[client]["given"][need] = message
                 given[client][need] = {"run": token, "after": answered.get(client, 0)}
@@ -186,7 +186,7 @@ class Deployment(Simulation):
         )
 
     def finish(self, experiment: Experiment, run: Run, progress: Progress) -> dict[str, Any]:
-        clients, down = self._clients, experiment.config.transport.down
+        clients, down = self._clients, experiment.config.transport
         clients.take(progress)
         messages = messages_for(experiment.method, progress.state, clients.names, down)
         sent = {client: {"message": message, "given": {}} for client, message in messages.items()}
@@ -201,11 +201,8 @@ class Deployment(Simulation):
         given: Mapping[str, Mapping[str, Any]],
         merged: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """What is done once at the end: at every client, and here.
-
-        Args:
-            merged: of a merge, by parent the round whose models are merged.
-        """
+        """What is done once at the end: at every client, and here. `merged`: of a merge, by parent the round whose
+        models are merged."""
         round, facts = progress.round, facts_of(progress)
         if merged:
             round, facts = experiment.config.rounds, {"needs": merged, **merging.ended_in(self._folders)}
@@ -214,9 +211,7 @@ class Deployment(Simulation):
             last = facts["ended"]["round"] if "ended" in facts else None
             summary, replies = self._clients.finish(sent, given, self._name, spent_in(run), last)
         if experiment.scored:
-            messages = messages_for(
-                experiment.method, progress.state, experiment.scored, experiment.config.transport.down
-            )
+            messages = messages_for(experiment.method, progress.state, experiment.scored, experiment.config.transport)
             summary = experiment.evaluate(messages, "test")
         unfinished = [client for client, reply in replies.items() if reply.error]
         for client, reply in replies.items():
@@ -261,11 +256,8 @@ class _Marked:
 
 
 def _own_data(config: Config, known: Record | None) -> TaskData:
-    """The task as the server sees it: no client, and its own examples, where the configuration gives it some.
-
-    Args:
-        known: the rows that the run knows.
-    """
+    """The task as the server sees it: no client, and its own examples, where the configuration gives it some. `known`:
+    the rows that the run knows."""
     if config.task.server.examples == 0 and not config.task.server.test:
         row, labels = tasks.find(config.task.name), kinds.chosen(config).known_labels(config)
         return TaskData(config.task.name, row.metric, {}, labels, kind=row.kind)

@@ -34,7 +34,6 @@ from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Watch
 from llm_fed.secure.cohort import LEAST, Cohort, Terms
 from llm_fed.secure.opening import GivenUp, open_sum
-from llm_fed.state.outline import skeleton
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import Message, entries, pack, unpack
 
@@ -124,7 +123,7 @@ class SummedClients(RemoteClients):
 
     def _message(self, method: Method, state: Message, cohort: Cohort) -> bytes:
         """What all clients of a round are sent."""
-        messages = messages_for(method, state, cohort.names, self._config.transport.down)
+        messages = messages_for(method, state, cohort.names, self._config.transport)
         sent = {messages.packed(name) for name in cohort.names}
         if len(sent) > 1:
             raise UserError(f"privacy.secure is for methods that send all clients the same, and "
@@ -153,7 +152,7 @@ class SummedClients(RemoteClients):
             }, content, 4 * size)
             for name in terms.present
         ]  # fmt: skip
-        expected, length = skeleton(numbers), len(pack(numbers))
+        wanted, length = Given.of(numbers, None), len(pack(numbers))
         vectors: dict[str, torch.Tensor] = {}
         proofs: dict[str, Mapping[str, str]] = {}
         came = self._exchanged(now, orders)
@@ -164,7 +163,7 @@ class SummedClients(RemoteClients):
             if reply.error:
                 continue
             requested = PendingOrder(
-                name, now.round, ask, 0.0, len(content), expected, length + _SLACK, self.roster.examples[name]
+                name, now.round, ask, 0.0, len(content), length + _SLACK, self.roster.examples[name], wanted
             )
             proved: Any = reply.content.get("proofs")
             if reply.content.get("settings") != terms.settings:
@@ -176,7 +175,7 @@ class SummedClients(RemoteClients):
             if flaw:
                 now.refused[name] = flaw
             else:
-                vectors[name], proofs[name] = unpack(reply.answer, expected), proved
+                vectors[name], proofs[name] = unpack(reply.answer, wanted.skeleton), proved
         return terms, vectors, proofs
 
     def _mean(
@@ -218,7 +217,7 @@ class SummedClients(RemoteClients):
             row, given = now.run.checkpoints.store.row(pack(mean)), Given.of(like, None)
             for name in sorted(alive):
                 weight = self.roster.weight(name, self.names)
-                progress.in_flight.append(InFlight(name, now.round, now.round, weight, row, skeleton(like), given))
+                progress.in_flight.append(InFlight(name, now.round, now.round, weight, row, given))
                 self._known["answered"][name] = now.round
                 line = {"kind": "client", "round": now.round, "client": name, "examples": self.roster.examples[name]}
                 now.run.log({**line, "bytes_up": now.up[name], "bytes_down": now.down[name], "staleness": 0})

@@ -35,12 +35,8 @@ class TrainerNode(Node):
         self._adapter = TrainedAdapter(trainer)
 
     def serve(self, home: str | Path, idle: float = worker.IDLE) -> None:
-        """Answer what the SuperNode with this `home` in its `--node-config` passes on, instead of the worker that
-        it would start. Returns when nothing has come for `idle` seconds; the process ends with its SuperNode.
-
-        Raises:
-            UserError: another process serves this home.
-        """
+        """Answer what the SuperNode with this `home` in its `--node-config` passes on, instead of the worker that it
+        would start. Returns when nothing has come for `idle` seconds. UserError: another process serves this home."""
         folder = Path(home)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not worker.serve(folder, idle, answering=self):
@@ -70,11 +66,7 @@ def patch(trainer: Any) -> TrainerNode:
 
 
 class TrainedAdapter:
-    """The adapter that a Trainer trains.
-
-    Raises:
-        UserError: see `patch`.
-    """
+    """The adapter that a Trainer trains. UserError: see `patch`."""
 
     def __init__(self, trainer: Any):
         self.trainer = trainer
@@ -117,11 +109,7 @@ class TrainedAdapter:
             )
 
     def check(self, built: Experiment) -> None:
-        """Refuse a federation whose one client is not what the Trainer trains.
-
-        Raises:
-            UserError: what differs.
-        """
+        """Refuse a federation whose one client is not what the Trainer trains. UserError: what differs."""
         if len(built.trainers) != 1:
             names = ", ".join(built.trainers) or "none"
             raise UserError(f"a Trainer is one client, and the data here have {names}; name one in clients=")
@@ -145,12 +133,6 @@ class TrainedAdapter:
                 "both the same lora_alpha"
             )
         self._check_base(built.base.model)
-        if (count := _length(getattr(self.trainer, "train_dataset", None))) not in (None, site.num_examples):
-            print(
-                f"the Trainer has {count} training examples, and the server weighs {site.id} by the "
-                f"{site.num_examples} that lie here",
-                flush=True,
-            )
 
     def _check_base(self, base: Any) -> None:
         theirs, own = (model.get_input_embeddings().weight.detach().cpu() for model in (self.trainer.model, base))
@@ -159,11 +141,8 @@ class TrainedAdapter:
             raise UserError("the Trainer's model has other embeddings than the federation's base; load the same base")
 
     def fit(self, request: Fit) -> Fitted | ClientError:
-        """What the Trainer makes of where a fit starts.
-
-        Raises:
-            UserError: the method asks for training that a Trainer does not do.
-        """
+        """What the Trainer makes of where a fit starts. UserError: the method asks for training that a Trainer does not
+        do."""
         if flaw := _foreign(request):
             raise UserError(f"a Trainer cannot carry this method: {flaw}")
         trainer, start = self.trainer, request.start
@@ -232,7 +211,3 @@ def _entry(name: str) -> str:
     """The name here of a parameter that PEFT calls so; empty where it is no A or B of the adapter."""
     entry = name.removeprefix(_PREFIX).removesuffix(f".{_ADAPTER}.weight")
     return entry if name.startswith(_PREFIX) and entry.endswith((".lora_A", ".lora_B")) else ""
-
-
-def _length(dataset: Any) -> int | None:
-    return len(dataset) if hasattr(dataset, "__len__") else None

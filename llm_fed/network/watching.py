@@ -1,25 +1,20 @@
 """Warnings over a network: each machine looks at its own clients, and the server hears figures alone.
 
-A machine tries only models that the method sends to it, those of its own clients, on the examples of its own clients.
-So no machine sees another's examples, and no personal model travels. What is said of a client at the end is its scores
-under the base, its best rule and the models of the machine's other clients, and the figures of its warnings.
+No personal model travels, so there is no table of models on other clients' examples. What is said of a client at the
+end is its scores under the base and its best rule, and the figures of its warnings.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
-from llm_fed.basics.errors import listed, one_line
 from llm_fed.basics.names import rounded
 from llm_fed.bench.build import Experiment
-from llm_fed.experiment import cross
 from llm_fed.experiment.baselines import rule_of
 from llm_fed.experiment.watching import (
-    Cross,
     Scores,
     Warned,
     believed,
@@ -31,7 +26,7 @@ from llm_fed.experiment.watching import (
 from llm_fed.method.site import Site
 from llm_fed.network.link import Reply, summary_of
 from llm_fed.network.side_by_side import each, fused
-from llm_fed.runs.folder import CROSS, Run
+from llm_fed.runs.folder import Run
 from llm_fed.scoring.evaluation import Measured, Personal, measure
 from llm_fed.state import State
 
@@ -87,33 +82,26 @@ def _as_json(found: Measured) -> dict[str, Any]:
     return scored if loss is None else {**scored, "loss": rounded(loss) if math.isfinite(loss) else None}
 
 
-def watched(built: Experiment, states: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Watched]:
-    """By client of this machine what is known of it; with privacy on nothing.
-
-    Args:
-        states: the personal models, or why there is none.
-        found: their scores with those of single examples, or why there is none.
-    """
-    result = {id: Watched() for id in states}
+def watched(built: Experiment, clients: Iterable[str], found: Mapping[str, Any]) -> dict[str, Watched]:
+    """By client of this machine what is known of it; with privacy on nothing. `found`: their scores with those of
+    single examples, or why there is none."""
+    result = {id: Watched() for id in clients}
     known = {id: its for id, its in found.items() if isinstance(its, Measured)}
     if built.config.privacy.clip is not None or not known:
         return result
     base = _of_base(built, known)
     rules = {id: rule for id in known if (rule := rule_of(built.clients[id], built.metric, built.config.eval.limit))}
-    table = _table(built, states, known, base)
     own = Scores({id: its.score for id, its in known.items()}, {id: its.examples for id, its in known.items()})
     references = {
         "base": Scores({id: its.score for id, its in base.items()}, {id: its.examples for id, its in base.items()}),
         "rule": Scores({id: r.score for id, r in rules.items()}, {id: r.examples for id, r in rules.items()}),
     }
     counts = {id: len(its.examples) for id, its in known.items()}
-    warnings = warnings_of(own, references, counts, table, parts=_parts(built, len(built.clients)))
+    warnings = warnings_of(own, references, counts, parts=_parts(built, len(built.clients)))
     for id in known:
         said: dict[str, Any] = {"tested": counts[id]}
         said |= {"rule": rules[id].name, "rule_score": rules[id].score} if id in rules else {}
         said |= {"of_base": _as_json(base[id])} if id in base else {}
-        tried = {model: answers for (model, client), answers in table.answers.items() if client == id != model}
-        said |= {"cross": {model: fmean(answers) for model, answers in tried.items()}} if tried else {}
         its = [warned for warned in warnings if id in warned["figures"]]
         said |= {"warnings": {warned["kind"]: warned["figures"][id] for warned in its}} if its else {}
         result[id] = Watched(said, its)
@@ -128,38 +116,12 @@ def heard(
     if summary := summary_of(experiment.metric, {id: reply.of_base for id, reply in replies.items()}):
         facts["base"] = {"kind": "score", "round": 0, "split": "test", **summary.as_json()}
         run.log(facts["base"])
-    why = [PRIVATE] if experiment.config.privacy.clip is not None else _write_table(experiment, run, scores, replies)
+    why = [PRIVATE] if experiment.config.privacy.clip is not None else []
     local, how = local_scores(run)
     counts = {id: reply.tested for id, reply in replies.items()}
     warnings = believed({id: reply.warned for id, reply in replies.items()}, replies.keys())
     warnings += warnings_of(Scores(scores), {"local": local} if local else {}, counts, losses=losses_of(run))
     return facts | keep(run, warnings, [*why, *how])
-
-
-def _write_table(
-    experiment: Experiment, run: Run, scores: Mapping[str, float], replies: Mapping[str, Reply]
-) -> list[str]:
-    """Write cross.json with what is known of the table; without any a sentence on why."""
-    clients = [id for id in replies if id in scores]
-    tried = {id: replies[id].crossed([other for other in clients if other != id]) for id in clients}
-    if experiment.config.eval.cross is False or len(clients) < 2:
-        run.forget(CROSS)
-        return []
-    if experiment.method.one_model:
-        run.forget(CROSS)
-        return ["no cross table: all clients have the same model"]
-    answers = {(model, id): (score,) for id, its in tried.items() for model, score in its.items()}
-    answers |= {(id, id): (scores[id],) for id in clients}
-    base = {id: (score,) for id in clients if (score := replies[id].of_base.score) is not None}
-    table = cross.table_of(Cross(answers, base), experiment.metric, "test", clients)
-    missing = [id for id in clients if len(tried[id]) < len(clients) - 1]
-    if missing:
-        table["missing"] = (
-            f"Columns in which models are missing: {listed(missing)}. Over a network only models of clients on the "
-            "same machine are tried there, as no personal model travels."
-        )
-    run.remember(CROSS, table)
-    return []
 
 
 def _of_base(built: Experiment, known: Mapping[str, Measured]) -> dict[str, Measured]:
@@ -176,19 +138,6 @@ def _of_base(built: Experiment, known: Mapping[str, Measured]) -> dict[str, Meas
         lambda site: measure(personal, site, "test", built.metric, limit, each=True),
     )  # fmt: skip
     return {id: its for id, its in found.items() if isinstance(its, Measured)}
-
-
-def _table(
-    built: Experiment, states: Mapping[str, Any], known: Mapping[str, Measured], base: Mapping[str, Measured]
-) -> Cross:
-    """Of the clients here; what goes wrong with it is no reason to have no result."""
-    plan = cross.planned(built, among=known)
-    own, alone = ({id: its.examples for id, its in scores.items()} for scores in (known, base))
-    try:
-        return cross.scored(built, plan, states, own, alone) if plan.clients else Cross({})
-    except Exception as error:  # of any kind
-        print(f"no cross table: {one_line(f'{type(error).__name__}: {error}')}", flush=True)
-        return Cross({})
 
 
 def _parts(built: Experiment, here: int) -> int:

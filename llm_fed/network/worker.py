@@ -1,8 +1,8 @@
 """Worker: a process that keeps a machine's base model loaded between orders, behind a Unix socket.
 
 Flower starts a process for every message and ends it with the reply. That one (`call`) only hands its orders over; the
-worker, which it starts where there is none, lives on, also when its caller is killed. It ends with the SuperNodes that
-it serves (`lifetime`), or when no order has come for long. This module imports nothing heavy: what an order needs is
+worker, which it starts where there is none, lives on, also when its caller is killed. It ends with the SuperNode that
+started it (`lifetime`), or when no order has come for long. This module imports nothing heavy: what an order needs is
 imported when the first one comes.
 
     python -m llm_fed.network.worker HOME [--idle SECONDS] [--node PID,PID]
@@ -14,14 +14,12 @@ import argparse
 import hashlib
 import json
 import os
-import queue
 import signal
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -32,7 +30,7 @@ from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import open_unlinked
 from llm_fed.basics.terminal import lasting_streams
-from llm_fed.network.lifetime import Nodes, node_of_this_process
+from llm_fed.network.lifetime import ending_with, node_of_this_process
 from llm_fed.runs.lock import HeldError, Lock
 
 IDLE = 3600.0  # seconds without an order after which a worker ends
@@ -40,16 +38,11 @@ _START = 60.0  # seconds within which a new worker must listen
 
 
 def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) -> tuple[dict[str, Any], bytes]:
-    """The worker's reply to an order, and its content; starts the worker of `home` where there is none.
-
-    Raises:
-        RunError: it does not start, or ends before it replies.
-        UserError: somebody else owns the folder of its socket.
-    """
-    node = node_of_this_process()
-    with _connect(home, idle, node) as connection:
+    """The worker's reply to an order, and its content; starts the worker of `home` where there is none. RunError: it
+    does not start, or ends before it replies. UserError: somebody else owns the folder of its socket."""
+    with _connect(home, idle, node_of_this_process()) as connection:
         try:
-            connection.send_bytes(json.dumps({**order, "node": node}).encode())
+            connection.send_bytes(json.dumps(order).encode())
             connection.send_bytes(content)
             return load_json(connection.recv_bytes()), connection.recv_bytes()
         except (EOFError, OSError) as error:
@@ -57,11 +50,11 @@ def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) 
 
 
 def serve(home: Path, idle: float = IDLE, node: Sequence[int] = (), answering: Any = None) -> bool:
-    """Answer orders one after another, until none has come for `idle` seconds or the nodes that gave any have ended;
-    returns False at once where another worker serves this home.
+    """Answer orders one after another, until none has come for `idle` seconds or the node has ended; returns False at
+    once where another worker serves this home.
 
     Args:
-        node: the processes of the node that starts it; it may end before its first order has come.
+        node: the processes of the node that starts it.
         answering: a `node.Node`; None: one is made for the first order.
     """
     lock = Lock(home, "worker.lock")
@@ -71,7 +64,6 @@ def serve(home: Path, idle: float = IDLE, node: Sequence[int] = (), answering: A
         return False
     path = address(home)
     _remove_socket(path)
-    nodes = Nodes(node)
     with socket.socket(socket.AF_UNIX) as listener:
         mask = os.umask(0o177)  # the socket is its owner's alone from the moment it exists
         try:
@@ -80,65 +72,36 @@ def serve(home: Path, idle: float = IDLE, node: Sequence[int] = (), answering: A
             os.umask(mask)
         listener.listen()
         try:
-            with nodes.end_this_process():
-                _serve(listener, nodes, idle, answering)
+            with ending_with(node):
+                _serve(listener, idle, answering)
         finally:
             path.unlink(missing_ok=True)
             lock.release()
     return True
 
 
-def _serve(listener: socket.socket, nodes: Nodes, idle: float, node: Any) -> None:
-    """Answer what comes, until nothing has come for `idle` seconds.
-
-    Orders are taken in while another one is carried out, so that it is known who waits when a node ends.
-    """
-    waiting: queue.Queue[tuple[Connection, dict[str, Any]]] = queue.Queue()
-    threading.Thread(target=_accept, args=[listener, nodes, waiting], daemon=True).start()
+def _serve(listener: socket.socket, idle: float, node: Any) -> None:
+    """Answer what comes, until nothing has come for `idle` seconds."""
+    listener.settimeout(idle)
     while True:
         try:
-            connection, order = waiting.get(timeout=idle)
-        except queue.Empty:
+            accepted, _ = listener.accept()
+        except TimeoutError:
             print(f"no order for {idle:g} s", flush=True)
             return
-        with connection:
+        with Connection(accepted.detach()) as connection:
             try:
-                content = connection.recv_bytes()
+                order, content = load_json(connection.recv_bytes()), connection.recv_bytes()
                 node = node or _node()
                 reply, answer = _answer(node, order, content)
                 connection.send_bytes(json.dumps(reply).encode())
                 connection.send_bytes(answer)
             except (EOFError, OSError, ValueError) as error:
-                _gone(error)
-
-
-def _accept(listener: socket.socket, nodes: Nodes, waiting: queue.Queue[tuple[Connection, dict[str, Any]]]) -> None:
-    while True:
-        try:
-            accepted, _ = listener.accept()
-        except OSError:  # the worker ends
-            return
-        connection = Connection(accepted.detach())
-        try:
-            order = load_json(connection.recv_bytes())
-            nodes.add(order.pop("node", ()))  # callers of earlier versions do not say it
-        except (EOFError, OSError, ValueError, AttributeError, TypeError) as error:
-            _gone(error)
-            connection.close()
-        else:
-            waiting.put((connection, order))
-
-
-def _gone(error: Exception) -> None:
-    print(f"a caller went away: {error!r}", flush=True)  # it will ask again
+                print(f"a caller went away: {error!r}", flush=True)  # it will ask again
 
 
 def _remove_socket(path: Path) -> None:
-    """Remove what an earlier worker has left.
-
-    Raises:
-        UserError: something else lies there, which is not ours to remove.
-    """
+    """Remove what an earlier worker has left. UserError: something else lies there, which is not ours to remove."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
@@ -150,11 +113,7 @@ def _remove_socket(path: Path) -> None:
 
 def address(home: Path) -> Path:
     """Where the socket of this home's worker lies: in a folder of the user's own, under a short name, since a socket's
-    path may have no more than about 100 characters.
-
-    Raises:
-        UserError: the folder is another user's, or no folder.
-    """
+    path may have no more than about 100 characters. UserError: the folder is another user's, or no folder."""
     own = os.environ.get("XDG_RUNTIME_DIR") or Path(tempfile.gettempdir()) / f"llm_fed-{os.getuid()}"
     folder = Path(own)
     try:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from llm_fed.basics import waits
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import UserError, no_locks
 from llm_fed.rows import declared, formats
 
 if TYPE_CHECKING:
@@ -155,7 +154,7 @@ def _by_split(what: str, source: str, **options: Any) -> dict[str, Dataset]:
     try:
         data = datasets.load_dataset(source, **options)
     except Exception as error:  # of any kind, as it reads files of any kind, with several other libraries
-        reason = waits.no_locks(error) or str(error).partition("\n")[0]
+        reason = no_locks(error) or str(error).partition("\n")[0]
         raise UserError(f"{what} cannot be read: {reason}") from error
     splits = data if isinstance(data, datasets.DatasetDict) else {"train": data}
     return {str(split): cast("Dataset", part) for split, part in splits.items()}

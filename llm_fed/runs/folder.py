@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics import checksum, launchers
+from llm_fed.basics import checksum
 from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_file, remove, sync_folder, write_file
 from llm_fed.basics.rng import Secret
@@ -112,8 +112,7 @@ class Run:
         try:
             self._lock.acquire(self._note)
         except HeldError as error:
-            also = f"; {tasks}" if (tasks := launchers.tasks()) else ""
-            raise RunError(f"{error} is writing to {self.folder}; wait for it, or give another --out{also}") from error
+            raise RunError(f"{error} is writing to {self.folder}; wait for it, or give another --out") from error
         except OSError as error:
             self._discard()
             raise _unwritable(self.folder / NAME, error) from error

@@ -139,11 +139,7 @@ class Worker:
 
 
 def serve_orders(build: Build) -> None:
-    """Execute rank 0's orders until it says stop.
-
-    Raises:
-        RunError: rank 0 has gone.
-    """
+    """Execute rank 0's orders until it says stop. RunError: rank 0 has gone."""
     channel = connect()
     assert channel and channel.rank, "only the ranks above 0 of a launch serve"
     worker = Worker(build, channel.rank)

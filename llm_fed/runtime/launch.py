@@ -40,11 +40,8 @@ class Channel(Protocol):
 
 
 class Gloo:
-    """Messages between this process and another, over torch.distributed's gloo, on the CPU.
-
-    Raises:
-        RunError: from `send` and `receive`: the other process has gone.
-    """
+    """Messages between this process and another, over torch.distributed's gloo, on the CPU. RunError: from `send` and
+    `receive`: the other process has gone."""
 
     def __init__(self, here: ProcessRank):
         self.rank, self.size = here.rank, here.size
@@ -106,11 +103,8 @@ class Ranks:
         self.channel.send(rank, order)
 
     def replies(self, codec: Codec) -> dict[int, Any]:
-        """What every rank that was sent an order has answered.
-
-        Raises:
-            UserError, RunError: one of them failed; all have been heard, and wait for the next order.
-        """
+        """What every rank that was sent an order has answered. UserError, RunError: one of them failed; all have been
+        heard, and wait for the next order."""
         answers = {}
         for rank in sorted(self._busy):
             answers[rank] = codec.unpack(self.channel.receive(rank))
@@ -124,10 +118,7 @@ class Ranks:
 @cache
 def connect() -> Gloo | None:
     """The connection to the other processes of this launch; None where this one is alone. Waits until all are here.
-
-    Raises:
-        UserError: one has not come, or the launcher was told what would not happen here.
-    """
+    UserError: one has not come, or the launcher was told what would not happen here."""
     launchers.check()
     here = launchers.process_rank()
     if here is None:
@@ -147,11 +138,7 @@ def processes() -> int:
 
 @cache
 def other_ranks() -> Ranks | None:
-    """The other ranks of this launch; None where this process is alone.
-
-    Raises:
-        RunError: this process is not rank 0.
-    """
+    """The other ranks of this launch; None where this process is alone. RunError: this process is not rank 0."""
     channel = connect()
     if channel and channel.rank:
         raise RunError(
@@ -161,12 +148,8 @@ def other_ranks() -> Ranks | None:
 
 
 def choose_device(requested: str) -> str:
-    """The device of this process: where `device` is auto, a GPU of its own if there is one (a Mac's is none),
-    unless accelerate's configuration says use_cpu.
-
-    Raises:
-        UserError: cuda is requested and there is none.
-    """
+    """The device of this process: where `device` is auto, a GPU of its own if there is one (a Mac's is none), unless
+    accelerate's configuration says use_cpu. UserError: cuda is requested and there is none."""
     untried = launchers.wants_cpu() or torch.backends.mps.is_available()  # nobody has trained on mps
     on_cpu = requested == "cpu" or (requested == "auto" and untried)
     with nullcontext() if connect() else launchers.alone():

@@ -69,10 +69,7 @@ class Codec:
 
     def pack(self, item: Any) -> bytes:
         """The bytes of a tree of numbers, strings, lists, tuples, dicts, tensors, states, and what stands above.
-
-        Raises:
-            TypeError: something in it cannot travel, e.g. a function within another.
-        """
+        TypeError: something in it cannot travel, e.g. a function within another."""
         writer = _Writer(self._number, self._packages)
         tree = writer.tree(item)
         layouts = [[list(layout.names), [list(shape) for shape in layout.shapes]] for layout in writer.layouts]
@@ -125,11 +122,7 @@ class _Writer:
         raise TypeError(f"{type(item).__name__} cannot travel between processes")
 
     def _name(self, thing: type | FunctionType) -> str:
-        """Where a class or function is found.
-
-        Raises:
-            TypeError: it is of another package, or lies within a function.
-        """
+        """Where a class or function is found. TypeError: it is of another package, or lies within a function."""
         if thing.__module__.partition(".")[0] not in self._packages or "<" in thing.__qualname__:
             raise TypeError(
                 f"{thing.__module__}.{thing.__qualname__} cannot travel between processes: only classes and functions "

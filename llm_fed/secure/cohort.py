@@ -40,11 +40,7 @@ class Cohort:
 
     @classmethod
     def of(cls, says: Any) -> Cohort:
-        """Of what `says` gave, which another party may have made.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """Of what `says` gave, which another party may have made. ValueError: it is none."""
         try:
             run, number, round, names = says["run"], says["number"], says["round"], tuple(says["names"])
         except (KeyError, TypeError) as error:

@@ -40,11 +40,7 @@ def _certified(run: str, name: str, public: str) -> bytes:
 
 
 def check_certificate(run: str, name: str, said: Certificate, identity: ec.EllipticCurvePublicKey) -> bytes:
-    """The public key that a certificate is of.
-
-    Raises:
-        Unsafe: the node with this key has not signed it.
-    """
+    """The public key that a certificate is of. Unsafe: the node with this key has not signed it."""
     public, signature = said
     if not keys.is_signed(identity, _certified(run, name, public), bytes.fromhex(signature)):
         raise Unsafe("keys", f"the key that the server gives as that of {name} is not signed by {name}'s node")

@@ -23,7 +23,7 @@ from llm_fed.settings.objective import ObjectiveConfig, check_objective
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
-Encoding = Literal["float16", "bfloat16", "int8"]  # of the numbers of a state when it is sent
+Encoding = Literal["float16", "bfloat16"]  # of the numbers of a state when it is sent
 TEMPLATES = ("alpaca", "alpaca-short", "plain", "chat")  # of prompts, by name, see `tasks.common`
 LIKELIHOOD = "token_likelihood"  # the metric of texts without prompts
 PREFERENCE = "preference_accuracy"  # the metric of pairs of answers
@@ -85,8 +85,6 @@ class ColumnsConfig:
     options: str | None = None  # a list of texts, for option scoring
     client: str | None = None  # the client's name; files are then joined by split, whatever they are called
     messages: str | None = None  # conversations, instead of prompt and answer
-    system: str | None = None  # a system text before the prompt
-    history: str | None = None  # earlier questions and answers, a list of pairs
     text: str | None = None  # whole texts, instead of prompt and answer
     chosen: str | None = None  # the preferred one of two answers
     rejected: str | None = None  # the other one
@@ -191,14 +189,6 @@ class DelayConfig:
 
 
 @dataclass(frozen=True)
-class TransportConfig:
-    """Precision of messages."""
-
-    up: Encoding | None = None  # number format of uploads; null: unchanged
-    down: Encoding | None = None  # number format of messages to clients; they compute from the rounded numbers
-
-
-@dataclass(frozen=True)
 class PrivacyConfig:
     """Differential privacy, off without `clip`, and sums that nobody sees through. See docs/privacy.md."""
 
@@ -228,8 +218,6 @@ class ServerStepConfig:
     ] = "mean"
     # largest expected share of malicious uploads, and largest weight of one client
     liars: Annotated[float, Above(0), Below(0.5)] = 0.2
-    # distance from the centre beyond which `centered-clipping` clips uploads
-    radius: Annotated[PositiveFloat | None, "for the median norm of the uploads"] = None
 
 
 @dataclass(frozen=True)
@@ -360,7 +348,8 @@ class Config:
     local: LocalConfig = field(default_factory=LocalConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     delay: DelayConfig = field(default_factory=DelayConfig)
-    transport: TransportConfig = field(default_factory=TransportConfig)
+    # number format of messages in both directions, whose receivers compute from the rounded numbers; null: unchanged
+    transport: Encoding | None = None
     privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
     server: ServerStepConfig = field(default_factory=ServerStepConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
@@ -432,8 +421,6 @@ def check_together(config: Config) -> None:
     require(config.privacy.clip is not None or not config.privacy.noise, "privacy.clip", "a number with privacy.noise")
     require(config.privacy.clip is not None or config.privacy.unit == "client", "privacy.clip",
             "a number with privacy.unit=example")  # fmt: skip
-    require(config.server.radius is None or config.server.aggregation == "centered-clipping", "server.radius",
-            "null unless server.aggregation is centered-clipping")  # fmt: skip
     if config.stop.patience is not None:
         require(config.eval.every > 0, "eval.every", "at least 1 with stop.patience, which counts scored rounds")
         require(config.eval.during == "validation", "eval.during",

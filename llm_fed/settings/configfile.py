@@ -198,11 +198,8 @@ def from_dict(tree: dict[str, Any]) -> Config:
 
 
 def section(kind: type[Section], tree: Any, where: str = "") -> Section:
-    """A dataclass of settings from nested values, as `read` gives them; UserError as of `load`.
-
-    Args:
-        where: the prefix of its keys in messages.
-    """
+    """A dataclass of settings from nested values, as `read` gives them; UserError as of `load`. `where`: the prefix of
+    its keys in messages."""
     if not isinstance(tree, dict):
         raise _no_section(where, tree, kind)
     fields = schema(kind)
@@ -291,11 +288,7 @@ def is_reference(key: str, text: str) -> bool:
 
 
 def _resolved(tree: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with what their references stand for.
-
-    Raises:
-        UserError: there is no such key, or no such path.
-    """
+    """Nested values with what their references stand for. UserError: there is no such key, or no such path."""
     found: list[Place] = []
     masked = _changed(tree, (), lambda index, leaf: _for_lookup(index, leaf, found))
     if not found:

@@ -1,15 +1,13 @@
 """What the files hold that a configuration names by their paths: data and base are the same under any path, on any
 machine, where their files are the same byte for byte, whatever their sizes and times.
 
-Each file's SHA-256 is computed as `sha256sum` does, a few files at a time, and while something else goes on where
-`Contents.ahead` was called.
+Each file's SHA-256 is computed as `sha256sum` does, a few files at a time.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import threading
 from collections.abc import Iterator, Mapping
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -43,14 +41,6 @@ class Contents:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str | None], Files] = {}
-        self._reading = threading.RLock()
-
-    def ahead(self, config: Config) -> None:
-        """Begin to read what a configuration names; who asks for it later waits for what is left."""
-        values = flat(as_dict(config))
-        for key in own_keys(values):  # a thread knows no objects, and would read while they compute
-            self.named(key, values[key])
-        threading.Thread(target=self.of, args=[config], name="contents", daemon=True).start()
 
     def of(self, config: Config) -> dict[str, Files]:
         """By key of the configuration, what it names; without those that name no files of this machine."""
@@ -65,15 +55,14 @@ class Contents:
             return None
         is_base = key == "base.name"
         requested = key, name, revision if is_base else None
-        with self._reading:
-            if requested not in self._known and (objects.is_object(name) or plugins.is_named(key, name)):
-                self._known[requested] = _of_code(key, name)
-            if requested not in self._known:
-                location = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
-                if location is None or not os.path.exists(location):
-                    return None
-                self._known[requested] = _digests(location, is_base)
-            return self._known[requested]
+        if requested not in self._known and (objects.is_object(name) or plugins.is_named(key, name)):
+            self._known[requested] = _of_code(key, name)
+        if requested not in self._known:
+            location = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
+            if location is None or not os.path.exists(location):
+                return None
+            self._known[requested] = _digests(location, is_base)
+        return self._known[requested]
 
 
 def own_keys(values: Mapping[str, Any]) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from llm_fed.basics.errors import UserError
-from llm_fed.settings import AtLeast, Below, NonNegativeFloat, PositiveFloat
+from llm_fed.settings import NonNegativeFloat, PositiveFloat
 
 REFERRING = ("dpo", "ipo", "kto")  # compare the model with a reference
 BETA = {"simpo": 2.0}  # the default of others is USUAL_BETA
@@ -27,14 +27,10 @@ class ObjectiveConfig:
     # how strongly preferences count against staying near the reference (tau of ipo, lambda of orpo); null: 0.1, and 2
     # for simpo
     beta: PositiveFloat | None = None
-    # share of the pairs that are taken to be the wrong way round (conservative DPO), for dpo
-    label_smoothing: Annotated[float, AtLeast(0), Below(0.5)] = 0.0
     # with what dpo, ipo and kto compare the model: the frozen `base`, the `message` of this round, or the model with
     # which the client ended its `last` round
     reference: Literal["base", "message", "last"] = "base"
     gamma: NonNegativeFloat = 1.0  # by how much a chosen answer's reward is to be above the other's, for simpo
-    desirable: PositiveFloat = 1.0  # weight of desirable answers, for kto
-    undesirable: PositiveFloat = 1.0  # weight of undesirable answers, for kto
 
     @property
     def strength(self) -> float:
@@ -60,8 +56,7 @@ class ObjectiveConfig:
         return f"{PAPERS[self.name]}, beta {self.strength:g}{against}"
 
 
-_ONLY = {"label_smoothing": ("dpo",), "reference": REFERRING, "gamma": ("simpo",),
-         "desirable": ("kto",), "undesirable": ("kto",)}  # fmt: skip
+_ONLY = {"reference": REFERRING, "gamma": ("simpo",)}
 
 
 def check_objective(objective: ObjectiveConfig, loss_on: str) -> None:

@@ -47,11 +47,7 @@ def is_object(name: object) -> bool:
 
 
 def find(key: str, name: str) -> Any:
-    """The object that a name stands for.
-
-    Raises:
-        UserError: this program was not given it; what to do.
-    """
+    """The object that a name stands for. UserError: this program was not given it; what to do."""
     if (key, name) in _given.get():
         return _given.get()[key, name]
     word, what, instead = _WORDS.get(key, ("base", "model", "give one that has a name"))

@@ -15,13 +15,11 @@ from llm_fed.settings.objects import is_object
 
 # What may be a path; the first may also be a name.
 KEYS = ("base.name", "task.path", "task.server.path", "adapter.start")
-HUB = "hf://"  # what begins so is no path
-# A path of this machine in a text: in quotation marks, where it may hold spaces, or up to the next space.
+HUB = "hf://"  # what begins so is no path, but a data set of the Hub
 # A folder of the Hub's cache: which model it holds, and at which commit.
 _CACHED = re.compile(r"/models--([^/]+)/snapshots/([^/]+)/")
-_LINKS = 40  # as many symbolic links are followed at most, as Linux does
+# A path of this machine in a text: in quotation marks, where it may hold spaces, or up to the next space.
 _IN_TEXT = re.compile(r"""(?<=')~?/[^'\n]+(?=')|(?<![\w.:/'])~?/[^\s'",;:)]+""")
-SCHEME = "hf://"
 FROM_HUB = ("files", "classification", "regression")  # tasks that read data sets from the Hub by their ids
 
 
@@ -63,18 +61,11 @@ def public_text(text: str) -> str:
 
 
 def hub_place(folder: str) -> tuple[str, str] | None:
-    """The Hub id and the commit of a folder in the Hub's cache, or of one that leads there by links: its own, or that
-    of its config.json. None of any other folder."""
-    location = os.path.join(os.path.abspath(os.path.expanduser(folder)), "config.json")
-    for _ in range(_LINKS):
-        resolved = os.path.join(os.path.realpath(os.path.dirname(location)), os.path.basename(location))
-        for name in (location, resolved):
-            if match := _CACHED.search(name.replace(os.sep, "/")):
-                return match[1].replace("--", "/"), match[2]
-        if not os.path.islink(resolved):
-            return None
-        location = os.path.join(os.path.dirname(resolved), os.readlink(resolved))
-    return None
+    """The Hub id and the commit of a folder in the Hub's cache, or of a link to one; None of any other folder."""
+    own = os.path.abspath(os.path.expanduser(folder))
+    matches = (_CACHED.search(f"{path}/".replace(os.sep, "/")) for path in (own, os.path.realpath(own)))
+    match = next(filter(None, matches), None)
+    return (match[1].replace("--", "/"), match[2]) if match else None
 
 
 def cached(name: str, revision: str | None) -> Path | None:
@@ -127,7 +118,7 @@ def hub_id(key: str, given: str) -> str | None:
         return None
     match = re.fullmatch(r"hf://?(\w[\w.-]*/\w[\w.-]*)", given, flags=re.ASCII)  # a Path makes one slash of two
     if match is None:
-        raise UserError(f"{key}={given!r}: a Hub data set is written {SCHEME}owner/name")
+        raise UserError(f"{key}={given!r}: a Hub data set is written {HUB}owner/name")
     return match[1]
 
 
@@ -146,7 +137,7 @@ def local(key: str, given: str) -> Path:
     hint = f"; the closest is {str(near)!r}" if near else ""
     raise UserError(
         f"{key}={given!r}: there is no such file or folder (looked for {Path.cwd() / path}{hint}). "
-        f"A Hub data set is written {SCHEME}owner/name."
+        f"A Hub data set is written {HUB}owner/name."
     )
 
 

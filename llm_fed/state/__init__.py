@@ -114,11 +114,8 @@ class State:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], extras: Mapping[str, Tensor] | None = None) -> State:
-        """A state from named tensors, in the order given.
-
-        Raises:
-            ValueError: the tensors do not all have the same floating dtype.
-        """
+        """A state from named tensors, in the order given. ValueError: the tensors do not all have the same floating
+        dtype."""
         dtypes = {tensor.dtype for tensor in tensors.values()}
         if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
             raise ValueError(f"a state's entries have one floating dtype, got {', '.join(sorted(map(str, dtypes)))}")

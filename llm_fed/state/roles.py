@@ -21,7 +21,7 @@ from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.state import State
-from llm_fed.state.outline import at, leaves, mapped
+from llm_fed.state.outline import Skeleton, at, leaves, mapped, skeleton
 
 _TOLERANCE = 1e-6  # of a variance: what rounding leaves of the difference and the sum of two
 _MOST = 2**53  # of a counter among the buffers of a model: a whole number that every float holds
@@ -29,25 +29,27 @@ _MOST = 2**53  # of a counter among the buffers of a model: a whole number that 
 
 @dataclass(frozen=True)
 class Given:
-    """What is known of an upload before it comes.
+    """What is known of an upload before it comes; it is kept beside the request.
 
     Args:
+        skeleton: of `Method.upload_like`.
         sent: of `Method.upload_like`, its whole numbers, its texts, and the buffers of its states; None: nothing is
             known.
         examples: how many training examples the client has, as it said when it joined; None: it is not known.
     """
 
+    skeleton: Skeleton = None
     sent: Any = None
     examples: int | None = None
 
     @classmethod
     def of(cls, like: Any, examples: int | None) -> Given:
         """Args: like: what `Method.upload_like` makes of the message that the client is sent."""
-        return cls(mapped(like, _kept), examples)
+        return cls(skeleton(like), mapped(like, _kept), examples)
 
     def message(self) -> Any:
         """As a checkpoint holds it."""
-        return {"sent": self.sent, "examples": self.examples}
+        return {"skeleton": self.skeleton, "sent": self.sent, "examples": self.examples}
 
     def at(self, path: str) -> Any:
         """What is known of one place of the upload."""
@@ -270,11 +272,7 @@ def _kind(value: Any) -> str:
 
 def own_flaw(upload: Any, sends: Roles, given: Given) -> str:
     """What is wrong with an upload whatever the other clients send: the part, its value and the bound; empty where
-    nothing is.
-
-    Args:
-        upload: of the skeleton that it must have.
-    """
+    nothing is. `upload`: of the skeleton that it must have."""
     for path, value in leaves(upload):
         role = role_of(sends, path, value)
         if role is not None and (said := role.flaw(value, path, upload, given)):

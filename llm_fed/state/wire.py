@@ -21,7 +21,7 @@ from torch import Tensor, float32
 from llm_fed.basics.errors import one_line
 from llm_fed.state import Layout, State
 from llm_fed.state.lowrank import LowRank
-from llm_fed.state.outline import Skeleton, difference, leaves, outline
+from llm_fed.state.outline import Skeleton, difference, leaves, size_of, skeleton
 
 Message = Any  # a tree as described above
 
@@ -30,7 +30,13 @@ Message = Any  # a tree as described above
 EXPANSION = 1024
 _HEADER = "llm_fed"
 _shared_layout = lru_cache(maxsize=64)(Layout)  # thousands of clients' states have the same one
-_STEPS = 127  # of int8 to either side of zero
+_DTYPES = (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+)  # fmt: skip
+_DEEPEST = 200  # levels of a message
+_INTEGERS = range(-(2**63), 2**64)
+_ROWS = {"row", "extras", "s"}
 
 
 class WireError(ValueError):
@@ -41,9 +47,9 @@ def pack(message: Any, encoding: str | None = None) -> bytes:
     """The bytes of a message.
 
     Args:
-        encoding: float16 | bfloat16 | int8, in which the float32 row of every `State` is written; `unpack` makes it
-            float32 again by itself. Nothing else is: other tensors, extras (BatchNorm statistics), rows of another
-            dtype, and the whole of a `LowRank` stay as they are. None: nothing is.
+        encoding: float16 | bfloat16, in which the float32 row of every `State` is written; `unpack` makes it float32
+            again by itself. Nothing else is: other tensors, extras (BatchNorm statistics), rows of another dtype, and
+            the whole of a `LowRank` stay as they are. None: nothing is.
 
     Raises:
         TypeError: it holds something that cannot travel (an object, a function, a non-string key).
@@ -58,7 +64,7 @@ def unpack(data: bytes, expected: Skeleton | None = None) -> Any:
     """The message that `pack` made these bytes from, in fresh memory.
 
     Args:
-        expected: the `skeleton` that it must have; nothing is decoded if it has another. None: any, of which at most
+        expected: the `skeleton` that it must have, and little more than that is decoded. None: any, of which at most
             EXPANSION times as many bytes are decoded as came.
 
     Raises:
@@ -68,15 +74,14 @@ def unpack(data: bytes, expected: Skeleton | None = None) -> Any:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])["__metadata__"][_HEADER]
         tree, tensors = json.loads(header), load(data)
-        came, size = outline(tree, tensors)
-        flaw = "" if expected is None else difference(came, expected, "upload")
-        if expected is None and size > EXPANSION * len(data):
-            raise ValueError(f"it would take {size:,} bytes, over {EXPANSION:,} times what came")
-        if not flaw:
-            return _restore(tree, tensors)
+        # Only factors become more than five times what came: their product, and its copy in the row.
+        room = EXPANSION * len(data) if expected is None else 5 * len(data) + 2 * size_of(expected)
+        message = _MessageReader(tensors, room).message(tree)
     except Exception as error:  # of any kind: another party may have made these bytes
         raise WireError(f"not a message of llm_fed ({len(data):,} bytes): {one_line(_said(error))}") from error
-    raise WireError(one_line(flaw))
+    if flaw := "" if expected is None else difference(skeleton(message), expected, "upload"):
+        raise WireError(one_line(flaw))
+    return message
 
 
 def _said(error: Exception) -> str:
@@ -114,11 +119,9 @@ def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None)
         }
     if isinstance(node, State):
         tree: dict[str, Any] = {"s": [list(node.layout.names), [list(shape) for shape in node.layout.shapes]]}
-        if encoding is None or node.row.dtype != float32:
-            tree["row"] = _flatten(node.row, tensors)
-        else:
-            row, scales = encode(node.layout, node.row.detach().cpu(), encoding)
-            tree |= {"row": _flatten(row, tensors), "scales": _flatten(scales, tensors), "dtype": "float32"}
+        encoded = encoding is not None and node.row.dtype == float32
+        tree["row"] = _flatten(node.row.to(getattr(torch, str(encoding))) if encoded else node.row, tensors)
+        tree |= {"dtype": "float32"} if encoded else {}
         return tree | {"extras": [[name, _flatten(value, tensors)] for name, value in node.extras.items()]}
     if isinstance(node, list | tuple):
         return [_flatten(item, tensors, encoding) for item in node]
@@ -131,69 +134,117 @@ def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None)
     )
 
 
-def _restore(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """The message of a tree that `outline` has checked."""
-    if isinstance(node, list):
-        return [_restore(item, tensors) for item in node]
-    if not isinstance(node, dict):
-        return node
-    if "t" in node:
-        return tensors[node["t"]]
-    if "s" in node:
-        layout = _layout(*node["s"])
-        row = tensors[node["row"]["t"]]
-        if "dtype" in node:  # float32, the only one that is encoded
-            row = decode(layout, row, _restore(node["scales"], tensors))
-        return State(layout, row, {name: _restore(value, tensors) for name, value in node["extras"]})
-    if "l" in node:
-        layout = _layout(*node["l"])
-        factors = {name: tuple(_restore(pair, tensors)) for name, pair in node["factors"]}
-        return LowRank(layout, factors, _restore(node["rest"], tensors))
-    return {key: _restore(value, tensors) for key, value in node["d"]}
+class _MessageReader:
+    """Makes a message of its tree, which another party may have written: a message that `pack` could have made. Each
+    tensor belongs to one place, so that no bytes count twice.
 
-
-def _layout(names: list[str], shapes: list[list[int]]) -> Layout:
-    return _shared_layout(tuple(names), tuple(tuple(shape) for shape in shapes))
-
-
-def encode(layout: Layout, row: Tensor, encoding: str) -> tuple[Tensor, Tensor | None]:
-    """The row (P,) of a float32 state as float16, bfloat16 or int8, and the scales (R,) of int8.
-
-    int8: a number is its scale times an integer of -127 to 127, rounded to nearest, so it is off by at most half a
-    scale. Each row of an entry has a scale of its own, its largest magnitude / 127; of entries of more than two
-    dimensions (convolutions) the rows are the outputs, a vector is one row. A row with a NaN or an infinite value
-    becomes all NaN.
-    float16: numbers beyond 65,504 become infinite.
-    What was decoded is encoded to the same numbers again (int8: above 1e-36, where float32 has all its digits).
-    """
-    if encoding != "int8" or not len(row):
-        return row.to(getattr(torch, encoding)), None
-    lengths = _lengths(layout)
-    scales = torch.segment_reduce(row.abs(), "max", lengths=lengths, initial=0) / _STEPS
-    codes = (row / scales.repeat_interleave(lengths)).round().clamp(-_STEPS, _STEPS)
-    return codes.nan_to_num(0).to(torch.int8), scales  # NaN: of a row of zeros, or under a scale that is not finite
-
-
-def decode(layout: Layout, row: Tensor, scales: Tensor | None) -> Tensor:
-    """The float32 row (P,) that `encode` was given, up to its rounding.
+    Args:
+        room: bytes that the message may take.
 
     Raises:
-        ValueError: rows or scales of another number than the layout's.
+        ValueError: it is no such tree, or takes more; what is wrong with it.
     """
-    if scales is None:
-        return row.float()
-    rows, shapes = sum(_rows(shape) for shape in layout.shapes), layout.shapes
-    if min((dim for shape in shapes for dim in shape), default=0) < 0 or (rows, layout.size) != (len(scales), len(row)):
-        raise ValueError(f"{len(row)} numbers with {len(scales)} scales for {layout.size} in {rows} rows")
-    return row.float() * scales.float().repeat_interleave(_lengths(layout))
+
+    def __init__(self, tensors: Mapping[str, Tensor], room: int):
+        self._left, self._room = dict(tensors), room
+
+    def message(self, tree: Any) -> Any:
+        made = self._node(tree, 0)
+        _require(not self._left, f"{len(self._left)} tensors belong to nothing")
+        return made
+
+    def _node(self, node: Any, depth: int) -> Any:
+        _require(depth < _DEEPEST, f"it is nested deeper than {_DEEPEST} levels")
+        if isinstance(node, list):
+            return [self._node(item, depth + 1) for item in node]
+        if not isinstance(node, dict):
+            return _plain(node)
+        if "t" in node:
+            return self._tensor(node)
+        if "s" in node:
+            return self._state(node)
+        if "l" in node:
+            return self._low_rank(node)
+        _require(node.keys() == {"d"}, "an unknown kind of node")
+        return {key: self._node(value, depth + 1) for key, value in _pairs(node["d"]).items()}
+
+    def _take(self, size: int) -> None:
+        self._room -= size
+        _require(self._room >= 0, f"it would take more bytes than were expected, or {EXPANSION:,} times what came")
+
+    def _tensor(self, node: Any) -> Tensor:
+        _require(isinstance(node, dict) and node.keys() == {"t"}, "a malformed node of a tensor")
+        key = node["t"]
+        _require(isinstance(key, str) and key in self._left, "a tensor is missing, or belongs to two places")
+        tensor = self._left.pop(key)
+        _require(tensor.dtype in _DTYPES, f"numbers of {tensor.dtype}")
+        self._take(tensor.nbytes)
+        return tensor
+
+    def _state(self, node: dict[str, Any]) -> State:
+        _require({*node} - {"dtype"} == _ROWS, "a malformed node of a state")
+        layout, row = _layout(node["s"]), self._tensor(node["row"])
+        _require(row.shape == (layout.size,), f"a row of {list(row.shape)} for {layout.size} parameters")
+        if "dtype" in node:
+            good = node["dtype"] == "float32" and row.dtype in (torch.float16, torch.bfloat16)
+            _require(good, f"a row of {row.dtype} as another dtype")
+            self._take(layout.size * float32.itemsize)
+            row = row.float()
+        _require(row.is_floating_point(), f"a row of {row.dtype}")
+        return State(layout, row, {name: self._tensor(value) for name, value in _pairs(node["extras"]).items()})
+
+    def _low_rank(self, node: dict[str, Any]) -> LowRank:
+        _require(node.keys() == {"l", "factors", "rest"}, "a malformed node of a low-rank state")
+        shapes, factors = _layout(node["l"]).shape_of, {}
+        _require(isinstance(node["rest"], dict) and "s" in node["rest"], "a low-rank state without its rest")
+        rest = self._state(node["rest"])
+        for name, pair in _pairs(node["factors"]).items():
+            _require(name in shapes and isinstance(pair, list) and len(pair) == 2, f"no two factors for {name}")
+            left, right = factors[name] = self._tensor(pair[0]), self._tensor(pair[1])
+            shape, fits = shapes[name], left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]
+            fits = fits and len(shape) > 1 and left.shape[0] == shape[0] and right.shape[1] == math.prod(shape[1:])
+            fits = fits and 1 <= left.shape[1] <= min(left.shape[0], right.shape[1])
+            _require(fits, f"factors of {list(left.shape)} and {list(right.shape)} for {name} of {list(shape)}")
+            _require(left.is_floating_point(), f"factors of {left.dtype}")
+            self._take(2 * math.prod(shape) * left.dtype.itemsize)  # as a product, and in the row
+        same = all(shape == shapes.get(name) for name, shape in rest.layout.shape_of.items())
+        _require(same, "entries of other shapes than they should")
+        return LowRank(_layout(node["l"]), factors, rest)
 
 
-def _lengths(layout: Layout) -> Tensor:
-    """(R,): how many numbers each row of each entry holds."""
-    rows = torch.tensor([_rows(shape) for shape in layout.shapes], dtype=torch.long)
-    sizes = torch.tensor([math.prod(shape) for shape in layout.shapes], dtype=torch.long)
-    return (sizes // rows.clamp(min=1)).repeat_interleave(rows)
+def _layout(node: Any) -> Layout:
+    """The entries of a state in their order."""
+    good = isinstance(node, list) and len(node) == 2 and all(isinstance(part, list) for part in node)
+    _require(good and len(node[0]) == len(node[1]), "a malformed layout")
+    for shape in node[1]:
+        good = isinstance(shape, list) and all(type(dim) is int and dim >= 0 for dim in shape)
+        _require(good, "a malformed shape")
+        _require(math.prod(dim for dim in shape if dim) < 2**63, "a shape that is too large")
+    names = _pairs([[name, None] for name in node[0]])
+    return _shared_layout(tuple(names), tuple(map(tuple, node[1])))
 
 
-def _rows(shape: tuple[int, ...]) -> int:
-    return shape[0] if len(shape) > 1 else 1
+def _pairs(node: Any) -> dict[str, Any]:
+    """Pairs of a name and a value, where no name comes twice."""
+    good = isinstance(node, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in node)
+    _require(good, "malformed pairs")
+    values = {}
+    for name, value in node:
+        _require(isinstance(name, str), "a name that is not a text")
+        _require(name not in values, f"{name} twice")
+        values[_plain(name)] = value
+    return values
+
+
+def _plain(node: Any) -> Any:
+    """None, a bool, number or text."""
+    if isinstance(node, str):
+        node.encode()  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
+    elif type(node) is int:
+        _require(node in _INTEGERS, "a whole number of more than 64 bits")
+    return node
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ValueError(problem)

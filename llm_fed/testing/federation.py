@@ -23,7 +23,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import check_kinds
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
-from llm_fed.federation.schedule import Schedule, Synchronous
+from llm_fed.federation.schedule import Delayed, Schedule
 from llm_fed.method import Method, Upload
 from llm_fed.method.client import Client
 from llm_fed.method.server import Server
@@ -288,6 +288,6 @@ def go(
     config = from_dict({"seed": seed, "rounds": rounds, "eval": {"every": 0}, "local": local})
     with Run(folder, config, listen=listen) as run:
         run.begin()
-        requested = LocalClients(clients, schedule or Synchronous(order, seed=seed), runtime)
+        requested = LocalClients(clients, schedule or Delayed(order, seed=seed), runtime)
         progress = federate(Federation(method, requested, server, runtime), run)
     return Outcome(dict(settings), setup, method, server, clients, runtime, progress.state, folder)

@@ -32,11 +32,10 @@ from scipy.stats import binom
 from torch import Tensor
 
 import llm_fed
-from llm_fed import methods
 from llm_fed.basics.rng import Secret
 from llm_fed.basics.terminal import lasting_streams
 from llm_fed.engine.steps import Steps
-from llm_fed.federation import collector, privacy
+from llm_fed.federation import privacy
 from llm_fed.federation.schedule import Poisson, sample
 from llm_fed.method import Upload
 from llm_fed.method.client import Client, Private
@@ -68,14 +67,13 @@ def public() -> Secret:
 
 def at_the_server(settings: PrivacyConfig, there: Tensor, secret: Secret) -> tuple[Tensor, float]:
     """What the server's step sees, with the epsilon that is claimed."""
-    config, method, names = _config(settings), methods.build({"name": "fedit"}), _names()
+    config, names = _config(settings), _names()
     like, place = State.of({"x": torch.zeros(CANARIES)}), {name: n for n, name in enumerate(names)}
     schedule, seen = Poisson(names, RATE, secret), []
-    sums = collector.collector_of(config, names, secret)
     for round in range(1, ROUNDS + 1):
         asked = [place[ask.client] for ask in schedule.asks(round)]
         uploads = [Upload(names[n], 1, 0, _canary(like, n)) for n in asked if there[n]]
-        (noisy,) = sums.collect(method, like, uploads, round)
+        (noisy,) = privacy.noisy_mean(uploads, like, config, len(names), secret, round)
         seen.append(noisy.content.row * (RATE * CANARIES))
     return torch.stack(seen), privacy.epsilon(settings, RATE, ROUNDS)
 
@@ -198,8 +196,7 @@ def planted(fault: str) -> Iterator[None]:
     patches: dict[str, list[Any]] = {
         "half the noise": [patch.object(Secret, "gaussians", lambda *given: gaussians(*given) / 2)],
         "twice the clip": [
-            patch.object(privacy, "clipped", louder), patch.object(collector, "clipped", louder),
-            patch.object(Steps, "add_clipped", add_louder),
+            patch.object(privacy, "clipped", louder), patch.object(Steps, "add_clipped", add_louder),
         ],
         "no Poisson sampling": [patch.object(Client, "indices", Site.indices), patch.object(Poisson, "asks", seeded)],
     }  # fmt: skip

@@ -106,7 +106,7 @@ def test_judged_answers(small, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"objective": {"name": "kto", "label_smoothing": 0.1}}, "objective.label_smoothing=0.1 is for dpo"),
+        ({"objective": {"name": "kto", "gamma": 0.1}}, "objective.gamma=0.1 is for simpo"),
         ({"objective": {"name": "orpo", "reference": "last"}}, "objective.reference=last is for dpo, ipo, kto"),
         ({"objective": {"name": "sft", "beta": 0.1}}, "objective.beta is for losses on preferences"),
         ({"objective": {"name": "dpoo"}}, "objective.name"),

@@ -1,10 +1,7 @@
 """Driving coroutine clients, and who is asked when."""
 
-import pytest
-
-from llm_fed.basics.errors import UserError
 from llm_fed.engine.drive import drive
-from llm_fed.federation.schedule import Synchronous
+from llm_fed.federation.schedule import Delayed
 from llm_fed.method.requests import Request
 
 
@@ -54,16 +51,11 @@ def test_a_client_may_handle_its_failure():
 
 def test_cohorts_depend_on_seed_and_round_alone():
     names = tuple(f"c{i}" for i in range(30))
-    schedule = Synchronous(names, 0.1, seed=1)
+    schedule = Delayed(names, 0.1, seed=1)
     cohorts = [[ask.client for ask in schedule.asks(round)] for round in range(1, 40)]
     assert all(len(cohort) == 3 == len(set(cohort)) for cohort in cohorts)
     assert cohorts[6] == [ask.client for ask in schedule.asks(7)]  # no memory of earlier calls
     assert len({client for cohort in cohorts for client in cohort}) > 25
-    assert cohorts != [[ask.client for ask in Synchronous(names, 0.1, seed=2).asks(round)] for round in range(1, 40)]
-    assert [ask.client for ask in Synchronous(names).asks(1)] == list(names)
+    assert cohorts != [[ask.client for ask in Delayed(names, 0.1, seed=2).asks(round)] for round in range(1, 40)]
+    assert [ask.client for ask in Delayed(names).asks(1)] == list(names)
     assert all(ask.delay == 0 for ask in schedule.asks(1))
-
-
-def test_participation_out_of_range():
-    with pytest.raises(UserError, match="participation is 0"):
-        Synchronous(("a",), 0)

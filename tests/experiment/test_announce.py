@@ -98,7 +98,7 @@ def test_a_merging_method_names_the_runs_that_it_trains_first(small, tmp_path, w
 @pytest.mark.parametrize(
     "changes",
     [
-        {"method": {"name": "fedit"}, "transport": {"up": "int8", "down": "bfloat16"}},
+        {"method": {"name": "fedit"}, "transport": "float16"},
         {"method": {"name": "fedmerge", "num_models": 2}, "delay": {"sigma": 1.0, "drop_out": 0.4}},
         {"method": {"name": "fedsa"}, "participation": 0.4},
         {"method": {"name": "fedalt"}, "privacy": {"clip": 1.0, "where": "client"}},

@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "own steps": {"method": {"name": "fedlora"}},
     "memories": {"method": {"name": "local"}},
     "late": {"method": {"name": "fedbuff", "buffer": 2}, "delay": {"sigma": 0.8}},
-    "16 bits": {"method": {"name": "fedit"}, "transport": {"down": "bfloat16"}},
+    "16 bits": {"method": {"name": "fedit"}, "transport": "bfloat16"},
 }
 
 

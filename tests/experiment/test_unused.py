@@ -158,9 +158,9 @@ OTHER: dict[str, Any] = {
     "local.clip": 1e-3, "local.proximal": 1.0, "local.freeze": ".*lora_A.*|head.bias", "local.decay": "linear",
     "local.warmup_rounds": 1, "local.warmup_steps": 1, "local.optimizer": "sgd", "local.lr": 0.1,
     "local.lr_end": 1e-4, "local.schedule": "cosine", "local.steps": 3, "local.epochs": 2, "local.batch_size": 3,
-    "delay.sigma": 3.0, "delay.drop_out": 0.5, "transport.up": "int8", "transport.down": "int8",
+    "delay.sigma": 3.0, "delay.drop_out": 0.5, "transport": "bfloat16",
     "privacy.clip": 0.1, "privacy.noise": 1.0, "privacy.where": "client", "privacy.delta": 0.1,
-    "privacy.unit": "example", "server.aggregation": "median", "server.liars": 0.4, "server.radius": 1.0,
+    "privacy.unit": "example", "server.aggregation": "median", "server.liars": 0.4,
     "eval.every": 2, "eval.limit": 1, "eval.max_new_tokens": 1, "eval.during": "test", "eval.base": False,
     "seeds.training": 5, "export.clients": ["ada"],
 }  # fmt: skip

@@ -186,11 +186,6 @@ def test_so_are_a_buffer_and_a_search_that_take_no_mean():
         Feddle(search_epochs=0, fallback_start=False).init(server_of("median"))
 
 
-def test_the_radius_is_of_clipping_alone():
-    with pytest.raises(UserError, match=r"server\.radius is 1\.0; it must be null unless server\.aggregation is"):
-        from_dict({"server": {"aggregation": "median", "radius": 1.0}})
-
-
 THIRDS = {"server": {"aggregation": "median", "liars": 0.4}}  # three uploads are enough, two are not
 
 

@@ -128,15 +128,6 @@ def test_others_cannot_read_what_clients_remember(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in rows} == {0o600}
 
 
-def test_checkpoints_of_older_versions_have_no_checksum(tmp_path):
-    go(tmp_path, Local(), rounds=2)
-    manifest = tmp_path / "checkpoints/round-0002/manifest.json"
-    values = json.loads(manifest.read_text())
-    del values["checksum"]
-    manifest.write_text(json.dumps(values))
-    assert len(Checkpoints(tmp_path / "checkpoints").load(2).rows) == 3
-
-
 @pytest.mark.parametrize("at", [0.0, 0.5])
 def test_damage_in_the_middle_of_the_metrics_is_found(tmp_path, at):
     """A digit that is another one, and a line that is no JSON any more."""
@@ -162,7 +153,7 @@ def test_best_round_can_be_restored_with_its_memories(tmp_path):
 
 
 def test_rows_of_clients_that_were_not_asked_are_stored_once(tmp_path):
-    schedule = toy.Synchronous(("c0", "c1", "c2"), 0.3)
+    schedule = toy.Delayed(("c0", "c1", "c2"), 0.3)
     go(tmp_path, Local(), schedule=schedule, config=toy.config(rounds=4, checkpoint={"keep": 4}))
     asked = [ask.client for round in range(1, 5) for ask in schedule.asks(round)]
     assert len(list(tmp_path.glob("checkpoints/rows/*"))) == len(

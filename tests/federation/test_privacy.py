@@ -17,8 +17,7 @@ from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.experiment import run
-from llm_fed.federation.collector import collector_of
-from llm_fed.federation.privacy import check, check_upload, clipped, epsilon, protected, statement
+from llm_fed.federation.privacy import check, check_upload, clipped, epsilon, noisy_mean, protected, statement
 from llm_fed.federation.schedule import Delayed, Poisson, most_asked
 from llm_fed.method import Method, Upload
 from llm_fed.method.site import Data
@@ -98,10 +97,9 @@ def test_the_server_adds_noise_to_the_sum_and_divides_by_the_expected_cohort():
     config = toy.config(participation=0.5, privacy={"clip": 0.5, "noise": 3.0})
     short, long = vector(scale=1e-4), vector(scale=5 / math.sqrt(LARGE), seed=1)
     uploads = [Upload("a", 9, 0, short), Upload("b", 1, 0, long)]
-    clients, method = [f"c{i}" for i in range(20)], methods.build({"name": "fedit"})
 
     def sent(uploads: list[Upload], round: int = 3, number: int = 0) -> Upload:
-        (found,) = collector_of(config, clients, toy.secret(number)).collect(method, short, uploads, round)
+        (found,) = noisy_mean(uploads, short, config, 20, toy.secret(number), round)
         return found
 
     found, mean = sent(uploads), (short.row + clipped(long, 0.5).row) / 10
@@ -112,12 +110,6 @@ def test_the_server_adds_noise_to_the_sum_and_divides_by_the_expected_cohort():
     torch.testing.assert_close(nothing.content.row + mean, found.content.row)  # the same draw
     assert not sent([], round=4).content.equal(nothing.content)
     assert not sent([], number=1).content.equal(nothing.content)
-
-
-def test_without_noise_at_the_server_its_step_sees_each_upload():
-    uploads = [Upload("a", 9, 0, vector())]
-    collector = collector_of(toy.config(privacy={"clip": 0.5, "noise": 3.0, "where": "client"}), ["a"], toy.secret())
-    assert collector.collect(methods.build({"name": "fedit"}), vector(), uploads, 1) is uploads
 
 
 MEAN_ONLY = [name for name in methods.METHODS if methods.build({"name": name}).mean_only]
@@ -283,8 +275,7 @@ def test_the_epsilon_of_each_round_is_logged(tmp_path):
     "name, where, own", [("fedit", "server", False), ("fedsa", "server", True), ("fedmerge", "client", False)]
 )
 def test_a_private_run_from_start_to_report(small, tmp_path, name, where, own):
-    """FedSA's B never leaves its client. Of local noise, the client that
-    was asked most counts: not in all rounds."""
+    """FedSA's B never leaves its client. Of local noise, the client that was asked most counts: not in all rounds."""
     noise = {"clip": 0.5, "noise": 4.0, "where": where}
     settings = {"rounds": 4, "participation": 0.3, "eval": {"every": 0}, "privacy": noise, "method": {"name": name}}
     said = io.StringIO()

@@ -8,8 +8,7 @@ import pytest
 import toy
 from toy_rounds import go
 
-from llm_fed.basics.errors import UserError
-from llm_fed.federation.schedule import Ask, Delayed, Synchronous
+from llm_fed.federation.schedule import Ask, Delayed
 from llm_fed.method import Method
 
 NAMES = tuple(f"c{i}" for i in range(40))
@@ -20,17 +19,10 @@ ROUNDS = range(1, 201)
 def test_a_cohort_is_the_share_rounded_up_and_everybody_has_a_turn(participation, number, size):
     """0.28 * 25 is 7.000000000000001 in floating point. Who is asked stands in client order."""
     names = NAMES[:number]
-    schedule = Synchronous(names, participation, 3)
+    schedule = Delayed(names, participation, 3)
     asked = [[ask.client for ask in schedule.asks(round)] for round in ROUNDS]
     assert {schedule.cohort_size, *map(len, asked)} == {size}
     assert all(cohort == sorted(cohort, key=names.index) for cohort in asked) and set().union(*asked) == set(names)
-
-
-@pytest.mark.parametrize("participation", [0.1, 0.33, 1.0])
-def test_without_delay_the_cohorts_are_the_synchronous_ones(participation):
-    synchronous, delayed = Synchronous(NAMES, participation, 3), Delayed(NAMES, participation, 3)
-    assert [delayed.asks(round) for round in ROUNDS] == [synchronous.asks(round) for round in ROUNDS]
-    assert delayed.cohort_size == synchronous.cohort_size
 
 
 @pytest.mark.parametrize("sigma", [0.8, 5.0])
@@ -119,20 +111,6 @@ def test_a_round_does_not_depend_on_what_was_asked_before():
     assert again.asks(3) == expected[2]
     again.asks(4).clear()
     assert again.asks(4) == expected[3]
-
-
-@pytest.mark.parametrize(
-    "settings, word",
-    [
-        ({"sigma": -1.0}, "delay.sigma is -1"),
-        ({"sigma": math.inf}, "delay.sigma is inf"),
-        ({"drop_out": 1.0}, "delay.drop_out is 1.0"),
-        ({"participation": 0}, "participation is 0"),
-    ],
-)
-def test_impossible_settings_are_refused(settings, word):
-    with pytest.raises(UserError, match=word):
-        Delayed(NAMES, **settings)
 
 
 class Dropping:

@@ -76,7 +76,7 @@ def test_norms_are_compared_with_the_median_of_what_arrives():
     def found(*norms, bound, others=()):
         contents = [State.of({"x": torch.tensor([norm])}) for norm in norms]
         expected = [skeleton(contents[0])] * (len(norms) + len(others))
-        return [bool(flaw) for flaw in flaws([*contents, *others], expected, bound)]
+        return [bool(flaw) for flaw in flaws([*contents, *others], [*map(Given, expected)], bound)]
 
     assert found(1.0, 2.0, 30.0, bound=15.0) == [False] * 3
     assert found(1.0, 2.0, 30.0, bound=14.9) == [False, False, True]
@@ -95,7 +95,7 @@ def test_norms_are_compared_part_by_part():
         for b, c in ((0.0, 4.0), (0.0, 4.0), (4.0, 12.0))
     ]
     for bound, refused in ((3.01, False), (2.99, True)):
-        found = flaws(contents, [skeleton(contents[0])] * 3, bound)
+        found = flaws(contents, [Given(skeleton(contents[0]))] * 3, bound)
         assert [bool(flaw) for flaw in found] == [False, False, refused]
     assert found[2] == "the norm of upload.b.1 12 is over 2.99 times the median 4 of this round (norm_bound)"
 
@@ -117,7 +117,7 @@ def test_running_statistics_are_checked(extras, reason):
     """Beside two uploads of norm 1 that are as they should be."""
     usual, odd = (State.of({"x": torch.ones(1)}, values) for values in ({"mean": torch.ones(1)}, extras))
     given = [Given.of(usual, 1)] * 3
-    *others, found = flaws([usual, usual, odd], [skeleton(usual)] * 3, 10.0, given=given)
+    *others, found = flaws([usual, usual, odd], given, 10.0)
     assert others == ["", ""] and bool(found) == bool(reason) and re.match(reason, found)
 
 
@@ -137,7 +137,7 @@ def test_where_most_change_nothing_those_who_do_are_compared_with_each_other():
 
     def found(*norms):
         contents = [State.of({"x": torch.tensor([norm])}) for norm in norms]
-        return [bool(flaw) for flaw in flaws(contents, [skeleton(contents[0])] * len(norms), 10.0)]
+        return [bool(flaw) for flaw in flaws(contents, [Given(skeleton(contents[0]))] * len(norms), 10.0)]
 
     assert found(0.0, 0.0, 0.0, 1.0, 2.0, 100.0) == [False] * 5 + [True]
     assert found(0.0, 0.0, 0.0) == [False] * 3 and found(0.0, 0.0, 5.0) == [False] * 3

@@ -230,7 +230,7 @@ def run(folder, method, names, rounds=3, sizes=None, participation=1.0):
     runtime = toy.ToyRuntime(TARGETS)
     with Run(folder, toy.config(rounds=rounds)) as run:
         run.begin()
-        schedule = toy.Synchronous(tuple(clients), participation)
+        schedule = toy.Delayed(tuple(clients), participation)
         return federate(Federation(method, LocalClients(clients, schedule, runtime), toy.server(), runtime), run)
 
 

@@ -41,13 +41,12 @@ def test_a_folder_of_the_hubs_cache_is_its_model_at_its_commit(base, tmp_path, m
     snapshot = cached(base, tmp_path / "hub")
     (tmp_path / "link").symlink_to(snapshot)
     (tmp_path / "chain").symlink_to("link")
-    shutil.copytree(snapshot, tmp_path / "links", symlinks=False, copy_function=lambda one, two: os.symlink(one, two))
     moved = tmp_path / "elsewhere"  # the whole cache lies on another disk
     shutil.copytree(tmp_path / "hub", moved / "hub", symlinks=True)
     (tmp_path / "cache").symlink_to(moved)
     monkeypatch.chdir(snapshot.parent)
     through = tmp_path / "cache/hub/models--acme--llama-tiny/snapshots" / COMMIT
-    names = (snapshot, f"{snapshot}/", tmp_path / "link", tmp_path / "chain", tmp_path / "links", COMMIT, through)
+    names = (snapshot, f"{snapshot}/", tmp_path / "link", tmp_path / "chain", COMMIT, through)
     for name in (*names, f"./{COMMIT}/../{COMMIT}"):
         assert paths.hub_place(str(name)) == ("acme/llama-tiny", COMMIT), name
         assert paths.public(str(tmp_path / "link")) == "acme/llama-tiny"

@@ -11,10 +11,9 @@ import classifiers
 import psutil
 import pytest
 from flower_deployment import Deployment
+from network import adapters, assert_same_models
 from preference_files import pairs_of
-from safetensors.torch import load_file
 from small_run import CLIENTS, Small
-from torch.testing import assert_close
 
 from llm_fed.experiment import run as experiment
 from llm_fed.network import flower_app
@@ -39,23 +38,11 @@ def deploy(folder: Path, small: Small) -> Deployment:
     return Deployment(folder / "net", nodes)
 
 
-def adapters(folder: Path) -> dict[str, Any]:
-    return {str(path.relative_to(folder)): load_file(path) for path in sorted(folder.rglob("*.safetensors"))}
-
-
 def equal(here: Path, folder: Path, exactly: bool = False) -> None:
     """The scores and personal models of a run in one process, and of one over the network."""
     one, other = (json.loads((run / "summary.json").read_text()) for run in (here, folder / "run"))
     assert one == other
-    equal_adapters(here, folder, 0 if exactly else 1e-5)
-
-
-def equal_adapters(here: Path, folder: Path, tolerance: float) -> None:
-    for client in CLIENTS:
-        mine, theirs = adapters(here / "adapters" / client), adapters(folder / f"home-{client}/adapters/run" / client)
-        assert mine.keys() == theirs.keys() and mine
-        for name in mine:
-            assert_close(theirs[name], mine[name], rtol=tolerance, atol=tolerance)
+    assert_same_models(here, folder, 0 if exactly else 1e-5)
 
 
 # What a node does that does not keep to the rules, by round; the wire, the worker and the other nodes are as always.
@@ -146,7 +133,7 @@ def test_sums_that_nobody_sees_through_over_flower_are_those_in_one_process(smal
     with net:
         run = net.run(tmp_path / "app", {"out": str(tmp_path / "run")})
         assert net.wait(run, 500) == "finished:completed", net.logs(run)
-    equal_adapters(tmp_path / "here", tmp_path, 1e-4)
+    assert_same_models(tmp_path / "here", tmp_path, 1e-4)
     assert not records(tmp_path, "event")
     came = records(tmp_path, "client")
     assert len(came) == 3 * 3 and not any("loss" in line for line in came)
@@ -173,7 +160,7 @@ def test_other_kinds_over_flower_are_those_in_one_process(kind, small, tmp_path)
         assert net.wait(run, 500) == "finished:completed", net.logs(run)
     there = json.loads((tmp_path / "run/summary.json").read_text())
     assert there["scores"]["clients"] == here["scores"]["clients"]
-    equal_adapters(tmp_path / "here", tmp_path, 1e-4)
+    assert_same_models(tmp_path / "here", tmp_path, 1e-4)
 
 
 def test_faults_over_flower(small, tmp_path):

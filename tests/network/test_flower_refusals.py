@@ -121,6 +121,6 @@ def test_no_process_is_left_when_the_one_that_started_them_is_killed(tmp_path):
         assert all(name in commands for name in ("flower-superlink", "flower-supernode", "flower-superexec"))
         owner.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 30
-    while marked(tmp_path / "deployment") or any(map(lifetime._runs, left)):  # one that ends loses its variables first
+    while marked(tmp_path / "deployment") or any(map(lifetime.runs, left)):  # one that ends loses its variables first
         assert time.monotonic() < deadline
         time.sleep(0.1)

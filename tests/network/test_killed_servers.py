@@ -127,13 +127,6 @@ def same_in_the_end(tmp_path: Path, small: Any, settings: dict[str, Any], by: st
     assert all(one[file][name].equal(other[file][name]) for file in one for name in one[file])
 
 
-@pytest.mark.slow
-def test_with_text_and_no_validation_examples(untested, tmp_path):
-    """It died with a KeyError as it scored the last round again, of which nobody had a score."""
-    small, settings = of_text(untested, 1, False, "fedit")
-    same_in_the_end(tmp_path, small, settings, "orders")
-
-
 def test_with_text_that_is_scored_after_the_last_round_alone(small, tmp_path):
     """Nodes have memories here, of a version that the server must ask for."""
     small, settings = of_text(small, 0, True, "fedalt")
@@ -154,12 +147,6 @@ def test_with_a_run_that_its_rule_ends(small, tmp_path):
     one, other = models(tmp_path / "whole"), models(tmp_path / "short")
     assert one.keys() == other.keys() and one
     assert all(one[file][name].equal(other[file][name]) for file in one for name in one[file])
-
-
-@pytest.mark.slow
-def test_with_pictures(pictures, tmp_path):
-    small, settings = of_pictures(pictures, 3, 0.0)
-    same_in_the_end(tmp_path, small, settings, "lines")
 
 
 @pytest.mark.slow

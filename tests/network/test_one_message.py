@@ -39,7 +39,7 @@ def together(folder: Path, small: Any, settings: dict[str, Any], nodes: Any = (t
 @pytest.mark.parametrize("method", every.quick(["fedit", "fedmerge", "fedalt", "potara"], ["fedit"]))
 def test_one_node_with_all_clients_computes_what_one_process_does(small, tmp_path, method, monkeypatch):
     """Lines of clients and scores, and digests of what was sent, what came and the state, to the last bit. A round is
-    one message, also where it is scored, and one fused pass."""
+    one message and one fused pass, and so are its scores."""
     real, passes = fit.fit, []
     monkeypatch.setattr(fit, "fit", lambda adapted, requests: passes.append(len(requests)) or real(adapted, requests))
     settings = tree(small, rounds=3, method={"name": method}, network=AT_ADA)
@@ -54,24 +54,17 @@ def test_one_node_with_all_clients_computes_what_one_process_does(small, tmp_pat
         for key in one.keys() & {"kind", "round", "sent", "uploads", "state", "due"}:
             assert one[key] == other[key], key
     if method != "potara":  # which runs two others first
-        # hello; training; with the scores of rounds 1 and 2 the next rounds; the scores of 3; the end
-        assert [count for _, count in link.messages] == [1, 3, 6, 6, 3, 3]
+        # hello; training and scores of three rounds; the end
+        assert [count for _, count in link.messages] == [1, 3, 3, 3, 3, 3, 3, 3]
         assert before == [3, 3, 3] or method != "fedit"
 
 
-def test_with_enough_answers_or_privacy_scores_are_asked_for_alone(small, tmp_path):
-    link = together(tmp_path, small, tree(small, rounds=2, network={**AT_ADA, "enough": 3}))
-    assert [count for _, count in link.messages] == [1, 3, 3, 3, 3, 3]
-    private = tree(small, rounds=2, network=AT_ADA, privacy={"clip": 1.0, "noise": 0.1})
-    assert [count for _, count in together(tmp_path / "private", small, private).messages] == [1, 3, 3, 3, 3, 3]
-
-
 def test_who_is_not_asked_to_train_is_scored_all_the_same(small, tmp_path):
-    """One of three clients trains in each round; its orders and the others' scores are in one message."""
+    """One of three clients trains in each round."""
     settings = tree(small, rounds=3, network=AT_ADA, participation=0.3)
     link = together(tmp_path, small, settings)
     experiment.train(from_dict(settings), tmp_path / "here" / "run")
-    assert [count for _, count in link.messages] == [1, 1, 4, 4, 3, 3]
+    assert [count for _, count in link.messages] == [1, 1, 3, 1, 3, 1, 3, 3]
     assert lines(tmp_path, "client", "score") == lines(tmp_path / "here", "client", "score")
     assert [len(line["clients"]) for line in lines(tmp_path, "score")] == [3, 3, 3, 3]
     ((built, _),) = link.workers[1]._built.values()

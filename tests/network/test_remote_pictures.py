@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import tiny_images
 import torch
-from network import HELLO, NETWORK, NetworkInProcess, federate, lines
+from network import HELLO, NETWORK, NetworkInProcess, assert_same_models, federate, lines
 from PIL import Image
-from safetensors.torch import load_file
 from small_run import CLIENTS
-from torch.testing import assert_close
 
 from llm_fed.experiment import run as experiment
 from llm_fed.settings.configfile import from_dict
@@ -72,18 +70,7 @@ def test_the_numbers_are_those_of_one_process(pictures, tmp_path, name):
             close = isinstance(one[key], float)
             assert one[key] == (pytest.approx(other[key], rel=1e-4) if close else other[key]), key
     assert not (tmp_path / "there/run/adapters").exists()
-    for client in CLIENTS:
-        mine, theirs = (
-            {path.name: load_file(path) for path in sorted(folder.rglob("*.safetensors"))}
-            for folder in (
-                tmp_path / "run-here/run/adapters" / client,
-                tmp_path / f"there/home-{client}/adapters/run" / client,
-            )
-        )
-        assert mine.keys() == theirs.keys() and mine
-        for file in mine:
-            for entry in mine[file]:
-                assert_close(theirs[file][entry], mine[file][entry], rtol=1e-5, atol=1e-5)
+    assert_same_models(tmp_path / "run-here/run", tmp_path / "there")
 
 
 def test_a_node_with_other_classes_says_so(pictures, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Warnings over a network: a node tries only models of its own clients, and the server believes figures alone."""
+"""Warnings over a network: each node looks at its own clients, and the server believes figures alone."""
 
 import json
 from typing import Any
@@ -26,19 +26,14 @@ def settings(small, **changes: Any) -> dict[str, Any]:
     return tree(small, rounds=1, method={"name": "fedmerge"}, network=network, **changes)
 
 
-def test_only_models_of_the_same_machine_are_tried_and_the_table_says_so(larger, tmp_path):
-    network, done = federate(tmp_path / "there", larger, settings(larger), nodes=NODES)
-    table = json.loads((tmp_path / "there/run/cross.json").read_text())
-    known = {(a, b) for a, row in zip(table["clients"], table["scores"], strict=True)
-             for b, score in zip(table["clients"], row, strict=True) if score is not None}  # fmt: skip
-    assert known == {(a, b) for node in NODES for a in node for b in node}
-    assert table["missing"].startswith("Columns in which models are missing: ada, bob, cyd.")
+def test_scores_of_the_base_and_warnings_are_those_of_one_process(larger, tmp_path):
+    _, done = federate(tmp_path / "there", larger, settings(larger), nodes=NODES)
+    assert not (tmp_path / "there/run/cross.json").exists()  # no personal model travels
     experiment.train(from_dict(settings(larger)), tmp_path / "here")
     here = json.loads((tmp_path / "here/summary.json").read_text())
     assert done["base"] == here["base"] and done["base"]["losses"].keys() == CLIENTS.keys()
     assert {warned["kind"] for warned in done["warnings"]} <= {"below-rule"}  # one round teaches hardly anything
-    page = (tmp_path / "there/run/report.html").read_text()
-    assert "no personal model travels" in page and "the base alone" in page
+    assert "the base alone" in (tmp_path / "there/run/report.html").read_text()
 
 
 def test_with_privacy_nothing_of_examples_is_said(larger, tmp_path):
@@ -67,8 +62,7 @@ def test_what_a_client_says_is_believed_only_where_it_can_be():
     for model in ("mallory", ["bob"], 5):
         assert believed({"ada": {"another-model": {**other, "model": model}}}, CLIENTS.keys()) == []
     assert believed({"ada": {"another-model": {**other, "model": "bob"}}}, CLIENTS.keys())
-    assert Reply({"cross": {"bob": 40.0, "eve": 50.0, "cyd": 101.0}}).crossed(["bob", "cyd"]) == {"bob": 40.0}
-    assert Reply({"cross": [1]}).crossed(["bob"]) == {} and Reply({"warnings": [1]}).warned == {}
+    assert Reply({"warnings": [1]}).warned == {}
     assert Reply({"tested": 12}).tested == 12 and Reply({"tested": -1}).tested == 0
     for bad in (5, [1], None, {"score": 101}, {"score": "1"}, {"loss": 1.0}):
         assert summary_of("rouge1", {"ada": Reply({"of_base": bad}).of_base}) is None

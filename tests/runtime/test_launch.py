@@ -155,7 +155,7 @@ def test_what_accelerate_was_told_and_would_not_happen_is_refused_at_every_rank(
     assert launch.ended() == [2, 2]
     for rank in range(2):
         (line,) = launch.said(rank).splitlines()
-        assert line.startswith("llm-fed: distributed_type: FSDP in accelerate's configuration (ACCELERATE_USE_FSDP=")
+        assert line.startswith("llm-fed: accelerate's configuration sets ACCELERATE_USE_FSDP=true, which has no effect")
     assert not (tmp_path / "run").exists()
 
 

@@ -21,7 +21,8 @@ from llm_fed.federation.uploads import flaws
 from llm_fed.network.link import PendingOrder, Reply, flaw_of
 from llm_fed.state import State
 from llm_fed.state.lowrank import LowRank
-from llm_fed.state.outline import difference, infinite, outline, skeleton
+from llm_fed.state.outline import difference, infinite, size_of, skeleton
+from llm_fed.state.roles import Given
 from llm_fed.state.wire import EXPANSION, WireError, pack, unpack
 
 STATE = State.of({"a": torch.ones(2, 3), "b": torch.ones(4)}, {"mean": torch.ones(2)})
@@ -99,8 +100,8 @@ ONCE_FELL = {  # what it is, and a word of why it is refused
     "factors of vectors": (low_rank(torch.ones(4), torch.ones(4)), "factors of [4]"),
     "factors of integers": (low_rank(*(factor.long() for factor in FACTORS)), "factors of torch.int64"),
     "a rest that is low-rank": (low_rank(*FACTORS, rest={"l": [[], []]}), "without its rest"),
-    "scales as text": (state(row=INT8, scales="1", dtype="float32"), "malformed node of a tensor"),
-    "int8 without scales": (state(row=INT8, scales=None, dtype="float32"), "without scales"),
+    "scales of an int8 row": (state(row=INT8, scales=None, dtype="float32"), "a malformed node of a state"),
+    "an int8 row as float32": (state(row=INT8, dtype="float32"), "a row of torch.int8 as another dtype"),
     "an unknown node": (message({"x": 1}), "an unknown kind of node"),
     "a tensor too many": (message({"d": []}, _0=torch.ones(1)), "belong to nothing"),
     "a key twice": (message({"d": [["a", 1], ["a", 2]]}), "a twice"),
@@ -120,7 +121,7 @@ ONCE_FELL = {  # what it is, and a word of why it is refused
 def test_the_form_that_they_differ_from_is_taken():
     """Without this, refusals prove nothing."""
     assert unpack(state(), skeleton(STATE)).equal(STATE)
-    encoded = unpack(pack(STATE, "int8"), skeleton(STATE))
+    encoded = unpack(pack(STATE, "bfloat16"), skeleton(STATE))
     assert encoded.row.dtype == torch.float32 and encoded.equal(STATE)
     assert torch.equal(unpack(low_rank(*FACTORS))["w"], torch.ones(4, 4))
 
@@ -128,7 +129,7 @@ def test_the_form_that_they_differ_from_is_taken():
 @pytest.mark.parametrize("what", ONCE_FELL)
 def test_what_once_ended_the_server_is_refused_in_one_line(what):
     data, reason = ONCE_FELL[what]
-    asked = PendingOrder("mallory", 1, "1", 0.0, 0, skeleton(STATE), 10**9, 6)
+    asked = PendingOrder("mallory", 1, "1", 0.0, 0, 10**9, 6, Given(skeleton(STATE)))
     said = flaw_of(asked, Reply({"ask": "1", "examples": 6}, data))
     assert reason in said and said.isprintable() and len(said) <= 300
     for expected in (skeleton(STATE), None):
@@ -140,7 +141,7 @@ def test_what_once_ended_the_server_is_refused_in_one_line(what):
 def test_a_state_beside_an_entry_that_is_none_is_found_in_the_uploads_of_a_round():
     """Norms are those of what has no other flaw: of text there is none."""
     odd = State(STATE.layout, STATE.row, {"mean": "text"})  # type: ignore[dict-item]
-    assert flaws([STATE, odd, WireError("why")], [skeleton(STATE)] * 3, 10.0) == [
+    assert flaws([STATE, odd, WireError("why")], [Given(skeleton(STATE))] * 3, 10.0) == [
         "", "upload.extras.mean is str, expected {'dtype': 'torch.float32', 'shape': [2]}", "why"
     ]  # fmt: skip
 
@@ -154,16 +155,13 @@ def test_entries_have_an_order_and_dicts_have_none():
 
 
 @pytest.mark.parametrize("kind", hostile.KINDS)
-def test_the_outline_is_the_skeleton_of_what_is_decoded(kind):
-    """Exactly, in each form in which it may travel; its bytes are no fewer than those decoded."""
+def test_each_form_in_which_a_message_may_travel_is_taken(kind):
     sent = hostile.KINDS[kind]
-    length = int.from_bytes(sent.data[:8], "little")
-    tree = json.loads(json.loads(sent.data[8 : 8 + length])["__metadata__"]["llm_fed"])
-    found, size = outline(tree, load(sent.data))
-    assert found == skeleton(sent.message) == skeleton(unpack(sent.data, found)) and not difference(found, found, "x")
-    assert size >= 4 * sum(part.numel() for part in load(sent.data).values() if part.is_floating_point())
+    wanted = skeleton(sent.message)
+    assert skeleton(unpack(sent.data, wanted)) == wanted and not difference(wanted, wanted, "x")
+    assert size_of(wanted) >= sum(part.numel() for part in load(sent.data).values() if part.is_floating_point())
     honest = Reply(hostile.CONTENT, sent.data)
-    assert not flaw_of(PendingOrder("ada", 1, "1-1", 0.0, 0, skeleton(sent.message), 10**9, 6), honest)
+    assert not flaw_of(PendingOrder("ada", 1, "1-1", 0.0, 0, 10**9, 6, Given(wanted)), honest)
 
 
 BOMBS = {  # bytes, and what they would have taken
@@ -171,8 +169,6 @@ BOMBS = {  # bytes, and what they would have taken
     "factors": "low_rank(torch.ones(40_000, 1), torch.ones(1, 40_000), shape=(40_000, 40_000))",
     "one row in many states": 'message([{"s": [["a"], [[2**20]]], "row": {"t": "0"}, "extras": []}] * 2000, '
     "_0=torch.ones(2**20, dtype=torch.int8).float())",
-    "many scales": 'state([["a"], [[2**40, 0]]], torch.ones(0, dtype=torch.int8), [], scales={"t": "1"}, '
-    'dtype="float32")',
 }
 
 

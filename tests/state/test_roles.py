@@ -8,7 +8,6 @@ from llm_fed.federation.bounds import ALONE, COORDINATE, LAYER
 from llm_fed.federation.uploads import flaws
 from llm_fed.methods import METHODS
 from llm_fed.state import State, roles
-from llm_fed.state.outline import skeleton
 from llm_fed.state.roles import Counts, Echo, Flags, Given, Index, Statistic, Weights, own_flaw
 from llm_fed.state.wire import pack, unpack
 
@@ -86,7 +85,7 @@ def test_a_variance_and_a_counter_are_0_or_more(changes, sent, upload, reason):
 
 def refused(uploads, sent=None, **options) -> list[str]:
     given = [Given.of(sent or layer(), 1)] * len(uploads)
-    return flaws(uploads, [skeleton(uploads[0])] * len(uploads), 10.0, {"": Weights(changes=False)}, given, **options)
+    return flaws(uploads, given, 10.0, {"": Weights(changes=False)}, **options)
 
 
 @pytest.mark.parametrize("odd", [3.4e38, 1.1 * LAYER])
@@ -121,7 +120,7 @@ def test_a_row_of_prototypes_is_compared_with_all_rows():
     uploads = [{"prototypes": torch.ones(20, 2), "counts": torch.ones(20, dtype=torch.long)} for _ in range(3)]
     uploads[2]["prototypes"][3] = 35.0
     given = [Given.of(uploads[0], 20)] * 3
-    *others, found = flaws(uploads, [skeleton(uploads[0])] * 3, 10.0, COUNTED, given)
+    *others, found = flaws(uploads, given, 10.0, COUNTED)
     assert others == ["", ""] and found.startswith("a row of upload.prototypes has norm 49.5, over 30 times")
 
 

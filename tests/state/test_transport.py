@@ -19,10 +19,10 @@ from llm_fed.settings import configfile
 from llm_fed.state import State
 from llm_fed.state.lowrank import truncated
 from llm_fed.state.outline import skeleton
-from llm_fed.state.wire import WireError, pack, unpack
+from llm_fed.state.roles import Given
+from llm_fed.state.wire import pack, unpack
 
-ENCODINGS = ("float16", "bfloat16", "int8")
-HALVES = {"float16": 2**-11, "bfloat16": 2**-8}  # the largest relative error
+ENCODINGS = {"float16": 2**-11, "bfloat16": 2**-8}  # the largest relative error
 
 
 def state(seed: int = 0) -> State:
@@ -43,27 +43,14 @@ def sent(message, encoding: str | None):
     return unpack(pack(message, encoding))
 
 
-@pytest.mark.parametrize("encoding", HALVES)
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_half_precision_is_off_by_half_a_unit_in_the_last_place(encoding):
     given = state()
     back = sent(given, encoding)
     assert back.layout == given.layout and back.row.dtype == torch.float32
     least = 2**-25 if encoding == "float16" else 0.0  # half the distance of subnormal numbers
-    assert bool(((back.row - given.row).abs() <= HALVES[encoding] * given.row.abs() + least).all())
+    assert bool(((back.row - given.row).abs() <= ENCODINGS[encoding] * given.row.abs() + least).all())
     assert not torch.equal(back.row, given.row)
-
-
-def test_int8_is_off_by_half_a_step_of_its_row():
-    """A step is the largest magnitude of the row / 127."""
-    given = state()
-    back = sent(given, "int8")
-    assert back.layout == given.layout and back.row.dtype == torch.float32
-    for name in ("a", "b", "c", "d", "e"):
-        one, other = (s[name].reshape(len(given[name]) if given[name].dim() > 1 else 1, -1) for s in (given, back))
-        step = one.abs().amax(1, keepdim=True) / 127
-        assert bool(((one - other).abs() <= 0.5 * step * (1 + 2**-15)).all()), name
-        assert bool(((one - other).abs() > 0.3 * step).any()) or name in "de", name
-    assert not back["e"].any()
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -74,14 +61,6 @@ def test_what_arrived_arrives_again_unchanged(encoding):
     for given in [many, *map(state, range(20))]:
         once = sent(given, encoding)
         assert sent(once, encoding).equal(once)
-
-
-def test_sizes():
-    """Of 8 x 4096 numbers: 4 bytes each, 2, or 1 and 4 for each of the 8 rows; the headers differ by a few words."""
-    given = State.of({"a": torch.randn(8, 4096)})
-    sizes = {encoding: len(pack(given, encoding)) for encoding in (None, *ENCODINGS)}
-    for encoding, numbers in {None: 4 * 32768, "float16": 2 * 32768, "bfloat16": 2 * 32768, "int8": 32768 + 32}.items():
-        assert numbers < sizes[encoding] < numbers + 400, encoding
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -110,24 +89,13 @@ def test_what_is_not_finite_stays_so_and_is_refused(encoding, value):
     given["a"][3, 5] = value
     back = sent(given, encoding)
     assert not back["a"][3].isfinite().all() and back["b"].isfinite().all()
-    (flaw,) = flaws([back], [skeleton(given)], None)
+    (flaw,) = flaws([back], [Given(skeleton(given))], None)
     assert "NaN or infinite" in flaw
 
 
 def test_too_large_for_half_precision_is_refused_too():
-    (flaw,) = flaws([sent(State.of({"x": torch.tensor([1e5])}), "float16")], [skeleton(state())], None)
+    (flaw,) = flaws([sent(State.of({"x": torch.tensor([1e5])}), "float16")], [Given(skeleton(state()))], None)
     assert flaw and not sent(State.of({"x": torch.tensor([1e5])}), "float16").is_finite()
-
-
-@pytest.mark.parametrize("shapes", [b"[3,2],[2,3]", b"[2,6],[2]", b"[12,-1],[-8,-3]", b"[2,3],[2,4]", b"[],[2,3]"])
-def test_scales_that_do_not_fit_are_damage(shapes):
-    """Four rows of three numbers; of the third tampered layout, rows and numbers add up to as many."""
-    data = pack(State.of({"a": torch.ones(2, 3), "b": torch.ones(2, 3)}), "int8")
-    assert data.count(b"[2,3],[2,3]") == 1
-    start = int.from_bytes(data[:8], "little")
-    head = data[8 : 8 + start].replace(b"[2,3],[2,3]", shapes)
-    with pytest.raises(WireError):
-        unpack(len(head).to_bytes(8, "little") + head + data[8 + start :])
 
 
 def draw(generator: torch.Generator) -> State:
@@ -142,7 +110,7 @@ def go(folder, encoding: str | None, stop_after: int | None = None, rounds: int 
         site.draw = draw
     server.clients = tuple(sites)
     runtime = toy.ToyRuntime({"c0": 1.0, "c1": 2.0, "c2": 4.0})
-    config = toy.config(rounds=rounds, transport={"up": encoding, "down": encoding})
+    config = toy.config(rounds=rounds, transport=encoding)
 
     def listen(record):
         if stop_after and record["round"] > stop_after:
@@ -165,20 +133,20 @@ def test_a_continued_run_is_uninterrupted(tmp_path, encoding):
 
 
 def test_clients_compute_from_what_arrives(tmp_path):
-    """One round: from x' = int8(x) a client goes three quarters of the way to its target t (1, 2, 4), so it uploads
-    int8(3/4 (t - x')); with n = 1, 2, 3 the server adds (1 u_1 + 2 u_2 + 3 u_3) / 6 to its own x, which is not x'."""
+    """One round: from x' = b(x), b for bfloat16, a client goes three quarters of the way to its target t (1, 2, 4), so
+    it uploads b(3/4 (t - x')); with n = 1, 2, 3 the server adds (1 u_1 + 2 u_2 + 3 u_3) / 6 to its own x, not to x'."""
     x = toy.clients(1)["c0"].draw(generator(0, "initial"))
     x = State(x.layout, x.row.float())
-    arrived = sent(x, "int8")
-    uploads = [sent(arrived.like(0.75 * (target - arrived.row)), "int8") for target in (1.0, 2.0, 4.0)]
+    arrived = sent(x, "bfloat16")
+    uploads = [sent(arrived.like(0.75 * (target - arrived.row)), "bfloat16") for target in (1.0, 2.0, 4.0)]
     expected = x.row + sum(n * upload.row for n, upload in zip((1, 2, 3), uploads, strict=True)) / 6
-    found = go(tmp_path, "int8", rounds=1)
+    found = go(tmp_path, "bfloat16", rounds=1)
     assert not torch.equal(arrived.row, x.row)
     torch.testing.assert_close(found.row, expected, rtol=0, atol=1e-5)
-    assert float((found.row - expected - (x.row - arrived.row)).abs().max()) > 1e-3  # a quarter step off is seen
+    assert float((x.row - arrived.row).abs().max()) > 1e-4  # what is computed from x itself is seen
 
 
-def test_a_run_in_int8_learns_and_counts_the_bytes_that_travel(small, tmp_path, monkeypatch):
+def test_a_run_in_bfloat16_learns_and_counts_the_bytes_that_travel(small, tmp_path, monkeypatch):
     packed: list[tuple[str | None, int]] = []
 
     def counting(message, encoding=None):
@@ -189,13 +157,13 @@ def test_a_run_in_int8_learns_and_counts_the_bytes_that_travel(small, tmp_path, 
     monkeypatch.setattr(clients, "pack", counting)
     settings = {"rounds": 4, "eval": {"every": 0}, "local": {"steps": 4}}
     load = partial(small.config, tmp_path / "small.yaml", **settings)
-    experiment.train(configfile.load(load(transport={"up": "int8", "down": "int8"})), tmp_path / "int8")
-    lines = read_records(tmp_path / "int8/metrics.jsonl")
+    experiment.train(configfile.load(load(transport="bfloat16")), tmp_path / "half")
+    lines = read_records(tmp_path / "half/metrics.jsonl")
     rounds, answers = ([line for line in lines if line["kind"] == kind] for kind in ("round", "client"))
     assert rounds[-1]["loss"] < rounds[0]["loss"] - 0.5
     # One message for all three and three uploads in each of four rounds; after the last three more, which are
     # scored on validation and on test examples, and handed out.
-    assert {encoding for encoding, _ in packed} == {"int8"} and len(packed) == 4 * 4 + 3
+    assert {encoding for encoding, _ in packed} == {"bfloat16"} and len(packed) == 4 * 4 + 3
     lengths = [length for _, length in packed]
     for at in range(4):
         down, *up = lengths[4 * at : 4 * at + 4]
@@ -209,5 +177,5 @@ def test_a_run_in_int8_learns_and_counts_the_bytes_that_travel(small, tmp_path, 
 
 
 def test_an_unknown_form_is_refused(small, tmp_path):
-    with pytest.raises(UserError, match="transport.up='int4' is unknown.*int8"):
-        configfile.load(small.config(tmp_path / "small.yaml", transport={"up": "int4"}))
+    with pytest.raises(UserError, match="transport='int4' is unknown.*bfloat16"):
+        configfile.load(small.config(tmp_path / "small.yaml", transport="int4"))

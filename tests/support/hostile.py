@@ -19,6 +19,7 @@ from llm_fed.network.link import PendingOrder, Reply, flaw_of
 from llm_fed.state import State
 from llm_fed.state.lowrank import truncated
 from llm_fed.state.outline import skeleton
+from llm_fed.state.roles import Given
 from llm_fed.state.wire import WireError, pack, unpack
 
 CONTENT = {"ask": "1-1", "examples": 6, "loss": 1.5, "steps": 2}
@@ -49,7 +50,6 @@ KINDS = {
     "update": Kind(_state()),
     "float16": Kind(_state(), "float16"),
     "bfloat16": Kind(_state(), "bfloat16"),
-    "int8": Kind(_state(), "int8"),
     "with extras": Kind(_state(mean=torch.ones(3), count=torch.tensor(7))),
     "low-rank (FedKD)": Kind({"version": 3, "update": truncated(_MATRIX, 0.95)}),
     "chosen model (IFCA)": Kind({"model": 0, "delta": _state()}),
@@ -115,7 +115,7 @@ def survive(kind: Kind, data: bytes, content: dict[str, Any]) -> str:
         AssertionError, and whatever else it should not: a finding.
     """
     began, expected = time.process_time(), skeleton(kind.message)
-    asked = PendingOrder("mallory", 1, "1-1", 0.0, 0, expected, 10**9, 6)
+    asked = PendingOrder("mallory", 1, "1-1", 0.0, 0, 10**9, 6, Given(expected))
     with suppress(WireError):
         free = unpack(data)
         assert skeleton(unpack(pack(free))) == skeleton(free)
@@ -127,7 +127,7 @@ def survive(kind: Kind, data: bytes, content: dict[str, Any]) -> str:
     if said:
         return said
     sent = [unpack(kind.data, expected), unpack(kind.data, expected), unpack(data, expected)]
-    (*honest, flaw) = flaws(sent, [expected] * 3, 10.0)
+    (*honest, flaw) = flaws(sent, [Given(expected)] * 3, 10.0)
     assert honest == ["", ""]
     if not flaw:
         _used(sent)

@@ -24,7 +24,7 @@ from torch import Tensor
 from llm_fed.federation.uploads import flaws
 from llm_fed.method import Upload
 from llm_fed.state import State
-from llm_fed.state.outline import at, infinite, leaves, skeleton
+from llm_fed.state.outline import at, infinite, leaves
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import pack, unpack
 from llm_fed.tasks.common import Picture
@@ -97,7 +97,6 @@ class Round:
 
     uploads: dict[str, Upload]
     given: dict[str, Given]
-    expected: dict[str, Any]
 
 
 @dataclass
@@ -130,7 +129,7 @@ class Attacked:
         uploads = {k: Upload(k, whole.clients[k].num_examples, 0, unpack(pack(v))) for k, v in answers.items()}
         likes = {name: whole.method.upload_like(unpack(pack(message))) for name, message in whole.messages().items()}
         given = {name: Given.of(like, whole.clients[name].num_examples) for name, like in likes.items()}
-        return Round(uploads, given, {name: skeleton(like) for name, like in likes.items()})
+        return Round(uploads, given)
 
     def cases(self) -> Iterator[Case]:
         """Each part alone, and what counts a statistic together with a false one, which it is to give weight."""
@@ -166,8 +165,7 @@ class Attacked:
         contents = [false.get(name, round.uploads[name].content) for name in names]
         contents = [unpack(pack(content)) for content in contents if content is not None]
         names = [name for name in names if false.get(name, 0) is not None]
-        given, expected = ([of[name] for name in names] for of in (round.given, round.expected))
-        found = flaws(contents, expected, BOUND, whole.method.sends, given)
+        found = flaws(contents, [round.given[name] for name in names], BOUND, whole.method.sends)
         refused = {name: flaw for name, flaw in zip(names, found, strict=True) if flaw}
         answers = {name: content for name, content in zip(names, contents, strict=True) if name not in refused}
         uploads = [replace(round.uploads[name], content=content) for name, content in answers.items()]

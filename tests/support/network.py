@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from safetensors.torch import load_file
 from small_run import CLIENTS, Small
+from torch.testing import assert_close
 
 from llm_fed.network import server
 from llm_fed.network.bundle import PROTOCOL, joined, separated
@@ -122,3 +124,15 @@ def lines(folder: Path, *kinds: str) -> list[dict[str, Any]]:
     """Without the scores of the base alone, which nodes do not make."""
     found = [line for line in read_records(folder / "run/metrics.jsonl") if line["kind"] in kinds]
     return [line for line in found if line["kind"] != "score" or line["round"]]
+
+
+def adapters(folder: Path) -> dict[str, Any]:
+    return {str(path.relative_to(folder)): load_file(path) for path in sorted(folder.rglob("*.safetensors"))}
+
+
+def assert_same_models(run: Path, network: Path, tolerance: float = 1e-5) -> None:
+    """The personal models of a run in one process, and of the nodes of a network."""
+    for client in CLIENTS:
+        mine, theirs = adapters(run / "adapters" / client), adapters(network / f"home-{client}/adapters/run" / client)
+        assert mine
+        assert_close(theirs, mine, rtol=tolerance, atol=tolerance)

@@ -9,7 +9,7 @@ import torch
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import Secret
 from llm_fed.engine.drive import drive
-from llm_fed.federation.schedule import Ask, Synchronous
+from llm_fed.federation.schedule import Ask, Delayed
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Work
 from llm_fed.method.server import Server
@@ -95,8 +95,8 @@ class LateSchedule:
         return [Ask(name, i) for i, name in enumerate(self.names)] if round % 3 == 1 else []
 
 
-def everyone(names: Any) -> Synchronous:
-    return Synchronous(tuple(names))
+def everyone(names: Any) -> Delayed:
+    return Delayed(tuple(names))
 
 
 def config(**settings: Any) -> Any:

@@ -18,6 +18,7 @@ from llm_fed.models.structure import Full
 from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 from llm_fed.state.outline import skeleton
+from llm_fed.state.roles import Given
 from llm_fed.state.wire import pack, unpack
 from llm_fed.tasks.common import Picture
 
@@ -65,7 +66,7 @@ class Federation:
             message = self.message(name)
             content = self.do(self.method.client_update(self.clients[name], message))
             content = unpack(pack(content))
-            assert flaws([content], [skeleton(self.method.upload_like(message))], None) == [""]
+            assert flaws([content], [Given(skeleton(self.method.upload_like(message)))], None) == [""]
             uploads.append(Upload(name, self.clients[name].num_examples, 0, content))
         return uploads
 
