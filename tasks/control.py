@@ -95,7 +95,7 @@ class Marks:
         return self.hidden.sub(lambda match: self.shown(match[0]), text)
 
 
-class _Part(NamedTuple):
+class _Segment(NamedTuple):
     """A text that is read behind another one."""
 
     text: str
@@ -141,7 +141,7 @@ class SafeTokenizer:
             f"{marks.plain(''.join(segments))[:60]!r}; leave the example out, or choose another base"
         )
 
-    def _read_as(self, marked: str, loose: bool, marks: Marks, breaks: bool) -> list[_Part]:
+    def _read_as(self, marked: str, loose: bool, marks: Marks, breaks: bool) -> list[_Segment]:
         """A marked text as the copy is to read it, with new names for the template's control tokens, and the spellings
         of the data as they are, in parts where each is to be broken behind its first letter."""
         named, texts = self.pattern.sub(lambda match: self._names.get(match[0], match[0]), marked), [""]
@@ -150,9 +150,9 @@ class SafeTokenizer:
             first = 1 if breaks and text != piece else len(text)
             texts[-1] += text[:first]
             texts += [text[first:]] if first < len(text) else []
-        return [_Part(text, loose and not number) for number, text in enumerate(texts)]
+        return [_Segment(text, loose and not number) for number, text in enumerate(texts)]
 
-    def _read(self, parts: Sequence[_Part], marks: Marks, first: bool) -> list[list[int]] | None:
+    def _read(self, parts: Sequence[_Segment], marks: Marks, first: bool) -> list[list[int]] | None:
         """The tokens of texts that follow each other. Where a token would be of two of them, what is before is read as
         if the text ended there, and what follows, unless it is `first`, as in the middle of a text: behind a sign that
         is taken away again. None where that has a token with the text."""

@@ -53,7 +53,9 @@ def from_files(config: TaskConfig, kind: type[Kind]) -> Kind:
         path = paths.local("task.path", config.path)
         root, plan = plan_of(path, config.columns)
         collected = kind(config, str(path), f"{root}/")
-        collected.reading.files += plan.unused
+        named = {part.client for part in plan.parts if part.client}
+        left = {name for name in named if not collected.requested(collected.id(name))}
+        collected.reading.files += [name for name in plan.unused if name.partition("/")[0] not in left]
         for part in plan.parts:
             files = [FileRows(root / name, plan.keys(name), plan.features) for name in part.files]
             collected.add(part.client, part.split, files, named=part.named)

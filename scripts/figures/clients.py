@@ -64,7 +64,7 @@ def draw(path: Path, summaries: Mapping[str, Summary]) -> None:
     gaps, (first, *_) = differences(summaries), summaries
     clients, metric = list(summaries[first].clients), summaries[first].metric
     rows, named = 1 + len(gaps), len(clients) <= MAX_LABELS
-    figure = Figure(figsize=(6.2, 2.6 + 1.9 * len(gaps)), layout="constrained", facecolor=PAGE[False])
+    figure = Figure(figsize=(6.2, 2.6 + 1.9 * len(gaps)), layout="constrained", facecolor=PAGE)
     axes = plain_axes(figure, (rows, 1, 1))
     for number, (name, summary) in enumerate(summaries.items()):
         colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)] if named else ""
@@ -78,10 +78,10 @@ def draw(path: Path, summaries: Mapping[str, Summary]) -> None:
     for row, (name, values) in enumerate(gaps.items(), start=2):
         below = plain_axes(figure, (rows, 1, row))
         below.bar(range(len(values)), values, 0.8, color=[BLUE if value >= 0 else ORANGE for value in values])
-        below.axhline(0, color=INK[False], linewidth=0.8)
+        below.axhline(0, color=INK, linewidth=0.8)
         higher = sum(value > 0 for value in values) / len(values)
         title = f"{first} minus {name}: {fmean(values):+.1f} on average, above zero for {higher:.0%} of the clients"
-        below.set_title(title, fontsize="medium", color=INK[False], parse_math=False)
+        below.set_title(title, fontsize="medium", color=INK, parse_math=False)
         below.set(ylabel="difference")
         below.grid(False, axis="x")
         if not named:

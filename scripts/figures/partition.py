@@ -61,8 +61,8 @@ def draw(path: Path, clients: list[str], labels: list[str], held: np.ndarray) ->
     rows, columns = held.shape
     circles = rows <= MAX_NAMES and rows * columns <= MAX_CIRCLES
     width, height = (1.6 + 0.36 * columns, 1.2 + 0.36 * rows) if circles else (6.2, min(1.8 + 0.13 * rows, 7.0))
-    figure = Figure(figsize=(max(width, 3.6), max(height, 2.6)), layout="constrained", facecolor=PAGE[False])
-    axes = figure.add_subplot(facecolor=PAGE[False])
+    figure = Figure(figsize=(max(width, 3.6), max(height, 2.6)), layout="constrained", facecolor=PAGE)
+    axes = figure.add_subplot(facecolor=PAGE)
     if circles:
         _circles(axes, held)
     else:
@@ -72,21 +72,21 @@ def draw(path: Path, clients: list[str], labels: list[str], held: np.ndarray) ->
         )
         bar = figure.colorbar(image, ax=axes, aspect=40, pad=0.02, ticks=LogLocator(subs=(1, 2, 5)), format="{x:g}")
         bar.ax.minorticks_off()
-        bar.ax.tick_params(colors=INK[False])
-        bar.set_label("training examples (white: none)", color=INK[False])
+        bar.ax.tick_params(colors=INK)
+        bar.set_label("training examples (white: none)", color=INK)
         bar.outline.set_visible(False)
     for row in borders(clients):
-        axes.axhline(row - 0.5, color=INK[False], linestyle=(0, (4, 3)), linewidth=1)
+        axes.axhline(row - 0.5, color=INK, linestyle=(0, (4, 3)), linewidth=1)
     axes.spines[:].set_color(GREY)
-    axes.tick_params(length=0, colors=INK[False])
+    axes.tick_params(length=0, colors=INK)
     if rows <= MAX_NAMES:
         axes.set_yticks(range(rows), [_short(name) for name in clients], parse_math=False)
     else:
-        axes.set_ylabel("client", color=INK[False])
+        axes.set_ylabel("client", color=INK)
     if columns <= MAX_LABELS:
         axes.set_xticks(range(columns), [_short(name) for name in labels], rotation=90, parse_math=False)
     else:
-        axes.set_xlabel("label", color=INK[False])
+        axes.set_xlabel("label", color=INK)
     save(figure, path)
 
 
@@ -96,7 +96,7 @@ def _circles(axes: Axes, held: np.ndarray) -> None:
     largest = (0.36 * 72 * 0.9) ** 2  # points squared
     axes.scatter(columns, rows, s=largest * held[rows, columns] / held.max(), color=BLUE, linewidth=0)
     axes.set(xlim=(-0.6, held.shape[1] - 0.4), ylim=(held.shape[0] - 0.4, -0.6), aspect="equal")
-    axes.set_title(f"largest: {held.max()} training examples", color=INK[False], fontsize="medium")
+    axes.set_title(f"largest: {held.max()} training examples", color=INK, fontsize="medium")
     axes.grid(True, color=GREY, alpha=0.25, linewidth=0.6)
     axes.set_axisbelow(True)
 

@@ -61,13 +61,13 @@ def draw_gates(path: Path, scored: Mapping[str, Scored], labels: Sequence[str]) 
     shown = np.array([[means.get((client, label), np.nan) for label in labels] for client in clients])
     rows, columns = shown.shape
     height = 2.0 + (0.27 * rows if rows <= MAX_NAMES else 7.0)
-    figure = Figure(figsize=(4.6 + min(0.42 * columns, 6.0), height), layout="constrained", facecolor=PAGE[False])
+    figure = Figure(figsize=(4.6 + min(0.42 * columns, 6.0), height), layout="constrained", facecolor=PAGE)
     left, right = plain_axes(figure, (1, 2, 1)), plain_axes(figure, (1, 2, 2))
     least, first, median, third, most = np.stack([np.quantile(gate, (0, 0.25, 0.5, 0.75, 1)) for gate in gates], 1)
-    left.hlines(range(rows), least, most, color=INK[False], linewidth=0.8)
+    left.hlines(range(rows), least, most, color=INK, linewidth=0.8)
     left.barh(range(rows), third - first, 0.6, left=first, color=SKY)
     left.plot(median, range(rows), "|", color=BLUE, markersize=7, markeredgewidth=1.6)
-    left.plot([gate.mean() for gate in gates], range(rows), "o", color=INK[False], markersize=3.5)
+    left.plot([gate.mean() for gate in gates], range(rows), "o", color=INK, markersize=3.5)
     left.axvline(1 / (1 + len(others)), color=GREY, linestyle="--", linewidth=1)
     left.set(xlabel=f"weight of “{model}” for a picture (dashed: even)", ylim=(rows - 0.5, -0.5))
     away = max(np.nanmax(np.abs(shown - 0.5)), 0.01)
@@ -92,9 +92,9 @@ def draw_gates(path: Path, scored: Mapping[str, Scored], labels: Sequence[str]) 
     for row in range(1, rows):
         if groups[row] != groups[row - 1]:
             for axes in (left, right):
-                axes.axhline(row - 0.5, color=INK[False], linestyle=(0, (4, 3)), linewidth=1)
+                axes.axhline(row - 0.5, color=INK, linestyle=(0, (4, 3)), linewidth=1)
     bar = figure.colorbar(image, ax=right, aspect=30, pad=0.02)
-    bar.set_label(f"mean weight of “{model}”", color=INK[False])
+    bar.set_label(f"mean weight of “{model}”", color=INK)
     bar.outline.set_visible(False)
     save(figure, path)
 
@@ -108,7 +108,7 @@ def draw_rounds(path: Path, weights_by_round: Mapping[int, Mapping[str, Any]]) -
         shown[round] = np.array([rows.get(client, np.full(len(weights["values"][0]), np.nan)) for client in clients])
     top = max(float(np.nanmax(values)) for values in shown.values())
     height = 1.6 + (0.27 * len(clients) if len(clients) <= MAX_NAMES else 6.0)
-    figure = Figure(figsize=(1.4 + 1.9 * len(shown), height), layout="constrained", facecolor=PAGE[False])
+    figure = Figure(figsize=(1.4 + 1.9 * len(shown), height), layout="constrained", facecolor=PAGE)
     groups, drawn = clusters(clients) or [""] * len(clients), []
     for place, (round, values) in enumerate(shown.items(), 1):
         axes = plain_axes(figure, (1, len(shown), place))
@@ -125,7 +125,7 @@ def draw_rounds(path: Path, weights_by_round: Mapping[int, Mapping[str, Any]]) -
         name_rows(drawn[0], range(len(clients)), clients)
     else:
         drawn[0].set(ylabel="client")
-    figure.colorbar(image, ax=drawn, aspect=30, pad=0.02).set_label("merging weight", color=INK[False])
+    figure.colorbar(image, ax=drawn, aspect=30, pad=0.02).set_label("merging weight", color=INK)
     save(figure, path)
 
 

@@ -13,12 +13,13 @@ import pytest
 from rich.console import Console
 
 from llm_fed.audit.audit import audit
-from llm_fed.basics import documents, files, turns
+from llm_fed.basics import documents, files
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.commands import forget as forgetting
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment import splits
 from llm_fed.experiment.simulation import Simulation
+from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.lock import Lock
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
@@ -227,7 +228,7 @@ def test_a_run_in_progress_and_one_that_is_not_agreed_to_stay(trained, tmp_path)
 
 
 def after_a_round(patch) -> None:
-    patch.setattr(turns, "offer", kill)
+    patch.setattr(Checkpoints, "prune", kill)
 
 
 def before_the_swap(patch) -> None:

@@ -30,8 +30,8 @@ ONCE_FELL = [
     ("summary.json", None, "scores", 1),
     ("summary.json", None, "method", ...),
     ("environment.json", None, "clients_per_pass", "x"),
-    ("splits.json", None, "checksums", [10**400]),
-    ("splits.json", None, "codes", "eAE="),
+    ("splits.json", None, "written", 10**400),
+    ("splits.json", None, "splits", "eAE="),
     ("cross.json", None, "scores", [[1]]),
     ("inputs.json", None, "base.name", 7),
 ]

@@ -125,7 +125,7 @@ def test_what_does_not_go_together_is_refused(small, wards, tmp_path, changes, m
 
 def test_pairs_are_needed_for_their_loss_and_their_score(small, wards, tmp_path):
     plain = {"path": str(small.data)}
-    with pytest.raises(UserError, match=r"train.jsonl, line 1: .*has no rejected answer"):
+    with pytest.raises(UserError, match=r"(train|validation).jsonl, line 1: .*has no rejected answer"):
         experiment.train(settings(small, wards, task=plain), tmp_path / "one")
     with pytest.raises(UserError, match="so there is no preference_accuracy"):
         config = settings(small, wards, task=plain, objective={"name": "sft"}, eval={"metric": "preference_accuracy"})

@@ -40,7 +40,7 @@ class Pretended:
         self.fails, self.dies = set[str](), set[str]()
 
     class Process:
-        def __init__(self, place: Pretended, share, order, log: Path):
+        def __init__(self, place: Pretended, order, log: Path):
             self.place, self.log, self.returncode = place, log, None
             job = self.place.jobs[order["folder"]]
             assert configfile.from_dict(order["config"]) == job.config
@@ -92,8 +92,7 @@ def train(small, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(side_by_side.time, "sleep", lambda seconds: None)
             patch.setattr(Job, "read", lambda job: setattr(job, "outcome", {"base": {"metric": "rouge1"}}))
-            patch.setattr(side_by_side.Process, "begin", partial(made.Process, made))
-            runs = SideBySide(jobs, [{}] * processes, tmp_path / "out", begun.append)
+            runs = SideBySide(jobs, [partial(made.Process, made)] * processes, tmp_path / "out", begun.append)
             ended = [job.folder.name for job in runs.trained()]
         assert sorted(ended) == sorted(job.folder.name for job in jobs)  # each once
         assert [job.folder.name for job in begun] == made.began

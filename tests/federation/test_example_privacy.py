@@ -116,7 +116,6 @@ def test_what_looks_at_examples_without_noise_is_refused(verb):
         ({"method": {"name": "feddpa"}}, "clients of feddpa also use them"),
         ({"method": {"name": "potara"}}, "potara merges finished runs"),
         ({"adapter": None}, "adapter is null"),
-        ({"base": {"dtype": "float16"}}, "bfloat16 or float32"),
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, word):
