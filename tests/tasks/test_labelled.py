@@ -119,7 +119,7 @@ def test_numbers(tmp_path):
         tasks.load(replace(config, labels=("a", "b")), 0)
 
 
-@pytest.mark.parametrize("columns", [{"options": "text"}, {"messages": "text"}, {"system": "text"}])
+@pytest.mark.parametrize("columns", [{"options": "text"}, {"messages": "text"}])
 def test_columns_without_an_effect_are_refused(tmp_path, columns):
     config = replace(write(tmp_path, train=rows("a", "b"), test=rows("a")), columns=ColumnsConfig(**columns))
     with pytest.raises(UserError, match="would have no effect, since texts with labels are read here"):
