@@ -49,7 +49,7 @@ long: $(VENV)/.installed ## what is too long for every change: slow tests, kills
 	bash scripts/long.sh
 
 mutants: $(VENV)/.installed ## plant forty faults, one after another, and see whether a test notices each
-	$(BIN)/python scripts/mutants/run.py
+	$(BIN)/python scripts/mutants/plant.py
 
 release: ## build sdist and wheel into dist, and try the wheel with every Python from 3.11 to 3.13 that is here
 	bash scripts/release.sh

@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 
-RUN = Path(__file__).parents[2] / "scripts/mutants/run.py"
+RUN = Path(__file__).parents[2] / "scripts/mutants/plant.py"
 
 SMALL = """
 from llm_fed.eval.intervals import Estimate

@@ -1,7 +1,7 @@
 """Tries whether tests notice faults: plants each of mutants.yaml in a copy of this checkout and runs its tests there.
 
-    python scripts/mutants/run.py                          # all, some twenty minutes on two cores (`make mutants`)
-    python scripts/mutants/run.py --only "IFCA takes" ...  # those whose name begins so
+    python scripts/mutants/plant.py                          # all, some twenty minutes on two cores (`make mutants`)
+    python scripts/mutants/plant.py --only "IFCA takes" ...  # those whose name begins so
 
 A line of runs/mutants.jsonl per fault says which test noticed it first; the same command goes on with what is missing,
 and `--table` writes what is there as a table. First all tests run without a fault, since a test that always fails
