@@ -106,15 +106,18 @@ class _Looked:
 
     def divided(self, roles: Mapping[str, str]) -> tuple[dict[str, Any], PartitionConfig, str]:
         """The columns to name, how rows become clients, and how their column was chosen; `roles` are known by now."""
-        dealt, named = self.given.clients, any(part.client is not None for part in self.layout.parts)
+        dealt, named = self.given.clients, {part.client for part in self.layout.parts} - {None}
         if dealt is not None and (named or "client" in self.chosen):
             whose = f"the names of the files in {self.path}" if named else "--client and its column"
             raise UserError(f"--clients splits the rows at random, but {whose} say whose they are; leave one out")
         if dealt is not None:
             return self.chosen, PartitionConfig("iid", clients=dealt), ""
-        if named or "client" in self.chosen or usual_columns.usual("client", self.names, ()):
+        if len(named) > 1 or "client" in self.chosen or usual_columns.usual("client", self.names, ()):
             return self.chosen, PartitionConfig(), ""
-        if (found := owners.find(self.files, roles.values())) is None:
+        found = owners.find(self.files, roles.values())
+        if found is None and named:
+            return self.chosen, PartitionConfig(), ""
+        if found is None:
             raise UserError(
                 f"{self.file}: no column names the clients among {usual_columns.few(self.names)}; give --client "
                 "COLUMN, or --clients N to split the rows at random among N clients"

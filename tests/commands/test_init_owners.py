@@ -30,8 +30,11 @@ def found(path: Path) -> str | None:
     return clients and clients[0]
 
 
-def test_desk_has_five_values_in_540_rows(small, llm_fed, tmp_path):
-    path = write(tmp_path / "all.jsonl", 540, desk=lambda n: DESKS[n // 108], note=lambda n: f"note {n}")
+@pytest.mark.parametrize("folder", [False, True])
+def test_desk_has_five_values_in_540_rows(small, llm_fed, tmp_path, folder):
+    (tmp_path / "rows").mkdir()
+    path = write(tmp_path / "rows" / "all.jsonl", 540, desk=lambda n: DESKS[n // 108], note=lambda n: f"note {n}")
+    path = path.parent if folder else path
     said = llm_fed("init", path, "--base", small.base, "--out", tmp_path / "c.yaml")
     assert said.code == 0 and "by the column desk (5 values); --client chooses another" in said.out
     assert configfile.load(tmp_path / "c.yaml").task.columns.client == "desk"
