@@ -27,36 +27,24 @@ class Listener(Protocol):
 
     def end(self, part: str) -> None: ...
 
-    def step(self, number: int, of: int, amount: float, total: float, loss: float | None) -> None:
-        """Optimizer step `number` of the `of` steps of a pass is done, by `amount` of the clients whose steps are
-        `total` in the whole pass; their mean `loss`, where it could be read without waiting for the device."""
+    def step(self, number: int, of: int, loss: float | None) -> None:
+        """Optimizer step `number` of the `of` steps of a pass is done; the mean `loss` of its clients, where it could
+        be read without waiting for the device."""
 
-    def answered(self, amount: float) -> None: ...  # so many prompts or pictures, without training
+    def answered(self, amount: int) -> None: ...  # so many prompts or pictures, without training
 
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
-_times: ContextVar[float] = ContextVar("times", default=1)  # how often all work counts
 
 
 @contextmanager
 def heard_by(listener: Listener | None) -> Iterator[None]:
     """Within, `listener` is told; None: nobody."""
-    before, times = _listener.set(listener), _times.set(1)
+    before = _listener.set(listener)
     try:
         yield
     finally:
         _listener.reset(before)
-        _times.reset(times)
-
-
-@contextmanager
-def standing_for(times: float) -> Iterator[None]:
-    """Within, all work counts so many times: it is this process's share of what several do side by side."""
-    token = _times.set(_times.get() * times)
-    try:
-        yield
-    finally:
-        _times.reset(token)
 
 
 def round(number: int) -> None:
@@ -82,13 +70,12 @@ def part(name: str) -> Iterator[None]:
         listener.end(name)
 
 
-def step(number: int, of: int, amount: int = 1, total: int | None = None, loss: float | None = None) -> None:
-    """See `Listener.step`; `total` is by default that of one client alone."""
+def step(number: int, of: int, loss: float | None) -> None:
+    """See `Listener.step`."""
     if listener := _listener.get():
-        times = _times.get()
-        listener.step(number, of, amount * times, (of if total is None else total) * times, loss)
+        listener.step(number, of, loss)
 
 
 def answered(amount: int) -> None:
     if listener := _listener.get():
-        listener.answered(amount * _times.get())
+        listener.answered(amount)

@@ -142,7 +142,7 @@ class FusedFit:
         self.names = names_of(jobs)  # of the columns that losses of their own are given; empty: none has one
 
     def run(self) -> tuple[list[Fitted | ClientError], Work]:
-        last, total = max(len(job.batches) for job in self.jobs), sum(len(job.batches) for job in self.jobs)
+        last = max(len(job.batches) for job in self.jobs)
         losses = torch.zeros(last, len(self.jobs), device=self.device)
         known: list[list[float]] = []  # the rows of `losses` that were looked at
         failed: dict[int, int] = {}  # the first step at which a client's loss was not finite
@@ -160,7 +160,7 @@ class FusedFit:
                         failed = {k: len(known) for k, value in enumerate(row) if not math.isfinite(value)} | failed
                         known.append(row)
                     loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
-                signs.step(step + 1, last, len(active), total, loss)
+                signs.step(step + 1, last, loss)
         results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
         return results, replace(self.work, why=self.why or self.passes.why)
 

@@ -58,7 +58,7 @@ class WholeModel:
                     torch.cat([next(gradients).reshape(-1) for _ in names], out=parameter.grad)
                 steps.step([0])
                 on_cpu = loss.device.type == "cpu"  # reading a GPU's loss would wait for it
-                signs.step(step + 1, len(job.batches), loss=float(losses[-1]) if on_cpu else None)
+                signs.step(step + 1, len(job.batches), float(losses[-1]) if on_cpu else None)
         values = torch.stack(losses).tolist()  # read but once: every reading waits for the device
         count = sum(map(len, job.batches))
         work = Work(count, count, len(job.batches))

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from llm_fed.engine.drive import drive
+from llm_fed.basics.errors import UserError
 from llm_fed.engine.footprint import peak_of, weights
 from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit
 from llm_fed.engine.ways import describe as describe_passes
 from llm_fed.experiment import cross
-from llm_fed.experiment.baselines import looked_up
-from llm_fed.experiment.costs import Costs, CountSummary
 from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import broadcast
 from llm_fed.kinds import Kind
-from llm_fed.method import Method
 from llm_fed.method.client import Client
-from llm_fed.method.requests import Fit, Fitted, Request
 from llm_fed.method.site import Site
-from llm_fed.models.structure import Structure
 from llm_fed.runtime.launch import processes
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import Config
@@ -41,6 +36,104 @@ SPLITS = ("training", "validation", "test")
 
 
 @dataclass(frozen=True)
+class CountSummary:
+    """Numbers of several clients."""
+
+    total: int = 0
+    least: int = 0
+    most: int = 0
+
+    @classmethod
+    def of(cls, numbers: Iterable[int]) -> CountSummary:
+        counts = list(numbers)
+        return cls(sum(counts), min(counts), max(counts)) if counts else cls()
+
+    def each(self) -> str:
+        """`16`, or `3 to 120`."""
+        return f"{self.least:,}" if self.least == self.most else f"{self.least:,} to {self.most:,}"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run will move and hold, in bytes.
+
+    Attributes:
+        down, up: of what one client is sent in round 1, and of its answer.
+        down_run, up_run: over the whole run, if each client moves in every round what it moves in the first.
+        base: the weights of the base and of clients' own models.
+        step: what a training step of the clients that train at once takes beside it, by a measured step; None where no
+            client trains here.
+        memory_free: on the device, with the base loaded.
+        memory_limit: what allows no more, where the machine has more: a container's or a job's limit.
+        smaller: settings that would make less of it necessary.
+        state: the server's part of a checkpoint.
+        disk_free: where the run folder is, or will be.
+    """
+
+    down: CountSummary
+    up: CountSummary
+    down_run: int
+    up_run: int
+    base: int
+    step: int | None
+    memory_free: int
+    smaller: tuple[str, ...]
+    state: int
+    disk_free: int
+    memory_limit: str = ""
+
+    def rows(self, several: bool = False) -> dict[str, str]:
+        """Lines for people, by their label.
+
+        Args:
+            several: whether messages are those of more than one run.
+        """
+        rows = {"messages": self._messages(several), "memory": self._memory()}
+        if self.step is not None:
+            rows["fits"] = f"yes, about {describe(self.memory_free - self.step)} would be left"
+        within = f"; limited by {self.memory_limit}" if self.memory_limit else ""
+        memory = f"{describe(self.memory_free)} of memory (with the base loaded{within})"
+        free = f"{memory}, {describe(self.disk_free)} of disk"
+        return {**rows, "disk": f"{describe(self.state)} per checkpoint for the server's state", "free": free}
+
+    def _messages(self, several: bool) -> str:
+        if not self.down_run and not self.up_run:
+            return "nothing is sent"
+        each = f"a client receives {self.down.each()} bytes and sends {self.up.each()} in round 1; "
+        whole = f"about {describe(self.down_run)} down and {describe(self.up_run)} up in the whole run"
+        return whole if several else each + whole
+
+    def _memory(self) -> str:
+        if self.step is None:
+            return f"{describe(self.base)} for the base"
+        return (
+            f"about {describe(self.base + self.step)} to train: base {describe(self.base)}, and a training step "
+            f"{describe(self.step)} (measured); scoring is not included"
+        )
+
+    def check(self) -> None:
+        """Refuse what does not fit: a CPU has no error for want of memory, it kills.
+
+        Raises:
+            UserError: what is too large, and settings that need less.
+        """
+        if self.step is not None and self.step > self.memory_free:
+            change = f"; these settings need less: {', '.join(self.smaller)}" if self.smaller else ""
+            raise UserError(
+                f"a training step takes about {describe(self.step)} of memory beside the base, and "
+                f"{describe(self.memory_free)} are free{change}"
+            )
+
+
+def describe(number: float) -> str:
+    """Bytes, in the unit that suits them."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number:.0f} bytes"
+
+
+@dataclass(frozen=True)
 class RunPlan:
     """What a run is about to do.
 
@@ -50,8 +143,6 @@ class RunPlan:
         complete: whether it has ended already.
         example_counts: by split, over the clients that have any; empty where the clients' data are not here.
         parameters: that each client holds and trains.
-        total_steps: of a client in the whole run, on the mean; 0 where that is not known.
-        own_steps: of these the ones after the last round.
         parents: the plans of the runs that it merges, where costs are requested.
     """
 
@@ -62,8 +153,6 @@ class RunPlan:
     complete: bool
     example_counts: Mapping[str, CountSummary]
     parameters: CountSummary
-    total_steps: int = 0
-    own_steps: int = 0
     costs: Costs | None = None
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
 
@@ -102,33 +191,27 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         state = method.init(server)  # a method that cannot start here says so now, before its parents are trained
         for client in requested[:1]:
             sent = entries(method.upload_like(method.broadcast(state, client)))
-    same = config.local.steps or 0
-    steps = CountSummary.of(local_steps(site) for site in sites if site.train) if sites else CountSummary(0, same, same)
-    own = steps_of(built, "finish")
-    each = steps_of(built, "client_update") or (steps.total / len(built.trainers) if sites else steps.most)
-    total = own + round(config.rounds * each * server.cohort / max(1, len(server.clients))) if requested else 0
+    here = [site.local.steps_on(site.num_examples) for site in sites if site.train]
+    steps = CountSummary.of(here if sites else [config.local.steps or 0])
     examples, parameters = _examples(sites), _parameters(built)
-    alone = f", {own:,} of them alone after the last round" if own else ""
     lines = {
         "method": f"{config.method['name']}{f': {method.paper}' if method.paper else ''}, "
                   f"{method.describe(config.rounds)}",
         "clients": _clients([*built.clients] or names, server.cohort),
         "examples": _describe_examples(examples, server, sites),
-        "look-up": looked_up(built),
         **(built.reading.for_people() if built.reading else {}),
         "base": _base(built),
         "training": _training(built, parameters, sent),
         "loss": config.objective.describe(),
         "each round": _work(config, steps) if requested else "",
         "trust": trust(config, method) if requested else "",
-        "work": f"about {total:,} steps of a client in all{alone}" if total else "",
         "passes": describe_passes(engine.ways, base.device, adapters=server.structure.fused, untried=engine.untried),
         "scores": _scored(built, bool(sites), bool(requested)),
         "cross": cross.planned(built).describe() if sites else "",
     }  # fmt: skip
     return RunPlan(
         config.method["name"], {label: text for label, text in lines.items() if text}, config.rounds, reached, complete,
-        examples, parameters, total, own,
+        examples, parameters,
     )  # fmt: skip
 
 
@@ -159,8 +242,8 @@ def _describe_examples(counts: Mapping[str, CountSummary], server: Site, sites: 
     parts = [f"{own.total:,} {words[split]} ({own.each()} per client)" for split, own in counts.items() if own.total]
     at_server = [f"{number:,} {words[split]}" for split, number in held.items() if number]
     parts += [f"at the server {' and '.join(at_server)}"] if at_server else []
-    left_out = _sum(site.data.left_out for site in [*sites, server])
-    out = [f"{number:,} {split}" for split, number in left_out.items() if number]
+    left_out = sum((Counter(site.data.left_out) for site in [*sites, server]), Counter())
+    out = [f"{number:,} {split}" for split, number in left_out.items()]
     return ", ".join(parts) + (f"; left out because too long: {' and '.join(out)}" if out else "")
 
 
@@ -182,7 +265,9 @@ def _training(built: Experiment, parameters: CountSummary, sent: int | None) -> 
         said = f", of which {sent:,} are sent" if sent else ", none of which are sent"
     elif sent is not None:
         said = ", all of which are sent"
-    return f"{describe(structures or [built.server.structure])}: {parameters.each()} parameters per client{said}"
+    first = (structures or [built.server.structure])[0]
+    what = first.describe([each.rank for each in structures] if first.fused else ())
+    return f"{what}: {parameters.each()} parameters per client{said}"
 
 
 def _work(config: Config, steps: CountSummary) -> str:
@@ -251,7 +336,7 @@ def _peak(built: Experiment, state: Message, sites: Sequence[Client], size: int 
     messages = broadcast(method, state, [site.id for site in sites], built.config.transport)
 
     def step() -> None:
-        work = {site.id: method.client_update(copied(site, 1, size), unpack(messages[site.id])) for site in sites}
+        work = {site.id: method.client_update(_copied(site, 1, size), unpack(messages[site.id])) for site in sites}
         for outcome in LocalRuntime(copy(built.engine), len(work)).run(work).values():
             if isinstance(outcome, Exception):
                 raise outcome
@@ -259,32 +344,7 @@ def _peak(built: Experiment, state: Message, sites: Sequence[Client], size: int 
     return peak_of(step, built.base.device)
 
 
-def local_steps(site: Site) -> int:
-    """The optimizer steps of one `site.fit`, as the run's local settings say."""
-    return site.local.steps_on(site.num_examples)
-
-
-def steps_of(built: Experiment, step: Literal["client_update", "finish"]) -> int:
-    """The optimizer steps that the first client asks for in a step of the method; 0 where that does not train, or it
-    cannot be known without training."""
-    if not built.trainers or (step == "finish" and type(built.method).finish is Method.finish):
-        return 0
-    first = next(iter(built.trainers.values()))
-    site, counted = copied(first, local_steps(first)), 0
-
-    def count(requests: Sequence[Request[Any]]) -> Sequence[Any]:
-        nonlocal counted
-        fits = [requested for requested in requests if isinstance(requested, Fit)]
-        counted += sum(len(requested.batches) for requested in fits)
-        return [Fitted(requested.start, (0.0,)) for requested in fits] or [NotImplementedError()] * len(requests)
-
-    with suppress(Exception):  # what fails here says so in the run
-        sent = broadcast(built.method, built.method.init(built.server), [site.id], built.config.transport)
-        drive({site.id: getattr(built.method, step)(site, unpack(sent[site.id]))}, count)
-    return counted
-
-
-def copied(site: Client, steps: int, size: int | None = None) -> Client:
+def _copied(site: Client, steps: int, size: int | None = None) -> Client:
     """A client before round 1, which takes so many steps, of so many examples where they are given, and whose use
     leaves no trace."""
     twin = copy(site)
@@ -294,32 +354,18 @@ def copied(site: Client, steps: int, size: int | None = None) -> Client:
     return twin
 
 
-def describe(structures: Sequence[Structure]) -> str:
-    """What clients train, in words; only ranks of adapters may differ."""
-    return structures[0].describe([each.rank for each in structures] if structures[0].fused else ())
-
-
 def _examples(sites: Sequence[Site]) -> dict[str, CountSummary]:
     held = {"training": [len(site.train) for site in sites]}
     held |= {split: [len(site.data.queries.get(split, ())) for site in sites] for split in SPLITS[1:]}
     return {split: CountSummary.of(numbers) for split, numbers in held.items()} if sites else {}
 
 
-def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for counted in counts:
-        for split, number in counted.items():
-            total[split] = total.get(split, 0) + number
-    return total
-
-
 def _scored(built: Experiment, here: bool, in_rounds: bool) -> str:
     settings, rounds = built.config.eval, built.config.rounds
     where = "the server's" if "server" in built.scored else "the clients'"
     has = {split for site in built.scored.values() for split, queries in site.data.queries.items() if queries}
-    cut = f"; references that are too long: {too_long}" if (too_long := _cut(built.scored.values())) else ""
     if not in_rounds:
-        return f"{built.metric} on {where} test examples after merging{cut}" if "test" in has else "no test examples"
+        return f"{built.metric} on {where} test examples after merging" if "test" in has else "no test examples"
     if settings.during not in has and here:
         during = f"no {settings.during} examples, so no scores during training"
     else:
@@ -331,13 +377,7 @@ def _scored(built: Experiment, here: bool, in_rounds: bool) -> str:
             during += f" until {patience} in a row bring no improvement"
     best = settings.select == "best" and settings.during in has | (set() if here else {settings.during})
     tested = "the best round" if best else "the last round"
-    return during + (f"; {tested} is tested" if "test" in has or not here else "; no test examples") + cut
-
-
-def _cut(sites: Iterable[Site]) -> str:
-    """Which right answers are longer than an answer may be, in few words; empty where all fit."""
-    counts = _sum({split: len(lengths) for split, lengths in site.data.cut.items()} for site in sites)
-    return " and ".join(f"{number:,} {split}" for split, number in counts.items())
+    return during + (f"; {tested} is tested" if "test" in has or not here else "; no test examples")
 
 
 def _dtype(base: Any) -> str:

@@ -7,24 +7,21 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.eval.warning import Examples
-from llm_fed.experiment import samples
 from llm_fed.federation.loop import log_base
 from llm_fed.runs.folder import EXAMPLES, Run
 from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import read_records
-from llm_fed.scoring.duplicates import known_answers
 from llm_fed.scoring.rules import BestRule, best_rule
 from llm_fed.scoring.scores import Summary, summarize
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict
-from llm_fed.tasks.common import Example
 
 if TYPE_CHECKING:
     from llm_fed.bench.build import Experiment
@@ -33,21 +30,27 @@ if TYPE_CHECKING:
 Line = Mapping[str, Any]  # of metrics.jsonl
 
 
+@dataclass(frozen=True)
+class _Base:
+    """The base's scores on the test split, and with them the scores of single examples and its answers, by client."""
+
+    line: Line
+    examples: Examples
+    answers: Mapping[str, Sequence[Any]]
+
+
 class Baselines:
     """What the runs of one command have scored so far, so that those with the same data and base do so once."""
 
     def __init__(self) -> None:
-        self._bases: dict[str, Line] = {}
-        self._answers: dict[str, dict[str, Sequence[Any]]] = {}  # the base's first ones by client, of the same
-        self._first: dict[tuple[str, str], Summary | None] = {}  # of round 0, by split
-        self._examples: dict[str, Examples] = {}  # the base's scores of single examples, likewise
+        self._bases: dict[str, _Base] = {}  # see `shared_by`
+        self._first: dict[tuple[str, str], Summary | None] = {}  # of round 0, by the same and split
 
     def remember(self, config: Config, summary: Line, folder: Path) -> None:
         """Take over what a finished run says of the base."""
         if "base" in summary:
-            key = shared_by(config, summary["base"]["metric"])
-            self._bases[key] = summary["base"]
-            self._examples[key] = read_examples(folder).get("base", {})
+            examples = read_examples(folder).get("base", {})
+            self._bases[shared_by(config, summary["base"]["metric"])] = _Base(summary["base"], examples, {})
 
     def first(self, experiment: Experiment, split: str) -> Summary | None:
         """The base's scores as round 0 of a run."""
@@ -57,37 +60,36 @@ class Baselines:
         return self._first[key]
 
     def answers(self, experiment: Experiment) -> Mapping[str, Sequence[Any]]:
-        """By client the base's predictions on its first test examples, as far as this command has seen any."""
-        return self._answers.get(shared_by(experiment.config, experiment.metric), {})
+        """By client the base's predictions on its test examples, where this command has seen them."""
+        known = self._bases.get(shared_by(experiment.config, experiment.metric))
+        return known.answers if known else {}
 
     def score(self, experiment: Experiment, run: Run) -> tuple[dict[str, Any], dict[str, Examples]]:
         """The lines `base` and `rule` of a run, as far as it has them, logged unless they are there already; and
         likewise the scores of single examples, where they are known."""
         found, examples = {}, {}
-        if experiment.scores_base and (line := self._base(experiment, run)):
-            found["base"] = line
-            examples["base"] = self._examples.get(shared_by(experiment.config, experiment.metric), {})
+        if experiment.scores_base and (base := self._base(experiment, run)):
+            found["base"], examples["base"] = _logged(run, base.line), base.examples
         if rules := best_rules(experiment):
             found["rule"] = _logged(run, _line_of_rules(experiment, rules))
             examples["rule"] = {id: rule.examples for id, rule in rules.items()}
         return found, examples
 
-    def _base(self, experiment: Experiment, run: Run) -> dict[str, Any] | None:
-        key = shared_by(experiment.config, experiment.metric)
+    def _base(self, experiment: Experiment, run: Run) -> _Base | None:
+        key, scored = shared_by(experiment.config, experiment.metric), list[Summary]()
         if key in self._bases:
-            return _logged(run, self._bases[key])
-        listen = partial(_take, self._answers.setdefault(key, {}), samples.wanted(experiment))
+            return self._bases[key]
 
         def score(split: str) -> Summary | None:
-            summary = experiment.score_base(split, listen=listen, each=True)
-            if summary:
-                self._examples[key] = summary.examples
+            summary = experiment.score_base(split, each=True)
+            scored.extend([summary] if summary else [])
             return summary
 
-        line = log_base(run, "test", score)
-        if line is not None:
-            self._bases[key] = line
-        return line
+        if (line := log_base(run, "test", score)) is None:
+            return None
+        examples, answers = (scored[0].examples, scored[0].predictions) if scored else ({}, {})
+        self._bases[key] = _Base(line, examples, answers)
+        return self._bases[key]
 
 
 def shared_by(config: Config, metric: str) -> str:
@@ -127,9 +129,7 @@ def best_rules(experiment: Experiment, split: str = "test") -> dict[str, BestRul
 
 
 def _line_of_rules(experiment: Experiment, rules: Mapping[str, BestRule], split: str = "test") -> dict[str, Any]:
-    line = line_of(experiment.metric, {id: (rule.name, rule.score) for id, rule in rules.items()}, split) or {}
-    known = looked_up(experiment) if line and split == "test" else ""
-    return {**line, "look-up": known} if known else line
+    return line_of(experiment.metric, {id: (rule.name, rule.score) for id, rule in rules.items()}, split) or {}
 
 
 def read_examples(folder: Path) -> dict[str, Examples]:
@@ -169,23 +169,9 @@ def rule_of(
     return best_rule(train, texts_of(site.data.queries.get(split, ()))[:limit], metric)
 
 
-def looked_up(experiment: Experiment) -> str:
-    """How many of the clients' test answers training has shown to them, see `known_answers`; empty of pictures and
-    labels, and where the clients' data are not here."""
-    clients = [*experiment.clients.values()]
-    sites = [(texts_of(site.train), texts_of(site.data.queries.get("test", ()))) for site in clients]
-    texts = all(isinstance(each, Example) for part in sites for rows in part for each in rows[:1])
-    return known_answers(sites) if texts and not any(site.data.num_labels for site in clients) else ""
-
-
 def texts_of(encoded: Sequence[Any]) -> Sequence[Any]:
     """The Examples of what was made of them; pictures as they are."""
     return getattr(encoded, "examples", encoded)
-
-
-def _take(answers: dict[str, Sequence[Any]], most: int, client: str, predictions: Sequence[Any]) -> None:
-    if len(answers) < samples.MAX_CLIENTS:
-        answers[client] = predictions[:most]
 
 
 def _logged(run: Run, line: Line) -> dict[str, Any]:

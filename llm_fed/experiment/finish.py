@@ -13,9 +13,8 @@ from llm_fed.basics.files import read_file, remove, write_folders
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
 from llm_fed.eval.warning import sentences
-from llm_fed.experiment import watching
+from llm_fed.experiment import samples, watching
 from llm_fed.experiment.baselines import Baselines
-from llm_fed.experiment.samples import Samples
 from llm_fed.export import models
 from llm_fed.export.card import model_card
 from llm_fed.federation import privacy
@@ -118,14 +117,13 @@ def deliver(
         if personal and all(state.equal(experiment.scored[id].initial()) for id, state in personal.items()):
             log_event(run, round, experiment.server.id, "nothing learned", UNMOVED)
         _score_after(experiment, run, personal, round, after)
-        samples = Samples(experiment)
-        summary = experiment.score_states(personal, "test", listen=samples.listen, each=True)
+        summary = experiment.score_states(personal, "test", each=True)
         tested = [id for id, site in experiment.scored.items() if site.data.queries.get("test")]
         if tested and not summary:
             log_event(run, round, experiment.server.id, "no score", not_defined(experiment.metric, tested))
     warned = watching.watch(experiment, run, personal, summary, rows, examples)
     with signs.part("the base's answers to the samples"):
-        samples.write(run, baselines.answers(experiment))
+        samples.write(experiment, run, summary.predictions if summary else {}, baselines.answers(experiment))
     nowhere = {"unscored": [*experiment.scored], "undefined": tested} if tested else {}
     record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else nowhere)
     if apart := experiment.apart:

@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from llm_fed import kinds, tasks
 from llm_fed.basics.errors import printable
 from llm_fed.experiment import splits
-from llm_fed.experiment.announce import SPLITS
-from llm_fed.experiment.costs import CountSummary
+from llm_fed.experiment.announce import SPLITS, CountSummary
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.kinds.texts import Texts
 from llm_fed.method.requests import Query

@@ -28,8 +28,8 @@ from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import check_unlinked
 from llm_fed.basics.terminal import Terminal, lasting_streams
 from llm_fed.experiment import run
+from llm_fed.experiment.announce import describe
 from llm_fed.experiment.baselines import Baselines, shared_by
-from llm_fed.experiment.costs import describe
 from llm_fed.experiment.job import Job
 from llm_fed.experiment.simulation import Simulation
 from llm_fed.runs.records import read_object, time_of_day

@@ -9,10 +9,9 @@ import os
 import re
 import uuid
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -145,6 +144,12 @@ class Trackers:
             else:
                 tracker.log(named, step=location)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.finish()
+
     def finish(self) -> None:
         """Close all of them; not by Accelerate's end_training(), which would also part the ranks of a launch."""
         for tracker in self._own:
@@ -160,16 +165,6 @@ class Trackers:
 
     def _write(self, name: str, values: Mapping[str, Any]) -> None:
         write_file(self.folder / name, json.dumps(values).encode())
-
-
-@contextmanager
-def tracked(config: Config, run: Path) -> Iterator[Trackers]:
-    """Within, the trackers of a run are open."""
-    trackers = Trackers(config, run)
-    try:
-        yield trackers
-    finally:
-        trackers.finish()
 
 
 def _read(path: Path) -> dict[str, Any]:

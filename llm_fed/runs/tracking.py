@@ -5,22 +5,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.status import Status
-from rich.text import Text
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import UserError, did_you_mean, printable
 from llm_fed.basics.terminal import Terminal, in_notebook
-from llm_fed.runs.pace import Pace
 from llm_fed.runs.records import time_of_day
-from llm_fed.runs.trackers import Trackers, tracked
+from llm_fed.runs.trackers import Trackers
 from llm_fed.settings.config import Config
 
 # on_step: {"round", "step", "steps", "loss"} after an optimizer step of a pass over clients; on_round, on_scores: the
@@ -29,50 +27,136 @@ HOOKS = ("on_step", "on_round", "on_scores", "on_end")
 _LISTED = ", ".join(HOOKS)
 
 
+_WORDS = {  # parts of a round, and what is said of them
+    "broadcast": "preparing the messages",
+    "local": "training at the clients",
+    "collect": "collecting the answers",
+    "server": "the server's step",
+    "evaluate": "scoring",
+    "checkpoint": "writing the checkpoint",
+    "test": "testing",
+    signs.CROSS: "answering for the cross table",
+}
+
+
+class Pace:
+    """Where a run is, and how long its rounds will take by those that this session has trained; nothing is known before
+    the first of them, or of what comes after the last round. Other threads may read it at any time.
+
+    Attributes:
+        number: of the round; 0 before the first.
+        done: the last round that has been trained.
+        loss: the last one that is known.
+    """
+
+    def __init__(self, rounds: int = 0, clock: Callable[[], float] = time.monotonic):
+        self.rounds, self._clock = rounds, clock
+        self.number = self.done = 0
+        self.loss: float | None = None
+        self._inside = False  # a round
+        self._parts: tuple[str, ...] = ()  # a tuple, as it may be read while it is changed
+        self._step, self._answers = "", 0  # of this part
+        self._trained = 0  # rounds of this session
+        self._began = self._last = clock()  # the first of them, and the end of the last
+
+    def round(self, number: int) -> None:
+        self.number, self._inside = number, True
+        if not self._trained:
+            self._began = self._clock()
+
+    def trained(self, loss: float | None) -> None:
+        """The round has its line, and may still be scored and saved."""
+        self.done, self.loss, self._last = self.number, loss, self._clock()
+        self._trained += 1
+
+    def round_ended(self) -> None:
+        self._inside = False
+
+    def begin(self, part: str) -> None:
+        self._parts, self._step, self._answers = (*self._parts, part), "", 0
+
+    def end(self, part: str) -> None:
+        self._parts, self._step, self._answers = self._parts[:-1], "", 0
+
+    def step(self, number: int, of: int, loss: float | None) -> None:
+        self._step, self.loss = f"step {number} of {of}", self.loss if loss is None else loss
+
+    def answered(self, amount: int) -> None:
+        self._step, self._answers = "", self._answers + amount
+
+    def where(self) -> str:
+        """What is being done, in words."""
+        part = ("", *self._parts)[-1]
+        words = [f"round {self.number} of {self.rounds}"] if self._inside else []
+        if part and not (self._step and part == "local"):
+            words.append(_WORDS.get(part, part))
+        if self._answers:
+            words.append(f"{self._answers} answers")
+        if self._step:
+            words.append(self._step + ("" if self.loss is None else f", loss {self.loss:.3f}"))
+        return ", ".join(words)
+
+    def left(self) -> str:
+        """How long the rounds will take, in words: `about 14 min left`; empty where that is not known, or none is left.
+        Of a round that takes longer than those before it says so, and grows."""
+        to_come = self.rounds - self.done
+        if not self._trained or to_come <= 0:
+            return ""
+        now = self._clock()
+        usual, waited = (self._last - self._began) / self._trained, now - self._last
+        expected = max(usual, (now - self._began) / (self._trained + 1))
+        late = waited - usual
+        left = f"about {duration(max(expected * to_come - waited, late))} left"
+        return left + (f"; {duration(late)} later than expected" if late > 1 else "")
+
+
+def duration(seconds: float) -> str:
+    """In words, with the precision of an estimate: `40 s`, `14 min`, `3.5 h`, `2.1 days`."""
+    if seconds < 9.5:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 90:
+        return f"{10 * round(seconds / 10)} s"
+    if seconds < 90 * 60:
+        return f"{round(seconds / 60)} min"
+    if seconds < 36 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
+
+
 class Reporter:
     """Shows a run's records as they come, and that it goes on while none comes.
 
     Args:
         console: where to; standard error by default, so that `--json` has standard output for itself.
         interval: in a log file, the most seconds without a line while work goes on.
-        clock: seconds that pass, for all that is estimated.
         callbacks: are told of what happens.
     """
 
-    def __init__(
-        self,
-        console: Console | None = None,
-        interval: float = 30.0,
-        clock: Callable[[], float] = time.monotonic,
-        callbacks: Callbacks | None = None,
-    ):
+    def __init__(self, console: Console | None = None, interval: float = 30.0, callbacks: Callbacks | None = None):
         self.callbacks = callbacks or Callbacks()
         # Never rich's own way in notebooks, which makes a block of HTML of each line; and what a kernel writes to may
         # call itself a terminal, though no bar can move there.
         no_bars = {"force_terminal": False} if in_notebook() else {}
         self.console = console or Terminal(stderr=True, force_jupyter=False, **no_bars)
-        self.pace = Pace(clock=clock)
-        self._interval, self._clock = interval, clock
-        self._lock, self._printed = threading.RLock(), clock()  # when the last line was printed
+        self.pace = Pace()
+        self._interval = interval
+        self._lock, self._printed = threading.RLock(), time.monotonic()  # when the last line was printed
         self._working = False
         self._stamped = False  # whether lines begin with the time
-        self._estimated = False  # whether this run has said how long it will take
         self._status: Status | None = None
-        self._progress: Progress | None = None
-        self._bar: TaskID | None = None
-        self._rounds = 0  # of the run
-        self._spent = self._missing = ""
+        self._bar: Progress | None = None
+        self._spent = ""
         self._without_loss = "no client trained"
         self._said: set[str] = set()
         self._trackers: Trackers | None = None
         self._announced: dict[str, str] = {}
 
-    def note(self, text: str) -> None:
-        """One line."""
+    def note(self, text: str, *, stamped: bool = False) -> None:
+        """One line; with the time of day, if it is `stamped`, or a run has begun to train."""
         with self._lock:
-            stamp = time.strftime("%H:%M:%S ") if self._stamped and not self.console.is_terminal else ""
+            stamp = time.strftime("%H:%M:%S ") if (stamped or self._stamped) and not self.console.is_terminal else ""
             self.console.print(stamp + printable(text).replace("\n", " "))
-            self._printed = self._clock()
+            self._printed = time.monotonic()
 
     def announce(self, rows: Mapping[str, str]) -> None:
         """A run's plan, aligned; of further runs only what differs from the one before."""
@@ -90,13 +174,13 @@ class Reporter:
     def resumed(self, round: int) -> None:
         """The run goes on with `round`."""
         self.note(f"continuing at round {round}")
-        self.pace.number = round - 1
+        self.pace.number = self.pace.done = round - 1
         if self._trackers is not None:
             self._trackers.resumed(round - 1)
 
     def ended_early(self, round: int, why: str) -> None:
         """The run has ended before its last round; no more are expected."""
-        self.note(f"ended after round {round} of {self._rounds}: {why}")
+        self.note(f"ended after round {round} of {self.pace.rounds}: {why}")
         self.pace.rounds = round
 
     @contextmanager
@@ -108,7 +192,7 @@ class Reporter:
         if self._working or (self.console.quiet and not self.callbacks):
             yield
             return
-        self._working, self._printed, stop = True, self._clock(), threading.Event()
+        self._working, self._printed, stop = True, time.monotonic(), threading.Event()
         thread = threading.Thread(target=self._beat, args=[stop], name="heartbeat", daemon=True)
         if not self.console.is_terminal and not self.console.quiet:
             thread.start()
@@ -122,32 +206,26 @@ class Reporter:
             self._working = False
 
     def _beat(self, stop: threading.Event) -> None:
-        """A line whenever none has come for the interval; the first estimate of a run comes earlier."""
+        """A line whenever none has come for the interval."""
         while not stop.wait(self._interval / 30):
             with self._lock:
-                silent = self._clock() - self._printed
-                left = self.pace.left()
-                early = left and not self._estimated and silent >= self._interval / 6
-                if not (early or silent >= self._interval) or stop.is_set():
-                    continue
-                self._estimated = self._estimated or bool(left)
-                was, self._stamped = self._stamped, True
-                self.note(", ".join(filter(None, [self.pace.where() or "still at work", left])))
-                self._stamped = was
+                if time.monotonic() - self._printed >= self._interval and not stop.is_set():
+                    self.note(
+                        ", ".join(filter(None, [self.pace.where() or "still at work", self.pace.left()])), stamped=True
+                    )
 
     # What is told while work goes on, see `signs.Listener`.
 
     def round(self, number: int) -> None:
         self.pace.round(number)
-        self.callbacks.round(number)
 
     def round_ended(self) -> None:
         self.pace.round_ended()
 
     def begin(self, part: str) -> None:
         self.pace.begin(part)
-        if self.console.is_terminal and self._progress is None and self._status is None:
-            self._status = self.console.status(_Live(self.pace.where))
+        if self.console.is_terminal and self._bar is None and self._status is None:
+            self._status = self.console.status(self.pace.where())
             self._status.start()
 
     def end(self, part: str) -> None:
@@ -156,14 +234,14 @@ class Reporter:
             self._status.stop()
             self._status = None
 
-    def step(self, number: int, of: int, amount: float, total: float, loss: float | None) -> None:
-        self.pace.step(number, of, amount, total, loss)
-        if self.callbacks and self.pace.number:
-            self.callbacks.step(number, of, loss)
+    def step(self, number: int, of: int, loss: float | None) -> None:
+        self.pace.step(number, of, loss)
+        if self.pace.number:
+            self.callbacks.step(self.pace.number, number, of, loss)
         if self._trackers is not None:
             self._trackers.step(loss)
 
-    def answered(self, amount: float) -> None:
+    def answered(self, amount: int) -> None:
         self.pace.answered(amount)
 
     def record(self, record: Mapping[str, Any]) -> None:
@@ -172,23 +250,7 @@ class Reporter:
         if record["kind"] == "round":
             self._round(record)
         elif record["kind"] in ("score", "after"):
-            spread = f" (std {record['std']:.2f} over clients, worst half {record['worst_half']:.2f})"
-            loss = "" if record["loss"] is None else f", loss {record['loss']:.4f}"
-            alone = "" if record["round"] else " (the base alone)"
-            alone += f" and {record['what']}" if "what" in record else ""
-            self.note(
-                f"round {record['round']}{alone}: {record['split']} {record['metric']} {record['mean']:.2f}"
-                + (spread if len(record["clients"]) > 1 else "")
-                + loss
-                + "".join(f", {name} {of['mean']:.4g}" for name, of in record.get("beside", {}).items())
-            )
-            values = {key: record[key] for key in ("mean", "std", "worst_half", "loss")}
-            values |= {name: of["mean"] for name, of in record.get("beside", {}).items()}
-            values |= {f"clients/{id}": score for id, score in record["clients"].items()}
-            values |= {f"client_losses/{id}": loss for id, loss in record["losses"].items()}
-            location = record["split"] + (" after the last round" if "what" in record else "")
-            known = {f"{location}/{key}": value for key, value in values.items() if value is not None}
-            self._track(known, record["round"])
+            self._scores(record)
         elif record["kind"] == "privacy":  # logged before its round's line
             self._spent = "" if record["epsilon"] is None else f", epsilon {record['epsilon']:.3g}"
             self._track({"privacy/epsilon": record["epsilon"]} if self._spent else {}, record["round"])
@@ -199,54 +261,57 @@ class Reporter:
             self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
 
     def _round(self, record: Mapping[str, Any]) -> None:
-        loss = f"loss {record['loss']:.4f}" if "loss" in record else self._without_loss
-        counted = ("failed", "refused", "dropped_out")
-        missing = "".join(f", {record[key]} {key.replace('_', ' ')}" for key in counted if record.get(key))
         self.pace.trained(record.get("loss"))
-        if self._progress is None:
+        if self._bar is None:
+            loss = f"loss {record['loss']:.4f}" if "loss" in record else self._without_loss
             megabytes = (record["bytes_up"] + record["bytes_down"]) / 1e6
-            left = self.pace.left()
-            self._estimated = self._estimated or bool(left)
-            self.note(
-                f"round {record['round']}/{self._rounds}: {loss}, {megabytes:.1f} MB transferred{self._spent}{missing}"
-                + (f", {left}" if left else "")
-            )
-        self._missing = missing
+            said = f"round {record['round']}/{self.pace.rounds}: {loss}, {megabytes:.1f} MB transferred{self._spent}"
+            for key in ("failed", "refused", "dropped_out"):
+                said += f", {record[key]} {key.replace('_', ' ')}" if record.get(key) else ""
+            self.note(", ".join(filter(None, [said, self.pace.left()])))
         if self._trackers is not None:
             self._trackers.round_ended(record["round"])
-        self._track(
-            {key: record[key] for key in ("loss", "lr", "bytes_up", "bytes_down", "padding") if key in record},
-            record["round"],
-        )
+        keys = ("loss", "lr", "bytes_up", "bytes_down", "padding")
+        self._track({key: record[key] for key in keys if key in record}, record["round"])
+
+    def _scores(self, record: Mapping[str, Any]) -> None:
+        beside = {name: of["mean"] for name, of in record.get("beside", {}).items()}
+        alone = "" if record["round"] else " (the base alone)"
+        alone += f" and {record['what']}" if "what" in record else ""
+        said = f"round {record['round']}{alone}: {record['split']} {record['metric']} {record['mean']:.2f}"
+        if len(record["clients"]) > 1:
+            said += f" (std {record['std']:.2f} over clients, worst half {record['worst_half']:.2f})"
+        said += "" if record["loss"] is None else f", loss {record['loss']:.4f}"
+        self.note(said + "".join(f", {name} {mean:.4g}" for name, mean in beside.items()))
+        values = {key: record[key] for key in ("mean", "std", "worst_half", "loss")} | beside
+        values |= {f"clients/{id}": score for id, score in record["clients"].items()}
+        values |= {f"client_losses/{id}": loss for id, loss in record["losses"].items()}
+        split = record["split"] + (" after the last round" if "what" in record else "")
+        known = {f"{split}/{key}": value for key, value in values.items() if value is not None}
+        self._track(known, record["round"])
 
     @contextmanager
     def tracking(self, config: Config, folder: Path) -> Iterator[None]:
         """Show a bar over the rounds (terminals only), and start the trackers that the configuration names."""
-        self._rounds = config.rounds
-        self.pace = Pace(config.rounds, self._clock)
-        self._stamped, self._estimated, self._spent, self._missing = True, False, "", ""
+        self.pace = Pace(config.rounds)
+        self._stamped, self._spent, self.callbacks.stopped_by = True, "", ""
         self._without_loss = "no client trained" if not config.privacy.draws else "no loss is told"
-        self.callbacks.stopped_by = ""
+        moves = self.console.is_terminal and not self.console.quiet
         try:
-            with tracked(config, folder) if config.track.with_ else nullcontext() as self._trackers:
-                if self.console.is_terminal and not self.console.quiet:
-                    with _Bar(self) as self._progress:
-                        self._bar = self._progress.add_task("", total=config.rounds)
-                        yield
-                else:
-                    yield
+            with (
+                Trackers(config, folder) if config.track.with_ else nullcontext() as self._trackers,
+                _Bar(self) if moves else nullcontext() as self._bar,
+            ):
+                yield
         finally:
-            self._progress = self._bar = self._trackers = None
-            self._stamped, self.pace = False, Pace(clock=self._clock)
+            self._bar = self._trackers = None
+            self._stamped, self.pace = False, Pace()
 
-    def show(self, bar: Progress) -> None:
-        """Bring the bar to where the run is now."""
-        if self._bar is not None:
-            pace, rounds = self.pace, f"{self._rounds} round" + ("" if self._rounds == 1 else "s")
-            now = pace.where() or rounds + ("" if pace.loss is None else f", loss {pace.loss:.4f}")
-            text = ", ".join(filter(None, [f"{now}{self._spent}{self._missing}", pace.left()]))
-            full = pace.tested and not pace.where()  # only at the very end, as a full bar's clock stands still
-            bar.update(self._bar, completed=pace.done if full else 0.99 * pace.done, description=text)
+    def now(self) -> str:
+        """Where the run is, for its bar."""
+        rounds = f"{self.pace.rounds} round{'' if self.pace.rounds == 1 else 's'}"
+        now = self.pace.where() or rounds + ("" if self.pace.loss is None else f", loss {self.pace.loss:.4f}")
+        return ", ".join(filter(None, [now + self._spent, self.pace.left()]))
 
     def _track(self, values: Mapping[str, Any], round: int) -> None:
         if self._trackers is not None:
@@ -254,28 +319,18 @@ class Reporter:
 
 
 class _Bar(Progress):
-    """The bar over the rounds; it looks where the run is whenever it is drawn."""
+    """The bar over the rounds, and the end behind them; it looks where the run is whenever it is drawn."""
 
     def __init__(self, reporter: Reporter):
-        columns = (
-            BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}", markup=False)
-        )  # fmt: skip
         self._reporter = reporter
-        super().__init__(*columns, console=reporter.console)
+        text = TextColumn("{task.description}", markup=False)
+        super().__init__(BarColumn(bar_width=20), TimeElapsedColumn(), text, console=reporter.console)
+        self._task = self.add_task("", total=reporter.pace.rounds + 1)
 
-    def get_renderables(self) -> Any:
-        self._reporter.show(self)
+    def get_renderables(self) -> Iterable[RenderableType]:
+        for task in self.task_ids:
+            self.update(task, completed=self._reporter.pace.done, description=self._reporter.now())
         yield from super().get_renderables()
-
-
-class _Live:
-    """Text that is requested again whenever it is drawn."""
-
-    def __init__(self, text: Callable[[], str]):
-        self._text = text
-
-    def __rich__(self) -> Text:
-        return Text(self._text())
 
 
 class Watch:
@@ -309,7 +364,6 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Any] = ()):
         self._callbacks = tuple(callbacks)
         self._lines: list[Mapping[str, Any]] = []
-        self._round = 0
         self.stopped_by = ""
 
     @classmethod
@@ -335,13 +389,9 @@ class Callbacks:
     def __bool__(self) -> bool:
         return bool(self._callbacks)
 
-    def round(self, number: int) -> None:
-        """A round begins."""
-        self._round = number
-
-    def step(self, number: int, of: int, loss: float | None) -> None:
+    def step(self, round: int, number: int, of: int, loss: float | None) -> None:
         """An optimizer step has been made."""
-        self._tell("on_step", {"round": self._round, "step": number, "steps": of, "loss": loss})
+        self._tell("on_step", {"round": round, "step": number, "steps": of, "loss": loss})
 
     def record(self, line: Mapping[str, Any]) -> None:
         """Keep a line of metrics.jsonl until its round has a checkpoint."""

@@ -16,7 +16,6 @@ from typing import Any
 
 from torch import distributed
 
-from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.method import Method
 from llm_fed.method.requests import Executor, Request, Work
@@ -89,9 +88,8 @@ class DistributedEngine:
             if rank and share:
                 self._ranks.send(rank, self._codec.pack(["execute", [requests[i] for i in share]]))
         try:
-            with signs.standing_for(len(requests) / max(1, len(shares[0]))):
-                own = [requests[i] for i in shares[0]]
-                done = [(shares[0], *perform(self._shared.engine, own))]
+            own = [requests[i] for i in shares[0]]
+            done = [(shares[0], *perform(self._shared.engine, own))]
         except Exception:
             with suppress(UserError, RunError):  # hear the others, who then wait for the next order
                 self._ranks.replies(self._codec)

@@ -45,12 +45,14 @@ class Measured:
         loss: mean per target token or picture; None where there is none.
         examples: the score of each example, 0-100, where it was requested.
         beside: what was measured beside, by name.
+        predictions: of a language model, as `predict` returns them.
     """
 
     score: float
     loss: float | None = None
     examples: tuple[float, ...] = ()
     beside: Mapping[str, float] = field(default_factory=dict)
+    predictions: Sequence[Any] = ()
 
 
 def evaluate(
@@ -61,7 +63,6 @@ def evaluate(
     split: str,
     metric: str,
     limit: int | None = None,
-    listen: Callable[[str, Sequence[Any]], None] = lambda client, predictions: None,
     each: bool = False,
 ) -> Summary | None:
     """Each client's score (0-100) and loss on its own `split`, of `limit` examples at most; None where no client has
@@ -72,7 +73,7 @@ def evaluate(
     requested = {name: client for name, client in clients.items() if client.data.queries.get(split)}
     if not requested:
         return None
-    work = {name: measure(personal, client, split, metric, limit, listen, each) for name, client in requested.items()}
+    work = {name: measure(personal, client, split, metric, limit, each) for name, client in requested.items()}
     if each and split == "test":
         work = {name: _with_ability(personal, requested[name], measured) for name, measured in work.items()}
     outcomes = runtime.run(work)
@@ -91,7 +92,8 @@ def evaluate(
             beside.setdefault(key, {})[name] = value
     summary = summarize(metric, scores, losses, [name for name in clients if name not in scores], beside)
     examples = {name: its.examples for name, its in outcomes.items() if its.examples}
-    return replace(summary, undefined=tuple(undefined), examples=examples)
+    predictions = {name: its.predictions for name, its in outcomes.items() if its.predictions}
+    return replace(summary, undefined=tuple(undefined), examples=examples, predictions=predictions)
 
 
 def check_options(client: str, data: Data) -> None:
@@ -113,7 +115,6 @@ async def measure(
     split: str,
     metric: str,
     limit: int | None,
-    listen: Callable[[str, Sequence[Any]], None] = lambda client, predictions: None,
     each: bool = False,
     loss: bool = True,
 ) -> Measured:
@@ -130,16 +131,15 @@ async def measure(
     elif read == "loss":
         return Measured(*await _likelihood(client, theta, queries))
     elif read == "preferences":
-        return await _preferred(client, theta, queries, split, listen)
+        return await _preferred(client, theta, queries, split)
     else:
         compared = await preferences(client, theta, queries)
         predictions, references = await predict(client, theta, queries, metric), references_of(metric, queries)
-        listen(client.id, predictions)
         value = compared.loss if compared and client.objective.preferences else None
         if value is None and loss:
             value = await client.loss_of_answers(theta, queries)
         beside = {PREFERENCE: compared.accuracy, "margin": compared.margin} if compared else {}
-        measured = Measured(score(metric, predictions, references), value, beside=beside)
+        measured = Measured(score(metric, predictions, references), value, beside=beside, predictions=predictions)
     return replace(measured, examples=tuple(score_each(metric, predictions, references))) if each else measured
 
 
@@ -150,22 +150,16 @@ async def _with_ability(personal: Personal, client: Site, measuring: Coroutine[A
     return measured if loss is None else replace(measured, beside={**measured.beside, ABILITY: likelihood(loss)})
 
 
-async def _preferred(
-    client: Site, theta: State, queries: Sequence[Query], split: str, listen: Callable[[str, Sequence[Any]], None]
-) -> Measured:
+async def _preferred(client: Site, theta: State, queries: Sequence[Query], split: str) -> Measured:
     """By preference_accuracy; on the test split also how good the answers are."""
-    known, beside = _known(client, await preferences(client, theta, queries)), {}
-    if split == "test":
-        predictions = await predict(client, theta, queries, OF_ANSWERS)
-        listen(client.id, predictions)
-        beside = {OF_ANSWERS: score(OF_ANSWERS, predictions, references_of(OF_ANSWERS, queries))}
-    return Measured(known.accuracy, known.loss, known.examples, {"margin": known.margin, **beside})
-
-
-def _known(client: Site, compared: Preferences | None) -> Preferences:
-    if compared is None:
+    known = await preferences(client, theta, queries)
+    if known is None:
         raise UserError(f"client {client.id} has no pair that fits into task.max_length; raise it")
-    return compared
+    beside, predictions = {"margin": known.margin}, list[Any]()
+    if split == "test":
+        predictions = list(await predict(client, theta, queries, OF_ANSWERS))
+        beside[OF_ANSWERS] = score(OF_ANSWERS, predictions, references_of(OF_ANSWERS, queries))
+    return Measured(known.accuracy, known.loss, known.examples, beside, predictions)
 
 
 async def score_split(client: Site, theta: State, split: str) -> float:

@@ -1,32 +1,36 @@
-"""What a score does not say: examples for which no answer is right, or none at all; right answers that are longer than
-an answer may be."""
+"""What a score does not say: examples for which no answer is right; right answers that are longer than an answer may
+be."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Collection
 
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Site
-from llm_fed.scoring.scores import find, form_of, score, without_credit
+from llm_fed.scoring.scores import find, without_credit
 from llm_fed.tasks.common import Example
 
 
-class ScoredExample(NamedTuple):
-    """An example that is scored."""
-
-    client: str
-    answers: tuple[str, ...]
-
-
-def notes_on_scores(sites: Iterable[Site], metric: str) -> list[str]:
-    """A sentence for each split whose scores do not mean what one would think, so that none is a surprise. UserError
-    for a reference that the metric cannot read."""
-    requested: dict[str, list[ScoredExample]] = {}
-    for site in sites if find(metric).scores == "texts" else ():
-        for split, queries in site.data.queries.items():
-            requested.setdefault(split, []).extend(_asked(site.id, queries))
-    return [note for split, examples in requested.items() for note in _of_texts(metric, split, examples)]
+def notes_on_scores(sites: Collection[Site], metric: str) -> list[str]:
+    """A sentence for each split that has examples which score 0 whatever is answered. UserError for a reference that
+    the metric cannot read."""
+    notes = []
+    for split in dict.fromkeys(split for site in sites for split in site.data.queries):
+        answers, clients = [], []
+        for site in sites if find(metric).scores == "texts" else ():
+            queries = site.data.queries.get(split, ())
+            for each in getattr(queries, "examples", queries):  # whose tokens are not needed, see `Encodings`
+                if isinstance(each, Example | Query):
+                    answers.append(each.answers)
+                    clients.append(site.id)
+        if worthless := without_credit(metric, answers):
+            first = worthless[0]
+            notes.append(
+                f"{len(worthless)} of {len(answers)} {split} examples score 0 under {metric} whatever is answered, "
+                f"since {metric} finds too little in their references to compare, e.g. {answers[first][0][:60]!r} of "
+                f"client {clients[first]}; use exact_match (eval.metric=exact_match), which compares whole texts"
+            )
+    return notes
 
 
 def notes_on_length(sites: Collection[Site], most: int) -> dict[str, str]:
@@ -46,33 +50,3 @@ def notes_on_length(sites: Collection[Site], most: int) -> dict[str, str]:
             f"less; {what}"
         )
     return notes
-
-
-def _asked(client: str, queries: Sequence[object]) -> Iterator[ScoredExample]:
-    for each in getattr(queries, "examples", queries):  # whose tokens are not needed, see `Encodings`
-        if isinstance(each, Example | Query):
-            yield ScoredExample(client, each.answers)
-
-
-def _of_texts(metric: str, split: str, requested: Sequence[ScoredExample]) -> Iterator[str]:
-    use = "use exact_match (eval.metric=exact_match), which compares whole texts"
-    if worthless := without_credit(metric, [each.answers for each in requested]):
-        yield (
-            f"{len(worthless)} of {len(requested)} {split} examples score 0 under {metric} whatever is answered, since "
-            f"{metric} finds too little in their references to compare, e.g. {_example(requested[worthless[0]])}; {use}"
-        )
-    form = form_of(metric)
-    if form is None:
-        return
-    without = (each for each in requested if any(not form(text) for text in each.answers))
-    empty = [each for each in without if score(metric, [""], [each.answers]) > 0]
-    if empty:
-        yield (
-            f"{len(empty)} of {len(requested)} {split} examples are right under {metric} without any answer, since "
-            f"{metric} finds nothing in their references to compare, e.g. {_example(empty[0])}"
-            + ("" if metric == "exact_match" else f"; {use}")
-        )
-
-
-def _example(requested: ScoredExample) -> str:
-    return f"{requested.answers[0][:60]!r} of client {requested.client}"

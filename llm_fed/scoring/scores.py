@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from types import ModuleType
@@ -113,12 +113,14 @@ class Summary:
     undefined: tuple[str, ...] = ()  # of these the ones that have examples of the split
     # client id -> score of each example, 0-100, where they were requested; not in the JSON
     examples: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False, compare=False)
+    # client id -> what a language model answered to its examples; not in the JSON
+    predictions: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False, compare=False)
     # what was measured beside: name -> client id -> number, such as the margin of preferences
     beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         fields = dataclasses.asdict(self)
-        beside, _ = fields.pop("beside"), fields.pop("examples")
+        beside, _, _ = (fields.pop(key) for key in ("beside", "examples", "predictions"))
         names = {key: list(fields.pop(key)) for key in ("unscored", "undefined")}
         fields |= {key: ids for key, ids in names.items() if ids}
         each = {name: {"mean": fmean(sorted(of.values())), "clients": of} for name, of in beside.items() if of}
@@ -218,22 +220,11 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
 def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int]:
     """The positions of those examples where even an answer that equals one of its references scores 0, as when a text
     has no word that the metric counts. UserError for an unknown metric, or a reference that it cannot read."""
-    module = _module(metric)
+    module = find(metric, "metric").module
     can_score = getattr(_load(module), "can_score", None) if module else None
     if can_score is None:
         return []
     return [n for n, texts in enumerate(references) if texts and not any(can_score(text, metric) for text in texts)]
-
-
-def form_of(metric: str) -> Callable[[str], Any] | None:
-    """What a metric compares of a text: two texts of one form are the same to it, and one of an empty form is nothing.
-    None for a metric that looks for an answer within the text."""
-    module = _module(metric)
-    return getattr(_load(module), "form", None) if module else None
-
-
-def _module(metric: str) -> str:
-    return find(metric, "metric").module
 
 
 def _load(module: str) -> ModuleType:

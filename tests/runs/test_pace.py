@@ -8,7 +8,6 @@ import threading
 import time
 
 import pytest
-import tiny_images
 from rich.console import Console
 
 from llm_fed.basics import signs
@@ -16,9 +15,7 @@ from llm_fed.basics.errors import RunError
 from llm_fed.engine import fit
 from llm_fed.experiment import finish, run
 from llm_fed.kinds import language
-from llm_fed.runs.pace import Pace, duration
-from llm_fed.runs.records import read_records
-from llm_fed.runs.tracking import Reporter
+from llm_fed.runs.tracking import Pace, Reporter, duration
 from llm_fed.settings.configfile import from_dict
 
 STAMPED = re.compile(r"\d\d:\d\d:\d\d ")
@@ -31,44 +28,43 @@ class Clock:
         return self.now
 
 
-def rounds(clock: Clock, number: int, seconds: float, of: int = 10, first: int = 1, at_once: int = 4):
-    """Rounds of four clients' five steps, each of which ends after so many seconds; the pace after each step."""
-    pace = Pace(of, clock)
+def train(pace: Pace, clock: Clock, first: int, number: int, seconds: float) -> None:
+    """So many rounds of so many seconds each."""
     for round in range(first, first + number):
         pace.round(round)
-        pace.begin("local")
-        for _ in range(4 // at_once):
-            for step in range(1, 6):
-                clock.now += seconds * at_once / 20
-                pace.step(step, 5, at_once, 5 * at_once, 1.25)
-                yield pace
-        pace.end("local")
+        clock.now += seconds
         pace.trained(1.25)
         pace.round_ended()
 
 
-@pytest.mark.parametrize("at_once", [4, 1])
 @pytest.mark.parametrize("first", [1, 8])
-def test_the_estimate_is_that_of_this_sessions_rounds(at_once, first):
+def test_the_estimate_is_that_of_this_sessions_rounds(first):
     """Of 60 s each; until the first has ended nothing is known, as where a run goes on after seven others."""
     clock = Clock()
-    for pace in rounds(clock, 3, 60.0, first=first, at_once=at_once):
-        expected = 1000.0 + 60 * (11 - first) - clock.now
-        known = "" if pace.number == first or expected < 1 else f"about {duration(expected)} left"
-        assert pace.left() == known and 0 <= pace.done <= 10
+    pace = Pace(10, clock)
+    assert pace.left() == ""
+    train(pace, clock, first, 2, 60.0)
+    assert pace.left() == f"about {duration(60 * (9 - first))} left"
+    clock.now += 30
+    assert pace.left() == f"about {duration(60 * (9 - first) - 30)} left"
+    train(pace, clock, first + 2, 9 - first, 60.0)
+    assert pace.left() == ""
 
 
 def test_words_for_where_a_run_is():
-    (*_, pace) = rounds(Clock(), 3, 1.0)
+    clock = Clock()
+    pace = Pace(10, clock)
+    train(pace, clock, 1, 3, 1.0)
     assert pace.where() == "" and pace.done == 3
     pace.round(4)
+    pace.begin("local")
+    assert pace.where() == "round 4 of 10, training at the clients"
+    pace.step(3, 5, 1.5)
+    assert pace.where() == "round 4 of 10, step 3 of 5, loss 1.500"
+    pace.end("local")
     pace.begin("evaluate")
     pace.answered(10)
     assert pace.where() == "round 4 of 10, scoring, 10 answers"
-    assert [pace.where() for pace in rounds(Clock(), 1, 1.0)][2] == "round 1 of 10, step 3 of 5, loss 1.250"
-    one_by_one = [pace.where() for pace in rounds(Clock(), 2, 1.0, at_once=1)]
-    assert one_by_one[6] == "round 1 of 10, 7 client steps, loss 1.250"
-    assert one_by_one[26] == "round 2 of 10, 7 of 20 client steps, loss 1.250"
     assert [duration(s) for s in (0.2, 42, 119, 14 * 60, 3.5 * 3600, 50 * 3600)] == [
         "1 s", "40 s", "2 min", "14 min", "3.5 h", "2.1 days",
     ]  # fmt: skip
@@ -189,35 +185,9 @@ def test_a_sign_costs_next_to_nothing():
     with signs.heard_by(Pace(10)):
         start = time.perf_counter()
         for _ in range(10_000):
-            signs.step(1, 5, 4, 20, 0.5)
+            signs.step(1, 5, 0.5)
         assert (time.perf_counter() - start) / 10_000 < 1e-4
-    signs.step(1, 5)  # nobody listens
-
-
-def test_a_share_of_the_work_stands_for_all_of_it():
-    """Under a launch rank 0 sees its own share alone."""
-    (*_, pace) = rounds(Clock(), 1, 1.0)
-    with signs.heard_by(pace):
-        signs.round(2)
-        with signs.part("local"), signs.standing_for(2.0):
-            signs.step(1, 5, 2, 10, 0.5)
-            assert pace.where() == "round 2 of 10, step 1 of 5, loss 0.500" and pace.done == pytest.approx(1 + 4 / 20)
-
-
-def test_whole_models_are_counted_in_client_steps(tmp_path, monkeypatch):
-    """36 pictures for three clients, a fifth held out: two batches each, one client after another."""
-    seen = []
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    real = Pace.step
-    monkeypatch.setattr(Pace, "step", lambda self, *given: (real(self, *given), seen.append(self.where())))
-    tree = tiny_images.tree(tiny_images.npz(tmp_path / "own.npz"), rounds=1, method={"name": "fedavg"})
-    run.train(from_dict(tree), tmp_path / "run", reporter=Reporter(Console(file=io.StringIO())))
-    assert [words.split(", ")[1] for words in seen] == [
-        "step 1 of 2", "step 2 of 2", *(f"{n} client steps" for n in range(3, 7))
-    ]  # fmt: skip
-    assert [line["steps"] for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "client"] == [
-        2
-    ] * 3
+    signs.step(1, 5, None)  # nobody listens
 
 
 @pytest.mark.parametrize("done", [1, 9])
@@ -226,10 +196,7 @@ def test_an_estimate_that_is_overdue_grows_and_says_so(done):
     behind the time that has passed since it was to end."""
     clock = Clock()
     pace = Pace(10, clock)
-    for number in range(1, done + 1):
-        pace.round(number)
-        clock.now += 10.0
-        pace.round_ended()
+    train(pace, clock, 1, done, 10.0)
     expected = 10.0 * (10 - done)
     assert pace.left() == f"about {duration(expected)} left"
     pace.round(done + 1)
@@ -238,6 +205,3 @@ def test_an_estimate_that_is_overdue_grows_and_says_so(done):
         clock.now += 10 * expected
         said.append(pace.left())
     assert len({*said}) == 4 and all("later than expected" in words for words in said), said
-    assert said[-1] == {
-        1: "about 9.0 h left; 58 min later than expected", 9: "about 6 min left; 6 min later than expected"
-    }[done]  # fmt: skip

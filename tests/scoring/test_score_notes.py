@@ -30,7 +30,6 @@ def test_a_run_says_that_references_are_cut(small, llm_fed, tmp_path):
     said = llm_fed("run", config, "--out", tmp_path / "run")
     assert said.code == 0 and said.err.count(f"warning: {note}\n") == 1
     assert "warning: 6 of 6 validation references are longer" in said.err
-    assert "; references that are too long: 6 validation and 9 test" in said.err
     events = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "event"]
     assert [line["event"] for line in events] == ["answers cut"] * 2 and note in [line["reason"] for line in events]
     assert note in json.loads((tmp_path / "run/summary.json").read_text())["notes"]
@@ -63,8 +62,6 @@ def test_a_small_context_is_said_as_such():
         ("squad_f1", ["the", "cat"], "1 of 2 test examples score 0 under squad_f1 whatever is answered"),
         ("rouge1", ["\U0001f44d", "\U0001f44e"], "2 of 2 test examples score 0 under rouge1 whatever is answered"),
         ("rouge2", ["yes", "no"], "2 of 2 test examples score 0 under rouge2"),
-        ("squad_em", ["A", "B", "C"], "1 of 3 test examples are right under squad_em without any answer"),
-        ("exact_match", ["", "b"], "1 of 2 test examples are right under exact_match without any answer"),
     ],
 )
 def test_what_a_metric_does_to_references(metric, answers, said):

@@ -9,9 +9,6 @@ def normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text.casefold()).split())
 
 
-form = normalise  # texts of one form are equal
-
-
 def compute(predictions, references):
     """Share of the examples whose normalised prediction equals one of their normalised references, 0-100."""
     hits = [

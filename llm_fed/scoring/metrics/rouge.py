@@ -43,10 +43,6 @@ class Tokenizer(tokenizers.Tokenizer):
         ]
 
 
-def form(text: str) -> tuple[str, ...]:
-    return tuple(_tokenizer().tokenize(text))
-
-
 def can_score(reference: str, metric: str) -> bool:
     """Whether an answer that equals this reference scores above 0."""
     needed = 2 if metric == "rouge2" else 1

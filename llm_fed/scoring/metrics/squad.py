@@ -19,10 +19,6 @@ def f1(prediction: str, reference: str) -> float:
     return 2 * shared / (len(said) + len(right)) if shared else 0.0
 
 
-def form(text: str) -> tuple[str, ...]:
-    return tuple(words(text))
-
-
 def can_score(reference: str, metric: str) -> bool:
     """Whether an answer that equals this reference scores above 0: F1 needs a word that counts."""
     return metric == "squad_em" or bool(words(reference))
