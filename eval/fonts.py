@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from typing import Any
 
 import matplotlib as mpl
 from anyascii import anyascii
@@ -12,7 +11,7 @@ from matplotlib import font_manager
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import Formatter
+from matplotlib.ticker import FixedLocator
 
 log = logging.getLogger(__name__)
 PLACEHOLDERS = "last resort"  # a font of boxes, one for each script
@@ -32,8 +31,10 @@ def make_legible(figure: Figure) -> None:
     if unknown:
         _tell("".join(sorted(unknown)))
         for axis in figure.findobj(Axis):
-            if any(unknown & set(label.get_text()) for label in axis.get_ticklabels()):
-                axis.set_major_formatter(_SpelledLabels(axis.get_major_formatter(), unknown))
+            labels = [label.get_text() for label in axis.get_ticklabels()]
+            if any(unknown & set(label) for label in labels):
+                axis.set_major_locator(FixedLocator(axis.get_ticklocs().tolist()))
+                axis.set_ticklabels([spelled(label, unknown) for label in labels], parse_math=False)
         for text in texts:
             text.set_text(spelled(text.get_text(), unknown))
 
@@ -87,19 +88,3 @@ def _tell(characters: str) -> None:
         "(Debian: fonts-noto-cjk, fonts-noto), they stand there as they are",
         shown,
     )
-
-
-class _SpelledLabels(Formatter):
-    """The labels of another formatter, spelled."""
-
-    def __init__(self, inner: Formatter, unknown: frozenset[str]):
-        self.inner, self.unknown = inner, unknown
-
-    def __call__(self, x: Any, pos: Any = None) -> str:
-        return spelled(self.inner(x, pos), self.unknown)
-
-    def format_ticks(self, values: Any) -> list[str]:
-        return [spelled(label, self.unknown) for label in self.inner.format_ticks(values)]
-
-    def get_offset(self) -> str:
-        return self.inner.get_offset()

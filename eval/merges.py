@@ -1,6 +1,5 @@
-"""What merges found out: the weights with which a server merges its models (`Method.report`), how searched coefficients
-spread, and by client, as tables and curves, what a merge at the end says (`Method.recipe`).
-"""
+"""What merges found out: the weights with which a server merges its models and the coefficients that it searched
+(`Method.report`), and by client what a merge at the end says (`Method.recipe`)."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.table import Table
 
 from llm_fed.basics.terminal import table_of_numbers
@@ -41,7 +39,7 @@ class Tabulated:
     title: str
     columns: tuple[str, ...]
     rows: dict[str, tuple[str, ...]]  # by client
-    about: str = ""  # what it means
+    about: str  # what it means
 
 
 def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapping[str, Any] | None:
@@ -54,33 +52,10 @@ def weights_after(lines: Iterable[Mapping[str, Any]], round: int | None) -> Mapp
     return weights
 
 
-@dataclass(frozen=True)
-class CoefficientQuantiles:
-    """The coefficients that one round's search found, one per stored update."""
-
-    round: int
-    anchors: int
-    quantiles: tuple[float, ...]  # minimum, lower quartile, median, upper quartile, maximum
-    negative: float  # share of the coefficients that are below zero
-
-
-def spreads(lines: Iterable[Mapping[str, Any]]) -> list[CoefficientQuantiles]:
-    """Of the `server` lines of a metrics.jsonl that hold coefficients; a run without a search has none."""
-    coefficients = ((line["round"], np.array(line["coefficients"])) for line in lines if line.get("coefficients"))
-    return [
-        CoefficientQuantiles(
-            round, len(values), tuple(np.quantile(values, (0, 0.25, 0.5, 0.75, 1)).tolist()), float(np.mean(values < 0))
-        )
-        for round, values in coefficients
-    ]
-
-
-def draw_spreads(spreads_by_round: list[CoefficientQuantiles], path: Path) -> Path:
-    """The picture of some spreads (Feddle, Figure 6)."""
-    from llm_fed.eval.plots import plot_spread  # with matplotlib, which a run that merges needs only at its end
-
-    rounds, quantiles = [spread.round for spread in spreads_by_round], [spread.quantiles for spread in spreads_by_round]
-    return plot_spread(path, rounds, quantiles, [spread.negative for spread in spreads_by_round])
+def coefficients(lines: Iterable[Mapping[str, Any]]) -> dict[int, list[float]]:
+    """By round those of the `server` lines of a metrics.jsonl, one per stored update; a run without a search has
+    none."""
+    return {line["round"]: line["coefficients"] for line in lines if line.get("coefficients")}
 
 
 def tabulate(recipes: Recipes) -> list[Tabulated]:
@@ -106,14 +81,17 @@ def for_terminal(recipes: Recipes) -> list[Table]:
 def curves(recipes: Recipes) -> tuple[dict[str, dict[float, float]], dict[str, float]]:
     """By client the score of each weight, and the weight that was chosen (unless one per factor), as far as there is a
     grid."""
-    with_grid = {client: recipe for client, recipe in recipes.items() if "grid" in recipe}
-    scores = {client: {float(w): score for w, score in recipe["grid"].items()} for client, recipe in with_grid.items()}
-    weights = {client: recipe["lambda_fed"] for client, recipe in with_grid.items()}
-    return scores, {client: weight for client, weight in weights.items() if not isinstance(weight, Mapping)}
+    scores, chosen = {}, {}
+    for client, recipe in recipes.items():
+        if "grid" in recipe:
+            scores[client] = {float(weight): score for weight, score in recipe["grid"].items()}
+            if not isinstance(recipe["lambda_fed"], Mapping):
+                chosen[client] = recipe["lambda_fed"]
+    return scores, chosen
 
 
 def draw_curves(recipes: Recipes, metric: str, path: Path) -> None:
-    from llm_fed.eval.plots import plot_mixing
+    from llm_fed.eval.plots import plot_mixing  # with matplotlib, which a run that merges needs only at its end
 
     scores, chosen = curves(recipes)
     if scores:

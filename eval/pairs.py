@@ -23,10 +23,11 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import combinations
 from statistics import NormalDist, fmean, median
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
+from llm_fed.basics.documents import Json
 from llm_fed.eval.variance import LEAST, Design, MeanDifference, degrees
 
 LEVEL = 0.95  # of all intervals of a comparison together
@@ -40,7 +41,8 @@ NO_SHARES = "with fewer than four clients, or about these clients alone, each on
 LEAST_KINDS = 5  # draws, below which draws of two kinds cannot be told from noise
 
 Cell = tuple[Hashable, Hashable]  # a draw, and what tells apart the runs on it (a training seed)
-Scores = Mapping[str, Mapping[Cell, Mapping[str, float]]]  # by row and cell the score of each client, 0-100
+CellScores = Mapping[Cell, Mapping[str, float]]  # by cell the score of each client, 0-100
+Scores = Mapping[str, CellScores]  # by row
 Claim = Literal["greater", "equal", "unresolved", "unknown"]
 
 
@@ -85,17 +87,20 @@ class MethodPair:
     def _power(self, draws: int) -> float:
         """The probability of a claim after so many draws, where the true difference is the observed one."""
         error = math.sqrt(self.floor + self.draw / draws)
+        if not error:
+            return 0.0
         df = round(degrees(self.floor, self.draw, draws, self.clients), 1)
-        return (
-            _power((self.difference or 0) / error, float(between(self.methods, df, self.level)), df) if error else 0.0
-        )
+        limit = float(between(self.methods, df, self.level))
+        shift, phi = (self.difference or 0.0) / error, NormalDist().cdf
+        return fmean(phi(shift - own) + phi(-shift - own) for own in (limit * _deviations(df)).tolist())
 
     def __str__(self) -> str:
         if self.difference is None:
             return f"{self.first} ? {self.second}: {self.why or 'no common draw'}"
-        if self.low is None:
+        if self.low is None or self.high is None:
             return self._unknown(self.difference)
-        interval = f"{self.difference:.2f} [{_signed(self.low)}, {_signed(self.high)}]"
+        low, high = (f"{end:.2f}".replace("-0.00", "0.00") for end in (self.low, self.high))
+        interval = f"{self.difference:.2f} [{low}, {high}]"
         if self.claim == "greater":
             return f"{self.first} > {self.second} by {interval}"
         if self.claim == "equal":
@@ -107,20 +112,21 @@ class MethodPair:
         if self.why:
             return f"{pair}: not judged {observed}: {self.why}"
         if self.draws < LEAST:
-            return f"{pair}: cannot be known from {_count(self.draws, 'draw')} {observed}"
+            return f"{pair}: cannot be known from {draws_of(self.draws)} {observed}"
         if difference <= SAME:
             return f"{self.first} = {self.second} in each of {self.draws} draws"
         return f"{pair}: cannot be known from {self.draws} draws that all differ by exactly {difference:.2f}"
 
     def _needed(self) -> str:
         if (more := self.more) is not None:
-            return f"about {_round_up(more):,} more draw" + ("" if more == 1 else "s")
+            step = 10 ** max(0, len(str(more)) - 2)  # what stands behind two digits is not known better
+            return f"about {-(-more // step) * step:,} more draw" + ("" if more == 1 else "s")
         if self.floor and self._power(EVER) < POWER:
             clients = "more clients, or " if self.clients else ""
             return f"which no number of draws would resolve: it takes {clients}more tested rows"
         return f"more than {MOST:,} more draws"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         inside = ("methods", "level", "draw", "floor", "clients", "why")
         known = {key: value for key, value in asdict(self).items() if key not in inside}
         more = self.more if self.claim == "unresolved" else None
@@ -152,9 +158,8 @@ class MethodPairs:
 
     @property
     def headline(self) -> str:
-        return "; ".join(
-            [self._winner, *(f"{row} {words}, so no mean of it is judged" for row, words in self.collapsed.items())]
-        )
+        collapsed = [f"{row} {words}, so no mean of it is judged" for row, words in self.collapsed.items()]
+        return "; ".join([self._winner, *collapsed])
 
     @property
     def _winner(self) -> str:
@@ -163,7 +168,7 @@ class MethodPairs:
             if not self.pairs:
                 return "nothing is compared: there is only one row"
             if most < LEAST:
-                return f"cannot be known from {_count(most, 'draw')}; at least {LEAST} are needed, and 10 are better"
+                return f"cannot be known from {draws_of(most)}; at least {LEAST} are needed, and 10 are better"
             if any(pair.why for pair in self.pairs):
                 return "no winner can be named: no pair is judged"
             return "no winner can be named: the differences do not vary from draw to draw"
@@ -172,7 +177,7 @@ class MethodPairs:
         if len(self.best) == 1:
             others = "others that are judged" if self.collapsed else "others"
             return f"{self.best[0]} is best: each of the {others} is shown to be worse than it, or than another"
-        return f"no winner can be named among {' and '.join([', '.join(self.best[:-1]), self.best[-1]])}"
+        return f"no winner can be named among {all_of(self.best)}"
 
 
 def compare_methods(scores: Scores, design: Design, level: float = LEVEL) -> MethodPairs:
@@ -181,9 +186,10 @@ def compare_methods(scores: Scores, design: Design, level: float = LEVEL) -> Met
     means = {name: fmean(by_draw.values()) for name, own in scores.items() if (by_draw := _by_draw(own))}
     methods = sorted(means, key=lambda name: -means[name])
     kinds = of_two_kinds({name: _by_draw(scores[name]) for name in methods})
-    couples = [(MethodPair(a, b, methods=len(methods), level=level), scores[a], scores[b])
-               for a, b in combinations(methods, 2)]  # fmt: skip
-    return MethodPairs(_judged(couples, design, kinds), methods, kinds)
+    couples = list(combinations(methods, 2))
+    pairs = [MethodPair(a, b, methods=len(methods), level=level) for a, b in couples]
+    sides = [(scores[a], scores[b]) for a, b in couples]
+    return MethodPairs(_judged(pairs, sides, design, kinds), methods, kinds)
 
 
 def compare_with(scores: Scores, controls: Scores, control: str, design: Design, level: float) -> dict[str, MethodPair]:
@@ -191,21 +197,22 @@ def compare_with(scores: Scores, controls: Scores, control: str, design: Design,
     together, as wide as in a comparison of all rows and one control."""
     names = [name for name, own in scores.items() if own.keys() & controls.get(name, {}).keys()]
     kinds = of_two_kinds({name: _by_draw(scores[name]) for name in names})
-    couples = [(MethodPair(name, control, methods=len(names) + 1, level=level), scores[name], controls[name])
-               for name in names]  # fmt: skip
-    return dict(zip(names, _judged(couples, design, kinds), strict=True))
+    pairs = [MethodPair(name, control, methods=len(names) + 1, level=level) for name in names]
+    sides = [(scores[name], controls[name]) for name in names]
+    return dict(zip(names, _judged(pairs, sides, design, kinds), strict=True))
 
 
-Couple = tuple[MethodPair, Mapping[Cell, Mapping[str, float]], Mapping[Cell, Mapping[str, float]]]
-
-
-def _judged(couples: Sequence[Couple], design: Design, collapsed: Mapping[str, str]) -> list[MethodPair]:
+def _judged(
+    pairs: Sequence[MethodPair],
+    sides: Sequence[tuple[CellScores, CellScores]],
+    design: Design,
+    collapsed: Mapping[str, str],
+) -> list[MethodPair]:
     """Each pair with what its scores say. Those that have the same draws and clients are estimated together."""
-    tables = [_differences(first, second, design) for _, first, second in couples]
-    judged, groups = [pair for pair, _, _ in couples], dict[tuple[Any, ...], list[int]]()
-    for place, (draws, clients, _) in enumerate(tables):
-        groups.setdefault((draws, clients), []).append(place)
-    for (draws, clients), places in groups.items():
+    tables = [_differences(first, second, design) for first, second in sides]
+    judged = list(pairs)
+    for draws, clients in dict.fromkeys((draws, clients) for draws, clients, _ in tables):
+        places = [place for place, table in enumerate(tables) if table[:2] == (draws, clients)]
         differences = np.stack([tables[place][2] for place in places])
         estimate = design.estimate(differences, clients) if len(draws) >= LEAST and differences.size else None
         for number, place in enumerate(places):
@@ -240,15 +247,16 @@ def _pair(
 
 
 def _differences(
-    first: Mapping[Cell, Mapping[str, float]], second: Mapping[Cell, Mapping[str, float]], design: Design
+    first: CellScores, second: CellScores, design: Design
 ) -> tuple[tuple[Hashable, ...], tuple[str, ...], np.ndarray]:
     """The draws and clients that both have, and (n, K) by how much the first is above the second; where draws have
     clients of their own, these are averaged and K is 1."""
     found: dict[Hashable, dict[str, list[float]]] = {}
-    for cell in [cell for cell in first if cell in second]:
-        for client in [client for client in first[cell] if client in second[cell]]:
-            own = found.setdefault(cell[0], {}).setdefault(client, [])
-            own.append(first[cell][client] - second[cell][client])
+    for cell in (cell for cell in first if cell in second):
+        of_draw = found.setdefault(cell[0], {})
+        for client in (client for client in first[cell] if client in second[cell]):
+            of_draw.setdefault(client, []).append(first[cell][client] - second[cell][client])
+    found = {draw: of_draw for draw, of_draw in found.items() if of_draw}
     means = [{client: fmean(values) for client, values in of_draw.items()} for of_draw in found.values()]
     if not design.by_client:
         return tuple(found), (), np.array([[fmean(of_draw.values())] for of_draw in means])
@@ -256,7 +264,7 @@ def _differences(
     return tuple(found), clients, np.array([[of_draw[client] for client in clients] for of_draw in means])
 
 
-def _by_draw(own: Mapping[Cell, Mapping[str, float]]) -> dict[Hashable, float]:
+def _by_draw(own: CellScores) -> dict[Hashable, float]:
     """By draw the mean over its cells of the average over the clients."""
     found: dict[Hashable, list[float]] = {}
     for (draw, _), clients in own.items():
@@ -342,22 +350,10 @@ def _deviations(df: float) -> np.ndarray:
     return np.sqrt(np.random.default_rng(0).chisquare(df, 1000) / df)
 
 
-def _power(shift: float, limit: float, df: float) -> float:
-    """The probability of a claim where the true difference is `shift` standard errors, and a claim takes `limit`."""
-    phi = NormalDist().cdf
-    return fmean(phi(shift - own) + phi(-shift - own) for own in (limit * _deviations(df)).tolist())
+def draws_of(number: int) -> str:
+    return f"{number:,} draw{'' if number == 1 else 's'}"
 
 
-def _signed(value: float | None) -> str:
-    assert value is not None
-    return f"{value:.2f}".replace("-0.00", "0.00")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _round_up(number: int) -> int:
-    """To two digits: what stands behind it is not known better."""
-    step = 10 ** max(0, len(str(number)) - 2)
-    return -(-number // step) * step
+def all_of(names: Sequence[str]) -> str:
+    """`fedit`, or `fedit, fedmerge and local`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

@@ -10,14 +10,25 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter
 
 from llm_fed.eval import style
+from llm_fed.eval.pairs import MARGIN, MethodPair, MethodPairs
 
 Curve = tuple[Sequence[int], Sequence[float]]
 Band = tuple[Sequence[float] | Sequence[str], Sequence[float], Sequence[float], Sequence[float]]  # x, curve, bounds
 Point = tuple[str, float, float, float | None]  # label, cost, score, standard deviation
+
+# Of a pair of a verdict, by its claim: colour, marker, and what they mean.
+LOOKS = {
+    "greater": (style.BLUE, "D", "claimed: the interval excludes 0"),
+    "equal": (style.GREEN, "s", f"equal to within {MARGIN}"),
+    "unresolved": (style.AMBER, "o", "unresolved"),
+    "unknown": (style.GREY, "x", "not judged: too few draws, or of two kinds"),
+}
 
 
 def plot_scores(
@@ -101,23 +112,19 @@ def plot_bytes(path: Path, rounds: Sequence[int], up: Sequence[int], down: Seque
     return style.save(figure, path)
 
 
-def plot_spread(
-    path: Path,
-    rounds: Sequence[int],
-    quantiles: Sequence[Sequence[float]],
-    negative: Sequence[float],
-) -> Path:
-    """Merging coefficients by round (Feddle, Figure 6): `quantiles` (R, 5) are minimum, lower quartile, median, upper
-    quartile, maximum; below, the shares (R,) of `negative` ones, 0-1."""
+def plot_spread(path: Path, coefficients: Mapping[int, Sequence[float]]) -> Path:
+    """Merging coefficients by round (Feddle, Figure 6): range, quartiles and median; below, the share of negative
+    ones."""
+    rounds, values = [*coefficients], [np.asarray(own) for own in coefficients.values()]
+    least, first, median, third, most = np.array([np.quantile(own, (0, 0.25, 0.5, 0.75, 1)) for own in values]).T
     figure = Figure(figsize=(4.8, 3.9), layout="constrained", facecolor=style.PAGE)
     upper, lower = style.plain_axes(figure, (2, 1, 1)), style.plain_axes(figure, (2, 1, 2))
-    least, first, median, third, most = np.asarray(quantiles, dtype=float).T
     upper.fill_between(rounds, least, most, color=style.BLUE, alpha=0.18, linewidth=0, label="minimum to maximum")
     upper.fill_between(rounds, first, third, color=style.BLUE, alpha=0.4, linewidth=0, label="quartiles")
     upper.plot(rounds, median, color=style.BLUE, linewidth=1.4, label="median")
     upper.axhline(0, color=style.INK, linewidth=0.8)
     upper.set(ylabel="coefficient")
-    lower.plot(rounds, 100 * np.asarray(negative), color=style.ORANGE, linewidth=1.4)
+    lower.plot(rounds, [100 * np.mean(own < 0) for own in values], color=style.ORANGE, linewidth=1.4)
     lower.set(xlabel="round", ylabel="negative (%)", ylim=(0, 100))
     lower.sharex(upper)
     lower.xaxis.set_major_locator(style.whole_numbers())
@@ -293,9 +300,37 @@ def plot_mixing(
         axes.plot(list(curve), list(curve.values()), "-o", color=style.BLUE, markersize=3)
         if client in chosen:
             axes.axvline(chosen[client], color=style.ORANGE, linestyle="--", linewidth=1.4)
-        name = client if len(client) <= style.MAX_LETTERS else client[: style.MAX_LETTERS - 1] + "…"
-        axes.set_title(name, fontsize="small", color=style.INK, parse_math=False)
+        axes.set_title(style.short(client), fontsize="small", color=style.INK, parse_math=False)
         axes.set_xlim(-0.04, 1.04)
     figure.supxlabel("weight of the federated adapter (dashed: chosen)", fontsize="medium", color=style.INK)
     figure.supylabel(f"{metric}, validation", fontsize="medium", color=style.INK)
     return style.save(figure, path)
+
+
+def plot_verdict(path: Path, column: MethodPairs) -> Path:
+    """The forest plot of a comparison: of each pair of methods the difference with its interval, the largest first."""
+    known = [pair for pair in column.pairs if pair.difference is not None]
+    leading = sorted(known, key=lambda pair: -(pair.difference or 0.0))
+    figure, axes = style.one_figure(5.5, 1.3 + 0.24 * len(leading))
+    axes.axvline(0, color=style.INK, linewidth=1)
+    seen = {LOOKS[pair.claim][2]: _draw_pair(axes, pair, row) for row, pair in enumerate(leading)}
+    labels = [f"{style.short(pair.first, 18)} − {style.short(pair.second, 18)}" for pair in leading]
+    axes.set_yticks(range(len(leading)), labels, parse_math=False, fontsize="small")
+    axes.set_ylim(len(leading) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(False, axis="y")
+    axes.set_title("average over the clients", fontsize="medium", color=style.INK, parse_math=False)
+    axes.set_xlabel("difference (points)")
+    below = figure.legend(list(seen.values()), list(seen), loc="outside lower center", ncols=len(seen), frameon=False)
+    for text in below.get_texts():
+        text.set(color=style.INK, fontsize="small")
+    return style.save(figure, path)
+
+
+def _draw_pair(axes: Axes, pair: MethodPair, row: int) -> Line2D:
+    colour, marker, _ = LOOKS[pair.claim]
+    if pair.low is not None and pair.high is not None:
+        axes.plot([pair.low, pair.high], [row, row], color=colour, linewidth=2, solid_capstyle="butt")
+    face = "none" if pair.claim == "unresolved" else colour
+    (drawn,) = axes.plot([pair.difference], [row], marker, color=colour, markerfacecolor=face, markersize=6)
+    return drawn

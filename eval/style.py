@@ -10,10 +10,11 @@ import warnings
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axes._secondary_axes import SecondaryAxis
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
@@ -54,11 +55,11 @@ def whole_numbers() -> MaxNLocator:
     return MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
 
 
-def score_axis(axis: Any) -> None:
+def score_axis(axis: Axis) -> None:
     """An axis of scores, of which none lies beyond 0 to 100: neither do its ticks."""
     low, high = axis.get_view_interval()
     if high > 100:
-        axis.axes.set(**{"xlim" if axis.axis_name == "x" else "ylim": (low, 101)})
+        axis.set_view_interval(low, 101, ignore=True)
     axis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
 
 
@@ -67,10 +68,13 @@ def bounded(score: float, std: float | None) -> tuple[float, float]:
     return (float("nan"), float("nan")) if std is None else (min(std, score), min(std, 100 - score))
 
 
-def name_rows(axes: Any, positions: Any, names: Sequence[str]) -> None:
+def short(name: str, letters: int = MAX_LETTERS) -> str:
+    return name if len(name) <= letters else name[: letters - 1] + "…"
+
+
+def name_rows(axes: Axes | SecondaryAxis, positions: Sequence[float] | range, names: Sequence[str]) -> None:
     """Names on the y axis as they stand: cut when long, and `$` is no formula."""
-    short = [name if len(name) <= MAX_LETTERS else name[: MAX_LETTERS - 1] + "…" for name in names]
-    axes.set_yticks(positions, short, parse_math=False)
+    axes.set_yticks(positions, [short(name) for name in names], parse_math=False)
 
 
 def legend(figure: Figure, columns: int = 3) -> None:
@@ -101,26 +105,23 @@ def keep_ticks(figure: Figure) -> None:
 
 def save(figure: Figure, path: Path) -> Path:
     """Write the file, the same bytes every time."""
-
-    drawn = BytesIO()
-
-    def write() -> None:
-        keep_ticks(figure)
-        drawn.seek(0)
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        figure.savefig(drawn, format=path.suffix[1:], dpi=160, metadata=metadata)
-        drawn.truncate()
-
     with mpl.rc_context({"svg.hashsalt": "llm_fed"}), warnings.catch_warnings():
         warnings.filterwarnings("error", message="Glyph .* missing from", category=UserWarning)
         try:
-            write()
+            drawn = _drawn(figure, path.suffix)
         except UserWarning:  # the usual font lacks a character, which would be drawn as a box
             warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
             make_legible(figure)
-            write()
+            drawn = _drawn(figure, path.suffix)
     if isinstance(path, Path):
-        write_file(path, drawn.getvalue())
+        write_file(path, drawn)
     else:  # it goes into a page
-        path.write(drawn.getvalue())
+        path.write(drawn)
     return path
+
+
+def _drawn(figure: Figure, suffix: str) -> bytes:
+    keep_ticks(figure)
+    file = BytesIO()
+    figure.savefig(file, format=suffix[1:], dpi=160, metadata={"Date": None} if suffix == ".svg" else None)
+    return file.getvalue()

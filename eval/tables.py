@@ -1,6 +1,4 @@
-"""The table of a comparison: methods by clients, mean ± std over seeds, and what each costs; in text, JSON and
-terminal.
-"""
+"""The table of a comparison: methods by clients, mean ± std over seeds, and what each costs."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ from rich import filesize
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import listed
 from llm_fed.basics.terminal import table_of_numbers
 from llm_fed.bench.costs import ClientWork, Parameters, Traffic
@@ -34,9 +33,8 @@ CONTROL = "pooled"  # all rows in one place: it shows what sharing could reach, 
 BASELINES = ("base", "rule")
 TENTH = 0.1  # by which the work of rows may differ before it is said
 Cost = TypeVar("Cost", Traffic, ClientWork)
-_ONLY_IF_ANY = (
-    "unscored", "undefined", "only_tested", "uncounted", "warnings", "beside",
-)  # fmt: skip  # of a run, what table.json has unless empty
+# Of a run, what table.json has unless it is empty.
+_ONLY_IF_ANY = ("unscored", "undefined", "only_tested", "uncounted", "warnings", "beside")
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,9 @@ class MeanAndStd:
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + ("" if self.std is None else f" ± {self.std:.2f}")
 
+    def as_json(self) -> dict[str, Json]:
+        return {"mean": self.mean, "std": self.std}
+
 
 @dataclass
 class ComparisonRow:
@@ -103,7 +104,7 @@ class ComparisonRow:
         return MeanAndStd.of(getattr(result, name) for result in self.results.values())
 
     def beside(self, name: str) -> MeanAndStd | None:
-        """The mean of what was measured beside the score, taken per seed and then over the seeds."""
+        """As `summary`, of what was measured beside the score."""
         return MeanAndStd.of(result.beside.get(name) for result in self.results.values())
 
     @property
@@ -192,31 +193,36 @@ class Table:
 
     @property
     def verdict(self) -> Verdict:
-        def tested(seed: int, result: RunResult) -> Scored:
-            federation, training = (seed if own is None else own for own in (result.federation, result.training))
-            line = rules.get(result.shared)
-            counted, rule = (
-                {id: score for id, score in of.items() if id not in result.uncounted}
-                for of in (result.clients, line["clients"] if line else {})
-            )
-            return Scored(federation, training, counted, rule, result.tested, result.shares)
-
         rules = _known(self.rows, "rule")
+
+        def tested(seed: int, result: RunResult) -> Scored:
+            federation = seed if result.federation is None else result.federation
+            training = seed if result.training is None else result.training
+            rule = rules[result.shared]["clients"] if result.shared in rules else {}
+            scores, ruled = (
+                {id: score for id, score in of.items() if id not in result.uncounted} for of in (result.clients, rule)
+            )
+            return Scored(federation, training, scores, ruled, result.tested, result.shares)
+
         rows = {row.label: [tested(*item) for item in row.results.items()] for row in self.rows}
         return Verdict.of_runs(rows, natural=self.natural)
 
     @property
     def unequal(self) -> list[str]:
         """A sentence for each kind of work in which rows differ from the first one by more than a tenth."""
-        known = [(row.label, row.work) for row in self.rows if row.work]
+        known = {row.label: row.work for row in self.rows if row.work}
         sentences = []
-        for key, verb, unit in (("steps", "takes", "steps"), ("tokens", "reads", "tokens")):
-            (first, least), *others = [(label, getattr(work, key)) for label, work in known] or [("", 0.0)]
-            if unlike := [each for each in others if abs(each[1] - least) > TENTH * least]:
-                rest = ", ".join(f"{label} {_few(number)}" for label, number in unlike)
-                sentences.append(
-                    f"Not at equal work: a client of {first} {verb} {_few(least)} {unit} in all, and one of {rest}."
-                )
+        for does, numbers in (
+            ("takes {} steps", {label: work.steps for label, work in known.items()}),
+            ("reads {} tokens", {label: work.tokens for label, work in known.items()}),
+        ):
+            first = next(iter(numbers), "")
+            least = numbers.get(first, 0.0)
+            unlike = {label: number for label, number in numbers.items() if abs(number - least) > TENTH * least}
+            rest = ", ".join(f"{label} {_few(number)}" for label, number in unlike.items())
+            if rest:
+                own = does.format(_few(least))
+                sentences.append(f"Not at equal work: a client of {first} {own} in all, and one of {rest}.")
         return sentences
 
     @property
@@ -234,14 +240,12 @@ class Table:
     def failed(self) -> str:
         return ", ".join(f"{row.label} seed {seed}" for row in self.rows for seed in row.failures)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """Per row the scores by seed, mean and std per client, bytes and parameters. `base` and `rule` are those of all
         rows; null where rows have others, which `baselines` lists."""
-        rows_by_kind, verdict = self.baselines, self.verdict
-        baselines = {
-            kind: [self._row_json(row) for row in rows_by_kind.get(kind, ()) if row.results] for kind in BASELINES
-        }
-        return {
+        known, verdict = self.baselines, self.verdict
+        baselines = {kind: [self._row_json(row) for row in known.get(kind, ()) if row.results] for kind in BASELINES}
+        values: dict[str, Json] = {
             "metric": self.metric,
             "std": "of the sample over seeds, divided by n - 1; null for one seed",
             "seeds": list(self.seeds),
@@ -253,13 +257,14 @@ class Table:
             "unequal": self.unequal,
             "verdict": verdict.as_json(),
             "notes": self.notes,
-        } | ({"unscored": unscored} if (unscored := self.unscored) else {})
+        }
+        return values | ({"unscored": self.unscored} if self.unscored else {})
 
-    def _row_json(self, row: ComparisonRow) -> dict[str, Any]:
-        def plain(spread: MeanAndStd | None) -> dict[str, Any] | None:
-            return asdict(spread) if spread else None
+    def _row_json(self, row: ComparisonRow) -> dict[str, Json]:
+        def plain(spread: MeanAndStd | None) -> Json:
+            return spread.as_json() if spread else None
 
-        by_seed: dict[str, Any] = {}
+        by_seed: dict[str, Json] = {}
         for seed in self.seeds:
             if seed in row.results:
                 result = asdict(row.results[seed])
@@ -289,9 +294,10 @@ class Table:
             scores = {f"client {id}": row.client(id) for id in [*self.clients, *self.unscored]}
             scores |= {name: row.summary(name) for name in SUMMARIES}
             scores |= {name: row.beside(name) for name in self.beside}
-            line: dict[str, Any] = {"label": row.label, "method": row.method, "seeds done": len(row.results)}
+            line: dict[str, Json] = {"label": row.label, "method": row.method, "seeds done": len(row.results)}
             for name, spread in scores.items():
-                line |= {f"{name} mean": spread and spread.mean, f"{name} std": spread and spread.std}
+                line[f"{name} mean"] = spread.mean if spread else None
+                line[f"{name} std"] = spread.std if spread else None
             for (name, kind), cost in zip(costs.items(), (row.work, row.traffic, row.parameters), strict=True):
                 known = asdict(cost) if cost else dict.fromkeys(each.name for each in fields(kind))
                 line |= {f"{name} {key}": value for key, value in known.items()}
@@ -299,11 +305,11 @@ class Table:
         return DataFrame(lines).to_csv(index=False, lineterminator="\n")
 
     def as_markdown(self) -> str:
-        lines = [[label, *(f"**{text}**" if best else text for text, best in cells)] for label, cells in self.cells()]
-        rule = ["---", *["---:"] * (len(self.heads) - 1)]
-        text = "\n".join(
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in [self.heads, rule, *lines]
-        )
+        lines = [self.heads, ["---", *["---:"] * (len(self.heads) - 1)]]
+        for label, cells in self.cells():
+            lines.append([label, *(f"**{text}**" if best else text for text, best in cells)])
+        escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+        text = "\n".join(f"| {' | '.join(line)} |" for line in escaped)
         notes = "".join(f"- {note}\n" for note in [*self.all_notes(), *self.unequal])
         return f"{text}\n\n{notes}{self.verdict.as_markdown()}"
 
@@ -336,10 +342,11 @@ class Table:
 
     def cells(self) -> list[tuple[str, list[tuple[str, bool]]]]:
         """Under `heads`, each row's label, and its other cells with whether they are the best of their column."""
-        return [
-            (row.label, [*((_cell(row, cell), best) for cell, best in scores), *((text, False) for text in costs)])
-            for row, scores, costs in self._lines(self._columns)
-        ]
+        found = []
+        for row, scores, costs in self._lines(self._columns):
+            shown = [(_cell(row, spread), best) for spread, best in scores]
+            found.append((row.label, [*shown, *((text, False) for text in costs)]))
+        return found
 
     def for_terminal(self) -> list[RichTable | Text]:
         """Of few rows the clients' scores, a line per client; of all rows the averages and costs. A terminal is narrow:
@@ -355,10 +362,9 @@ class Table:
         adapter = f"1× is one adapter of {self.adapter:,} parameters"
         title = f"{with_range(self.metric)}; bytes that a client sends over the run; {adapter}"
         beside = [name.replace(" ", "\n") for name in self.beside]
-        heads = ["average", "worst\nhalf", *beside, "seeds", "steps", "bytes\nsent"]
         held = ["held by\nserver", "in a\nmessage", "held by\na client"]
         shown = held[2:] if beside else held  # so that 80 characters have room for the names of rows
-        heads += shown
+        heads = ["average", "worst\nhalf", *beside, "seeds", "steps", "bytes\nsent", *shown]
         averages = table_of_numbers(title, "method", heads)
         for row, cells, rest in lines:
             scores = (_mean(row, *cell) for cell in cells[len(self._columns) :])
@@ -402,8 +408,8 @@ class Table:
 
     def all_notes(self) -> list[str]:
         seeds = ", ".join(map(str, self.seeds))
-        several = f"mean ± sample standard deviation (divided by n - 1) over seeds {seeds}"
-        over = several if len(self.seeds) > 1 else f"seed {seeds}"
+        over = f"mean ± sample standard deviation (divided by n - 1) over seeds {seeds}"
+        over = over if len(self.seeds) > 1 else f"seed {seeds}"
         notes = [
             f"{with_range(self.metric)} on each client's test examples, {over}. Worst half: the mean over the half "
             "of the clients that score lowest, per seed.",
@@ -415,34 +421,18 @@ class Table:
             "Parameters: on the server, in one message (down, up where they differ), on a client; "
             f"1× is one adapter of the configuration file, {self.adapter:,} parameters.",
         ]
-        about = {
-            "base": "base: the base model without any adapter, before training.",
-            "rule": "rule: of each client the rule that trains nothing and is best on its training examples, such as "
-            "its most frequent answer; table.json names it.",
-        }
         baselines = self.baselines
-        notes += [about[kind] for kind in baselines]
+        notes += [_ABOUT[kind] for kind in baselines]
         if any(not row.results for rows in baselines.values() for row in rows):
             notes.append('"-": these runs have not scored it (eval.base; runs of earlier versions, or privacy.clip).')
         if len(self.clients) > MAX_CLIENTS:
             notes.append(f"The scores of {len(self.clients)} single clients are in table.csv and table.json.")
-        if chosen := self.by_validation:
-            notes.append(
-                f"By validation, best first: {', '.join(f'{row} {mean:.2f}' for row, mean in chosen.items())}."
-            )
+        if chosen := [f"{row} {mean:.2f}" for row, mean in self.by_validation.items()]:
+            notes.append(f"By validation, best first: {', '.join(chosen)}.")
         notes += self._without_score()
         if self.budget:
             notes.append(self._within_budget(self.budget))
-        for row in self.rows:
-            notes += [f"{row.label}, seed {seed} failed: {reason}" for seed, reason in row.failures.items()]
-            for seed, result in row.results.items():
-                said = [f"{event} ({count} times)" if count > 1 else event for event, count in result.events.items()]
-                if said:
-                    notes.append(f"{row.label}, seed {seed}: {', '.join(said)}; the report in its folder says more.")
-                if kinds := [warned["kind"] for warned in result.warnings]:
-                    several = "warnings" if len(kinds) > 1 else "warning"
-                    notes.append(f"{row.label}, seed {seed}: {several} {', '.join(kinds)}; see its report.")
-        return notes + self.notes
+        return [*notes, *chain.from_iterable(map(_troubles, self.rows)), *self.notes]
 
     def _without_score(self) -> list[str]:
         undefined = self._named("undefined")
@@ -466,14 +456,25 @@ class Table:
         return f"{whole} used: {said or 'nothing yet'}."
 
 
+def _troubles(row: ComparisonRow) -> Iterator[str]:
+    """A note for each thing that went wrong in the runs of a row."""
+    for seed, reason in row.failures.items():
+        yield f"{row.label}, seed {seed} failed: {reason}"
+    for seed, result in row.results.items():
+        said = [f"{event} ({count} times)" if count > 1 else event for event, count in result.events.items()]
+        if said:
+            yield f"{row.label}, seed {seed}: {', '.join(said)}; the report in its folder says more."
+        if kinds := [warned["kind"] for warned in result.warnings]:
+            several = "warnings" if len(kinds) > 1 else "warning"
+            yield f"{row.label}, seed {seed}: {several} {', '.join(kinds)}; see its report."
+
+
 def _mean_of(kind: type[Cost], seen: Sequence[Cost | None]) -> Cost | None:
     """Field by field the mean over the seeds; None where one of them does not know it."""
     known = [asdict(each) for each in seen if each]
-    return (
-        kind(**{key: fmean(one[key] for one in known) for key in known[0]})
-        if known and len(known) == len(seen)
-        else None
-    )
+    if not known or len(known) < len(seen):
+        return None
+    return kind(**{key: fmean(one[key] for one in known) for key in known[0]})
 
 
 def means(line: Mapping[str, Any]) -> dict[str, float]:
@@ -525,6 +526,11 @@ def _few(number: float) -> str:
     return f"{number:,.1f}".removesuffix(".0")
 
 
+_ABOUT = {
+    "base": "base: the base model without any adapter, before training.",
+    "rule": "rule: of each client the rule that trains nothing and is best on its training examples, such as its most "
+    "frequent answer; table.json names it.",
+}
 _COSTS = (
     "steps", "tokens", "seconds",
     "up per round", "up in total", "down per round", "down in total", "params on server", "params sent",

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Real
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, listed
-from llm_fed.eval.above_rule import SHARE, AboveRule, above_rule
-from llm_fed.eval.pairs import LEVEL, Cell, MethodPair, MethodPairs, Scores, compare_methods
+from llm_fed.eval.pairs import LEVEL, Cell, MethodPair, Scores, all_of, compare_methods, compare_with
 from llm_fed.eval.variance import LEAST, LEAST_CLIENTS, Design, Drawn
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ TITLE = "average over the clients"
 NOT_JUDGED = "The worst half, single clients and other rounds are shown, and not judged."
 COLUMNS = ("row", "draw", "client", "score")
 MOST_POINTS = 1e6  # of a score; beyond, squares overflow
+SHARE = 0.01  # of what all intervals may miss, for `rule`: it is seldom near, and pairs need the rest
 SKEWED = 8  # clients, up to which skewed effects of the clients make more false claims than it says
 _DRAWN = {
     "federations": "draws of the federation, and hold for federations that are drawn in the same way",
@@ -51,6 +52,39 @@ class Scored:
     shares: Mapping[str, float] = field(default_factory=dict)  # by client which part of its rows is tested
 
 
+@dataclass(frozen=True)
+class AboveRule:
+    """How the methods stand to `rule`, the best rule that trains nothing (`rules.py`)."""
+
+    pairs: Mapping[str, MethodPair]  # by method the comparison with its rule
+
+    @property
+    def above(self) -> list[str]:
+        return [name for name, pair in self.pairs.items() if pair.claim == "greater" and pair.first == name]
+
+    @property
+    def below(self) -> list[str]:
+        return [name for name, pair in self.pairs.items() if pair.claim == "greater" and pair.second == name]
+
+    @property
+    def sentence(self) -> str:
+        """What is shown; of too few draws nothing, and then the differences are no more than observed."""
+        most = max(pair.draws for pair in self.pairs.values())
+        if most < LEAST:
+            signs = {name: 1 if pair.first == name else -1 for name, pair in self.pairs.items()}
+            seen = [f"{name} by {sign * (self.pairs[name].difference or 0.0):+.1f}" for name, sign in signs.items()]
+            draws = f"{most} draw" + ("s" if most > 1 else "")
+            return f"against rule, which trains nothing: cannot be known from {draws} (observed: {', '.join(seen)})"
+        rest = [name for name in self.pairs if name not in (*self.above, *self.below)]
+        said = {"shown to be above": self.above, "shown to be below": self.below, "not shown to be above": rest}
+        groups = [(names, "is" if len(names) == 1 else "are", what) for what, names in said.items() if names]
+        return "; ".join(f"{all_of(names)} {verb} {what} rule" for names, verb, what in groups)
+
+    def as_json(self) -> dict[str, Json]:
+        pairs = {name: pair.as_json() for name, pair in self.pairs.items()}
+        return {"above": self.above, "below": self.below, "pairs": pairs, "sentences": [self.sentence]}
+
+
 class Verdict:
     """The verdict on all pairs of rows.
 
@@ -64,22 +98,19 @@ class Verdict:
 
     def __init__(self, scores: Scores, design: Design, rules: Scores | None = None):
         self.scores, self.design = {row: _defined(own) for row, own in scores.items()}, design
-        self.rule: AboveRule | None = above_rule(self.scores, rules or {}, design)
-        self.column: MethodPairs = compare_methods(self.scores, design, LEVEL + SHARE * bool(self.rule))
+        against = compare_with(self.scores, rules or {}, "rule", design, 1 - SHARE)
+        self.rule = AboveRule(against) if against else None
+        self.column = compare_methods(self.scores, design, LEVEL + SHARE * bool(self.rule))
 
     @classmethod
     def of_runs(cls, runs: Mapping[str, Sequence[Scored]], *, natural: bool = False) -> Verdict:
-        """Of the finished runs of each row.
-
-        Args:
-            natural: whether the clients come with the data (a task, a role, a desk each), and are not drawn with a
-                seed.
-        """
+        """Of the finished runs of each row; `natural`: no seed draws the clients, they come with the data."""
         runs = {row: finished for row, finished in runs.items() if finished}
         everything = [run for finished in runs.values() for run in finished]
         shares: dict[str, list[float]] = {}
-        for client, share in ((client, share) for run in everything for client, share in run.shares.items()):
-            shares.setdefault(client, []).append(share)
+        for run in everything:
+            for client, share in run.shares.items():
+                shares.setdefault(client, []).append(share)
         drawn = _drawn(everything, natural)
 
         def cell(run: Scored) -> Cell:
@@ -152,9 +183,8 @@ class Verdict:
     def _samples(self) -> Iterator[str]:
         """What the pairs are judged as a sample of, and what is known of the intervals then."""
         pairs = [pair for pair in self._pairs if pair.low is not None]
-        for crossed in {bool(pair.clients): None for pair in pairs}:
-            if (sample := "crossed" if crossed else self.drawn) in _SAMPLE:
-                yield _SAMPLE[sample]
+        samples = dict.fromkeys("crossed" if pair.clients else self.drawn for pair in pairs)
+        yield from (_SAMPLE[sample] for sample in samples if sample in _SAMPLE)
         if any(0 < pair.clients <= SKEWED for pair in pairs):
             yield (
                 f"Of {LEAST_CLIENTS} to {SKEWED} clients, a few of which differ far more than the others, 9 to 12 % "
@@ -176,7 +206,8 @@ class Verdict:
         """The section `Verdict`; empty where nothing is compared."""
         if not self._pairs:
             return ""
-        lines = ["", f"**{_upper(TITLE)}**: {self.column.headline}.", "", *(f"- {pair}" for pair in self.column.pairs)]
+        lines = ["", f"**{TITLE.capitalize()}**: {self.column.headline}.", ""]
+        lines += [f"- {pair}" for pair in self.column.pairs]
         if self.rule:
             lines += ["", f"**Against `rule`**, the best rule that trains nothing: {self.rule.sentence}."]
         return "\n".join(["", "## Verdict", *lines, "", *self.method, ""])
@@ -191,8 +222,8 @@ class Verdict:
         pairs = self.column.pairs if len(self.column.pairs) <= MAX_PAIRS else []
         return [f"{TITLE}: {self.column.headline}", *(f"  {pair}" for pair in pairs), *self.of_rules]
 
-    def as_json(self) -> dict[str, Any]:
-        column = {
+    def as_json(self) -> dict[str, Json]:
+        column: dict[str, Json] = {
             "title": TITLE,
             "headline": self.column.headline,
             "leaders": self.column.leaders,
@@ -258,9 +289,10 @@ def _shares(given: float | Mapping[str, float] | None, clients: Collection[str])
     """By client which part of its rows is tested. UserError where one is not between 0 and 1, or a client has none."""
     if given is None:
         return {}
-    shares: dict[str, Any] = dict.fromkeys(clients, given)
     if isinstance(given, Mapping):
         shares = {str(client): share for client, share in given.items()}
+    else:
+        shares = dict.fromkeys(clients, given)
     if absent := [client for client in clients if client not in shares]:
         raise UserError(f"test_share has no share of client {absent[0]}; it takes a number, or one for each client")
     for client, share in shares.items():
@@ -270,7 +302,3 @@ def _shares(given: float | Mapping[str, float] | None, clients: Collection[str])
                 "1, such as 0.2; rows that no draw changes are drawn='fixed'"
             )
     return shares
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from llm_fed.eval import activity, merges, plots
 from llm_fed.eval.report.clients import anything_sent
@@ -41,14 +40,14 @@ def pictures_of(
     weights = merges.weights_after(by_kind["server"], shown["round"] if shown else None)
     if weights:
         figures.append(_weights(weights, shown))
-    if spreads := merges.spreads(by_kind["server"]):
+    if coefficients := merges.coefficients(by_kind["server"]):
         figures.append(
             ReportFigure(
                 "Merging coefficients by round",
                 "median, quartiles and range of the merging coefficients by round, and the share of negative ones",
                 "Each round the server searches a coefficient for every stored update, and merges the updates with "
                 "them. A coefficient below zero takes back what an update had learned.",
-                partial(merges.draw_spreads, spreads),
+                partial(plots.plot_spread, coefficients=coefficients),
             )
         )
     scores, chosen = merges.curves({line["client"]: line for line in by_kind["merge"]})
@@ -139,7 +138,7 @@ def _traffic(rounds: Sequence[Line]) -> ReportFigure:
     return ReportFigure("Bytes by round", "bytes sent up and down in each round", about, draw)
 
 
-def _weights(weights: Mapping[str, Any], shown: Line | None) -> ReportFigure:
+def _weights(weights: Line, shown: Line | None) -> ReportFigure:
     groups = plots.clusters(weights["clients"])
     draw = partial(plots.plot_weights, clients=weights["clients"], values=weights["values"], groups=groups)
     return ReportFigure(

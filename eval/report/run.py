@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from llm_fed.basics.errors import RunError, listed
 from llm_fed.eval import merges
@@ -15,7 +14,6 @@ from llm_fed.eval.report.clients import anything_sent, client_table, curves
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of
 from llm_fed.eval.report.reading import Line, read_config, read_object, reference, usage, was_cut
-from llm_fed.eval.report.samples import samples_of
 from llm_fed.runs.folder import CROSS, ENDED, SAMPLES, WARNINGS
 from llm_fed.runs.reading import comparable, scores_in_training
 from llm_fed.runs.records import read_records
@@ -27,12 +25,11 @@ ALONE = "the base alone"
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Writes `report.html` into the run's folder and returns its path; it says if the run is unfinished.
+    """Writes `report.html` into the run's folder, finished or not, and returns its path.
 
-    Reads config.yaml, and as far as they are there metrics.jsonl, timing.jsonl, samples.jsonl, environment.json,
-    cross.json and the card of an exported model; for comparison the scores of a run of `local` beside it. The last line
-    of metrics.jsonl and timing.jsonl may be half-written. UserError where `run_dir` is no run's folder, or a file in it
-    is damaged; RunError where the disk is full, or the folder cannot be written.
+    Reads config.yaml, and as far as they are there the other files of the run, whose last lines may be half-written;
+    for comparison the scores of a run of `local` beside it. UserError where `run_dir` is no run's folder, or a file in
+    it is damaged; RunError where the disk is full, or the folder cannot be written.
     """
     run_dir = Path(run_dir).resolve()
     path = run_dir / "report.html"
@@ -42,7 +39,7 @@ def write_report(run_dir: str | Path) -> Path:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _values(run_dir: Path) -> dict[str, Any]:
+def _values(run_dir: Path) -> Line:
     facts, config_text = read_config(run_dir)
     lines, timing = (read_records(run_dir / name) for name in ("metrics.jsonl", "timing.jsonl"))
     by_kind = {kind: [line for line in lines if line["kind"] == kind] for kind in KINDS}
@@ -86,7 +83,7 @@ def _values(run_dir: Path) -> dict[str, Any]:
         parents=by_kind["merge"][0]["rounds"] if by_kind["merge"] else {},
         merges=merges.tabulate({x["client"]: x for x in by_kind["merge"]}) if by_kind["merge"] else [],
         pictures=pictures_of(by_kind, curve, final, references),
-        samples=samples_of(read_records(run_dir / SAMPLES)),
+        samples=_samples(read_records(run_dir / SAMPLES)),
         network=(run_dir / "network.json").exists(),
         usage=usage(run_dir),
         cross=read_object(run_dir / CROSS),
@@ -94,7 +91,19 @@ def _values(run_dir: Path) -> dict[str, Any]:
     )
 
 
-def warned(run_dir: Path) -> dict[str, Any]:
+def _samples(lines: Sequence[Line]) -> Line:
+    """The sample predictions by client; the templates around their prompts; and the system text that all share."""
+    clients: dict[str, list[Line]] = {}
+    for line in lines:
+        whole = {"text": str(line["prompt"]), "template": "{prompt}", "system": "", "base": None}
+        clients.setdefault(line["client"], []).append(whole | line)
+    samples = [line for own in clients.values() for line in own]
+    templates = dict.fromkeys(line["template"] for line in samples if line["template"].strip() not in ("", "{prompt}"))
+    systems = {line["system"] for line in samples}
+    return {"clients": clients, "templates": [*templates], "system": systems.pop() if len(systems) == 1 else ""}
+
+
+def warned(run_dir: Path) -> Line:
     """The warnings of a finished run, those of a cross table that was made later, too, and what was not looked at."""
     known, cross = read_object(run_dir / WARNINGS), read_object(run_dir / CROSS)
     warnings = known.get("warnings", [])
@@ -136,15 +145,15 @@ def _totals(rounds: list[Line]) -> Line:
     return sums | {"padding": fmean(line["padding"] for line in rounds) if rounds else None}
 
 
-def _parts(timing: list[Line]) -> list[tuple[str, float]]:
+def _parts(timing: list[Line]) -> Sequence[tuple[str, float]]:
     """(part of a round, seconds over all rounds), the longest first."""
-    seconds = defaultdict[str, float](float)
-    for part, value in (item for line in timing for item in line["parts"].items()):
-        seconds[part] += value
-    return sorted(seconds.items(), key=lambda item: -item[1])
+    seconds: Counter[str] = Counter()
+    for line in timing:
+        seconds.update(line["parts"])
+    return seconds.most_common()
 
 
-def _events(events: Sequence[Mapping[str, Any]]) -> list[Line]:
+def _events(events: Sequence[Line]) -> list[Line]:
     """Equal events of a client as one row with its rounds, in order of first appearance."""
     rounds: dict[tuple[str, str, str], list[int]] = {}
     for line in events:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import yaml
 from yaml.composer import ComposerError
@@ -21,6 +21,7 @@ from yaml.scanner import ScannerError
 
 from llm_fed.basics.errors import UserError, one_line
 
+Json: TypeAlias = "None | bool | float | str | Sequence[Json] | Mapping[str, Json]"
 LONGEST = 2**21  # characters of a YAML document
 REPEATED = 10**5  # characters that its aliases may add, where each value counts as one more
 NULLS = ("", "~", "null", "Null", "NULL")  # how YAML spells that there is no value

@@ -23,8 +23,7 @@ from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.own import NO_OBJECTS, OwnObjects
 from llm_fed.commands.section import in_row, read_section
 from llm_fed.engine.footprint import weights
-from llm_fed.eval.forest import plot_verdict
-from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff
+from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff, plot_verdict
 from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text
 from llm_fed.experiment import on_ray, splits, unused

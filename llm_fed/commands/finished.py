@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
-from llm_fed.eval.forest import plot_verdict
+from llm_fed.eval.plots import plot_verdict
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.experiment import splits
 from llm_fed.runs.reading import finished, read_config, shares_of

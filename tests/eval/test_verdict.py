@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import llm_fed as package
 from llm_fed.basics.errors import UserError
-from llm_fed.eval import forest
+from llm_fed.eval import plots
 from llm_fed.eval.pairs import MethodPair, compare_methods, critical, reference
 from llm_fed.eval.variance import Design
 from llm_fed.eval.verdict import Scored, Verdict
@@ -294,7 +294,7 @@ def test_as_text_and_json(tmp_path):
     data = json.loads(json.dumps(verdict.as_json()))
     assert data["columns"]["average"]["bold"] == ["m2"] and len(data["columns"]["average"]["pairs"]) == 3
     assert data["sentences"] == verdict.sentences and verdict.for_terminal()[0] == verdict.sentences[0]
-    drawn = forest.plot_verdict(tmp_path / "v.svg", verdict.column).read_text()
+    drawn = plots.plot_verdict(tmp_path / "v.svg", verdict.column).read_text()
     for words in ("m2 − m1", "unresolved", "claimed: the interval excludes 0", "average over the clients"):
         assert f"<!-- {words} -->" in drawn
 

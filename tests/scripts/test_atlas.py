@@ -8,7 +8,6 @@ import pytest
 import tiny_images
 import yaml
 
-from llm_fed.eval import merges
 from llm_fed.eval.plots import plot_bands
 from llm_fed.eval.report import write_report
 from llm_fed.experiment import run as experiment
@@ -49,16 +48,6 @@ def run(config) -> Path:
     """Its finished run."""
     experiment.train(configfile.load(config), config.parent / "run")
     return config.parent / "run"
-
-
-def test_spreads_are_the_quantiles_and_the_negative_share():
-    """Of -1, 0, 1, 2, 3: quartiles 0, 1 and 2; one of five is negative. Other lines are passed over."""
-    lines = [
-        {"round": 1, "coefficients": []},
-        {"round": 2, "weights": 0},
-        {"round": 3, "coefficients": [3, 0, -1, 2, 1]},
-    ]
-    assert merges.spreads(lines) == [merges.CoefficientQuantiles(3, 5, (-1.0, 0.0, 1.0, 2.0, 3.0), 0.2)]
 
 
 def test_the_report_shows_coefficients_and_the_test_scores_of_training(run):
