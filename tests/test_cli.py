@@ -16,7 +16,6 @@ import yaml
 from transformers import AutoModelForCausalLM
 
 from llm_fed import cli, methods, tasks
-from llm_fed.commands import methods as listed
 from llm_fed.runs.records import read_records
 
 REPOSITORY = Path(__file__).parents[1]
@@ -283,18 +282,6 @@ def test_the_installed_command_and_the_module():
         assert all(name in done.stdout for name in FLAGS)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["methods"], ["methods", "--json"]])
-def test_help_and_the_list_of_methods_load_no_large_library(words):
-    """It would take seconds."""
-    code = f"""import atexit, sys
-atexit.register(lambda: print({{'torch', 'transformers', 'datasets', 'peft'}} & sys.modules.keys()))
-from llm_fed.cli import main
-sys.argv[1:] = {words}
-main()"""
-    said = subprocess.check_output([sys.executable, "-c", code], text=True)
-    assert said.endswith("set()\n") and "fedmerge" in said or words == ["--help"]
-
-
 def test_no_help_loads_a_library_that_only_its_command_uses():
     """All commands in one process: what one of them imports is seen at the end."""
     code = f"""import sys
@@ -307,10 +294,6 @@ for command in {sorted(FLAGS)}:
 print({set(LARGE)} & sys.modules.keys())"""
     said = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert said.endswith("set()\n"), said.splitlines()[-1]
-
-
-def test_the_list_of_methods_is_that_of_the_classes():
-    assert listed.LIST.read_text() == listed.text(), "run: python -m llm_fed.commands.methods"
 
 
 @pytest.mark.slow

@@ -77,9 +77,9 @@ def _next_steps(path: Path, method: str, compared: Sequence[str], *, chats: bool
 @app.command(rich_help_panel="Get started and look things up")
 def methods(as_json: Json = False) -> None:
     """List the methods with their papers and settings."""
-    from llm_fed.commands.methods import rows
+    from llm_fed.methods import builtin, outside
 
-    print_list(rows(), as_json)
+    print_list(builtin() + outside(), as_json)
 
 
 @app.command(rich_help_panel="Get started and look things up")

@@ -115,24 +115,23 @@ def _parents(
     client: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     from llm_fed.commands import merge as posthoc
-    from llm_fed.commands import merge_output
     from llm_fed.eval.merges import for_terminal
     from llm_fed.experiment.run import quiet
 
     quiet()
-    merged = posthoc.merge_adapters(
+    recipes = posthoc.merge_adapters(
         {"name": method}, fed, local, out_dir, base=base, data=source, client=client, words=settings
     )
-    scores = merge_output.scores_in(out_dir)
+    scores = posthoc.scores_in(out_dir)
     if as_json:
-        clients = {item.client: {"folder": str(item.folder), **item.recipe} for item in merged}
+        clients = {client: {"folder": str(out_dir / client), **recipe} for client, recipe in recipes.items()}
         print(json.dumps({"method": method, "clients": clients} | ({"scores": scores} if scores else {})))
         return
-    for table in for_terminal({item.client: item.recipe for item in merged}):
+    for table in for_terminal(recipes):
         out.print(table)
-    for item in merged:
-        if "note" in item.recipe:
-            out.print(f"{item.client}: {item.recipe['note']}")
+    for client, recipe in recipes.items():
+        if "note" in recipe:
+            out.print(f"{client}: {recipe['note']}")
     if scores and "clients" in scores:
         print_scores({method: scores})
     out.print(f"wrote one PEFT folder per client to {out_dir}")

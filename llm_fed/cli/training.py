@@ -24,7 +24,6 @@ from llm_fed.cli.printing import (
 from llm_fed.cli.program import app
 
 if TYPE_CHECKING:
-    from llm_fed.commands.compare import Jobs
     from llm_fed.eval.tables import Table
     from llm_fed.eval.verdict import Verdict
 
@@ -177,12 +176,11 @@ def compare(
                 "--runs compares finished runs and trains nothing; leave out --methods, --seeds, --draws, --jobs and "
                 "--dry-run"
             )
-        _verdict_on_runs([config, *map(Path, settings or [])], out_dir, as_json)
+        from llm_fed.commands import finished
+
+        found = finished.compare_runs([config, *map(Path, settings or [])])
+        _print_verdict(found, found.for_terminal(), out_dir, as_json)
         return
-    if draws and seeds:
-        raise UserError(
-            f"--draws {draws} is the same as --seeds {','.join(map(str, range(draws)))}; give only one of the two"
-        )
     from llm_fed.basics.documents import names_of
     from llm_fed.commands import section
 
@@ -190,25 +188,18 @@ def compare(
         numbers = [int(seed) for seed in seeds.split(",") if seed]
     except ValueError as error:
         raise UserError(f"--seeds is {seeds!r}; it takes whole numbers separated by commas, e.g. 0,1,2") from error
-    numbers = list(range(draws)) if draws else numbers
-    if jobs != "ray" and not (jobs.isdecimal() and int(jobs)):
-        raise UserError(f"--jobs is {jobs!r}; it takes a whole number from 1 on, or ray")
-    at_a_time: Jobs = "ray" if jobs == "ray" else int(jobs)
-    names = names_of("--methods", methods)
-    planned = section.read_rows(config, settings or [], names, numbers)
-    if draws:
-        planned.check_draws()
-    planned.check()
+    at_a_time: Any = int(jobs) if jobs.isdecimal() else jobs
+    rows = section.read_rows(config, settings or [], names_of("--methods", methods), numbers, draws or 0)
+    rows.check()
     from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
     from llm_fed.experiment.run import quiet
 
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
     quiet()
     if dry_run:
-        plan = comparison.dry_run(config, settings or [], chosen=names, seeds=numbers, out=folder, jobs=at_a_time)
-        _print_plan(plan, as_json)
+        _print_plan(comparison.dry_run(rows, folder, jobs=at_a_time), as_json)
         return
-    table = comparison.compare(config, settings or [], chosen=names, seeds=numbers, out=folder, jobs=at_a_time)
+    table = comparison.compare(rows, folder, jobs=at_a_time)
     if as_json:
         print(json.dumps(table.as_json()))
     else:
@@ -248,13 +239,6 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
         first = f", after {' and '.join(run['starts_from'])}" if run["starts_from"] else ""
         out.print(f"{'run':<11}{run['folder']} {state}{first}")
     out.print(f"{'at a time':<11}{plan['jobs']}")
-
-
-def _verdict_on_runs(folders: list[Path], out_dir: Path | None, as_json: bool) -> None:
-    from llm_fed.commands import finished
-
-    found = finished.compare_runs(folders)
-    _print_verdict(found, found.for_terminal(), out_dir, as_json)
 
 
 @app.command(rich_help_panel="Train and compare")

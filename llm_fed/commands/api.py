@@ -373,8 +373,6 @@ def compare(
     from llm_fed.commands import section
 
     _refuse(others, "compare")
-    if draws and seeds:
-        raise UserError(f"draws={draws} is the same as seeds 0 to {draws - 1}; give only one of the two")
     folder, own = Path(out), OwnObjects.of_rows(methods, base=base, data=data, metric=metric)
     if isinstance(config, Mapping):
         tree = documents.plain(_completed(config, [*own.words, *words, "method="], base, data))
@@ -383,17 +381,14 @@ def compare(
         write_file(path, text.encode())
     else:
         path = Path(config)
-    seeds = list(range(draws)) if draws else seeds
     with own.at_hand():
-        planned = section.read_rows(path, words, own.labels, seeds, own)
-        if draws:
-            planned.check_draws()
-        planned.check()
+        rows = section.read_rows(path, words, own.labels, seeds, draws, own)
+        rows.check()
         from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
         from llm_fed.experiment.run import quiet
 
         quiet()
-        table = comparison.compare(path, words, chosen=own.labels, seeds=seeds, out=folder, own=own, jobs=jobs)
+        table = comparison.compare(rows, folder, jobs=jobs)
     if table.failed:
         raise RunError(f"{table.failed} failed, see {folder / 'table.md'}; repeat the call to retry")
     return table

@@ -10,7 +10,7 @@ from rich import filesize
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from llm_fed.basics.errors import UserError
-from llm_fed.commands.init import BUDGET
+from llm_fed.commands.init import BATCH, PASSES
 from llm_fed.commands.known_base import rates_of
 from llm_fed.models.families import feels_padding
 from llm_fed.models.fused_experts import fused_parameters, known_parameters
@@ -111,7 +111,7 @@ def _proposed(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str
     config = model.config.get_text_config()
     rates = rates_of(config)
     return (
-        f"{'task.template=chat, ' if tokenizer.chat_template else ''}{BUDGET.passes} passes in steps of {BUDGET.batch} "
+        f"{'task.template=chat, ' if tokenizer.chat_template else ''}{PASSES} passes in steps of {BATCH} "
         f"examples, local.lr={rates['lr']:g} falling to local.lr_end={rates['lr_end']:g}, as the hidden size is "
         f"{getattr(config, 'hidden_size', 'unknown')}"
     )

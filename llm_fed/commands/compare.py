@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, Literal
@@ -20,8 +20,8 @@ from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.costs import Parameters, count_parameters
 from llm_fed.commands.comparison import ComparisonPlan
-from llm_fed.commands.own import NO_OBJECTS, OwnObjects
-from llm_fed.commands.section import in_row, read_section
+from llm_fed.commands.own import OwnObjects
+from llm_fed.commands.section import Rows, in_row
 from llm_fed.engine.footprint import weights
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff, plot_verdict
 from llm_fed.eval.report.comparison import Draw, write_comparison
@@ -43,37 +43,13 @@ from llm_fed.tasks import natural
 RAY: Final = "ray"  # as a number of jobs: as many as Ray's machines can train
 Jobs = int | Literal["ray"]
 HEAD = ("local", "pooled")  # methods of the first rows, between which the others are read
-A_MINUTE = 60.0  # seconds; of a shorter comparison nobody needs to know the rest
 
 
-def load_rows(path: str | Path) -> dict[str, list[str]]:
-    """The rows in a configuration's `compare` section, label -> `key=value` words; none without such a section.
-
-    Raises:
-        UserError: the file cannot be read, or the section is not as it should be.
-    """
-    return read_section(path).rows
-
-
-def compare(
-    path: Path,
-    words: Sequence[str] = (),
-    *,
-    chosen: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    out: Path,
-    reporter: Reporter | None = None,
-    own: OwnObjects = NO_OBJECTS,
-    jobs: Jobs = 1,
-) -> Table:
+def compare(rows: Rows, out: Path, *, reporter: Reporter | None = None, jobs: Jobs = 1) -> Table:
     """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
     also as a page.
 
     Args:
-        words: `key=value` words laid over the file and over every row.
-        chosen: labels of rows, or names of methods as plain rows (default: all rows of the file).
-        seeds: instead of those of the file (default: the configuration's own seed).
-        own: objects instead of names, which must be at hand.
         jobs: how many runs are trained at a time; from two on each in a process of its own. `RAY`: on Ray's machines.
 
     Returns:
@@ -85,32 +61,20 @@ def compare(
         RunError: another process writes to one of the runs, or the table cannot be written.
     """
     reporter, out = reporter or Reporter(), out.absolute()
-    with reporter.working(), turns.taken(reporter.note):
-        prepared = _prepare(path, words, chosen, seeds, out, reporter, own, jobs)
-    plan = prepared.plan
-    with plugins.allowing([name for job in plan.jobs() for name in plugins.named_in(as_dict(job.config)).values()]):
+    prepared = _prepare(rows, out, reporter, jobs)
+    named = (plugins.named_in(as_dict(job.config)) for job in prepared.plan.jobs())
+    with plugins.allowing([name for names in named for name in names.values()]):
         return _trained(prepared, reporter, out)
 
 
-def dry_run(
-    path: Path,
-    words: Sequence[str] = (),
-    *,
-    chosen: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    out: Path,
-    reporter: Reporter | None = None,
-    jobs: Jobs = 1,
-) -> dict[str, Any]:
+def dry_run(rows: Rows, out: Path, *, jobs: Jobs = 1) -> dict[str, Any]:
     """What `compare` would do with the same arguments, as JSON values: its runs, and how many at a time. Nothing is
     trained or written.
 
     Raises:
         UserError, RunError: as `compare` before its first run.
     """
-    reporter, out = reporter or Reporter(), out.absolute()
-    with reporter.working(), turns.taken(reporter.note):
-        prepared = _prepare(path, words, chosen, seeds, out, reporter, jobs=jobs)
+    prepared = _prepare(rows, out.absolute(), Reporter(), jobs)
     return {
         "jobs": len(prepared.shares) or RAY,
         "runs": [
@@ -135,31 +99,23 @@ class _Prepared:
     shares: Sequence[Mapping[str, str]]
 
 
-def _prepare(
-    path: Path,
-    words: Sequence[str],
-    chosen: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
-    reporter: Reporter,
-    own: OwnObjects = NO_OBJECTS,
-    jobs: Jobs = 1,
-) -> _Prepared:
-    check_jobs(jobs, own)
-    plan = ComparisonPlan(path, words, chosen, seeds, out, own)
-    for note in [*plan.notes, *([own.describe] if own.describe else [])]:
-        reporter.note(note)
-    bases = Bases(reuse=True)
-    table, waiting = _empty_table(plan, bases), sum(not job.outcome for job in plan.jobs())
-    if jobs == RAY:
-        return _Prepared(plan, table, bases, [] if waiting else [{}])
-    if (processes := min(jobs, waiting)) < 2:
-        return _Prepared(plan, table, bases, [{}])
-    base, divided = bases.of(plan.file), any(job.config.base.device_map for job in plan.jobs())
-    return _Prepared(plan, table, bases, shares(jobs, processes, weights([base.model]), base.device, divided))
+def _prepare(rows: Rows, out: Path, reporter: Reporter, jobs: Jobs) -> _Prepared:
+    check_jobs(jobs, rows.own)
+    with reporter.working(), turns.taken(reporter.note):
+        plan = ComparisonPlan(rows, out)
+        for note in [*plan.notes, *([rows.own.describe] if rows.own.describe else [])]:
+            reporter.note(note)
+        bases = Bases(reuse=True)
+        table, waiting = _empty_table(plan, bases), sum(not job.outcome for job in plan.jobs())
+        if jobs == RAY:
+            return _Prepared(plan, table, bases, [] if waiting else [{}])
+        if (processes := min(jobs, waiting)) < 2:
+            return _Prepared(plan, table, bases, [{}])
+        base, divided = bases.of(plan.file), any(job.config.base.device_map for job in plan.jobs())
+        return _Prepared(plan, table, bases, shares(jobs, processes, weights([base.model]), base.device, divided))
 
 
-def check_jobs(jobs: Jobs, own: OwnObjects = NO_OBJECTS) -> None:
+def check_jobs(jobs: Jobs, own: OwnObjects) -> None:
     """Refuse a number of jobs that cannot be.
 
     Raises:
@@ -168,7 +124,7 @@ def check_jobs(jobs: Jobs, own: OwnObjects = NO_OBJECTS) -> None:
     if jobs == RAY:
         on_ray.check_installed()
     elif type(jobs) is not int or jobs < 1:
-        raise UserError(f"jobs is {jobs!r}; it takes a whole number from 1 on, the number of runs at a time, or {RAY}")
+        raise UserError(f"--jobs is {jobs!r}; it takes a whole number from 1 on, or {RAY}")
     if jobs != 1 and own.describe:
         raise UserError(
             f"jobs={jobs} trains in other processes, which cannot look up objects of this program; leave it out, or "
@@ -184,10 +140,8 @@ def check_jobs(jobs: Jobs, own: OwnObjects = NO_OBJECTS) -> None:
 def _trained(prepared: _Prepared, reporter: Reporter, out: Path) -> Table:
     """The table after every run of the plan that is still open."""
     plan, table = prepared.plan, prepared.table
-    progress = _Countdown(sum(not job.outcome for job in plan.jobs()), reporter)
-    with closing(_trainings(prepared, progress, reporter, out)) as trainings:
+    with closing(_trainings(prepared, reporter, out)) as trainings:
         for job, log in trainings:
-            progress.ended += 1
             if isinstance(job.outcome, str):
                 reporter.note(f"{job.folder.name} failed: {job.outcome}{log}")
             _write(_fill(table, plan), out)
@@ -200,11 +154,14 @@ def _trained(prepared: _Prepared, reporter: Reporter, out: Path) -> Table:
     return table
 
 
-def _trainings(
-    prepared: _Prepared, progress: _Countdown, reporter: Reporter, out: Path
-) -> Generator[tuple[Job, str], None, None]:
+def _trainings(prepared: _Prepared, reporter: Reporter, out: Path) -> Generator[tuple[Job, str], None, None]:
     """Each open run when it has ended, with words on where its log is."""
     jobs = [*prepared.plan.jobs()]
+    waiting, numbers = [job for job in jobs if not job.outcome], count(1)
+
+    def begins(job: Job) -> None:
+        reporter.note(f"{job.folder.name}: run {next(numbers)} of {len(waiting)}")
+
     if len(prepared.shares) == 1:
         baselines = Baselines()
         for job in jobs:
@@ -212,9 +169,9 @@ def _trainings(
                 baselines.remember(job.config, job.outcome, job.folder)
         # Runs on the same data one after another, and of these local first, with which the others are compared.
         groups = list(dict.fromkeys(shared_by(job.config, "") for job in jobs))
-        jobs.sort(key=lambda job: (groups.index(shared_by(job.config, "")), not job.is_local))
-        for job in [job for job in jobs if not job.outcome]:
-            progress.begins(job)
+        waiting.sort(key=lambda job: (groups.index(shared_by(job.config, "")), not job.is_local))
+        for job in waiting:
+            begins(job)
             job.train(reporter, prepared.bases.of(job.config), baselines)
             yield job, ""
         return
@@ -224,29 +181,12 @@ def _trainings(
         if starts:
             reporter.note(f"{len(starts)} runs at a time, each in a process of its own with a log in {out / LOGS}")
         else:
-            waiting = [job for job in jobs if not job.outcome]
             ray = on_ray.cluster(len(waiting), prepared.plan.file.device, reporter.note)
             starts = [stack.enter_context(ray)] * len(waiting)
-        runs = SideBySide(jobs, starts, out, progress.begins)
+        runs = SideBySide(jobs, starts, out, begins)
         for job in stack.enter_context(closing(runs.trained())):
             log = runs.log(job)
             yield job, f"; its log is {log}" if log.exists() else ""
-
-
-class _Countdown:
-    """Says of each run that begins which of how many it is, and how long all may take."""
-
-    def __init__(self, number: int, reporter: Reporter):
-        self._number, self._reporter, self._began = number, reporter, time.monotonic()
-        self._begun = self.ended = 0
-
-    def begins(self, job: Job) -> None:
-        self._begun += 1
-        left = (self._number - self.ended) * (time.monotonic() - self._began) / self.ended if self.ended else 0.0
-        expected = f"; about {duration(left)} left if all take as long as those before" if left > A_MINUTE else ""
-        if not self.ended and self._number > 1:
-            expected = "; the time below is that of one run"
-        self._reporter.note(f"{job.folder.name}: run {self._begun} of {self._number}{expected}")
 
 
 def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
@@ -255,12 +195,9 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
     metrics: dict[str, str] = {}  # by label
     counted: dict[Job, Parameters] = {}  # several rows may start from the same runs
 
-    def count(job: Job, label: str) -> Parameters:
-        if job not in counted:
-            counted[job] = build(job, label)
-        return counted[job]
-
-    def build(job: Job, label: str) -> Parameters:
+    def parameters(job: Job, label: str) -> Parameters:
+        if job in counted:
+            return counted[job]
         begins = not holds_results(job.folder)
         if begins:
             unused.check(job.config)
@@ -269,18 +206,16 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
         if begins:
             built.base.check_names(job.config.adapter)
         metrics[label] = built.metric
-        parents = [count(parent, label) for parent in job.parents.values()]
-        return count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)
+        parents = [parameters(parent, label) for parent in job.parents.values()]
+        counted[job] = count_parameters(built.method, built.server, built.trainers, built.base.layout, parents)
+        return counted[job]
 
     rows = []
     for label, words in plan.rows.items():
         job = plan.cells[label, plan.seeds[0]]
+        said = [public_text(word) for word in words]
         with in_row(label):
-            rows.append(
-                ComparisonRow(
-                    label, [public_text(word) for word in words], job.config.method["name"], count(job, label)
-                )
-            )
+            rows.append(ComparisonRow(label, said, job.config.method["name"], parameters(job, label)))
     rows.sort(key=lambda row: HEAD.index(row.method) if row.method in HEAD else len(HEAD))
     if len(set(metrics.values())) > 1:
         scored = ", ".join(f"{label} by {metric}" for label, metric in metrics.items())

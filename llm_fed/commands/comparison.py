@@ -14,12 +14,11 @@ from typing import Any
 from llm_fed import kinds, methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.parents import config_of
-from llm_fed.commands import section
-from llm_fed.commands.own import NO_OBJECTS, OwnObjects
+from llm_fed.commands.section import Rows, in_row
 from llm_fed.experiment.job import Job
 from llm_fed.models.loading import settle_dtype
 from llm_fed.runs import inputs
-from llm_fed.runs.folder import as_before, holds_results
+from llm_fed.runs.folder import holds_results
 from llm_fed.runs.reading import saved_config
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings import configfile, paths
@@ -31,37 +30,31 @@ from llm_fed.settings.plugins import short
 class ComparisonPlan:
     """Every run of a comparison, equal ones once, resolved and checked against what lies on disk."""
 
-    def __init__(
-        self,
-        path: Path,
-        words: Sequence[str],
-        chosen: Sequence[str],
-        seeds: Sequence[int],
-        out: Path,
-        own: OwnObjects = NO_OBJECTS,
-    ):
-        given = section.read_rows(path, words, chosen, seeds, own)
-        self.rows, self.seeds, self.budget, self._out = given.rows, given.seeds, given.budget, out
+    def __init__(self, given: Rows, out: Path):
+        self.rows, self.seeds, self.budget, self.own, self._out = given.rows, given.seeds, given.budget, given.own, out
         # By digest: what an earlier command began there (under another label, perhaps), and what is planned.
         configs = sorted([*out.glob("*/config.yaml"), *out.glob("needs/*/config.yaml")])
         begun = {config.parent: saved_config(config.parent) for config in configs if holds_results(config.parent)}
         self._contents = Contents()
         self._jobs: dict[str, Job] = {}
         self.cells: dict[tuple[str, int], Job] = {}  # by label and seed
-        folders = _folder_names(self.rows)
+        names = _folder_names(self.rows)
+        folders = {(label, seed): out / f"{names[label]}-seed{seed}" for label, seed in given.cells}
         planned = {}
         for (label, seed), config in given.cells.items():
-            with section.in_row(label):
+            with in_row(label):
                 planned[label, seed] = replace(paths.absolute(config), method=methods.canonical(config.method))
         for location, saved in begun.items():
             self._translate(location, saved, list(planned.values()))
         self._begun = {_digest(saved): location for location, saved in begun.items()}
-        auto = _begun_dtype(list(planned.values()), list(begun.values()))
+        # What `base.dtype: auto` has meant: all runs compute alike, also when another machine continues them.
+        own = {folders[cell] for cell, config in planned.items() if config.base.dtype != "auto"}
+        auto = next((saved["base"]["dtype"] for folder, saved in begun.items() if folder not in own), None)
         self.notes: list[str] = []  # what a user should know before the first run
         self.file = self._settled(paths.absolute(given.file), auto)
         for (label, seed), config in planned.items():
-            with section.in_row(label):
-                self.cells[label, seed] = self._job(self._settled(config, auto), out / f"{folders[label]}-seed{seed}")
+            with in_row(label):
+                self.cells[label, seed] = self._job(self._settled(config, auto), folders[label, seed])
         for job in list(self._jobs.values()):
             self._link(job)
         owners: dict[Path, Job] = {}
@@ -76,11 +69,8 @@ class ComparisonPlan:
         """Write into the saved configuration of a run the paths under which its files are planned now."""
         recorded, own = inputs.read(folder), configfile.flat(saved)
         values = [configfile.flat(configfile.as_dict(config)) for config in planned]
-        if any(all(each.get(key) == own.get(key) for key in KEYS) for each in values):
-            return
-        for config in planned:
-            if translated(saved, recorded, config, self._contents):
-                return
+        if not any(all(each.get(key) == own.get(key) for key in KEYS) for each in values):
+            any(translated(saved, recorded, config, self._contents) for config in planned)
 
     def _settled(self, config: Config, auto: str | None) -> Config:
         """The configuration without `auto`: with what it has meant in the runs that are there, or what it means now."""
@@ -94,11 +84,8 @@ class ComparisonPlan:
             settled, note = settle_dtype(config.base, device)
             if hint := kinds.chosen(config).hint(device):
                 note = f"{note} ({hint})"
-        self._note(note)
-        return replace(config, base=settled)
-
-    def _note(self, note: str) -> None:
         self.notes += [note] if note not in self.notes else []
+        return replace(config, base=settled)
 
     def _job(self, config: Config, folder: Path | None = None) -> Job:
         """The run of a configuration: the one that is planned already, or a new one."""
@@ -149,21 +136,6 @@ def _folder_names(labels: Iterable[str]) -> dict[str, str]:
             name, number = f"{stem}-{number}", number + 1
         names[label] = name
     return names
-
-
-def _begun_dtype(planned: Sequence[Config], begun: Sequence[Mapping[str, Any]]) -> str | None:
-    """What `base.dtype: auto` of planned runs has meant in a begun one of these, or in one that such a run needs; None
-    where there is none. All runs of a comparison compute alike, also when it is continued on another machine."""
-    for saved in begun:
-        alike = [as_before(config, saved) for config in planned]
-        same = [_digest(configfile.as_dict(config)) == _digest(saved) for config in alike]
-        if any(config.base.dtype != "auto" for config, is_same in zip(planned, same, strict=True) if is_same):
-            continue
-        for config, resolved in zip(planned, alike, strict=True):
-            tree = configfile.as_dict(resolved)
-            if config.base.dtype == "auto" and _digest(tree | {"method": {}}) == _digest({**saved, "method": {}}):
-                return resolved.base.dtype
-    return None
 
 
 _INDECISIVE = ("checkpoint", "engine", "export", "report", "track")  # sections of a configuration

@@ -210,6 +210,19 @@ class EvaluationData:
     template: str | None = None  # of prompts; None: the one that the adapters' folders say
     dtype: str | None = None  # of the base; None: the one that the adapters' folders say, or float32
 
+    @property
+    def words(self) -> list[str]:
+        """The setting of the template, if there is one."""
+        return [f"task.template={self.template}"] if self.template else []
+
+
+def config_of(base: str, data: EvaluationData, method: Mapping[str, Any], **evaluation: Any) -> Config:
+    """The configuration of what is scored or merged without a run."""
+    task = {"name": data.task or "files", "path": str(data.path) if data.path else None}
+    base_settings = {"name": base, "dtype": data.dtype or "float32"}
+    settings = {"metric": None, **evaluation}
+    return from_dict({"base": base_settings, "task": task, "method": method, "eval": settings})
+
 
 def evaluate_adapter(
     base_name: str,
@@ -234,21 +247,10 @@ def evaluate_adapter(
         UserError: the adapter is not one of this base, or there is nothing to score.
     """
     require("--split", split, SPLITS)
-    words = [*([f"task.template={data.template}"] if data.template else []), *settings]
+    words, reporter = [*data.words, *settings], reporter or Reporter()
     keys = [*keys_of(words, "--base"), *(["base.dtype"] if data.dtype else [])]
-    config = from_dict(
-        {
-            "base": {"name": base_name, "dtype": data.dtype or "float32"},
-            "task": {"name": data.task or "files", "path": str(data.path) if data.path else None},
-            "method": {"name": "local"},
-            "eval": {"metric": metric, "limit": limit},
-        }
-    )
-    reporter, origin = (
-        reporter or Reporter(),
-        adapter or Path(os.path.expanduser(base_name)),
-    )  # or a base with an adapter folded in
-    config = lay_over(config, words, "--base")
+    origin = adapter or Path(os.path.expanduser(base_name))  # or a base with an adapter folded in
+    config = lay_over(config_of(base_name, data, {"name": "local"}, metric=metric, limit=limit), words, "--base")
     config = replace(config, base=as_trained(config.base, read_origin(origin), keys, reporter.note))
     named = data.task is not None or "task.name" in keys
     if not (named or config.task.path):
@@ -264,9 +266,7 @@ def evaluate_adapter(
     else:
         loaded = _one_file(config, keys)
         if known and (trained := known.trained(*(client.test for client in loaded.clients.values()))):
-            (reporter or Reporter()).note(
-                f"{trained} of the examples that are scored were trained on by this adapter's run"
-            )
+            reporter.note(f"{trained} of the examples that are scored were trained on by this adapter's run")
     if adapter is None and not kinds.of(config.base, loaded.base_kind).knows:
         raise UserError(
             f"task.name={config.task.name}: a classifier's head is trained with its adapter, so there is nothing to "

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,10 +19,8 @@ from llm_fed.basics.errors import RunError, UserError, listed
 from llm_fed.basics.files import write_file
 from llm_fed.bench import taking_part
 from llm_fed.commands import columns_of, known_base, survey
-from llm_fed.commands.budget import Budget, Workload
 from llm_fed.commands.columns_of import UserChoices
 from llm_fed.commands.known_base import KnownBase, Tell, rates_of
-from llm_fed.commands.lengths import LengthLimits, limits
 from llm_fed.models import speed
 from llm_fed.rows.reading import Reading
 from llm_fed.scoring.duplicates import known_answers, near_duplicates
@@ -34,7 +33,8 @@ BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
 # The method that is proposed for texts, and why in one line; docs/init.md has the measurements. How much is trained.
 ALONE = "local"  # also the method of one client, and the one that every other is compared with
 WHY = "nothing was shown to be better where clients are unlike; the comparison below says whether sharing helps here"
-BUDGET = Budget(passes=8, batch=4, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50))
+PASSES, BATCH = 8, 4  # over the training examples of a median client in all; examples per step
+STEPS, ROUNDS = (4, 40), (5, 50)  # least and most; a round has half a pass where that lies between them
 RIVALS = ("fedit", "fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
 SHARES, SHARE = ("fedlora", "fedavg+"), 0.5  # methods that leave a share of the steps to each client, and which
@@ -42,6 +42,36 @@ SHARES, SHARE = ("fedlora", "fedavg+"), 0.5  # methods that leave a share of the
 WITH_THEM = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "olmo2", "smollm3")
 FEW = 10  # training examples of a client, below which it is named
 SHOWN = 6  # clients in a line
+
+
+@dataclass(frozen=True)
+class Workload:
+    """How much a first run trains: enough to learn from the data that are there, and not more than that.
+
+    Attributes:
+        steps: optimizer steps of a client in a round.
+        passes: over the training examples of a median client.
+    """
+
+    rounds: int
+    steps: int
+    batch: int
+    clients: int
+    passes: float
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], passes: int, batch: int) -> Workload:
+        """For clients with so many training examples."""
+        middle = median(sizes)
+        one_pass = max(1.0, middle / batch)  # in steps
+        wanted = one_pass * passes
+        steps = _within(STEPS, math.ceil(max(min(one_pass / 2, STEPS[1] / 2), wanted / ROUNDS[1])))
+        rounds = _within(ROUNDS, math.ceil(wanted / steps))
+        return cls(rounds, steps, batch, len(sizes), min(batch, middle) * rounds * steps / middle)
+
+
+def _within(limits: tuple[int, int], number: int) -> int:
+    return min(limits[1], max(limits[0], number))
 
 
 @dataclass(frozen=True)
@@ -106,8 +136,9 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
         "answers": answers,
         "speed": "" if torch.cuda.is_available() else speed.hint(),
     }
+    work = Workload.of(survey.sizes(data), PASSES, BATCH)
     return composed(
-        given, data, BUDGET, rates_of(known.config, answers=not objective), findings, warnings,
+        given, data, work, rates_of(known.config, answers=not objective), findings, warnings,
         evaluation={
             "metric": metric,
             "max_new_tokens": None if reading.texts or enough is None else enough.answer,
@@ -118,7 +149,6 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
         known=known.config is None or known.config.model_type in WITH_THEM,
         columns=columns,
         dealt=partition.clients,
-        why_dealt="no column names the client of a row",
         skipped=len(reading.skipped),
         template=template,
         why=_why(template, known.config is not None),
@@ -159,13 +189,11 @@ class Seen:
 
 
 def composed(
-    given: UserChoices, data: TaskData, budget: Budget, rates: Mapping[str, float], findings: Mapping[str, str],
+    given: UserChoices, data: TaskData, work: Workload, rates: Mapping[str, float], findings: Mapping[str, str],
     warnings: list[str], *, evaluation: Mapping[str, Any] | None = None, answers: bool = True, **values: Any,
 ) -> Draft:  # fmt: skip
     """The draft of these data; `values` are those of the template alone."""
     method, several = given.method or ALONE, len(data.clients) > 1
-    sizes = [len(client.train) for client in data.clients.values() if client.train]
-    work = budget.work(sizes, alone=method == ALONE)
     settings = settings_of(method, work, rates, evaluation or {})
     reason = ", as given" if given.method else f" ({WHY if several else 'there is one client'})"
     said = {what: words for what, words in findings.items() if words}
@@ -236,25 +264,25 @@ def _rows(method: str, work: Workload) -> dict[str, list[str]]:
     """What is compared, each with as many steps of a client as the method has: `local` with what shares, or another
     method with `local`."""
     if method != ALONE:
-        return {ALONE: [f"method={ALONE}", *(_of_all(work) if work.cohort < work.clients else [])], method: []}
+        return {ALONE: [f"method={ALONE}"], method: []}
     if work.clients == 1:
         return {}
     return {ALONE: [], **{other: [f"method={other}"] for other in RIVALS}}
 
 
-def _of_all(work: Workload) -> list[str]:
-    """As many steps of a client as in a run that asks some in each round, where all take part: alone, a client that is
-    never asked would learn nothing."""
-    rounds, steps = work.alone()
-    return [f"rounds={rounds}", f"eval.every={math.ceil(rounds / 4)}", f"local.steps={steps}", "participation=1.0"]
-
-
 def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
     """Who the clients are, how that was found out, and how many examples they have."""
-    smallest, middle, largest = survey.sizes(data.clients.values())
+    sizes = survey.sizes(data)
+    count = f"{sizes[0]}" if sizes[0] == sizes[-1] else f"{sizes[0]} to {sizes[-1]}"
+    middle = "" if sizes[0] == sizes[-1] else f" (median {median(sizes):g})"
+    validation = sum(len(client.validation) for client in data.clients.values())
+    test = sum(len(client.test) for client in data.clients.values())
+    names = list(data.clients)
+    few = ", ".join(names) if len(names) <= SHOWN else f"{', '.join(names[:3])}, ... {names[-1]}"
     return {
-        "clients": f"{len(data.clients)}: {_few(list(data.clients))}" + (f" ({chosen})" if chosen else ""),
-        "examples": f"{_range(smallest, middle, largest)} for training; {_held_out(data)}",
+        "clients": f"{len(names)}: {few}" + (f" ({chosen})" if chosen else ""),
+        "examples": f"{count} per client{middle} for training; {validation} for validation and {test} for testing in "
+        "total",
     }
 
 
@@ -289,17 +317,18 @@ def _template(base: str, known: KnownBase, reading: Reading) -> str:
     return "chat" if known.tokenizer.chat_template else "alpaca-short"
 
 
-def _lengths(seen: Seen, known: KnownBase, template: str, total: int) -> tuple[LengthLimits | None, str, list[str]]:
+def _lengths(
+    seen: Seen, known: KnownBase, template: str, total: int
+) -> tuple[survey.LengthLimits | None, str, list[str]]:
     """Enough for the examples, `total` in all, what was seen in words, and warnings; of an unknown base nothing."""
     if known.tokenizer is None:
         return None, "", []
     context = getattr(known.config, "max_position_embeddings", None)
     by_client, note = survey.lengths(seen.sample, known.tokenizer, template, getattr(known.config, "vocab_size", None))
-    found, whole = limits(by_client, context), sorted(length for own in by_client.values() for length, _ in own)
+    found, whole = survey.limits(by_client, context), sorted(length for own in by_client.values() for length, _ in own)
     words = f"{whole[(len(whole) - 1) // 2]} tokens (median), {whole[-1]} at most"
     words += f", of a sample of {len(whole):,}" if len(whole) < total else ""
     words += f" (the context of the base is {context})" if context else ""
-    words += f"; {found.raised} needs task.max_length={found.longest}" if found.raised else ""
     return found, words, [*([note] if note else []), *found.warnings(len(whole))]
 
 
@@ -332,9 +361,8 @@ def _objective(reading: Reading) -> dict[str, Any]:
 
 def _about_work(work: Workload) -> str:
     """How much is trained, in words."""
-    requested = f"{work.cohort} of {work.clients} clients in each of " if work.cohort < work.clients else ""
     return (
-        f"{requested}{work.rounds} rounds, {work.steps} steps of a client in a round: about "
+        f"{work.rounds} rounds, {work.steps} steps of a client in a round: about "
         f"{_few_digits(work.passes)} passes over the examples of a median client"
     )
 
@@ -371,19 +399,3 @@ def _flow(value: Any) -> str:
     plain = repr(value).isprintable() and "\\" not in repr(value)
     text = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=plain, width=math.inf)
     return text.removesuffix("\n").removesuffix("...").strip()
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 6 else f"{', '.join(names[:3])}, ... {names[-1]}"
-
-
-def _range(smallest: int, middle: float, largest: int) -> str:
-    if smallest == largest:
-        return f"{smallest} per client"
-    return f"{smallest} to {largest} per client (median {middle:g})"
-
-
-def _held_out(data: TaskData) -> str:
-    test = sum(len(client.test) for client in data.clients.values())
-    validation = sum(len(client.validation) for client in data.clients.values())
-    return f"{validation} for validation and {test} for testing in total"

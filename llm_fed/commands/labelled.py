@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed import tasks
-from llm_fed.commands import columns_of, init
-from llm_fed.commands.budget import Budget
+from llm_fed.commands import columns_of, init, survey
 from llm_fed.commands.columns_of import UserChoices
 from llm_fed.commands.known_base import KnownBase, rates_of
 from llm_fed.kinds.sequences import head_for, named_labels
@@ -18,7 +17,7 @@ from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.labelled import number
 
-BUDGET = Budget(passes=10, batch=16, steps=(4, 40), rounds=(5, 50), all_of=20, cohort=(10, 50))
+PASSES, BATCH = 10, 16  # see `init.PASSES`
 CLASSES = 20  # different whole numbers up to which they are taken for classes
 MOST_LABELS = 100  # that are written into the file
 STEP = 8  # tokens to whose multiple the longest text is rounded up
@@ -53,15 +52,15 @@ def draft(path: Path, given: UserChoices, base: str, known: KnownBase) -> init.D
         "alike": "" if any(example.pair for example in examples) else near_duplicates(data).words(),
     }  # fmt: skip
     written = list(data.labels) if not numbers and len(data.labels) <= MOST_LABELS else None
+    work = init.Workload.of(survey.sizes(data), PASSES, BATCH)
     return init.composed(
-        given, data, BUDGET, rates_of(known.config, answers=False), findings, seen.warnings,
+        given, data, work, rates_of(known.config, answers=False), findings, seen.warnings,
         answers=False,
         task=name,
         base=base,
         columns=columns,
         labels=None if named_labels(known.config) else written,
         dealt=partition.clients,
-        why_dealt="no column names the client of a row",
         skipped=len(reading.skipped),
         max_length=longest,
         too_long=too_long,

@@ -25,21 +25,8 @@ class Rows:
     rows: dict[str, list[str]]  # by label: the words of the row alone
     seeds: list[int]
     cells: dict[tuple[str, int], Config]  # by label and seed
-    budget: float | None = None  # see `Section`
-
-    def check_draws(self) -> None:
-        """Refuse rows in which draws would share a federation, or its training: --draws makes both anew.
-
-        Raises:
-            UserError: it names the key.
-        """
-        for (label, _), config in self.cells.items():
-            for part in ("federation", "training"):
-                if (seed := getattr(config.seeds, part)) is not None:
-                    raise UserError(
-                        f"row {label!r}: seeds.{part}={seed} is the same in every draw, but --draws makes a new "
-                        "federation and a new training for each; leave it out, or give --seeds"
-                    )
+    budget: float | None  # see `Section`
+    own: OwnObjects  # instead of names, which must be at hand
 
     def check(self) -> None:
         """`check` of every row; its errors say in which row they were made."""
@@ -72,18 +59,26 @@ def check(config: Config, *, data: bool = True) -> None:
 
 
 def read_rows(
-    path: Path, words: Sequence[str], chosen: Sequence[str], seeds: Sequence[int], own: OwnObjects = NO_OBJECTS
+    path: Path,
+    words: Sequence[str] = (),
+    chosen: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    draws: int = 0,
+    own: OwnObjects = NO_OBJECTS,
 ) -> Rows:
     """The rows that `chosen` names (default: all of the file) with `words` laid over each.
 
     Args:
         chosen: labels of rows, or names of methods as plain rows.
-        seeds: instead of those of the file.
+        seeds: instead of those of the file (default: the configuration's own seed).
+        draws: instead of seeds, so many new federations, each with a training of its own.
         own: objects instead of names, which must be at hand.
 
     Raises:
         UserError: the file or a row has a mistake; it says in which row.
     """
+    if draws and seeds:
+        raise UserError(f"--draws {draws} is the same as --seeds 0,...,{draws - 1}; give only one of the two")
     for word in words:
         key = word.partition("=")[0]
         if key.partition(".")[0] == "compare":
@@ -96,7 +91,7 @@ def read_rows(
         raise UserError(f"{path} has no compare section; say what to compare, e.g. --methods local,fedit,fedmerge")
     words = [*own.words, *words]
     file = own.laid_over(configfile.load(path, words))
-    seeds = list(dict.fromkeys(seeds or section.seeds or [file.seed]))
+    seeds = list(dict.fromkeys(range(draws) if draws else seeds or section.seeds or [file.seed]))
     rows = {
         name: list(own.rows[name].words) if name in own.rows else of_file.get(name, [f"method={name}"])
         for name in chosen or of_file
@@ -107,6 +102,8 @@ def read_rows(
             with in_row(label):
                 config = configfile.load(path, [*of_row, *words, f"seed={seed}"])
                 cells[label, seed] = own.laid_over(config, label)
+                if draws:
+                    _check_drawn(config)
     if others := [name for name in chosen if name not in of_file and name not in own.rows]:
         from llm_fed import methods
         from llm_fed.settings import plugins
@@ -115,7 +112,17 @@ def read_rows(
         for name in others:
             if name not in known and ":" not in name:
                 raise UserError(f"--methods: there is no row or method {name!r}{did_you_mean(name, known)}")
-    return Rows(file, rows, seeds, cells, section.budget)
+    return Rows(file, rows, seeds, cells, section.budget, own)
+
+
+def _check_drawn(config: Config) -> None:
+    """Refuse a federation or a training that would be the same in every draw."""
+    for part, seed in (("federation", config.seeds.federation), ("training", config.seeds.training)):
+        if seed is not None:
+            raise UserError(
+                f"seeds.{part}={seed} is the same in every draw, but --draws makes a new federation and a new training "
+                "for each; leave it out, or give --seeds"
+            )
 
 
 @dataclass(frozen=True)

@@ -12,27 +12,27 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Literal
 
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llm_fed.basics.errors import RunError, UserError, one_line, printable
 from llm_fed.commands.serving import Busy, ModelServer, Wanted
-from llm_fed.engine.continuous import LiveAnswer, Token
+from llm_fed.engine.continuous import LiveAnswer
 from llm_fed.engine.sampling import Sampling
-from llm_fed.export.personal import Personal
+from llm_fed.export.personal import Conversation, Personal
 from llm_fed.tasks.control import THINK
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 WATCH = 0.5  # seconds between two looks whether a client that waits for a whole answer is still there
 # Values of a setting that ask for nothing, as front ends send them.
-NOTHING: tuple[Any, ...] = (None, 0, False, "", [], {}, "auto", "none", {"type": "text"})
+NOTHING: tuple[JsonValue, ...] = (None, 0, False, "", [], {}, "auto", "none", {"type": "text"})
 ONE = ("n", "best_of", "repetition_penalty", "parallel_tool_calls")  # which ask for nothing by 1, or true
 
 
@@ -48,55 +48,55 @@ class _Body(BaseModel):
     seed: int | None = Field(None, ge=0, lt=2**63)
     stop: str | list[str] | None = None
     stream: bool = False
-    stream_options: dict[str, Any] | None = None
+    stream_options: dict[str, JsonValue] | None = None
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, JsonValue] | None = None
 
     @property
     def stops(self) -> list[str]:
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [text for text in given if text]
 
-    def wanted(self, likeliest: int | None, most: int | None = None) -> Wanted:
+    def wanted(self, most: int | None = None) -> Wanted:
         """UserError where it asks for what is not there."""
         for key, value in (self.model_extra or {}).items():
             if value not in NOTHING and not (key in ONE and value == 1):
                 raise UserError(f"{key} is not supported here; leave it out")
         drawn = Sampling(self.temperature, self.top_p or 1.0, self.seed) if self.temperature else None
-        return Wanted(most or self.max_tokens, drawn, likeliest)
+        return Wanted(most or self.max_tokens, drawn)
+
+
+class TextPart(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class ChatTurn(BaseModel):
+    role: Literal["system", "user", "assistant"]
+    content: str | list[TextPart]
 
 
 class ChatBody(_Body):
     """Of /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[ChatTurn] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20)
 
     def turns(self) -> list[dict[str, str]]:
-        """The messages with their content as text. UserError where one is something else."""
-        found = []
-        for message in self.messages:
-            content = message.get("content")
-            if isinstance(content, list) and all(
-                isinstance(part, dict) and part.get("type") == "text" for part in content
-            ):
-                content = "".join(str(part.get("text", "")) for part in content)
-            if message.get("role") not in ("system", "user", "assistant") or not isinstance(content, str):
-                raise UserError("each message has a role, of system, user and assistant, and a text as content")
-            found.append({"role": message["role"], "content": content})
-        if found[-1]["role"] == "assistant":
+        """The messages with their content as text. UserError where there is nothing to answer."""
+        if self.messages[-1].role == "assistant":
             raise UserError("the last message is the assistant's, so there is nothing to answer")
+        found = []
+        for turn in self.messages:
+            text = turn.content if isinstance(turn.content, str) else "".join(part.text for part in turn.content)
+            found.append({"role": turn.role, "content": text})
         return found
 
 
 class CompletionBody(_Body):
     """Of /v1/completions."""
 
-    prompt: str | list[str] | list[int]
-    logprobs: int | None = Field(None, ge=0, le=5)
-    echo: bool = False
+    prompt: str | Annotated[list[str], Field(min_length=1)]
 
 
 @dataclass
@@ -112,17 +112,17 @@ class Writing:
     prompt: Sequence[int]
     stops: Sequence[str]
     chat: bool
-    tokens: list[Token] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
     text: str = ""
     sent: int = 0
     finish: str = ""
     answer: LiveAnswer | None = None
-    news: asyncio.Queue[Token | Exception | None] = field(default_factory=asyncio.Queue)
+    news: asyncio.Queue[int | Exception | None] = field(default_factory=asyncio.Queue)
 
-    def hear(self, loop: asyncio.AbstractEventLoop, news: Token | Exception | None) -> None:
+    def hear(self, loop: asyncio.AbstractEventLoop, news: int | Exception | None) -> None:
         loop.call_soon_threadsafe(self.news.put_nowait, news)
 
-    def add(self, news: Token | Exception | None) -> str:
+    def add(self, news: int | Exception | None) -> str:
         """What can be sent now. Raises what ended the answer before its end."""
         if isinstance(news, Exception):
             raise news
@@ -130,11 +130,11 @@ class Writing:
             self.finish = self.finish or ("length" if self.answer and self.answer.room < 1 else "stop")
             return self._release(len(self.text))
         self.tokens.append(news)
-        ids = [token.id for token in self.tokens]
         base = self.personal.base
-        self.text = (
-            base.answer_text(self.prompt, ids) if self.chat else base.tokenizer.decode(ids, skip_special_tokens=True)
-        )
+        if self.chat:
+            self.text = base.answer_text(self.prompt, self.tokens)
+        else:
+            self.text = base.tokenizer.decode(self.tokens, skip_special_tokens=True)
         if indices := [index for stop in self.stops if (index := self.text.find(stop)) >= 0]:
             self.text, self.finish = self.text[: min(indices)], "stop"
             self.stop()
@@ -188,23 +188,20 @@ class Routes:
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         try:
-            wanted = body.wanted((body.top_logprobs or 0) if body.logprobs else None, body.max_completion_tokens)
-            turns = body.turns()
-            return await self._answer(request, body, [turns], wanted, chat=True)
+            wanted = body.wanted(body.max_completion_tokens)
+            return await self._answer(request, body, [body.turns()], wanted, chat=True)
         except UserError as error:
             return _error(400, str(error))
 
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         try:
-            if body.echo or not prompts or not isinstance(prompts[0], str):
-                raise UserError("a prompt is a text, or a list of texts, and echo is not supported")
-            return await self._answer(request, body, prompts, body.wanted(body.logprobs), chat=False)
+            return await self._answer(request, body, prompts, body.wanted(), chat=False)
         except UserError as error:
             return _error(400, str(error))
 
     async def _answer(
-        self, request: Request, body: _Body, prompts: Sequence[Any], wanted: Wanted, *, chat: bool
+        self, request: Request, body: _Body, prompts: Sequence[str | Conversation], wanted: Wanted, *, chat: bool
     ) -> Response:
         if body.model not in self.server.models:
             return self._unknown(body.model)
@@ -224,7 +221,7 @@ class Routes:
         except RunError as error:
             return _error(503, str(error))
         request.state.about = f"{body.model}, {sum(map(len, ids))} tokens of prompt"
-        head = ReplyHead(body.model, chat, wanted.likeliest is not None)
+        head = ReplyHead(body.model, chat)
         if body.stream:
             told = bool((body.stream_options or {}).get("include_usage"))
             return StreamingResponse(_events(head, writings, told), media_type="text/event-stream")
@@ -236,10 +233,10 @@ class Routes:
         finally:
             for writing in writings:
                 writing.stop()
-        usage = _usage(writings)
-        return JSONResponse(head.whole(writings, usage))
+        choices = [head.choice(n, each.text, each.finish) for n, each in enumerate(writings)]
+        return JSONResponse(head.reply(choices, False, _usage(writings)))
 
-    def _described(self, name: str) -> dict[str, Any]:
+    def _described(self, name: str) -> dict[str, JsonValue]:
         return {"id": name, "object": "model", "created": self.born, "owned_by": "llm-fed"}
 
     def _unknown(self, name: str) -> Response:
@@ -281,55 +278,20 @@ class ReplyHead:
 
     model: str
     chat: bool
-    logprobs: bool
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def _reply(self, choices: list[dict[str, Any]], part: bool, usage: Mapping[str, int] | None) -> dict[str, Any]:
+    def reply(self, choices: list[JsonValue], part: bool, usage: JsonValue = None) -> JsonValue:
         kind = ("chat.completion.chunk" if part else "chat.completion") if self.chat else "text_completion"
         name = f"{'chatcmpl' if self.chat else 'cmpl'}-{self.id}"
-        reply = {"id": name, "object": kind, "created": self.created, "model": self.model, "choices": choices}
-        return reply | ({"usage": dict(usage)} if usage else {})
+        reply: dict[str, JsonValue] = {"id": name, "object": kind, "created": self.created, "model": self.model}
+        return {**reply, "choices": choices, **({"usage": usage} if usage else {})}
 
-    def whole(self, writings: Sequence[Writing], usage: Mapping[str, int]) -> dict[str, Any]:
-        choices = [self._choice(n, each, each.text, each.tokens, each.finish) for n, each in enumerate(writings)]
-        return self._reply(choices, False, usage)
-
-    def part(self, n: int, writing: Writing, text: str, tokens: Sequence[Token], finish: str | None) -> dict[str, Any]:
-        return self._reply([self._choice(n, writing, text, tokens, finish, part=True)], True, None)
-
-    def last(self, usage: Mapping[str, int]) -> dict[str, Any]:
-        return self._reply([], True, usage)
-
-    def _choice(
-        self, n: int, writing: Writing, text: str, tokens: Sequence[Token], finish: str | None, part: bool = False
-    ) -> dict[str, Any]:
-        said: dict[str, Any] = {"text": text}
+    def choice(self, n: int, text: str, finish: str | None, part: bool = False) -> JsonValue:
+        said: dict[str, JsonValue] = {"text": text}
         if self.chat:
             said = {"delta" if part else "message": {"role": "assistant", "content": text}}
-        likely = _likely(writing.personal.base.tokenizer, tokens, self.chat) if self.logprobs else None
-        return {"index": n, **said, "logprobs": likely, "finish_reason": finish}
-
-
-def _likely(tokenizer: Any, tokens: Sequence[Token], chat: bool) -> dict[str, Any]:
-    """Log-probabilities in the form of the route."""
-
-    def entry(id: int, logprob: float) -> dict[str, Any]:
-        text = tokenizer.decode([id])
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-    if chat:
-        return {
-            "content": [
-                {**entry(each.id, each.logprob), "top_logprobs": [entry(*pair) for pair in each.likeliest]}
-                for each in tokens
-            ]
-        }
-    return {
-        "tokens": [tokenizer.decode([each.id]) for each in tokens],
-        "token_logprobs": [each.logprob for each in tokens],
-        "top_logprobs": [{tokenizer.decode([id]): value for id, value in each.likeliest} for each in tokens],
-    }
+        return {"index": n, **said, "logprobs": None, "finish_reason": finish}
 
 
 async def _whole(writing: Writing, request: Request) -> None:
@@ -348,14 +310,12 @@ async def _events(head: ReplyHead, writings: Sequence[Writing], told: bool) -> A
     """Server-sent events, a part each; a client that leaves ends this, and so the answers."""
     try:
         for n, writing in enumerate(writings):
-            heard = 0
             while not writing.finish:
                 text = writing.add(await writing.news.get())
                 if text or writing.finish:
-                    new, heard = writing.tokens[heard:], len(writing.tokens)
-                    yield _event(head.part(n, writing, text, new, writing.finish or None))
+                    yield _event(head.reply([head.choice(n, text, writing.finish or None, part=True)], True))
         if told:
-            yield _event(head.last(_usage(writings)))
+            yield _event(head.reply([], True, _usage(writings)))
         yield "data: [DONE]\n\n"
     except Exception as error:  # whatever ended the answer; the status is sent already
         yield _event({"error": {"message": one_line(str(error)), "type": "server_error"}})
@@ -364,11 +324,11 @@ async def _events(head: ReplyHead, writings: Sequence[Writing], told: bool) -> A
             writing.stop()
 
 
-def _event(value: Mapping[str, Any]) -> str:
+def _event(value: JsonValue) -> str:
     return f"data: {json.dumps(value)}\n\n"
 
 
-def _usage(writings: Sequence[Writing]) -> dict[str, int]:
+def _usage(writings: Sequence[Writing]) -> JsonValue:
     read, written = sum(len(each.prompt) for each in writings), sum(len(each.tokens) for each in writings)
     return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 

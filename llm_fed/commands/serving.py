@@ -13,7 +13,7 @@ from typing import Any
 from llm_fed import kinds
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import generator
-from llm_fed.engine.continuous import LiveAnswer, RunningBatch, Token
+from llm_fed.engine.continuous import LiveAnswer, RunningBatch
 from llm_fed.engine.generation import most_rows, room_after
 from llm_fed.engine.sampling import Sampling
 from llm_fed.experiment.rounds import opened
@@ -41,7 +41,6 @@ class Wanted:
 
     most: int | None = None  # tokens; None: as the model's folder says
     sampling: Sampling | None = None  # None: greedy, as scored
-    likeliest: int | None = None  # alternatives to each token, with log-probabilities
 
 
 @dataclass(frozen=True)
@@ -112,7 +111,7 @@ class ModelServer:
         return list(tokens)
 
     def ask(
-        self, name: str, prompt: Sequence[int], wanted: Wanted, heard: Callable[[Token | Exception | None], None]
+        self, name: str, prompt: Sequence[int], wanted: Wanted, heard: Callable[[int | Exception | None], None]
     ) -> LiveAnswer:
         """Begin an answer, of which `heard` is told in another thread.
 
@@ -124,9 +123,7 @@ class ModelServer:
         most = wanted.most if wanted.most is not None else base.prompt.max_new_tokens
         choose = wanted.sampling.chooser(base.model.device) if wanted.sampling else None
         room = room_after(base, len(prompt), most)
-        answer = LiveAnswer(
-            served.row, [*prompt], room, stop_tokens(base), heard, choose=choose, likeliest=wanted.likeliest
-        )
+        answer = LiveAnswer(served.row, [*prompt], room, stop_tokens(base), heard, choose=choose)
         with self._news:
             if self.failure is not None:
                 raise self.failure

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import UserError, listed
 from llm_fed.bench import taking_part
 from llm_fed.settings.config import TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
@@ -18,7 +19,74 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 SAMPLE = 2000  # examples whose tokens are measured
-FEW = 20  # different answers that look like labels
+FEW_LABELS = 20  # different answers that look like labels
+BLOCK = 32  # tokens that a length is rounded up to
+FAR = 4  # times as long as nine of ten examples: beyond this an example is far out
+FEW, FAR_OF_FEW = 10, 10  # of fewer examples one may well be a little longer
+LITTLE = 1.5  # times as long as 99 of 100 examples: so much room is given to the longest
+MOST = 5  # examples of a client from which on it is known how long they are
+SHOWN = 6  # clients in a line
+
+
+@dataclass(frozen=True)
+class LengthLimits:
+    """Which lengths of examples a run should have room for: nearly all, but not the few that are far out.
+
+    Attributes:
+        longest: of prompt and answer together, in tokens.
+        answer: of an answer.
+        skipped: by client that has any: how many examples are longer.
+    """
+
+    longest: int
+    answer: int
+    skipped: Mapping[str, int]
+
+    def warnings(self, measured: int) -> list[str]:
+        """What the largest length costs of so many examples, and whom."""
+        if not self.skipped:
+            return []
+        most = sorted(self.skipped.items(), key=lambda item: -item[1])
+        by_client = listed([f"{count} of {id}" for id, count in most], SHOWN)
+        return [
+            f"{sum(self.skipped.values())} of {measured} examples are longer than task.max_length={self.longest} and "
+            f"will be skipped: {by_client}; task.too_long=cut-start keeps the ends of their prompts instead"
+        ]
+
+
+def limits(clients: Mapping[str, Sequence[tuple[int, int]]], context: int | None) -> LengthLimits:
+    """What to set for examples by client, each with its tokens of prompt and answer, and of the answer alone. A client
+    of long examples raises it.
+
+    Args:
+        context: tokens that the base takes at most, if that is known.
+    """
+    lengths = {client: sorted(length for length, _ in pairs) for client, pairs in clients.items()}
+    whole = sorted(length for own in lengths.values() for length in own)
+    usual = usual_length(whole)
+    raised = [usual_length(own) for own in lengths.values() if len(own) >= MOST and median(own) > usual]
+    longest = min(context or whole[-1] + BLOCK, up_to_block(max([usual, *raised])))
+    answers = sorted(answer for pairs in clients.values() for length, answer in pairs if length <= longest)
+    answer = min(longest, up_to_block(usual_length(answers) + 1)) if answers else longest
+    skipped = {client: sum(length > longest for length in own) for client, own in lengths.items()}
+    return LengthLimits(longest, answer, {client: count for client, count in skipped.items() if count})
+
+
+def usual_length(values: Sequence[int]) -> int:
+    """The longest of the sorted values that is not far out.
+
+    Nine of ten values set the scale; of few values the longest never does, as it may be the one that is wrong.
+    """
+    scale = values[math.floor(0.9 * (len(values) - 1))]
+    far = FAR if len(values) >= FEW else FAR_OF_FEW
+    near = [value for value in values if value <= far * scale]
+    nearly = near[max(0, math.ceil(0.99 * len(near)) - 1)]
+    return near[-1] if near[-1] <= LITTLE * nearly else nearly
+
+
+def up_to_block(tokens: int) -> int:
+    """Up to a multiple of BLOCK."""
+    return BLOCK * math.ceil(tokens / BLOCK)
 
 
 def samples(data: TaskData) -> dict[str, list[Example]]:
@@ -68,7 +136,7 @@ def lengths(
 def are_labels(chosen: Sequence[Example]) -> bool:
     """Whether the answers are a few words that come again and again."""
     counts = Counter(answer.strip() for each in chosen for answer in each.answers)
-    return len(counts) <= min(FEW, len(chosen) / 3) and all(len(answer) <= 40 for answer in counts)
+    return len(counts) <= min(FEW_LABELS, len(chosen) / 3) and all(len(answer) <= 40 for answer in counts)
 
 
 def repeated(data: TaskData) -> dict[str, int]:
@@ -98,16 +166,12 @@ def repeated(data: TaskData) -> dict[str, int]:
     return {what: count for what, count in counts.items() if count}
 
 
-def sizes(clients: Iterable[ClientData]) -> tuple[int, float, int]:
-    """Training examples of the smallest client that has any, of the median one, and of the largest.
-
-    Raises:
-        UserError: none has any.
-    """
-    counts = sorted(len(client.train) for client in clients if client.train)
+def sizes(data: TaskData) -> list[int]:
+    """How many training examples each client has that has any, the smallest first. UserError: none has any."""
+    counts = sorted(len(client.train) for client in data.clients.values() if client.train)
     if not counts:
         raise UserError("no client has a training example; add some")
-    return counts[0], median(counts), counts[-1]
+    return counts
 
 
 def missing(data: TaskData) -> dict[str, list[str]]:

@@ -32,15 +32,6 @@ from llm_fed.models.rotary import regimes
 NOT_A_NUMBER = -1  # instead of a token
 
 
-@dataclass(frozen=True)
-class Token:
-    """One token of an answer, its log-probability in nats, and the likeliest at its place with theirs."""
-
-    id: int
-    logprob: float = 0.0
-    likeliest: tuple[tuple[int, float], ...] = ()
-
-
 @dataclass(eq=False)
 class LiveAnswer:
     """An answer that waits or is being written.
@@ -52,7 +43,6 @@ class LiveAnswer:
         heard: is given each token as it is known; at the end None, or why there is no end.
         mix: (1, E), where the gate of the bank's structure is `mix`.
         choose: instead of the likeliest token.
-        likeliest: how many alternatives are wanted of each token; None: no log-probabilities at all.
         stopped: nobody listens any more.
         ended: no token may come any more.
     """
@@ -61,10 +51,9 @@ class LiveAnswer:
     text: list[int]
     room: int
     stops: set[int]
-    heard: Callable[[Token | Exception | None], None]
+    heard: Callable[[int | Exception | None], None]
     mix: Tensor | None = None
     choose: Callable[[Tensor], Tensor] | None = None
-    likeliest: int | None = None
     stopped: bool = False
     ended: bool = field(default=False, init=False)
 
@@ -108,7 +97,7 @@ class RunningBatch:
             self._mask, self._cache = mask, cache
         tokens = _chosen(new, logits)
         self._ids = torch.cat([self._ids, tokens]) if before else tokens
-        return self._hear(len(before), tokens, logits)
+        return self._hear(len(before), tokens)
 
     @torch.inference_mode()
     def step(self) -> list[LiveAnswer]:
@@ -117,7 +106,7 @@ class RunningBatch:
         self._mask = torch.cat([self._mask, self._mask.new_ones(self.size, 1)], dim=1)
         logits, self._cache = self._forward(self._rows, self._ids, self._mask, self._cache)
         self._ids = _chosen(self._rows, logits)
-        return self._hear(0, self._ids, logits)
+        return self._hear(0, self._ids)
 
     def fail(self, error: Exception) -> None:
         """End all answers, which hear why."""
@@ -137,9 +126,8 @@ class RunningBatch:
             logits, known = forward(self._base, ids, mask, cache, keep=1, padded=padded)
         return logits[:, -1], known
 
-    def _hear(self, first: int, ids: Tensor, logits: Tensor | None = None) -> list[LiveAnswer]:
-        """Tell of the tokens (N, 1) of the rows from `first` on, whose logits these are (N, V), and let rows go; those
-        that are to be read again.
+    def _hear(self, first: int, ids: Tensor) -> list[LiveAnswer]:
+        """Tell of the tokens (N, 1) of the rows from `first` on, and let rows go; those that are to be read again.
 
         Raises:
             RunError: the base computes NaN.
@@ -154,7 +142,7 @@ class RunningBatch:
             if going := token not in each.stops and not each.stopped:
                 each.text.append(token)
                 each.room -= 1
-                each.heard(Token(token) if logits is None else _told(token, logits[n], each.likeliest))
+                each.heard(token)
             if not going or each.room < 1:
                 each.ended = True
                 each.heard(None)
@@ -209,15 +197,6 @@ def _chosen(rows: Sequence[LiveAnswer], logits: Tensor) -> Tensor:
         if each.choose is not None and int(ids[n]) != NOT_A_NUMBER:
             ids[n] = each.choose(logits[n : n + 1])[0]
     return ids
-
-
-def _told(token: int, logits: Tensor, wanted: int | None) -> Token:
-    """A token with what a listener wants to know of its logits (V,)."""
-    if wanted is None:
-        return Token(token)
-    known = logits.float().log_softmax(-1)
-    values, ids = known.topk(wanted)
-    return Token(token, float(known[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
 
 
 def _level(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

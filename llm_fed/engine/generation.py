@@ -24,7 +24,6 @@ from llm_fed.engine.capture import Captures
 from llm_fed.engine.continuous import (
     LiveAnswer,
     RunningBatch,
-    Token,
     forward,
     in_turn,
     not_a_number,
@@ -95,9 +94,9 @@ def generate(
         left, stops = [i for i in order if texts[i] is None], stop_tokens(base)
         answers: dict[int, list[int]] = {i: [] for i in left}
 
-        def hear(i: int, token: Token | Exception | None) -> None:
-            if isinstance(token, Token):
-                answers[i].append(token.id)
+        def hear(i: int, token: int | Exception | None) -> None:
+            if isinstance(token, int):
+                answers[i].append(token)
             else:
                 texts[i] = answer_text(base, requests[i][1], answers[i])
                 signs.answered(1)
@@ -133,11 +132,11 @@ def stream(
     Args:
         sampling: None: it is greedy.
     """
-    room, said = _room(base, prompt, max_new_tokens), list[Token | Exception | None]()
+    room, said = _room(base, prompt, max_new_tokens), list[int | Exception | None]()
     choose = None if sampling is None else sampling.chooser(base.model.device)
     answer = LiveAnswer(0, [*prompt], room, stop_tokens(base), said.append, mix, choose)
     for _ in in_turn(RunningBatch(base, bank, 1), [answer]):
-        yield from (token.id for token in said if isinstance(token, Token))
+        yield from (token for token in said if isinstance(token, int))
         said.clear()
 
 

@@ -199,8 +199,7 @@ def canonical(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def builtin() -> list[dict[str, Any]]:
-    """Every method and merger of llm_fed with its paper, and the defaults and ranges of its hyper-parameters; a list of
-    what `assets/methods.json` has to hold."""
+    """Every method and merger of llm_fed with its paper, and the defaults and ranges of its hyper-parameters."""
     return [_described(name, kind) for name, kind in BUILTIN.items()]
 
 

@@ -9,6 +9,7 @@ import yaml
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import compare
 from llm_fed.commands.comparison import ComparisonPlan
+from llm_fed.commands.section import read_rows, read_section
 from llm_fed.eval import plots
 from llm_fed.experiment import finish, run
 from llm_fed.runs.reading import config_text, scores_by_round
@@ -57,7 +58,7 @@ def trained(monkeypatch) -> list[str]:
 def done(small, tmp_path_factory) -> Path:
     """A finished comparison of ROWS with two seeds; it must not be changed."""
     folder = tmp_path_factory.mktemp("compare")
-    compare.compare(write(small, folder / "c.yaml"), out=folder / "out")
+    compare.compare(read_rows(write(small, folder / "c.yaml")), folder / "out")
     return folder
 
 
@@ -216,7 +217,7 @@ def test_a_section_that_is_none(tmp_path, section, message):
     path = tmp_path / "c.yaml"
     path.write_text(yaml.safe_dump({"compare": section}))
     with pytest.raises(UserError, match=message):
-        compare.load_rows(path)
+        read_section(path)
 
 
 def test_another_configuration_in_a_rows_folder_is_refused(small, tmp_path, llm_fed, trained):
@@ -255,9 +256,9 @@ def test_a_row_takes_over_what_was_refused_before_its_first_round(small, tmp_pat
 
 def test_rows_are_read_and_the_run_itself_ignores_them(small, tmp_path):
     config = write(small, tmp_path / "c.yaml")
-    assert compare.load_rows(config) == ROWS
+    assert read_section(config).rows == ROWS
     assert configfile.load(config).method == {"name": "fedit"}
-    assert compare.load_rows(small.config(tmp_path / "plain.yaml")) == {}
+    assert read_section(small.config(tmp_path / "plain.yaml")).rows == {}
 
 
 def test_a_files_own_hyper_parameters_belong_to_its_own_method(small, tmp_path):
@@ -266,7 +267,7 @@ def test_a_files_own_hyper_parameters_belong_to_its_own_method(small, tmp_path):
     config = write(
         small, tmp_path / "c.yaml", rows, method={"name": "fedmerge", "num_models": 3, "soup_init": "shared"}
     )
-    plan = ComparisonPlan(config, ["local.lr=0.5"], [], [7], tmp_path / "out")
+    plan = ComparisonPlan(read_rows(config, ["local.lr=0.5"], seeds=[7]), tmp_path / "out")
     found = {label: job.config for (label, _), job in plan.cells.items()}
     assert found["own"].method == {"name": "fedmerge", "num_models": 3, "soup_init": "shared"}
     assert found["same"].method == {**found["own"].method, "weight_lr": 0.5}
@@ -276,14 +277,14 @@ def test_a_files_own_hyper_parameters_belong_to_its_own_method(small, tmp_path):
 
 def test_methods_picks_labels_and_makes_plain_rows(small, tmp_path):
     config = write(small, tmp_path / "c.yaml", {"fedit": ["method=fedit", "adapter.rank=4"], "x": []})
-    plan = ComparisonPlan(config, [], ["fedit", "ffa"], [], tmp_path / "out")
+    plan = ComparisonPlan(read_rows(config, chosen=["fedit", "ffa"]), tmp_path / "out")
     assert plan.rows == {"fedit": ["method=fedit", "adapter.rank=4"], "ffa": ["method=ffa"]} and plan.seeds == [0, 1]
 
 
 def test_folders_are_safe_and_unique(small, tmp_path):
     labels = ["a b", "a/b", "A-b", "../up", "|", "POTARA(50)"]
     rows = {label: [f"local.lr={number}"] for number, label in enumerate(labels, start=1)}
-    plan = ComparisonPlan(write(small, tmp_path / "c.yaml", rows, seeds=[3]), [], [], [], tmp_path)
+    plan = ComparisonPlan(read_rows(write(small, tmp_path / "c.yaml", rows, seeds=[3])), tmp_path)
     assert [job.folder.relative_to(tmp_path).as_posix() for job in plan.jobs()] == [
         "a-b-seed3", "a-b-2-seed3", "A-b-3-seed3", "up-seed3", "row-seed3", "POTARA-50-seed3",
     ]  # fmt: skip
@@ -291,7 +292,7 @@ def test_folders_are_safe_and_unique(small, tmp_path):
 
 def test_parents_come_first_and_keep_the_round(small, tmp_path):
     rows = {"t=1": ["method=potara", "method.fed_round=1"], "mean": ["method=mean"], "fedit": ["method=fedit"]}
-    plan = ComparisonPlan(write(small, tmp_path / "c.yaml", rows, seeds=[0]), [], [], [], tmp_path / "out")
+    plan = ComparisonPlan(read_rows(write(small, tmp_path / "c.yaml", rows, seeds=[0])), tmp_path / "out")
     jobs = list(plan.jobs())
     assert [job.method.__class__.__name__ for job in jobs] == ["FedIT", "Local", "potara", "mean"]
     fedit, local, potara, mean = jobs
@@ -324,7 +325,8 @@ def test_scores_by_round_are_those_of_training(small, tmp_path, monkeypatch):
     rows = {label: [f"method={method}", f"eval.every={every}", f"rounds={rounds}"]
             for label, (method, every, rounds) in settings.items()}  # fmt: skip
     config, out = write(small, tmp_path / "c.yaml", rows), tmp_path / "out"
-    compare.compare(config, ["eval.during=test", "local.steps=1", "eval.max_new_tokens=2"], out=out)
+    words = ["eval.during=test", "local.steps=1", "eval.max_new_tokens=2"]
+    compare.compare(read_rows(config, words), out)
     assert "rarely" not in drawn and drawn["path"].read_bytes().startswith(b"\x89PNG")
     assert (drawn["xlabel"], drawn["ylabel"]) == ("round", "rouge1, test")
     for label in ("fedit", "plus"):
@@ -405,7 +407,7 @@ def test_what_models_forget_is_measured_on_a_fixed_text(small, tmp_path):
     """By table, and on each card; the base, which all clients share, alike for all of them."""
     rows = {"alone": ["method=local", "local.lr=1.0"], "gently": ["method=local", "local.lr=1e-6", "local.lr_end=0"]}
     config = write(small, tmp_path / "c.yaml", rows, seeds=[0], eval={"ability": True, "base": True})
-    table = compare.compare(config, out=tmp_path / "out")
+    table = compare.compare(read_rows(config), tmp_path / "out")
     (base,) = table.baselines["base"]
     before = base.beside(ABILITY).mean
     after = {row.label: row.beside(ABILITY).mean for row in table.rows}

@@ -8,7 +8,7 @@ import pytest
 import small_run
 
 from llm_fed import tasks
-from llm_fed.commands import compare
+from llm_fed.commands import compare, section
 from llm_fed.experiment import finish, run
 from llm_fed.kinds.kind import Reuse
 from llm_fed.settings import configfile
@@ -37,7 +37,8 @@ def test_runs_of_a_comparison_equal_runs_alone(small, tmp_path, counted, monkeyp
     task, quick = {"path": str(data), "validation": 0.4}, {"max_new_tokens": 1, "cross": False}
     path = small.config(tmp_path / "c.yaml", rounds=2, task=task, eval=quick)
     out = tmp_path / "out"
-    compare.compare(path, [f"engine.fast={captured}"], chosen=["fedit", "local"], seeds=[0, 1], out=out)
+    rows = section.read_rows(path, [f"engine.fast={captured}"], ["fedit", "local"], [0, 1])
+    compare.compare(rows, out)
     shared = counted["read"]
     folders = sorted(config.parent for config in out.glob("*/config.yaml"))
     assert len(folders) == 4

@@ -20,7 +20,7 @@ from transformers import AutoModelForImageClassification
 from llm_fed import load_client, methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
-from llm_fed.commands import compare
+from llm_fed.commands import compare, section
 from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter, evaluate_run
 from llm_fed.commands.merge import merge_adapters
 from llm_fed.experiment import announce, finish
@@ -259,7 +259,7 @@ def test_a_comparison_counts_the_head_apart(files, tmp_path, monkeypatch):
     rows = {"fedit": ["method=fedit"], "own heads": ["method=fedit", "method.private_head=true"]}
     tree = {**configured(files, "fedit", rounds=1), "compare": {"rows": rows}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
-    table = compare.compare(tmp_path / "c.yaml", out=tmp_path / "out")
+    table = compare.compare(section.read_rows(tmp_path / "c.yaml"), tmp_path / "out")
     assert "Of an adapter's parameters 100 are its head's, which is trained whole." in table.notes
     whole, factors = (row.parameters.up for row in table.rows)
     assert whole - factors == 100 and table.adapter == whole
@@ -307,11 +307,11 @@ POTARA = {"name": "potara", "samples": 4, "grid": True}
 def test_two_runs_merged_afterwards_are_the_runs_of_the_method(parents, tmp_path):
     merged = merge_adapters(POTARA, str(parents / "fedit"), str(parents / "local"), tmp_path)
     logged = {x["client"]: x for x in read_records(parents / "potara/metrics.jsonl") if x["kind"] == "merge"}
-    assert [item.client for item in merged] == ["client0", "client1", "client2"]
-    for item in merged:
-        assert item.recipe["lambda_fed"] == logged[item.client]["lambda_fed"]
+    assert [*merged] == ["client0", "client1", "client2"]
+    for client, recipe in merged.items():
+        assert recipe["lambda_fed"] == logged[client]["lambda_fed"]
         own, expected = (
-            load_file(folder / item.client / "adapter_model.safetensors")
+            load_file(folder / client / "adapter_model.safetensors")
             for folder in (tmp_path, parents / "potara/adapters")
         )
         assert own.keys() == expected.keys() and all(torch.equal(own[name], expected[name]) for name in own)
@@ -320,12 +320,13 @@ def test_two_runs_merged_afterwards_are_the_runs_of_the_method(parents, tmp_path
 
 def test_two_folders_are_merged_with_a_task_of_images(files, parents, tmp_path):
     fed, local = (str(parents / name / "adapters/client0") for name in ("fedit", "local"))
-    (found,) = merge_adapters(POTARA, fed, local, tmp_path, data=EvaluationData("images", files / "own.npz"))
-    assert (found.client, found.recipe["samples"]) == ("all", 4) and 0 < found.recipe["lambda_fed"] < 1
+    data = EvaluationData("images", files / "own.npz")
+    ((client, found),) = merge_adapters(POTARA, fed, local, tmp_path, data=data).items()
+    assert (client, found["samples"]) == ("all", 4) and 0 < found["lambda_fed"] < 1
     one, other, own = (
         load_file(Path(folder) / "adapter_model.safetensors") for folder in (fed, local, tmp_path / "all")
     )
-    weight = found.recipe["lambda_fed"]
+    weight = found["lambda_fed"]
     for name, value in own.items():
         torch.testing.assert_close(value, weight * one[name] + (1 - weight) * other[name], rtol=0, atol=1e-6)
 

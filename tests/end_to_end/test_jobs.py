@@ -17,7 +17,7 @@ import pytest
 import torch
 import yaml
 
-from llm_fed.commands import compare
+from llm_fed.commands import compare, section
 
 ROWS = {"fedit": ["method=fedit"], "local": ["method=local"], "potara": ["method=potara"]}
 WILD = ["method=fedit", "local.steps=4", "local.lr=1e37", "local.lr_end=1e37"]
@@ -89,7 +89,7 @@ def test_killed_at_any_moment(small, tmp_path, threads, how):
     """No process is left, and the same command ends with the same files."""
     config = write(small, tmp_path / "c.yaml", ROWS, [0, 1])
     whole = tmp_path / "whole"
-    compare.compare(config, out=whole)
+    compare.compare(section.read_rows(config), whole)
     chance = random.Random(how)
     for number in range(2):
         out = tmp_path / str(number)
@@ -122,7 +122,7 @@ def test_a_killed_process_of_ray_is_followed_by_another(small, tmp_path, threads
     pytest.importorskip("ray", reason="the extra ray is not installed")
     config = write(small, tmp_path / "c.yaml", {name: ROWS[name] for name in ("fedit", "local")}, [0])
     whole, out = tmp_path / "whole", tmp_path / "out"
-    compare.compare(config, out=whole)
+    compare.compare(section.read_rows(config), whole)
     command = [sys.executable, "-m", "llm_fed.cli", "compare", str(config), "--out", str(out), "--jobs", "ray"]
     quick = {**os.environ, "RAY_worker_niceness": "0"}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=quick)

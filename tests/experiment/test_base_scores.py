@@ -11,7 +11,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from llm_fed.bench import build
-from llm_fed.commands import compare
+from llm_fed.commands import compare, section
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.folder import Run
@@ -147,9 +147,9 @@ def test_a_method_that_merges_runs(small, tmp_path):
 
 def test_a_comparison_has_a_line(small, tmp_path, monkeypatch):
     monkeypatch.setattr(compare, "_drawn", lambda table, out, split: {})
-    section = {"seeds": [0], "rows": {"one": ["method=local"], "two": ["method=fedit"]}}
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree(small, rounds=1, compare=section)))
-    table = compare.compare(tmp_path / "c.yaml", out=tmp_path / "out")
+    rows = {"seeds": [0], "rows": {"one": ["method=local"], "two": ["method=fedit"]}}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree(small, rounds=1, compare=rows)))
+    table = compare.compare(section.read_rows(tmp_path / "c.yaml"), tmp_path / "out")
     text = (tmp_path / "out/table.md").read_text().splitlines()
     assert [line.split(" | ")[0].lstrip("| ") for line in text[2:6]] == ["base", "rule", "one", "two"]
     assert any("without any adapter" in line for line in text)

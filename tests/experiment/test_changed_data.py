@@ -19,6 +19,7 @@ from llm_fed.commands.evaluate import EvaluationData
 from llm_fed.commands.finished import compare_runs
 from llm_fed.commands.join import join
 from llm_fed.commands.merge import merge_adapters
+from llm_fed.commands.section import read_rows
 from llm_fed.experiment import finish, run, splits
 from llm_fed.experiment.shown import shown
 from llm_fed.runs.folder import SPLITS
@@ -298,10 +299,10 @@ def test_a_table_says_that_the_data_changed_between_its_runs(tree, data, tmp_pat
     path = tmp_path / "c.yaml"
     rows = {"fedit": ["method=fedit"], "local": ["method=local"]}
     path.write_text(yaml.safe_dump({**tree(rounds=1), "compare": {"seeds": [0], "rows": rows}}, sort_keys=False))
-    compare(path, chosen=["fedit"], out=tmp_path / "out")
+    compare(read_rows(path, chosen=["fedit"]), tmp_path / "out")
     assert "other examples" not in (tmp_path / "out/table.md").read_text()
     grow(data)
-    compare(path, out=tmp_path / "out")
+    compare(read_rows(path), tmp_path / "out")
     said = "With seed 0, fedit-seed0 and local-seed0 were tested on other examples, as the data changed in between"
     assert said in (tmp_path / "out/table.md").read_text()
 

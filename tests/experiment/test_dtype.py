@@ -14,6 +14,7 @@ from llm_fed import load_client
 from llm_fed.bench import build
 from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.evaluate import evaluate_run
+from llm_fed.commands.section import read_rows
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment import simulation
 from llm_fed.models import speed
@@ -126,7 +127,7 @@ def plan(small, folder: Path, rows: dict[str, list[str]], words: list[str]) -> C
     folder.mkdir(exist_ok=True)
     settings = small.tree(rounds=1, base=AUTO) | {"compare": {"rows": rows}}
     (folder / "c.yaml").write_text(yaml.safe_dump(settings))
-    return ComparisonPlan(folder / "c.yaml", words, [], [], folder / "out")
+    return ComparisonPlan(read_rows(folder / "c.yaml", words), folder / "out")
 
 
 def test_in_a_comparison_auto_and_what_it_means_are_one_run(small, tmp_path):

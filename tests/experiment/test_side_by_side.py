@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from llm_fed.commands.comparison import ComparisonPlan
+from llm_fed.commands.section import read_rows
 from llm_fed.experiment import side_by_side
 from llm_fed.experiment.job import Job
 from llm_fed.experiment.side_by_side import SideBySide
@@ -83,7 +84,7 @@ def train(small, tmp_path, monkeypatch):
         if (key := (*rows, *seeds)) not in planned:
             path = tmp_path / "c.yaml"
             path.write_text(yaml.safe_dump({**small.tree(), "compare": {"rows": rows}}, sort_keys=False))
-            planned[key] = [*ComparisonPlan(path, [], [], seeds, tmp_path / "out").jobs()]
+            planned[key] = [*ComparisonPlan(read_rows(path, seeds=seeds), tmp_path / "out").jobs()]
         for job in (jobs := planned[key]):
             job.outcome = ""
         made = Pretended(jobs, random.Random(number))

@@ -13,6 +13,7 @@ from small_run import CLIENTS
 
 from llm_fed.basics.errors import UserError
 from llm_fed.commands.comparison import ComparisonPlan
+from llm_fed.commands.section import read_rows
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export.models import chosen, seen
@@ -212,7 +213,7 @@ def test_a_shared_run_that_exported_nothing_exports_what_is_needed(small, tmp_pa
     rows = {"local": ["method=local"], "merged": ["method=potara"]}
     tree = small.tree(**SPARSE, export={"clients": "none"}) | {"compare": {"rows": rows}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
-    plan = ComparisonPlan(tmp_path / "c.yaml", [], [], [], tmp_path / "out")
+    plan = ComparisonPlan(read_rows(tmp_path / "c.yaml"), tmp_path / "out")
     shared = plan.cells["local", 2]
     assert shared is plan.cells["merged", 2].parents["local"] and len(list(plan.jobs())) == 3
     assert shared.config.export.clients == "all" and plan.cells["merged", 2].config.export.clients == "none"

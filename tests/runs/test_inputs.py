@@ -15,7 +15,7 @@ from equal_runs import StopsAfter, files
 from rich.console import Console
 
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.commands import api, compare
+from llm_fed.commands import api, compare, section
 from llm_fed.experiment import run as experiment
 from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run
@@ -128,16 +128,14 @@ def test_a_run_that_moves_ends_as_if_it_had_stayed(small, tmp_path):
 def test_runs_of_a_comparison_move_with_it(small, tmp_path):
     """No row is trained again, nor what a row needs; the dtype stays that of the runs."""
     config = small.config(tmp_path / "a.yaml", rounds=1, base={"dtype": "auto"})
-    settings = {"chosen": ["local", "potara"], "out": tmp_path / "out", "reporter": Listens()}
-    before = compare.compare(config, **settings)
+    chosen, out = ["local", "potara"], tmp_path / "out"
+    before = compare.compare(section.read_rows(config, chosen=chosen), out, reporter=Listens())
     shutil.copytree(small.data, tmp_path / "other")
     shutil.copytree(small.base, tmp_path / "base")
     moved = small_run.Small(tmp_path / "base", tmp_path / "other")
     listens = Listens()
-    again = compare.compare(
-        moved.config(tmp_path / "b.yaml", rounds=1, base={"name": str(moved.base), "dtype": "auto"}),
-        **{**settings, "reporter": listens},
-    )
+    other = moved.config(tmp_path / "b.yaml", rounds=1, base={"name": str(moved.base), "dtype": "auto"})
+    again = compare.compare(section.read_rows(other, chosen=chosen), out, reporter=listens)
     assert not any("run 1 of" in note for note in listens.notes), listens.notes
     assert [row.results[0].average for row in again.rows] == [row.results[0].average for row in before.rows]
 

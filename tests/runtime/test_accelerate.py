@@ -26,7 +26,7 @@ from llm_fed import methods
 from llm_fed.basics.errors import ClientError, RunError, UserError
 from llm_fed.basics.rng import Secret
 from llm_fed.bench.build import prepare
-from llm_fed.commands import compare
+from llm_fed.commands import compare, section
 from llm_fed.experiment import finish, run, simulation, splits
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import (
@@ -183,7 +183,7 @@ def test_a_comparison_trains_its_rows_one_after_another_on_all_ranks(small, tmp_
     tables = []
     for size in (1, 2):
         channel = spread(Loopback(size) if size > 1 else None)
-        table = compare.compare(config, chosen=["local", "fedit"], out=tmp_path / str(size))
+        table = compare.compare(section.read_rows(config, chosen=["local", "fedit"]), tmp_path / str(size))
         tables.append(table.as_json())
     assert channel.workers[1].answer(Codec().pack(["stop"])) is None
     scores = [[row["average"]["mean"] for row in table["rows"]] for table in tables]

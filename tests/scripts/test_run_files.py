@@ -9,7 +9,7 @@ import pytest
 from llm_fed import methods
 from llm_fed.basics.errors import lookup
 from llm_fed.bench import parents
-from llm_fed.commands import compare, comparison
+from llm_fed.commands import comparison, section
 from llm_fed.scoring.scores import METRICS
 from llm_fed.settings import configfile
 from llm_fed.settings.config import Config
@@ -54,7 +54,7 @@ def test_a_file_and_each_of_its_rows_resolve_to_what_they_say(name):
     """A file without rows is a configuration; as a run saves it, it is the same one."""
     config = checked(name, [])
     assert config == from_dict(as_dict(config))
-    rows = compare.load_rows(FOLDER / name)
+    rows = section.read_section(FOLDER / name).rows
     if rows:
         every.passes(rows, lambda label: row_is_what_its_label_says(name, label, rows[label]))
 
@@ -105,7 +105,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("name", "runs"), every.quick(RUNS, RUNS[:4]))
 def test_rows_share_their_runs(name, runs, tmp_path):
-    assert len(list(comparison.ComparisonPlan(FOLDER / name, [], [], [0], tmp_path).jobs())) == runs
+    assert len(list(comparison.ComparisonPlan(section.read_rows(FOLDER / name, seeds=[0]), tmp_path).jobs())) == runs
 
 
 PERSONAL = [f"task.partition.{word}" for word in ("kind=dirichlet", "sizes=null", "clients=50", "alpha=0.1")]
@@ -113,7 +113,7 @@ PERSONAL = [f"task.partition.{word}" for word in ("kind=dirichlet", "sizes=null"
 
 def test_ifca_is_compared_on_the_quickstart():
     """Its row `fedmerge` is the quickstart itself."""
-    words = compare.load_rows(FOLDER / "quickstart_ifca.yaml")["fedmerge"]
+    words = section.read_section(FOLDER / "quickstart_ifca.yaml").rows["fedmerge"]
     config = checked("quickstart_ifca.yaml", words)
     assert config == configfile.load(FOLDER.parents[1] / "llm_fed/assets/quickstart.yaml", OPEN["quickstart_ifca.yaml"])
 
@@ -141,5 +141,5 @@ WORDS = [  # what the files' first comments say of other settings and stand-ins
 
 @pytest.mark.parametrize("name, words", WORDS)
 def test_the_words_in_a_file_s_comment_resolve(name, words):
-    rows = {"the file": [], **compare.load_rows(FOLDER / name)}
+    rows = {"the file": [], **section.read_section(FOLDER / name).rows}
     every.passes(rows, lambda label: checked(name, [*rows[label], *words]) and None)
