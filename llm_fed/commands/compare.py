@@ -33,7 +33,7 @@ from llm_fed.experiment.job import Job, spent_together
 from llm_fed.experiment.side_by_side import LOGS, Process, SideBySide, Start, shares
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.reading import scores_by_round
-from llm_fed.runs.tracking import Reporter, duration
+from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime import launch
 from llm_fed.settings import plugins
 from llm_fed.settings.configfile import as_dict

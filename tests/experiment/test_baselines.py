@@ -141,12 +141,3 @@ def test_where_the_server_is_tested_the_rule_is_made_of_all_clients_answers(smal
     config = small.tree(rounds=1, method={"name": "fedit"}, task={"server": {"test": True, "examples": 0}})
     summary = experiment.train(from_dict(config), tmp_path / "run")
     assert list(summary["rule"]["clients"]) == ["server"] and 0 < summary["rule"]["mean"] < 100
-
-
-def test_a_long_comparison_says_how_long_the_other_runs_will_take(small, llm_fed, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "A_MINUTE", 0.0)
-    path = small.config(tmp_path / "c.yaml", rounds=1)
-    said = llm_fed("compare", path, "--methods", "local,fedit", "--out", tmp_path / "out").err
-    first, second = (line for line in said.splitlines() if ": run " in line)
-    assert first == "local-seed0: run 1 of 2"
-    assert second.startswith("fedit-seed0: run 2 of 2; about ")
