@@ -32,41 +32,10 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(files, "BATCH", 6)
 
 
-@pytest.mark.skipif(files._syncfs is None, reason="without syncfs each file is synced by itself")
-def test_a_batch_is_synced_once(tmp_path, monkeypatch, small_batches):
-    """The last one has three files in two folders, which are few; the names of all are synced where they appear."""
-    calls = {"file system": 0, "file": 0}
-
-    def whole(handle):
-        assert len(list(tmp_path.glob("client*"))) == 6 * calls["file system"]  # nothing appears before
-        calls["file system"] += 1
-        return 0
-
-    def one(handle):
-        calls["file"] += 1
-
-    monkeypatch.setattr(files, "_syncfs", whole)
-    monkeypatch.setattr(os, "fsync", one)
-    files.write_folders(folders(tmp_path), "an adapter")
-    assert len(written(tmp_path)) == COUNT
-    assert calls == {"file system": 2, "file": 3 + 3 + 2}
-
-
-@pytest.mark.skipif(files._syncfs is None, reason="there is no syncfs")
-def test_a_failed_sync_is_an_error(tmp_path, monkeypatch, small_batches):
-    monkeypatch.setattr(files, "_syncfs", lambda handle: -1)
-    with pytest.raises(files.RunError, match=r"cannot write an adapter to .*client5"):
-        files.write_folders(folders(tmp_path), "an adapter")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("where", ["sync_files", "put_folder"])
-@pytest.mark.parametrize("exchanges", [True, False])
-def test_a_kill_leaves_no_folder_that_looks_complete(tmp_path, monkeypatch, small_batches, where, exchanges):
+def test_a_kill_leaves_no_folder_that_looks_complete(tmp_path, monkeypatch, small_batches, where):
     """Between the writing of a batch and its appearance, and between the appearance of two folders: what is named
     without a dot is whole, and the same command then writes everything."""
-    if not exchanges:  # as on disks where two names cannot change places at once
-        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
     files.write_folders(folders(tmp_path, b"old"), "an adapter")
     real, seen = files.put_folder, []
 
@@ -99,23 +68,6 @@ def test_the_first_folder_of_something_else_ends_it_all(tmp_path, small_batches)
     with pytest.raises(UserError, match="client7 exists and does not hold an adapter"):
         files.write_folders(folders(tmp_path), "an adapter")
     assert {path.name for path in tmp_path.iterdir()} == {f"client{number}" for number in (0, 1, 2, 3, 4, 5, 7)}
-
-
-def test_a_folder_is_there_at_every_moment_while_it_is_replaced(tmp_path):
-    """Where the system can exchange two names; the names of neither are left behind."""
-    if files._renameat2 is None:
-        pytest.skip("there is no renameat2")
-    files.write_folder(tmp_path / "ada", {"a": b"old"}, "an adapter")
-    real, seen = files.remove, []
-
-    def look(path):
-        seen.append((tmp_path / "ada" / "a").read_bytes())
-        real(path)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, "remove", look)
-        files.write_folder(tmp_path / "ada", {"a": b"new"}, "an adapter")
-    assert seen == [b"old", b"new"] and [path.name for path in tmp_path.iterdir()] == ["ada"]
 
 
 def test_what_grows_has_no_name_elsewhere(tmp_path):

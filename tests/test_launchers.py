@@ -2,16 +2,15 @@
 
 import os
 import socket
-import threading
 
 import pytest
 from hypothesis import given, settings, strategies
-from small_launch import free_port, torchrun
+from small_launch import torchrun
 
 from llm_fed.basics import launchers
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.launchers import ProcessRank
-from llm_fed.runtime import rendezvous
+from llm_fed.runtime import launch
 
 MPI = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
 SLURM = {
@@ -46,16 +45,16 @@ def test_the_place_of_a_process(environment, expected):
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"RANK": "2"}, "RANK=2 and WORLD_SIZE=2: ranks go up to 1; where no launcher started it: unset RANK "),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE='two' is no number"),
-        ({"RANK": ""}, "RANK='' is no number, although this process seems to be one of a launch"),
-        ({"LOCAL_RANK": "-1"}, "LOCAL_RANK='-1' is no number"),
+        ({"RANK": "2"}, "RANK='2' LOCAL_RANK='0' WORLD_SIZE='2' do not say which of how many processes this is"),
+        ({"WORLD_SIZE": "two"}, "RANK='0' LOCAL_RANK='0' WORLD_SIZE='two' do not say"),
+        ({"RANK": ""}, "RANK='' LOCAL_RANK='0' WORLD_SIZE='2' do not say"),
+        ({"LOCAL_RANK": "-1"}, "RANK='0' LOCAL_RANK='-1' WORLD_SIZE='2' do not say"),
     ],
 )
 def test_a_place_that_cannot_be(changed, says):
     with pytest.raises(UserError) as error:
         launchers.process_rank({**torchrun(0, 2), **changed})
-    assert str(error.value).startswith(says)
+    assert str(error.value).startswith(says) and "where no launcher started it: unset RANK " in str(error.value)
 
 
 @given(
@@ -69,7 +68,7 @@ def test_any_environment_has_a_place_or_a_reason(environment):
     """Nothing but a UserError is raised."""
     for look in (launchers.process_rank, launchers.check, launchers.notes):
         try:
-            look(environment)
+            look(environment=environment)
         except UserError as error:
             assert any(name in str(error) for name in environment)
 
@@ -87,7 +86,7 @@ def test_any_environment_has_a_place_or_a_reason(environment):
 )
 def test_settings_that_are_not_ours(name, value):
     with pytest.raises(UserError, match=f"accelerate's configuration sets {name}={value}, which has no effect.*Leave"):
-        launchers.check({**BY_ACCELERATE, name: value})
+        launchers.check(None, {**BY_ACCELERATE, name: value})
 
 
 def test_settings_that_change_nothing_are_no_matter():
@@ -97,17 +96,15 @@ def test_settings_that_change_nothing_are_no_matter():
         "PARALLELISM_CONFIG_TP_SIZE": "1", "ACCELERATE_USE_CPU": "False", "ACCELERATE_SAGEMAKER_DISTRIBUTED_TYPE": "NO",
         "ACCELERATE_USE_PARALLELISM_CONFIG": "true", "PARALLELISM_CONFIG_DP_REPLICATE_SIZE": "2",
     }  # fmt: skip
-    launchers.check(plain)
+    launchers.check("float32", plain)
     assert not launchers.wants_cpu(plain) and launchers.wants_cpu({"ACCELERATE_USE_CPU": "True"})
 
 
 def test_a_mixed_precision_that_is_computed_in_is_no_matter():
     environment = {"ACCELERATE_MIXED_PRECISION": "bf16"}
-    launchers.check(environment)
-    launchers.check_precision("bfloat16", environment)
-    launchers.check_precision("float32", BY_ACCELERATE)
+    launchers.check("bfloat16", environment)
     with pytest.raises(UserError, match="mixed_precision: bf16 .* it is float32.* or base.dtype=bfloat16"):
-        launchers.check_precision("float32", environment)
+        launchers.check("float32", environment)
 
 
 def test_who_seems_to_have_meant_several_processes_is_told():
@@ -123,43 +120,19 @@ def test_alone_hides_the_variables_for_a_while(monkeypatch):
     assert os.environ["OMPI_COMM_WORLD_SIZE"] == "2"
 
 
-def test_ranks_meet(monkeypatch):
-    """Three of them, the first last."""
-    monkeypatch.setattr(rendezvous, "_SOON", 60.0)
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    stores: dict[int, object] = {}
-    threads = [
-        threading.Thread(
-            target=lambda rank=rank: stores.update({rank: rendezvous.meet(ProcessRank(rank, rank, 3), where)}),
-            daemon=True,
-        )
-        for rank in (2, 1, 0)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert stores.keys() == {0, 1, 2}
+@pytest.mark.parametrize("port", ["", "70000", "x"])
+def test_where_ranks_meet_must_be_known(port, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(UserError, match=f"rank 0 of 2: .* do not meet at 127.0.0.1:{port} .MASTER_ADDR, MASTER_PORT"):
+        launch.meet(ProcessRank(0, 0, 2))
 
 
-@pytest.mark.parametrize(
-    ("where", "says"),
-    [
-        ({}, "MASTER_ADDR and MASTER_PORT are ':', which should say where the 2 processes of this launch meet"),
-        ({"MASTER_ADDR": "localhost"}, "MASTER_ADDR and MASTER_PORT are 'localhost:', which should say"),
-        ({"MASTER_ADDR": "localhost", "MASTER_PORT": "70000"}, "MASTER_ADDR and MASTER_PORT are 'localhost:70000'"),
-    ],
-)
-def test_where_ranks_meet_must_be_known(where, says):
-    with pytest.raises(UserError) as error:
-        rendezvous.meet(ProcessRank(0, 0, 2), where)
-    assert str(error.value).startswith(says)
-
-
-def test_a_port_that_is_taken():
+def test_a_port_that_is_taken(monkeypatch):
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
-        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(other.getsockname()[1])}
-        with pytest.raises(UserError, match="cannot meet at 127.0.0.1:.*Choose another port"):
-            rendezvous.meet(ProcessRank(0, 0, 2), where)
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
+        with pytest.raises(UserError, match="do not meet at 127.0.0.1:.*choose another port"):
+            launch.meet(ProcessRank(0, 0, 2))

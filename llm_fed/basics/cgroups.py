@@ -10,6 +10,7 @@ Every function takes the root of the file system, so that tests can lay out /pro
 from __future__ import annotations
 
 import os
+import re
 import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +51,16 @@ def free_for_all(root: Path = Path("/")) -> int:
 
 def tightest(root: Path = Path("/")) -> MemoryLimit | None:
     """The limit that leaves the fewest bytes; None where there is none."""
-    return min([*group_limits(root), *_shell_limit(root), *_own_share()], key=lambda limit: limit.free, default=None)
+    limits, process = group_limits(root), psutil.Process()
+    size, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if size != resource.RLIM_INFINITY:  # some schedulers set it
+        left = max(0, size - process.memory_info().vms)
+        limits.append(MemoryLimit("the limit on address space (ulimit -v)", size, left))
+    share = os.environ.get(SHARE, "")
+    if share.isascii() and share.isdigit():
+        left = max(0, int(share) - process.memory_info().rss)
+        limits.append(MemoryLimit("the share of one of several processes", int(share), left))
+    return min(limits, key=lambda limit: limit.free, default=None)
 
 
 def group_limits(root: Path = Path("/")) -> list[MemoryLimit]:
@@ -61,29 +71,13 @@ def group_limits(root: Path = Path("/")) -> list[MemoryLimit]:
         # In a container the path may be that of the host. What is not there is passed over, and the root always counts.
         for group in (Path(path), *Path(path).parents):
             folder = root / location / group.relative_to("/")
-            used = max(0, (_number(folder / usage) or 0) - _table(folder / "memory.stat").get(cache, 0))
+            freeable = re.search(rf"^{cache} (\d+)", _text(folder / "memory.stat"), re.MULTILINE)
+            used = max(0, _number(folder / usage, 0) - int(freeable[1] if freeable else 0))
             for file in files:
-                size = _number(folder / file)
-                if size is not None and size < _UNLIMITED:
+                size = _number(folder / file, _UNLIMITED)
+                if size < _UNLIMITED:
                     limits.append(MemoryLimit(f"{file} of the control group {group}", size, max(0, size - used)))
     return limits
-
-
-def _shell_limit(root: Path) -> list[MemoryLimit]:
-    """That of `ulimit -v`, which some schedulers set."""
-    size, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if size == resource.RLIM_INFINITY:
-        return []
-    used = 1024 * _table(root / "proc/self/status").get("VmSize:", 0)
-    return [MemoryLimit("the limit on address space (ulimit -v)", size, max(0, size - used))]
-
-
-def _own_share() -> list[MemoryLimit]:
-    size = os.environ.get(SHARE, "")
-    if not (size.isascii() and size.isdigit()):
-        return []
-    left = int(size) - psutil.Process().memory_info().rss
-    return [MemoryLimit("the share of one of several processes", int(size), max(0, left))]
 
 
 def _paths(root: Path) -> Iterator[tuple[int, str]]:
@@ -98,15 +92,9 @@ def _paths(root: Path) -> Iterator[tuple[int, str]]:
             yield version, path if path.startswith("/") and ".." not in path.split("/") else "/"
 
 
-def _number(path: Path) -> int | None:
+def _number(path: Path, default: int) -> int:
     text = _text(path).strip()
-    return int(text) if text.isascii() and text.isdigit() else None
-
-
-def _table(path: Path) -> dict[str, int]:
-    """The lines `name number ...` of a file."""
-    words = (line.split() for line in _text(path).splitlines())
-    return {line[0]: int(line[1]) for line in words if len(line) > 1 and line[1].isascii() and line[1].isdigit()}
+    return int(text) if text.isascii() and text.isdigit() else default
 
 
 def _text(path: Path) -> str:

@@ -26,7 +26,6 @@ LONGEST = 2**21  # characters of a YAML document
 REPEATED = 10**5  # characters that its aliases may add, where each value counts as one more
 NULLS = ("", "~", "null", "Null", "NULL")  # how YAML spells that there is no value
 _LONGEST_NUMBER = 400
-_LONGEST_TEXT = 10_000  # characters of a list or mapping that may be a text
 
 _TAG = "tag:yaml.org,2002:"
 _VALUES = tuple(f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float"))
@@ -55,7 +54,7 @@ _Loader.yaml_implicit_resolvers = {
 class Spelled:
     """A null, bool or number (`value`), and its `text` as it is spelled."""
 
-    def __init__(self, text: str, value: Any):
+    def __init__(self, text: str, value: Tree):
         self.text, self.value = text, value
 
     def __repr__(self) -> str:
@@ -65,19 +64,10 @@ class Spelled:
         return self.text
 
 
-class Map(dict[str, Any]):
-    """A mapping, and its `text`; None where it takes several lines."""
-
-    text: str | None = None
+Tree: TypeAlias = "None | bool | float | str | Spelled | list[Tree] | dict[str, Tree]"  # of settings
 
 
-class List(list[Any]):
-    """A list, and its `text`; None where it takes several lines."""
-
-    text: str | None = None
-
-
-def plain(value: Any) -> Any:
+def plain(value: Tree) -> Any:
     """What YAML makes of it, whatever the types of the settings."""
     if isinstance(value, Spelled):
         return plain(value.value)
@@ -86,21 +76,23 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, list) else value
 
 
-def text_of(value: Any) -> str | None:
-    """How a value is spelled; of a text itself."""
-    return value.text if isinstance(value, Spelled | Map | List) else value if isinstance(value, str) else None
+def text_of(value: Tree) -> str | None:
+    """How a value is spelled; None for lists, mappings, and numbers of a program."""
+    if isinstance(value, Spelled):
+        return value.text
+    return value if isinstance(value, str) else None
 
 
-def read(text: str) -> Any:
-    """A YAML document of `Map`, `List`, `Spelled` and texts; keys are texts as they stand. UserError where it is no
-    YAML, or its aliases make much of little; in which line."""
+def read(text: str) -> Tree:
+    """A YAML document; keys are texts as they stand. UserError where it is no YAML, or its aliases make much of little;
+    in which line."""
     if len(text) > LONGEST:
         raise UserError(f"it is {len(text):,} characters long, and at most {LONGEST:,} are read")
     loader = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        return None if node is None else _Document(loader, text).of(node)
+        return None if node is None else _Document(loader, len(text)).of(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
@@ -118,39 +110,26 @@ def read(text: str) -> Any:
 class _Document:
     """The values of its nodes. An alias is its node once more, so what it repeats is counted."""
 
-    def __init__(self, loader: Any, text: str):
-        self._construct, self._text = loader.construct_object, text
-        self._left = 2 * len(text) + REPEATED
-        self._ends: dict[yaml.Node, int] = {}  # the mark of a collection without brackets lies beyond comments
+    def __init__(self, loader: yaml.SafeLoader, length: int):
+        self._construct, self._left = loader.construct_object, 2 * length + REPEATED
 
-    def of(self, node: yaml.Node) -> Any:
+    def of(self, node: yaml.Node) -> Tree:
         self._count(node, 1 + len(node.value))
-        if node.tag.startswith(_TAG) and node.tag not in (*_VALUES, *_TEXTS, *_COLLECTIONS):
-            raise _wrong(f"the tag {node.tag} has no meaning here", node)
-        start, end = node.start_mark.index, node.end_mark.index
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node, self._text[start:end])
-        is_list = isinstance(node, yaml.SequenceNode)
-        value: List | Map = List(map(self.of, node.value)) if is_list else self._mapping(node)
-        if node.value and not node.flow_style:
-            last = node.value[-1] if is_list else node.value[-1][1]
-            end = self._ends.get(last, last.end_mark.index)
-        self._ends[node] = end
-        if end - start <= _LONGEST_TEXT and "\n" not in (text := self._text[start:end]):
-            value.text = text
-        return value
-
-    def _scalar(self, node: yaml.ScalarNode, text: str) -> Any:
+        if node.tag not in (*_VALUES, *_TEXTS, *_COLLECTIONS):
+            raise _wrong(f"the tag {node.tag} has no meaning here; put a text in quotes", node)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.of(item) for item in node.value]
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node)
         if node.tag in _TEXTS:
-            return node.value
-        if node.tag not in _VALUES:  # `!x` is no tag, but the beginning of a text
-            return text
+            return str(node.value)
         if len(node.value) > _LONGEST_NUMBER:
             raise _wrong(f"a number has more than {_LONGEST_NUMBER} characters", node)
         return Spelled(node.value, self._construct(node))
 
-    def _mapping(self, node: yaml.MappingNode) -> Map:
-        own, others = Map(), Map()  # the latter are those that `<<` names, of which the first counts
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, Tree]:
+        own: dict[str, Tree] = {}
+        others: dict[str, Tree] = {}  # those that `<<` names, of which the first counts
         for key, inner in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise _wrong("a key is a list or a mapping", key)
@@ -160,12 +139,12 @@ class _Document:
                 for each in value if isinstance(value, list) else [value]:
                     if not isinstance(each, dict):
                         raise _wrong("<< takes mappings", key)
-                    others = Map({**each, **others})
+                    others = each | others
             elif key.value in own:
                 raise _wrong(f"the key {key.value} is there twice", key)
             else:
                 own[key.value] = value
-        return Map({**others, **own})
+        return others | own
 
     def _count(self, node: yaml.Node, characters: int) -> None:
         self._left -= characters
@@ -208,24 +187,21 @@ class Word(Spelled):
     """What stands after the `=` of a `key=value` word. It has no quotes of YAML, since the shell has its own."""
 
 
-def word(text: str) -> Word | Map:
+def word(text: str) -> Word:
     """What stands after the `=` of a `key=value` word; UserError where it holds bytes that are no text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"{one_line(text)!r} holds bytes that are not UTF-8") from error
     try:
-        given = read(text)
+        value = read(text)
     except UserError:
-        given = text  # a text that is no YAML; where a number is expected, its type says so
-    if isinstance(given, Map):
-        given.text = text
-        return given
-    value = plain(given)
+        value = text  # a text that is no YAML; where a number is expected, its type says so
+    value = value if isinstance(value, dict) else plain(value)
     return Word(text, text if value is None and text not in NULLS else value)  # to YAML `# x` is nothing as well
 
 
-def created(value: Any) -> Any:
+def created(value: object) -> Tree:
     """Nested values of a program, as `read` gives those of a file; UserError for what no file could hold."""
     if isinstance(value, Mapping):
         return {_key(key): created(item) for key, item in value.items()}
@@ -240,28 +216,30 @@ def created(value: Any) -> Any:
     raise UserError(f"the configuration holds a value that YAML cannot express: {one_line(repr(value))}")
 
 
-def _key(key: Any) -> str:
+def _key(key: object) -> str:
     if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
         return str(key)
     raise UserError(f"the configuration holds the key {one_line(repr(key))}; keys are texts")
 
 
 # In a list: a text in quotes, or one that stands for itself, where a comma within brackets is its own.
-_ITEM = re.compile(r"""\s*(?:('(?:[^']|'')*'|"(?:[^"\\]|\\.)*")\s*|((?:[^,\[\]]|\[[^\[\]]*\])+))(?:,|\Z)""", re.DOTALL)
+_ITEM = re.compile(r"""\s*(?:'((?:[^']|'')*)'|"([^"]*)"|((?:[^,\[\]]|\[[^\[\]]*\])+?))\s*,""", re.DOTALL)
 
 
 def names(text: str) -> list[str] | None:
     """The texts in `[a,b]`, each as it stands or in quotes, as one with a comma must be; None for another text."""
-    inner, items, index = text.strip(), [], 0
-    if not (len(inner) > 1 and inner[0] == "[" and inner[-1] == "]"):
+    inner = text.strip()
+    if len(inner) < 2 or inner[0] != "[" or inner[-1] != "]":
         return None
-    inner = inner[1:-1].strip()
-    while index < len(inner):
-        item = _ITEM.match(inner, index)
+    inner, items = inner[1:-1].strip(), []
+    left = inner and f"{inner},"
+    while left:
+        item = _ITEM.match(left)
         if item is None or not item[0].strip(", "):
             return None
-        items.append(_unquoted(item[1]) if item[1] else item[2].strip())
-        index = item.end()
+        single, double, bare = item.groups(default="")
+        items.append(single.replace("''", "'") or double or bare)
+        left = left[item.end() :]
     return items
 
 
@@ -273,12 +251,3 @@ def names_of(what: str, text: str) -> list[str]:
             f"{what} is {text!r}; it takes names separated by commas, in quotes where a name has one itself"
         )
     return items
-
-
-def _unquoted(text: str) -> str:
-    if text[0] == "'":
-        return text[1:-1].replace("''", "'")
-    try:
-        return str(read(text))
-    except UserError:
-        return text  # no escapes of YAML, so the quotes are its own

@@ -20,9 +20,7 @@ from llm_fed.basics.errors import RunError, UserError
 
 BATCH = 256  # folders that are brought to the disk together
 _FEW = 16  # files; more are not synced one by one
-_libc = ctypes.CDLL(None, use_errno=True)
-_syncfs, _renameat2 = (getattr(_libc, name, None) for name in ("syncfs", "renameat2"))  # Linux has them
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE
+_syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)  # Linux has it
 
 
 def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = False) -> None:
@@ -97,10 +95,7 @@ def remove(path: Path) -> None:
 
 
 def put_folder(whole: Path, folder: Path) -> None:
-    """Give a complete folder beside `folder`, on the disk, its name; what had the name is there until then."""
-    if os.path.lexists(folder) and _exchange(whole, folder):
-        remove(whole)
-        return
+    """Give a complete folder beside `folder`, on the disk, its name."""
     replaced = _beside(folder, "replaced")
     if os.path.lexists(folder):
         remove(replaced)
@@ -134,11 +129,6 @@ def _refused(path: Path) -> UserError:
         f"{path} is a symbolic link, and nothing is written through one, as it may lead to any file; put there what it "
         "leads to, delete it, or give another folder"
     )
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names at once; False where the system or the disk cannot."""
-    return _renameat2 is not None and not _renameat2(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE)
 
 
 def sync_folder(folder: Path) -> None:

@@ -8,7 +8,7 @@ them. The one exception is `accelerate launch` over mpirun, which leaves the ran
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -41,37 +41,22 @@ class ProcessRank:
 
 
 def process_rank(environment: Mapping[str, str] = os.environ) -> ProcessRank | None:
-    """The place of this process in a launch; None: it is alone. UserError for a variable that is missing or no
-    number."""
+    """Which process of a launch this is; None: it is alone. UserError where the variables do not say it."""
     if "LOCAL_RANK" in environment:
         keys = ["RANK", "LOCAL_RANK", "WORLD_SIZE"]
     elif _BY_ACCELERATE in environment and "MASTER_ADDR" in environment:
-        keys = [_first(names, environment) for names in (_RANK, _LOCAL_RANK, _SIZE)]
+        kinds = (_RANK, _LOCAL_RANK, _SIZE)
+        keys = [next((name for name in names if name in environment), names[0]) for names in kinds]
     else:
         return None
-    if _whole(environment.get(keys[2], "1")) == 1:
+    if environment.get(keys[2], "1") == "1":
         return None
-    here = ProcessRank(*(_number(environment, key) for key in keys))
-    if here.rank >= here.size:
-        wrong = f"{keys[0]}={here.rank} and {keys[2]}={here.size}: ranks go up to {here.size - 1}"
-        raise UserError(f"{wrong}; {unset(environment)}")
-    return here
-
-
-def _first(names: Sequence[str], environment: Mapping[str, str]) -> str:
-    return next((name for name in names if name in environment), names[0])
-
-
-def _number(environment: Mapping[str, str], key: str) -> int:
-    text = environment.get(key, "")
-    if (number := _whole(text)) is None:
-        raise UserError(f"{key}={text!r} is no number, although this process seems to be one of a launch; "
-                        f"{unset(environment)}")  # fmt: skip
-    return number
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdigit() else None
+    texts = {key: environment.get(key, "") for key in keys}
+    numbers = [int(text) for text in texts.values() if text.isascii() and text.isdigit()]
+    if len(numbers) < len(texts) or numbers[0] >= numbers[2]:
+        said = " ".join(f"{key}={text!r}" for key, text in texts.items())
+        raise UserError(f"{said} do not say which of how many processes this is; {unset(environment)}")
+    return ProcessRank(*numbers)
 
 
 def unset(environment: Mapping[str, str] = os.environ) -> str:
@@ -80,10 +65,11 @@ def unset(environment: Mapping[str, str] = os.environ) -> str:
     return f"where no launcher started it: unset {' '.join(name for name in names if name in environment)}"
 
 
-def check(environment: Mapping[str, str] = os.environ) -> None:
-    """UserError for what a launcher was told and what would not happen here, and what to set."""
-    asked = {name: environment.get(name, "").strip() for name in (*_REFUSED, _BY_ACCELERATE)}
-    for name, value in asked.items():
+def check(dtype: str | None = None, environment: Mapping[str, str] = os.environ) -> None:
+    """UserError for what a launcher was told and what would not happen here, and what to set. `dtype`: that of the
+    base, where it is known."""
+    values = {name: environment.get(name, "").strip() for name in (*_REFUSED, _BY_ACCELERATE)}
+    for name, value in values.items():
         fine = _PRECISIONS if name == _BY_ACCELERATE else ("1",) if name.endswith(("_SIZE", "_STEPS")) else ()
         if value.lower() not in (*_NOTHING, *fine):
             raise UserError(
@@ -91,12 +77,8 @@ def check(environment: Mapping[str, str] = os.environ) -> None:
                 "and computes in base.dtype. Leave it out, as scripts/launch/gpu-8.yaml does; a base that does not fit "
                 "needs base.quantization=nf4 or, in one process, base.device_map=auto"
             )
-
-
-def check_precision(dtype: str, environment: Mapping[str, str] = os.environ) -> None:
-    """UserError for a mixed precision of accelerate's configuration that is not the dtype in which is computed."""
-    requested = environment.get(_BY_ACCELERATE, "").strip().lower()
-    if requested in _PRECISIONS and _PRECISIONS[requested] != dtype:
+    requested = values[_BY_ACCELERATE].lower()
+    if dtype and _PRECISIONS.get(requested, dtype) != dtype:
         raise UserError(
             f"mixed_precision: {requested} in accelerate's configuration ({_BY_ACCELERATE}) has no effect: base.dtype "
             f"decides, and it is {dtype}. Set mixed_precision: 'no', or base.dtype={_PRECISIONS[requested]}"
@@ -116,7 +98,8 @@ def notes(environment: Mapping[str, str] = os.environ) -> list[str]:
             "accelerate launch has started one process, as it does for CPUs without an MPI host file; "
             "scripts/launch/cpu-2.yaml starts several"
         ]
-    if "LOCAL_RANK" not in environment and (size := _whole(environment.get("WORLD_SIZE", "")) or 1) > 1:
+    size = environment.get("WORLD_SIZE", "")
+    if "LOCAL_RANK" not in environment and size not in ("", "1"):
         return [
             f"WORLD_SIZE={size} is set, but no LOCAL_RANK, so this process trains alone; torchrun and accelerate "
             "launch start several that share the work"

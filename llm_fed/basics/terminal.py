@@ -46,24 +46,17 @@ class Lasting:
 
     def write(self, text: str) -> int:
         try:
-            with self._kept():
-                self._stream.write(text)
+            self._stream.write(text)
         except UnicodeEncodeError:
-            with self._kept():
-                self._stream.write(shown(text, self._stream.encoding))
+            self.write(shown(text, self._stream.encoding))
+        except (OSError, ValueError) as error:  # of a file that is closed Python says ValueError
+            self.failure = error
         return len(text)
 
     def flush(self) -> None:
-        with self._kept():
-            self._stream.flush()
-
-    @contextmanager
-    def _kept(self) -> Iterator[None]:
         try:
-            yield
-        except UnicodeEncodeError:
-            raise
-        except (OSError, ValueError) as error:  # of a file that is closed Python says ValueError
+            self._stream.flush()
+        except (OSError, ValueError) as error:
             self.failure = error
 
     @property

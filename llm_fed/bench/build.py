@@ -208,7 +208,7 @@ def prepare(
         reporter.note(said)
         if hint := kind.hint(device):
             reporter.note_once(hint)
-    launchers.check_precision(config.base.dtype)
+    launchers.check(config.base.dtype)
     if base is None and not is_object(config.base.name) and (too_little := room.shortage(config.base, device)):
         reporter.note(too_little)
     with signs.part(f"loading the base {config.base.name}"):

@@ -255,7 +255,7 @@ def _completed(config: Mapping[str, Any], words: Sequence[str], base: Any, data:
     from llm_fed.commands import init
 
     base, data = (None if isinstance(given, str) else given for given in (base, data))  # of which the words say it
-    return configfile.laid_under(config, init.unsaid(config, words, base, data))
+    return configfile.merged(init.unsaid(config, words, base, data), configfile.created(config))
 
 
 def resolve(

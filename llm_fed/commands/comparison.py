@@ -19,11 +19,11 @@ from llm_fed.experiment.job import Job
 from llm_fed.models.loading import settle_dtype
 from llm_fed.runs import inputs
 from llm_fed.runs.folder import holds_results
+from llm_fed.runs.inputs import KEYS, Contents, translated
 from llm_fed.runs.reading import saved_config
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import Config, ExportConfig
-from llm_fed.settings.contents import KEYS, Contents, translated
 from llm_fed.settings.plugins import short
 
 

@@ -28,13 +28,13 @@ from llm_fed.experiment.simulation import Simulation
 from llm_fed.models import ranks
 from llm_fed.runs import extend, inputs
 from llm_fed.runs.folder import ENDED, WRITTEN
+from llm_fed.runs.inputs import Contents, Files
 from llm_fed.runs.lock import HeldError, Lock
 from llm_fed.runs.reading import is_finished, read_config
 from llm_fed.runs.records import read_object
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict
-from llm_fed.settings.contents import Contents, Files
 from llm_fed.tasks.common import Example
 from llm_fed.tasks.record import Record
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from llm_fed.basics.documents import plain, text_of
+from llm_fed.basics.documents import plain
 from llm_fed.basics.errors import UserError, did_you_mean, require
 from llm_fed.commands.own import NO_OBJECTS, OwnObjects
 from llm_fed.scoring import scores
@@ -140,20 +139,20 @@ def read_section(path: str | Path) -> Section:
     Raises:
         UserError: the file cannot be read, or the section is not as it should be.
     """
-    given = configfile.read(path).get("compare", {})
-    section = plain(given)
+    section = plain(configfile.read(path).get("compare", {}))
     example = "compare: {seeds: [0, 1], rows: {some label: [method=fedit, adapter.rank=16]}}"
     if not isinstance(section, dict):
         raise UserError(f"{path}: compare is {section!r}; it takes a mapping, e.g. {example}")
     configfile.check_keys(section, ["seeds", "rows", "budget"], "compare.")
     rows, seeds = section.get("rows", {}), section.get("seeds", [])
-    if isinstance(rows, dict):
-        rows = {label: _words(words) for label, words in given.get("rows", {}).items()}
     if not isinstance(rows, dict):
         raise UserError(f"{path}: compare.rows is {rows!r}; it takes labels with lists of words, e.g. {example}")
     for label, words in rows.items():
         if not (isinstance(words, list) and all(isinstance(word, str) and "=" in word for word in words)):
-            raise UserError(f"{path}: row {label!r} is {words!r}; it takes a list of words such as local.lr=1e-4")
+            raise UserError(
+                f"{path}: row {label!r} is {words!r}; it takes a list of words such as local.lr=1e-4, in quotes where "
+                "one has a colon and a space"
+            )
         if "seed" in (word.partition("=")[0] for word in words):
             raise UserError(f"{path}: row {label!r} has a seed, but all rows have those of compare.seeds or --seeds")
     if not (isinstance(seeds, list) and all(type(seed) is int for seed in seeds)):
@@ -162,11 +161,6 @@ def read_section(path: str | Path) -> Section:
     if budget is not None and not (type(budget) in (int, float) and 0 < budget < math.inf):
         raise UserError(f"{path}: compare.budget is {budget!r}; it takes a number of MB above 0, e.g. 200000")
     return Section({str(label): words for label, words in rows.items()}, seeds, budget)
-
-
-def _words(given: Any) -> Any:
-    """A row's list of words as they stand: to YAML `task.template=Q: {prompt}` is a mapping."""
-    return [text_of(word) or plain(word) for word in given] if isinstance(given, list) else plain(given)
 
 
 @contextmanager

@@ -23,11 +23,11 @@ from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run
+from llm_fed.runs.inputs import Contents
 from llm_fed.runs.reading import events, shares_of, validated
 from llm_fed.runs.tracking import Reporter
 from llm_fed.scoring.scores import without
 from llm_fed.settings.config import Config
-from llm_fed.settings.contents import Contents
 
 
 @dataclass(eq=False)

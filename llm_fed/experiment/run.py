@@ -30,11 +30,11 @@ from llm_fed.kinds import Kind
 from llm_fed.method.merge import Merge
 from llm_fed.runs import extend, inputs
 from llm_fed.runs.folder import Run, holds_results, look
+from llm_fed.runs.inputs import Contents
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import Build, Shared, serve_orders
 from llm_fed.runtime.launch import connect, other_ranks
 from llm_fed.settings.config import Config
-from llm_fed.settings.contents import Contents
 from llm_fed.tasks.record import Record
 
 

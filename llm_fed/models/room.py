@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from llm_fed.basics import cgroups
 from llm_fed.settings.config import BaseConfig
-from llm_fed.settings.contents import base_folder
+from llm_fed.settings.paths import base_folder
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -37,12 +37,8 @@ def search(config: Config) -> dict[str, Any]:
 
 
 def lr(config: Config, round: int) -> float:
-    """The learning rate of a round: after `local.warmup_rounds` from `local.lr` to `local.lr_end` in the last, as
-    `local.schedule` says."""
-    local, warmup = config.local, config.local.warmup_rounds
-    if round <= warmup:
-        return local.lr * round / (warmup + 1)
-    share = (round - 1 - warmup) / max(1, config.rounds - 1 - warmup)
+    """The learning rate of a round: from `local.lr` to `local.lr_end` in the last, as `local.schedule` says."""
+    local, share = config.local, (round - 1) / max(1, config.rounds - 1)
     if local.schedule == "cosine":
         share = (1 - math.cos(math.pi * share)) / 2
     return local.lr + (local.lr_end - local.lr) * share

@@ -20,13 +20,13 @@ from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_fil
 from llm_fed.basics.rng import Secret
 from llm_fed.runs import digests, extend, inputs, secrecy
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
+from llm_fed.runs.inputs import Contents, translated
 from llm_fed.runs.lock import NAME, HeldError, Lock
 from llm_fed.runs.reading import REOPENED, config_text, saved_config
 from llm_fed.runs.records import check_beginning, read_object, read_records, time_of_day
 from llm_fed.settings import paths
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat, from_dict
-from llm_fed.settings.contents import Contents, translated
 
 # What may differ between the commands that start and continue a run: it changes no number, or (network) decides who is
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.

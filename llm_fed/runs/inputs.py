@@ -1,20 +1,155 @@
 """inputs.json: what a run's data and base hold, so that it goes on with the same ones from wherever they lie, and not
-with others."""
+with others. Data and base are the same under any path, on any machine, where their files are the same byte for byte.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError, listed
 from llm_fed.runs.records import read_object
+from llm_fed.settings import object_contents, objects, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
-from llm_fed.settings.contents import Contents, Files, difference, own_keys
-from llm_fed.settings.objects import WORD, is_object
+from llm_fed.settings.paths import base_folder
 
 FILE = "inputs.json"
+Files = Mapping[str, str]  # by path below what is named, the SHA-256; a file that is named itself has the path "."
+
+KEYS = ("base.name", "task.path", "task.server.path")
+_AT_ONCE = 8  # files that are read at the same time
+_NAMED = 3  # files that a message names
+# What transformers reads of a base's folder; all else there may change.
+_BASE_NAMES = {
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json",
+    "preprocessor_config.json", "processor_config.json",
+}  # fmt: skip
+_BASE_SUFFIXES = (".safetensors", ".safetensors.index.json", ".model", ".tiktoken", ".gguf")
+# What lies beside data and is none.
+_NO_DATA_SUFFIXES = (".md", ".py", ".sh", ".ipynb", ".pdf", ".docx", ".log", ".yaml", ".yml")
+_NO_DATA_NAMES = ("readme", "license", "licence", "thumbs.db", "desktop.ini", "__macosx")
+
+
+class Contents:
+    """The files that configurations name. Each path is read once, so an object of this class is for one command."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, str | None], Files] = {}
+
+    def of(self, config: Config) -> dict[str, Files]:
+        """By key of the configuration, what it names; without those that name no files of this machine."""
+        values = flat(as_dict(config))
+        keys = dict.fromkeys([*KEYS, *own_keys(values)])
+        named = {key: self.named(key, values.get(key), values["base.revision"]) for key in keys}
+        return {key: files for key, files in named.items() if files is not None}
+
+    def named(self, key: str, name: Any, revision: str | None = None) -> Files | None:
+        """The files that a key's value names; None where it names none, such as a data set of the Hub."""
+        if not isinstance(name, str) or not name:
+            return None
+        is_base = key == "base.name"
+        requested = key, name, revision if is_base else None
+        if requested not in self._known and (objects.is_object(name) or plugins.is_named(key, name)):
+            self._known[requested] = _of_code(key, name)
+        if requested not in self._known:
+            location = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
+            if location is None or not os.path.exists(location):
+                return None
+            self._known[requested] = _digests(location, is_base)
+        return self._known[requested]
+
+
+def own_keys(values: Mapping[str, Any]) -> list[str]:
+    """The keys of a flat configuration that name objects of the program around, or code of the user's own."""
+    return [
+        key
+        for key in dict.fromkeys([*objects.KEYS, *plugins.GROUP])
+        if objects.is_object(name := values.get(key)) or plugins.is_named(key, name)
+    ]
+
+
+def _of_code(key: str, name: str) -> Files:
+    if objects.is_object(name):
+        return object_contents.of_object(key, objects.find(key, name))
+    return object_contents.of_code(plugins.find(key, name, plugins.GROUP[key], ()))
+
+
+def difference(before: Files, now: Files) -> str:
+    """Describes which files have changed; empty where none has."""
+    parts = []
+    for path, held in before.items():
+        found = now.get(path, "missing")
+        if found == "missing" or found.startswith(object_contents.UNKNOWN):
+            parts.append(f"{path} is {found}")
+        elif found != held:
+            parts.append(f"{path} differs")
+    parts += [f"{path} is new" for path in now if path not in before]
+    return listed(parts, _NAMED)
+
+
+def translated(saved: dict[str, Any], recorded: Mapping[str, Files], config: Config, contents: Contents) -> list[str]:
+    """Write into a saved configuration, as nested values, the paths of another one wherever they name files with the
+    same contents; the keys whose paths were written. `recorded` is what the files held that the saved one names."""
+    now, before, moved = flat(as_dict(config)), flat(saved), []
+    for key, files in recorded.items():
+        if key not in KEYS or now.get(key) == before.get(key):
+            continue
+        own = contents.named(key, now.get(key), now["base.revision"])
+        if own is not None and not difference(files, own):
+            _put(saved, key, now[key])
+            if key == "base.name":
+                _put(saved, "base.revision", now["base.revision"])
+            moved.append(key)
+    return moved
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    for section in sections:
+        tree = tree[section]
+    tree[name] = value
+
+
+def _digests(location: Path, is_base: bool) -> Files:
+    """Of a file, or of all files of a folder that count."""
+    paths = {".": location} if location.is_file() else dict(_base_files(location) if is_base else _data_files(location))
+    with ThreadPool(min(_AT_ONCE, max(1, len(paths)))) as pool:  # for which a process that ends does not wait
+        return dict(zip(paths, pool.map(_digest, paths.values(), chunksize=1), strict=True))
+
+
+def _base_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.iterdir()):
+        if (path.name in _BASE_NAMES or path.name.endswith(_BASE_SUFFIXES)) and path.is_file():
+            yield path.name, path
+
+
+def _data_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    for location, folders, names in os.walk(folder, followlinks=True):
+        folders[:] = sorted(name for name in folders if _counts(name))
+        for name in sorted(filter(_counts, names)):
+            path = Path(location, name)
+            if path.is_file():
+                yield path.relative_to(folder).as_posix(), path
+
+
+def _counts(name: str) -> bool:
+    name = name.lower()
+    return not name.startswith((".", *_NO_DATA_NAMES)) and not name.endswith(_NO_DATA_SUFFIXES)
+
+
+def _digest(path: Path) -> str:
+    """Or why the file cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:  # whoever needs the file says it
+        return error.strerror or "unreadable"
 
 
 def read(folder: Path) -> dict[str, Files]:
@@ -44,7 +179,7 @@ def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Fil
     now = contents.named("base.name", base["name"], base["revision"])
     if now is None or "base.name" not in recorded or not (changed := difference(recorded["base.name"], now)):
         return
-    if is_object(base["name"]):
+    if objects.is_object(base["name"]):
         raise UserError(
             f"the model given as base= is not the one any more with which the run {folder} began: {changed}. Give the "
             "old one to continue it, another out=, or fresh=True to start again"
@@ -66,10 +201,10 @@ def check_finished(folder: Path, config: Config, contents: Contents) -> None:
     for key in own_keys(values):
         now = contents.named(key, values[key]) if key in recorded else None
         if now is not None and (changed := difference(recorded[key], now)):
-            if is_object(values[key]):
+            if objects.is_object(values[key]):
                 raise UserError(
-                    f"{folder} is finished, and was given another {WORD[key]}= ({changed}); give another out=, or "
-                    "fresh=True to train again"
+                    f"{folder} is finished, and was given another {objects.WORD[key]}= ({changed}); give another out=, "
+                    "or fresh=True to train again"
                 )
             raise UserError(
                 f"{folder} is finished, and the code of {key}={values[key]} was another then ({changed}); give another "

@@ -20,6 +20,8 @@ from llm_fed.settings.configfile import as_dict, from_dict
 
 FORMAT = 1  # of a run folder, in its config.yaml; what reads another one says so and reads nothing else
 
+# Settings of this format that are gone, with their defaults: no other value is passed over.
+_GONE = (("local", "warmup_rounds", 0), ("track", "project", "llm_fed"))
 REOPENED = "reopened.json"  # a finished run goes on: its results are those of its earlier end
 HERE = "."  # where the adapters of a merge's output lie, beside its summary
 
@@ -54,6 +56,9 @@ def saved_config(folder: Path) -> dict[str, Any]:
     try:
         tree = dict(documents.load(checksum.uncommented(read_file(path).decode())))
         held, privacy = tree.pop("format", None), dict(tree.get("privacy") or {})
+        for name, key, default in _GONE:
+            if isinstance(section := tree.get(name), dict) and section.get(key) == default:
+                section.pop(key, None)
         saved = as_dict(paths.absolute(from_dict(tree))) if held == FORMAT else {"privacy": {"clip": None, **privacy}}
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, UserError) as error:
         reason = " ".join(str(error).split())

@@ -68,7 +68,7 @@ class Trackers:
         makers = {"wandb": self._wandb, "mlflow": self._mlflow}
         made = {name: makers[name](ids.get(name)) for name in config.track.with_ if name in makers}
         accelerator = Accelerator(log_with=list(config.track.with_), project_dir=self.folder)
-        accelerator.init_trackers(config.track.project, init_kwargs=made)
+        accelerator.init_trackers(os.environ.get("WANDB_PROJECT", "llm_fed"), init_kwargs=made)
         self._own = list(accelerator.trackers)
         plain = {
             _FORBIDDEN.sub("_", key): value if isinstance(value, int | float | str) else str(value)

@@ -5,38 +5,33 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import cache
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import PartialState
 from torch import distributed
 
 from llm_fed.basics import launchers
-from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.basics.launchers import ProcessRank
 from llm_fed.runtime.portable import Codec
-from llm_fed.runtime.rendezvous import meet
 
 # A process that dies closes its connections, which the others notice at once. This bounds only the wait for one that
 # lives: for a rank at a long share, or for rank 0 at a long step of the server.
 TIMEOUT = timedelta(days=1)
-
-
-class Channel(Protocol):
-    """Bytes between the ranks of a launch."""
-
-    size: int
-
-    def send(self, rank: int, data: bytes) -> None: ...
-
-    def receive(self, rank: int) -> bytes: ...
+# Seconds in which all processes must have come. Those of a launcher that is at work may still be importing from a slow
+# disk; where nothing but variables speaks of a launch, they are likely to have been left in a shell.
+_MANAGED, _UNMANAGED = 600.0, 45.0
+_SOON = 2.0  # seconds after which a process that waits for others says so
 
 
 class Gloo:
@@ -80,7 +75,7 @@ class Ranks:
         opened: whose configuration they have built.
     """
 
-    def __init__(self, channel: Channel):
+    def __init__(self, channel: Gloo):
         self.channel, self.size = channel, channel.size
         self.opened: object = None
         self._busy: set[int] = set()
@@ -118,8 +113,7 @@ class Ranks:
 @cache
 def connect() -> Gloo | None:
     """The connection to the other processes of this launch; None where this one is alone. Waits until all are here.
-    UserError: one has not come, or the launcher was told what would not happen here."""
-    launchers.check()
+    UserError: one has not come."""
     here = launchers.process_rank()
     if here is None:
         return None
@@ -128,6 +122,41 @@ def connect() -> Gloo | None:
     os.environ.update(RANK=str(here.rank), LOCAL_RANK=str(here.local_rank), WORLD_SIZE=str(here.size))  # of MPI's
     PartialState(cpu=not torch.cuda.is_available(), backend="gloo")
     return Gloo(here)
+
+
+def meet(here: ProcessRank) -> distributed.Store:
+    """A store that all processes of the launch share, once all are here. UserError: they have not come within the time,
+    or where they should meet is not known, or taken."""
+    names = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    managed = "TORCHELASTIC_RUN_ID" in os.environ or str(here.size) in map(os.environ.get, names)
+    limit = _MANAGED if managed else _UNMANAGED
+    where = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')} (MASTER_ADDR, MASTER_PORT)"
+    waits = f"llm-fed: rank {here.rank} is waiting for others of {here.size} at {where}; {launchers.unset()}"
+    note = threading.Timer(_SOON, print, [waits], {"file": sys.stderr, "flush": True})
+    note.start()
+    try:
+        until = time.monotonic() + limit
+        while here.rank and time.monotonic() < until and not _listens():
+            time.sleep(0.1)  # torch would print a warning at each attempt
+        address = f"env://?rank={here.rank}&world_size={here.size}"
+        store, *_ = next(distributed.rendezvous(address, timeout=timedelta(seconds=limit)))
+    except (RuntimeError, ValueError) as error:  # of torch's store
+        raise UserError(
+            f"rank {here.rank} of {here.size}: the processes of this launch do not meet at {where} within "
+            f"{limit:.0f} s ({one_line(str(error), 200)}). Start all within that time, or choose another port; "
+            f"{launchers.unset()}"
+        ) from error
+    finally:
+        note.cancel()
+    return store
+
+
+def _listens() -> bool:
+    """Whether somebody keeps a store where the processes meet."""
+    address = os.environ.get("MASTER_ADDR", ""), int(os.environ.get("MASTER_PORT", ""))
+    with suppress(OSError), socket.create_connection(address, timeout=1):
+        return True
+    return False
 
 
 def processes() -> int:

@@ -13,6 +13,7 @@ import importlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
+from operator import attrgetter
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -23,8 +24,8 @@ from llm_fed.method.requests import Query
 from llm_fed.method.site import Site
 from llm_fed.state import Layout, State, wire
 
+Tensors = dict[object, tuple[int, Tensor]]  # by their bits
 _PACKAGE = __name__.partition(".")[0]
-_SAMPLE = 256  # numbers of a tensor that are looked at before two tensors are compared
 
 
 def examples_of(sites: Iterable[Site]) -> list[object]:
@@ -56,7 +57,8 @@ def packages_of(*things: Any) -> tuple[str, ...]:
 
 
 class Codec:
-    """Packs and unpacks what travels.
+    """Packs and unpacks what travels. A node of the tree is a number, a string, None, a list, or a dict with one key
+    that says what it is; tensors lie beside it, each once.
 
     Args:
         known: what the other side has too, in the same order.
@@ -67,59 +69,79 @@ class Codec:
         self._known, self._packages = known, (_PACKAGE, *packages)
         self._number = {id(item): number for number, item in enumerate(known)}
 
-    def pack(self, item: Any) -> bytes:
+    def pack(self, item: object) -> bytes:
         """The bytes of a tree of numbers, strings, lists, tuples, dicts, tensors, states, and what stands above.
         TypeError: something in it cannot travel, e.g. a function within another."""
-        writer = _Writer(self._number, self._packages)
-        tree = writer.tree(item)
-        layouts = [[list(layout.names), [list(shape) for shape in layout.shapes]] for layout in writer.layouts]
-        return wire.pack([tree, layouts, writer.tensors])
+        tensors: Tensors = {}
+        tree = self._tree(item, tensors)
+        return wire.pack([tree, [tensor for _, tensor in tensors.values()]])
 
     def unpack(self, data: bytes) -> Any:
         """What was packed; tensors in fresh memory, on the CPU."""
-        tree, layouts, tensors = wire.unpack(data)
-        made = [Layout(tuple(names), tuple(tuple(shape) for shape in shapes)) for names, shapes in layouts]
-        return _Reader(self._known, self._packages, made, tensors).item(tree)
+        tree, tensors = wire.unpack(data)
+        return self._item(tree, tensors)
 
+    def _tree(self, item: object, tensors: Tensors) -> Any:
+        def tree(part: object) -> Any:
+            return self._tree(part, tensors)
 
-class _Writer:
-    """One message's tree, with its tensors and layouts beside it. A node of the tree is a number, a string, None, a
-    list, or a dict with one key that says what it is."""
-
-    def __init__(self, number: dict[int, int], packages: Sequence[str]):
-        self._number, self._packages = number, packages
-        self.tensors: list[Tensor] = []
-        self.layouts: dict[Layout, int] = {}
-        self._alike: dict[Any, list[int]] = {}
-
-    def tree(self, item: Any) -> Any:
         if item is None or isinstance(item, bool | int | float | str):
             return item
         if id(item) in self._number:
             return {"known": self._number[id(item)]}
         if isinstance(item, tuple):
-            return {"tuple": [self.tree(part) for part in item]}
+            return {"tuple": list(map(tree, item))}
         if isinstance(item, Sequence) and not isinstance(item, bytes):  # a list, or encodings that are made when read
-            return [self.tree(part) for part in item]
+            return list(map(tree, item))
         if isinstance(item, dict):
-            return {"dict": [[self.tree(key), self.tree(value)] for key, value in item.items()]}
+            return {"dict": [[tree(key), tree(value)] for key, value in item.items()]}
         if isinstance(item, Tensor):
-            return {"tensor": self._tensor(item)}
+            return {"tensor": _number(item, tensors)}
         if isinstance(item, State):
-            layout = self.layouts.setdefault(item.layout, len(self.layouts))
-            return {"state": [layout, self._tensor(item.row), self.tree(item.extras)]}
+            shapes = [[name, list(shape)] for name, shape in item.layout.shape_of.items()]
+            return {"state": [shapes, _number(item.row, tensors), tree(item.extras)]}
         if isinstance(item, partial):
-            return {"partial": [self.tree(item.func), self.tree(item.args), self.tree(item.keywords)]}
+            return {"partial": [tree(item.func), tree(item.args), tree(item.keywords)]}
         if isinstance(item, MethodType):
-            return {"method": [self.tree(item.__self__), item.__name__]}
+            return {"method": [tree(item.__self__), item.__name__]}
         if isinstance(item, FunctionType):
             return {"function": self._name(item)}
         if isinstance(item, Exception):
             return {"error": [self._name(type(item)), str(item)]}
         if is_dataclass(item):
             values = {field.name: getattr(item, field.name) for field in fields(item) if field.init}
-            return {"new": [self._name(type(item)), self.tree(values)]}
+            return {"new": [self._name(type(item)), tree(values)]}
         raise TypeError(f"{type(item).__name__} cannot travel between processes")
+
+    def _item(self, tree: Any, tensors: Sequence[Tensor]) -> Any:
+        def item(part: Any) -> Any:
+            return self._item(part, tensors)
+
+        match tree:
+            case list():
+                return list(map(item, tree))
+            case {"known": number}:
+                return self._known[number]
+            case {"tuple": parts}:
+                return tuple(map(item, parts))
+            case {"dict": pairs}:
+                return {item(key): item(value) for key, value in pairs}
+            case {"tensor": number}:
+                return tensors[number]
+            case {"state": [shapes, row, extras]}:
+                layout = Layout(tuple(name for name, _ in shapes), tuple(tuple(shape) for _, shape in shapes))
+                return State(layout, tensors[row], item(extras))
+            case {"partial": [function, arguments, keywords]}:
+                return partial(item(function), *item(arguments), **item(keywords))
+            case {"method": [thing, name]}:
+                return getattr(item(thing), name)
+            case {"function": name}:
+                return self._named(name)
+            case {"error": [name, text]}:
+                return self._named(name)(text)
+            case {"new": [name, values]}:
+                return self._named(name)(**item(values))
+        return tree
 
     def _name(self, thing: type | FunctionType) -> str:
         """Where a class or function is found. TypeError: it is of another package, or lies within a function."""
@@ -131,66 +153,17 @@ class _Writer:
             )
         return f"{thing.__module__}:{thing.__qualname__}"
 
-    def _tensor(self, tensor: Tensor) -> int:
-        """The number of the tensor, or of an earlier one with the same bits (clients often start from equal states)."""
-        tensor = tensor.detach().cpu().contiguous()
-        sample = tensor.flatten()[:: max(1, tensor.numel() // _SAMPLE)]
-        alike = self._alike.setdefault((tensor.dtype, tensor.shape, _bits(sample).numpy().tobytes()), [])
-        for number in alike:
-            if torch.equal(_bits(self.tensors[number]), _bits(tensor)):
-                return number
-        alike.append(len(self.tensors))
-        self.tensors.append(tensor)
-        return alike[-1]
-
-
-class _Reader:
-    """The inverse of `_Writer`."""
-
-    def __init__(
-        self, known: Sequence[object], packages: Sequence[str], layouts: Sequence[Layout], tensors: Sequence[Tensor]
-    ):
-        self._known, self._packages, self._layouts, self._tensors = known, packages, layouts, tensors
-
-    def item(self, tree: Any) -> Any:
-        if isinstance(tree, list):
-            return [self.item(part) for part in tree]
-        if not isinstance(tree, dict):
-            return tree
-        ((kind, content),) = tree.items()
-        if kind == "known":
-            return self._known[content]
-        if kind == "tuple":
-            return tuple(self.item(part) for part in content)
-        if kind == "dict":
-            return {self.item(key): self.item(value) for key, value in content}
-        if kind == "tensor":
-            return self._tensors[content]
-        if kind == "state":
-            layout, row, extras = content
-            return State(self._layouts[layout], self._tensors[row], self.item(extras))
-        if kind == "partial":
-            function, arguments, keywords = map(self.item, content)
-            return partial(function, *arguments, **keywords)
-        if kind == "method":
-            return getattr(self.item(content[0]), content[1])
-        if kind == "function":
-            return self._named(content)
-        if kind == "error":
-            return self._named(content[0])(content[1])
-        assert kind == "new", kind
-        return self._named(content[0])(**self.item(content[1]))
-
     def _named(self, name: str) -> Callable[..., Any]:
         module, _, path = name.partition(":")
         if module.partition(".")[0] not in self._packages:
             raise TypeError(f"{name} is of no package whose names may travel ({', '.join(self._packages)})")
-        value: Any = importlib.import_module(module)
-        for part in path.split("."):
-            value = getattr(value, part)
-        return value
+        return attrgetter(path)(importlib.import_module(module))  # type: ignore[no-any-return]
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """The tensor's bytes: NaN equals NaN, and 0 differs from -0."""
-    return tensor.contiguous().flatten().view(torch.uint8)
+def _number(tensor: Tensor, tensors: Tensors) -> int:
+    """The number of the tensor, or of an earlier one with the same bits (clients often start from equal states)."""
+    tensor = tensor.detach().cpu().contiguous()
+    bits = hashlib.blake2b(tensor.flatten().view(torch.uint8).numpy().data).digest()
+    key = tensor.dtype, tensor.shape, bits
+    number, _ = tensors.setdefault(key, (len(tensors), tensor))
+    return number

@@ -162,6 +162,8 @@ def _refusal(value: Any, hint: Any, key: str, beyond: Sequence[Any]) -> UserErro
             given, how = value.text, ", as in [a,b], where an item with a comma stands in quotes"
         if float in kinds and isinstance(given, str) and _WITH_COMMA.fullmatch(given):
             how = f"; type {key}={given.replace(',', '.')}"
+        if isinstance(given, dict) and is_text(hint):  # YAML takes {prompt} for a mapping
+            how = ", in quotes"
         return UserError(f"{key} is {given!r} ({type(given).__name__}); it takes {takes}{how}")
     kinds = [kind for kind in kinds if kind is not NoneType]
     if len(kinds) == 1 and get_origin(kinds[0]) is Literal:

@@ -161,7 +161,6 @@ class LocalConfig:
     lr: PositiveFloat = 5e-5  # learning rate in the first round
     lr_end: NonNegativeFloat = 5e-6  # learning rate in the last round
     schedule: Literal["linear", "cosine"] = "linear"  # shape of the learning rate from `lr` to `lr_end` over the rounds
-    warmup_rounds: NonNegativeInt = 0  # first rounds in which the learning rate rises to `lr`
     # of the learning rate within each round, from the round's own to zero
     decay: Literal["constant", "linear", "cosine"] = "constant"
     warmup_steps: NonNegativeInt = 0  # first steps of a round in which it rises to the round's own
@@ -303,7 +302,6 @@ class TrackConfig:
     """Experiment trackers, through Accelerate."""
 
     with_: tuple[str, ...] = ()  # `tensorboard`, `wandb`, `mlflow`
-    project: str = "llm_fed"  # project name in the tracker
 
 
 @dataclass(frozen=True)
@@ -413,7 +411,6 @@ def check_together(config: Config) -> None:
             f"task.template={one_line(repr(template))} is unknown{did_you_mean(template, TEMPLATES)}; known: "
             f"{', '.join(TEMPLATES)}, or a text of your own that has {{prompt}} in it once"
         )
-    require(config.local.warmup_rounds < config.rounds, "local.warmup_rounds", "below rounds")
     require((config.local.steps is None) != (config.local.epochs is None), "local.steps",
             "a number while local.epochs is null, or null while local.epochs is a number")  # fmt: skip
     require(not config.local.momentum or config.local.optimizer == "sgd", "local.momentum",

@@ -52,7 +52,6 @@ _NAMES = {
     "checkpoint.every": "save_steps saves_per_epoch checkpoint_every",
     "checkpoint.keep": "save_total_limit",
     "track.with": "report_to logger",
-    "track.project": "wandb_project project",
     "privacy.noise": "noise_multiplier dp_noise",
     "server.aggregation": "aggregation",
 }

@@ -80,6 +80,16 @@ def cached(name: str, revision: str | None) -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 
+def base_folder(name: str, revision: str | None) -> Path | None:
+    """Where the files of a base lie: its folder, or that of the Hub's cache; None where there is neither."""
+    folder = Path(os.path.expanduser(name))
+    if folder.is_dir():
+        return folder
+    if name.startswith((".", "~", "/")) or name.count("/") > 1 or not name:
+        return None
+    return cached(name, revision)
+
+
 def is_local(name: str) -> bool:
     """Whether a name is a path, or an object of this program, rather than a Hub id or any other word."""
     if is_object(name):

@@ -30,16 +30,10 @@ METHODS, TASKS, KINDS, METRICS = "llm_fed.methods", "llm_fed.tasks", "llm_fed.ki
 EVALUATE = "evaluate:"  # what the name of a metric of the library evaluate begins with; it runs a script, too
 
 _PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
-# Where a configuration names something from outside.
-_KEYS = {
-    ("method", "name"): METHODS,
-    ("task", "name"): TASKS,
-    ("task", "server", "name"): TASKS,
-    ("base", "kind"): KINDS,
-    ("eval", "metric"): METRICS,
-}
-GROUP = {".".join(key): group for key, group in _KEYS.items()}  # by key of a configuration
-_GROUPS = (METHODS, TASKS, KINDS, METRICS)
+# Where a configuration names something from outside, by key.
+GROUP = {
+    "method.name": METHODS, "task.name": TASKS, "task.server.name": TASKS, "base.kind": KINDS, "eval.metric": METRICS,
+}  # fmt: skip
 _allowed: ContextVar[Collection[str] | None] = ContextVar("_allowed", default=None)  # None: every name
 _trusted: ContextVar[frozenset[str]] = ContextVar("_trusted", default=frozenset())  # also where a folder names them
 
@@ -57,13 +51,6 @@ def find(key: str, name: str, group: str, builtin: Collection[str]) -> Any:
     path = _path_of(name, group)
     if path is None:
         known = [*builtin, *by_name(group)]
-        module, _, last = name.replace(":", ".").rpartition(".")
-        if module and not did_you_mean(name, known):
-            likely = re.sub(r"[^.\w]+", "_", module) + ":" + re.sub(r"\W+", "_", last)
-            raise UserError(
-                f"{key}={name!r} is not a name that llm_fed knows; write one of your own as package.module:Name, e.g. "
-                f"{likely}"
-            )
         raise UserError(
             f"{key}={name!r} is unknown{did_you_mean(name, known)}; known: {', '.join(known)}, and your own as "
             "package.module:Name"
@@ -112,12 +99,12 @@ def is_named(key: str, name: object) -> bool:
 def named_in(tree: Mapping[str, Any]) -> dict[str, str]:
     """By key what a configuration, as nested plain values, names as `module:Name`."""
     named = {}
-    for key in _KEYS:
+    for key in GROUP:
         value: Any = tree
-        for part in key:
+        for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
-        if is_named(whole := ".".join(key), value):
-            named[whole] = value
+        if is_named(key, value):
+            named[key] = value
     return named
 
 
@@ -130,7 +117,7 @@ def check_folder(file: Path, tree: Mapping[str, Any]) -> None:
         check_brought(file, f"base.name={name!r}, which it brings along with its tokenizer and chat template", name)
     if not (named := named_in(tree)):
         return  # without a look at every installed package
-    known = {f"{point.module}:{point.attr}" for group in _GROUPS for point in _installed(group)}
+    known = {f"{point.module}:{point.attr}" for group in GROUP.values() for point in _installed(group)}
     refused = {key: name for key, name in named.items() if name not in known | _trusted.get()}
     if not refused:
         return

@@ -207,8 +207,6 @@ class State:
 def stack(states: Iterable[State]) -> Tensor:
     """The rows of K states of the same layout as a matrix (K, P), so that merging is one matrix product.
 
-    Rows that are already contiguous in memory (for example from `unstack`) are viewed, not copied.
-
     Raises:
         ValueError: no states, or states of different layouts.
     """
@@ -218,22 +216,7 @@ def stack(states: Iterable[State]) -> Tensor:
     for state in states[1:]:
         if state.layout != states[0].layout:
             raise ValueError(f"states of different entries: {_difference(states[0].layout, state.layout)}")
-    side_by_side = _adjacent(states)
-    return torch.stack([state.row for state in states]) if side_by_side is None else side_by_side
-
-
-def _adjacent(states: Sequence[State]) -> Tensor | None:
-    """The rows as one matrix where they already lie one after another in memory."""
-    first = states[0].row
-    storage, size = first.untyped_storage(), first.numel()
-    adjacent = all(
-        state.row.is_contiguous()
-        and state.row.dtype == first.dtype
-        and state.row.untyped_storage().data_ptr() == storage.data_ptr()
-        and state.row.storage_offset() == first.storage_offset() + k * size
-        for k, state in enumerate(states)
-    )
-    return first.as_strided((len(states), size), (size, 1)) if adjacent else None
+    return torch.stack([state.row for state in states])
 
 
 def unstack(rows: Tensor, like: State) -> list[State]:

@@ -4,23 +4,25 @@ what one is made of without its values."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from llm_fed.state import State
 
+Leaf: TypeAlias = State | Tensor | float | str | None
+Message: TypeAlias = "Leaf | Sequence[Message] | Mapping[str, Message]"
 Skeleton = Any  # names, shapes and dtypes of a message, as plain lists and dicts
 
 
-def skeleton(message: Any) -> Skeleton:
+def skeleton(message: Message) -> Skeleton:
     """Names, shapes and dtypes of a message without its values, as plain lists and dicts."""
     return mapped(message, _skeleton)
 
 
-def _skeleton(leaf: Any) -> Skeleton:
+def _skeleton(leaf: Leaf) -> Skeleton:
     if isinstance(leaf, State):
         entries = {name: list(shape) for name, shape in leaf.layout.shape_of.items()}
         row: dict[str, Any] = {"dtype": str(leaf.row.dtype), "entries": entries}
@@ -43,12 +45,12 @@ def difference(got: Skeleton, wanted: Skeleton, where: str) -> str:
     return "" if got == wanted else f"{where} is {got}, expected {wanted}"
 
 
-def infinite(message: Any, where: str) -> str:
+def infinite(message: Message, where: str) -> str:
     """The first place in a message with a number that is not finite; empty where there is none."""
     return next((location for path, leaf in leaves(message, where) if (location := _infinite(leaf, path))), "")
 
 
-def _infinite(leaf: Any, where: str) -> str:
+def _infinite(leaf: Leaf, where: str) -> str:
     if isinstance(leaf, State):
         beside = [value.flatten() for value in leaf.extras.values() if value.is_floating_point()]
         if _is_finite(leaf.row) and (not beside or _is_finite(torch.cat(beside))):  # one look at all is quicker
@@ -78,7 +80,7 @@ def size_of(skeleton: Skeleton) -> int:
     return int(own) + size_of(skeleton.get("extras"))
 
 
-def leaves(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(message: Message, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every part of a message that is no dictionary or list, with its place: the keys that lead to it, with dots."""
     if not isinstance(message, dict | list | tuple):
         yield path, message
@@ -87,7 +89,7 @@ def leaves(message: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{path}.{key}" if path else str(key))
 
 
-def mapped(message: Any, change: Callable[[Any], Any]) -> Any:
+def mapped(message: Message, change: Callable[[Any], Any]) -> Any:
     """The same tree with every leaf changed; tuples become lists."""
     if isinstance(message, dict):
         return {key: mapped(value, change) for key, value in message.items()}

@@ -14,15 +14,16 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from llm_fed.basics.errors import UserError
 from llm_fed.state import State
-from llm_fed.state.outline import Skeleton, at, leaves, mapped, skeleton
+from llm_fed.state.outline import Leaf, Message, Skeleton, at, leaves, mapped, skeleton
 
+Value = TypeVar("Value")
 _TOLERANCE = 1e-6  # of a variance: what rounding leaves of the difference and the sum of two
 _MOST = 2**53  # of a counter among the buffers of a model: a whole number that every float holds
 
@@ -43,11 +44,11 @@ class Given:
     examples: int | None = None
 
     @classmethod
-    def of(cls, like: Any, examples: int | None) -> Given:
+    def of(cls, like: Message, examples: int | None) -> Given:
         """Args: like: what `Method.upload_like` makes of the message that the client is sent."""
         return cls(skeleton(like), mapped(like, _kept), examples)
 
-    def message(self) -> Any:
+    def message(self) -> dict[str, Any]:
         """As a checkpoint holds it."""
         return {"skeleton": self.skeleton, "sent": self.sent, "examples": self.examples}
 
@@ -59,29 +60,28 @@ class Given:
         return node
 
 
-def _kept(leaf: Any) -> Any:
+def _kept(leaf: Leaf) -> dict[str, Tensor] | int | str | None:
     if isinstance(leaf, State):
         return dict(leaf.extras)
-    return leaf if type(leaf) in (int, str) else None
+    return leaf if isinstance(leaf, int | str) and not isinstance(leaf, bool) else None
 
 
-class Role:
-    """What one part of an upload is. `flaw` says what is wrong with it whatever the other clients send."""
+class Role(Generic[Value]):
+    """What one part of an upload is."""
 
-    fits: str = ""  # what it can be the role of, in words
+    fits: str = ""  # what it can be the role of
 
-    def suits(self, value: Any) -> bool:
+    def suits(self, value: Leaf) -> bool:
         """Whether a value of this kind can have the role."""
         raise NotImplementedError
 
-    def flaw(self, value: Any, path: str, upload: Any, given: Given) -> str:
-        """What is wrong with the value at this place of an upload, in words that follow its name; empty where nothing
-        is."""
+    def flaw(self, value: Value, path: str, upload: Message, given: Given) -> str:
+        """Describes what is wrong with a part of an upload, whatever the other clients send; empty where nothing is."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Weights(Role):
+class Weights(Role[State]):
     """A state: a row of weights, whose norm is compared with the other clients', and the buffers beside it: running
     statistics, whose variances are 0 or more, and counters.
 
@@ -94,10 +94,10 @@ class Weights(Role):
     known: bool = True
     fits = "a state"
 
-    def suits(self, value: Any) -> bool:
+    def suits(self, value: Leaf) -> bool:
         return isinstance(value, State)
 
-    def flaw(self, value: State, path: str, upload: Any, given: Given) -> str:
+    def flaw(self, value: State, path: str, upload: Message, given: Given) -> str:
         sent = given.at(path) if self.known else None
         for name, tensor in value.extras.items():
             if not tensor.is_floating_point():
@@ -123,7 +123,7 @@ def is_variance(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Statistic(Role):
+class Statistic(Role[float | Tensor]):
     """Numbers that a client computes of its examples, as a float or a tensor.
 
     Args:
@@ -137,10 +137,10 @@ class Statistic(Role):
     rows: str = ""
     fits = "a float, or a tensor of floats"
 
-    def suits(self, value: Any) -> bool:
+    def suits(self, value: Leaf) -> bool:
         return type(value) is float or isinstance(value, Tensor) and value.is_floating_point()
 
-    def flaw(self, value: Any, path: str, upload: Any, given: Given) -> str:
+    def flaw(self, value: float | Tensor, path: str, upload: Message, given: Given) -> str:
         value = torch.as_tensor(value)
         if value.numel():
             low, high = (float(end) for end in value.aminmax())
@@ -151,21 +151,22 @@ class Statistic(Role):
             return f" has numbers in rows of which it has no examples ({self.rows})"
         return ""
 
-    def present(self, path: str, upload: Any) -> Tensor:
+    def present(self, path: str, upload: Message) -> Tensor:
         """(C,), bool: the rows of which the client has examples."""
-        return at(upload, ".".join([*path.split(".")[:-1], self.rows])) > 0
+        counts: Tensor = at(upload, ".".join([*path.split(".")[:-1], self.rows]))
+        return counts > 0
 
 
 @dataclass(frozen=True)
-class Counts(Role):
+class Counts(Role[Tensor]):
     """How many of the client's training examples belong to each class: 0 or more, in all as many as it has."""
 
     fits = "a tensor of whole numbers"
 
-    def suits(self, value: Any) -> bool:
+    def suits(self, value: Leaf) -> bool:
         return isinstance(value, Tensor) and not value.is_floating_point() and value.dtype != torch.bool
 
-    def flaw(self, value: Tensor, path: str, upload: Any, given: Given) -> str:
+    def flaw(self, value: Tensor, path: str, upload: Message, given: Given) -> str:
         values = value.flatten().tolist()  # Python's own numbers, whose sum has no limit
         if min(values, default=0) < 0:
             return f" holds {min(values)}, and a count is 0 or more"
@@ -175,16 +176,16 @@ class Counts(Role):
 
 
 @dataclass(frozen=True)
-class Index(Role):
+class Index(Role[int]):
     """A whole number from `least` to the one that `Method.upload_like` has in its place."""
 
     least: int = 0
     fits = "a whole number"
 
-    def suits(self, value: Any) -> bool:
+    def suits(self, value: Leaf) -> bool:
         return type(value) is int
 
-    def flaw(self, value: int, path: str, upload: Any, given: Given) -> str:
+    def flaw(self, value: int, path: str, upload: Message, given: Given) -> str:
         most = given.at(path)
         if value >= self.least and (most is None or value <= most):
             return ""
@@ -192,22 +193,22 @@ class Index(Role):
 
 
 @dataclass(frozen=True)
-class Echo(Role):
+class Echo(Role[int | str]):
     """The whole number or text that `Method.upload_like` has in its place, such as the version that the client was
     sent."""
 
     fits = "a whole number, or a text"
 
-    def suits(self, value: Any) -> bool:
+    def suits(self, value: Leaf) -> bool:
         return type(value) in (int, str)
 
-    def flaw(self, value: Any, path: str, upload: Any, given: Given) -> str:
+    def flaw(self, value: int | str, path: str, upload: Message, given: Given) -> str:
         sent = given.at(path)
         return "" if sent is None or value == sent else f" is {reprlib.repr(value)}, and the client was sent {sent!r}"
 
 
 @dataclass(frozen=True)
-class Flags(Role):
+class Flags(Role[bool | Tensor]):
     """True or False, as one or as a tensor.
 
     Args:
@@ -217,22 +218,22 @@ class Flags(Role):
     some: bool = False
     fits = "a bool, or a tensor of bools"
 
-    def suits(self, value: Any) -> bool:
+    def suits(self, value: Leaf) -> bool:
         return isinstance(value, bool) or isinstance(value, Tensor) and value.dtype == torch.bool
 
-    def flaw(self, value: Any, path: str, upload: Any, given: Given) -> str:
+    def flaw(self, value: bool | Tensor, path: str, upload: Message, given: Given) -> str:
         return " has no flag that is set" if self.some and not bool(torch.as_tensor(value).any()) else ""
 
 
-Roles = Mapping[str, Role]  # by index: the keys that lead to it, with dots in between
+Roles = Mapping[str, Role[Any]]  # by index: the keys that lead to it, with dots in between
 
 
-def role_of(sends: Roles, path: str, value: Any) -> Role | None:
+def role_of(sends: Roles, path: str, value: Leaf) -> Role[Any] | None:
     """The role of a part of an upload; None where it has none."""
     return sends.get(path, Weights() if isinstance(value, State) else None)
 
 
-def check(name: str, sends: Roles, like: Any) -> None:
+def check(name: str, sends: Roles, like: Message) -> None:
     """Refuse a method that sends something without a role.
 
     Args:
@@ -243,8 +244,6 @@ def check(name: str, sends: Roles, like: Any) -> None:
         UserError: what has no role, has one that does not suit it, or has one and is not sent.
     """
     parts = dict(leaves(like))
-    if odd := [path for path, role in sends.items() if not isinstance(role, Role)]:
-        raise UserError(f"the method {name} has {sends[odd[0]]!r} as the role of {odd[0]!r}, which is none")
     for path, value in parts.items():
         if value is None:
             continue  # of its skeleton there is no other
@@ -266,11 +265,11 @@ def check(name: str, sends: Roles, like: Any) -> None:
         )
 
 
-def _kind(value: Any) -> str:
+def _kind(value: Leaf) -> str:
     return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def own_flaw(upload: Any, sends: Roles, given: Given) -> str:
+def own_flaw(upload: Message, sends: Roles, given: Given) -> str:
     """What is wrong with an upload whatever the other clients send: the part, its value and the bound; empty where
     nothing is. `upload`: of the skeleton that it must have."""
     for path, value in leaves(upload):

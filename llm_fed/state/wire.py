@@ -36,7 +36,6 @@ _DTYPES = (
 )  # fmt: skip
 _DEEPEST = 200  # levels of a message
 _INTEGERS = range(-(2**63), 2**64)
-_ROWS = {"row", "extras", "s"}
 
 
 class WireError(ValueError):
@@ -76,7 +75,9 @@ def unpack(data: bytes, expected: Skeleton | None = None) -> Any:
         tree, tensors = json.loads(header), load(data)
         # Only factors become more than five times what came: their product, and its copy in the row.
         room = EXPANSION * len(data) if expected is None else 5 * len(data) + 2 * size_of(expected)
-        message = _MessageReader(tensors, room).message(tree)
+        reader = _MessageReader(tensors, room)
+        message = reader.node(tree, 0)
+        _require(not reader.left, f"{len(reader.left)} tensors belong to nothing")
     except Exception as error:  # of any kind: another party may have made these bytes
         raise WireError(f"not a message of llm_fed ({len(data):,} bytes): {one_line(_said(error))}") from error
     if flaw := "" if expected is None else difference(skeleton(message), expected, "upload"):
@@ -146,27 +147,28 @@ class _MessageReader:
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], room: int):
-        self._left, self._room = dict(tensors), room
+        self.left, self._room = dict(tensors), room
 
-    def message(self, tree: Any) -> Any:
-        made = self._node(tree, 0)
-        _require(not self._left, f"{len(self._left)} tensors belong to nothing")
-        return made
-
-    def _node(self, node: Any, depth: int) -> Any:
+    def node(self, node: Any, depth: int) -> Any:
         _require(depth < _DEEPEST, f"it is nested deeper than {_DEEPEST} levels")
-        if isinstance(node, list):
-            return [self._node(item, depth + 1) for item in node]
-        if not isinstance(node, dict):
-            return _plain(node)
-        if "t" in node:
-            return self._tensor(node)
-        if "s" in node:
-            return self._state(node)
-        if "l" in node:
-            return self._low_rank(node)
-        _require(node.keys() == {"d"}, "an unknown kind of node")
-        return {key: self._node(value, depth + 1) for key, value in _pairs(node["d"]).items()}
+        match node:
+            case list():
+                return [self.node(item, depth + 1) for item in node]
+            case {"t": _}:
+                return self._tensor(node)
+            case {"s": layout, "row": row, "extras": extras, **more} if more.keys() <= {"dtype"}:
+                return self._state(_layout(layout), self._tensor(row), more.get("dtype"), extras)
+            case {"l": layout, "factors": factors, "rest": {"s": _} as rest, **more} if not more:
+                return self._low_rank(_layout(layout), factors, self.node(rest, depth + 1))
+            case {"d": pairs, **more} if not more:
+                return {key: self.node(value, depth + 1) for key, value in _pairs(pairs).items()}
+            case dict():
+                raise ValueError("an unknown kind of node")
+            case int():
+                _require(node in _INTEGERS, "a whole number of more than 64 bits")
+            case str():
+                node.encode()  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
+        return node
 
     def _take(self, size: int) -> None:
         self._room -= size
@@ -175,74 +177,57 @@ class _MessageReader:
     def _tensor(self, node: Any) -> Tensor:
         _require(isinstance(node, dict) and node.keys() == {"t"}, "a malformed node of a tensor")
         key = node["t"]
-        _require(isinstance(key, str) and key in self._left, "a tensor is missing, or belongs to two places")
-        tensor = self._left.pop(key)
+        _require(isinstance(key, str) and key in self.left, "a tensor is missing, or belongs to two places")
+        tensor = self.left.pop(key)
         _require(tensor.dtype in _DTYPES, f"numbers of {tensor.dtype}")
         self._take(tensor.nbytes)
         return tensor
 
-    def _state(self, node: dict[str, Any]) -> State:
-        _require({*node} - {"dtype"} == _ROWS, "a malformed node of a state")
-        layout, row = _layout(node["s"]), self._tensor(node["row"])
+    def _state(self, layout: Layout, row: Tensor, dtype: Any, extras: Any) -> State:
         _require(row.shape == (layout.size,), f"a row of {list(row.shape)} for {layout.size} parameters")
-        if "dtype" in node:
-            good = node["dtype"] == "float32" and row.dtype in (torch.float16, torch.bfloat16)
+        if dtype is not None:
+            good = dtype == "float32" and row.dtype in (torch.float16, torch.bfloat16)
             _require(good, f"a row of {row.dtype} as another dtype")
             self._take(layout.size * float32.itemsize)
             row = row.float()
         _require(row.is_floating_point(), f"a row of {row.dtype}")
-        return State(layout, row, {name: self._tensor(value) for name, value in _pairs(node["extras"]).items()})
+        return State(layout, row, {name: self._tensor(value) for name, value in _pairs(extras).items()})
 
-    def _low_rank(self, node: dict[str, Any]) -> LowRank:
-        _require(node.keys() == {"l", "factors", "rest"}, "a malformed node of a low-rank state")
-        shapes, factors = _layout(node["l"]).shape_of, {}
-        _require(isinstance(node["rest"], dict) and "s" in node["rest"], "a low-rank state without its rest")
-        rest = self._state(node["rest"])
-        for name, pair in _pairs(node["factors"]).items():
-            _require(name in shapes and isinstance(pair, list) and len(pair) == 2, f"no two factors for {name}")
-            left, right = factors[name] = self._tensor(pair[0]), self._tensor(pair[1])
-            shape, fits = shapes[name], left.dim() == right.dim() == 2 and left.shape[1] == right.shape[0]
-            fits = fits and len(shape) > 1 and left.shape[0] == shape[0] and right.shape[1] == math.prod(shape[1:])
-            fits = fits and 1 <= left.shape[1] <= min(left.shape[0], right.shape[1])
-            _require(fits, f"factors of {list(left.shape)} and {list(right.shape)} for {name} of {list(shape)}")
+    def _low_rank(self, layout: Layout, pairs: Any, rest: State) -> LowRank:
+        factors = {}
+        for name, pair in _pairs(pairs).items():
+            left, right = map(self._tensor, pair)
+            factors[name] = left, right
+            rows, columns = layout.shape_of[name][0], math.prod(layout.shape_of[name][1:])
+            rank = left.shape[1]
+            fits = left.shape == (rows, rank) and right.shape == (rank, columns) and 1 <= rank <= min(rows, columns)
+            _require(fits, f"factors of {list(left.shape)} and {list(right.shape)} for {name} of {rows} x {columns}")
             _require(left.is_floating_point(), f"factors of {left.dtype}")
-            self._take(2 * math.prod(shape) * left.dtype.itemsize)  # as a product, and in the row
-        same = all(shape == shapes.get(name) for name, shape in rest.layout.shape_of.items())
+            self._take(2 * rows * columns * left.dtype.itemsize)  # as a product, and in the row
+        same = all(shape == layout.shape_of[name] for name, shape in rest.layout.shape_of.items())
         _require(same, "entries of other shapes than they should")
-        return LowRank(_layout(node["l"]), factors, rest)
+        return LowRank(layout, factors, rest)
 
 
 def _layout(node: Any) -> Layout:
     """The entries of a state in their order."""
-    good = isinstance(node, list) and len(node) == 2 and all(isinstance(part, list) for part in node)
-    _require(good and len(node[0]) == len(node[1]), "a malformed layout")
-    for shape in node[1]:
-        good = isinstance(shape, list) and all(type(dim) is int and dim >= 0 for dim in shape)
-        _require(good, "a malformed shape")
-        _require(math.prod(dim for dim in shape if dim) < 2**63, "a shape that is too large")
-    names = _pairs([[name, None] for name in node[0]])
-    return _shared_layout(tuple(names), tuple(map(tuple, node[1])))
+    names, shapes = node
+    for shape in shapes:
+        good = all(type(dim) is int and dim >= 0 for dim in shape)
+        _require(good and math.prod(dim for dim in shape if dim) < 2**63, "a malformed shape, or one too large")
+    _require(len(names) == len(shapes), "a malformed layout")
+    return _shared_layout(tuple(_pairs([[name, None] for name in names])), tuple(map(tuple, shapes)))
 
 
 def _pairs(node: Any) -> dict[str, Any]:
     """Pairs of a name and a value, where no name comes twice."""
-    good = isinstance(node, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in node)
-    _require(good, "malformed pairs")
     values = {}
     for name, value in node:
         _require(isinstance(name, str), "a name that is not a text")
         _require(name not in values, f"{name} twice")
-        values[_plain(name)] = value
+        name.encode()  # see `node`
+        values[name] = value
     return values
-
-
-def _plain(node: Any) -> Any:
-    """None, a bool, number or text."""
-    if isinstance(node, str):
-        node.encode()  # a lone surrogate is a UnicodeEncodeError, which is a ValueError
-    elif type(node) is int:
-        _require(node in _INTEGERS, "a whole number of more than 64 bits")
-    return node
 
 
 def _require(holds: bool, problem: str) -> None:

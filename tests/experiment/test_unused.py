@@ -156,7 +156,7 @@ OTHER: dict[str, Any] = {
     "task.partition.clients": 2, "task.partition.label": "output", "task.partition.test": 0.3,
     "local.momentum": 0.9, "local.augment": "crop-flip", "local.weight_decay": 0.5,
     "local.clip": 1e-3, "local.proximal": 1.0, "local.freeze": ".*lora_A.*|head.bias", "local.decay": "linear",
-    "local.warmup_rounds": 1, "local.warmup_steps": 1, "local.optimizer": "sgd", "local.lr": 0.1,
+    "local.warmup_steps": 1, "local.optimizer": "sgd", "local.lr": 0.1,
     "local.lr_end": 1e-4, "local.schedule": "cosine", "local.steps": 3, "local.epochs": 2, "local.batch_size": 3,
     "delay.sigma": 3.0, "delay.drop_out": 0.5, "transport": "bfloat16",
     "privacy.clip": 0.1, "privacy.noise": 1.0, "privacy.where": "client", "privacy.delta": 0.1,

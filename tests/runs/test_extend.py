@@ -334,9 +334,6 @@ def test_a_run_over_a_network_is_extended_alike(small, tmp_path, quick):
     [
         ({}, [1.0, 0.75, 0.5, 0.25, 0.0]),
         ({"schedule": "cosine"}, [1.0, 0.853553, 0.5, 0.146447, 0.0]),
-        ({"warmup_rounds": 2}, [1 / 3, 2 / 3, 1.0, 0.5, 0.0]),
-        ({"warmup_rounds": 2, "schedule": "cosine", "lr_end": 0.2}, [1 / 3, 2 / 3, 1.0, 0.6, 0.2]),
-        ({"warmup_rounds": 4}, [0.2, 0.4, 0.6, 0.8, 1.0]),
         ({"lr_end": 1.0}, [1.0] * 5),
     ],
     ids=str,

@@ -19,11 +19,10 @@ from llm_fed.commands import api, compare, section
 from llm_fed.experiment import run as experiment
 from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run
+from llm_fed.runs.inputs import Contents, difference
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.tracking import Reporter
-from llm_fed.settings import contents
 from llm_fed.settings.configfile import from_dict
-from llm_fed.settings.contents import Contents, difference
 
 
 class Listens(Reporter):
@@ -172,7 +171,7 @@ def test_what_is_named_is_read_once_and_as_sha256sum_does(begun, monkeypatch):
     if sha256sum := shutil.which("sha256sum"):
         said = os.popen(f"{sha256sum} {begun.data}/ada/train.jsonl").read().split()[0]
         assert found["task.path"]["ada/train.jsonl"] == said
-    monkeypatch.setattr(contents, "_digest", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr(inputs, "_digest", lambda path: pytest.fail("read again"))
     assert own.of(config) == found
 
 
@@ -206,7 +205,7 @@ def test_differences_in_words():
     before = {"a": "1", "b": "2", "c": "3", "d": "4"}
     assert difference(before, dict(before)) == ""
     assert difference(before, {"a": "9", "b": "2", "c": "3", "e": "4"}) == "a differs, d is missing, e is new"
-    assert difference(before, {}) == "a is missing, b is missing, c is missing, and 1 more"
+    assert difference(before, {}) == "a is missing, b is missing, c is missing and 1 more"
 
 
 def test_a_single_file_may_have_another_name(tmp_path):

@@ -45,11 +45,10 @@ from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.runtime.accelerate import Build, DistributedEngine, Shared, Worker
-from llm_fed.runtime.launch import Ranks
+from llm_fed.runtime.accelerate import Build, DistributedEngine, Shared, Worker, cost, split
+from llm_fed.runtime.launch import Gloo, Ranks
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.runtime.portable import Codec, fingerprint, packages_of
-from llm_fed.runtime.shares import cost, split
 from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State, stack
 from llm_fed.tasks.common import Encoded, Example, Picture
@@ -64,7 +63,7 @@ SETTINGS = {**battery.SETTINGS, "potara": {"samples": 2}, "fisher-merging": {"sa
 LORA_METHODS = [name for name, kind in methods.BUILTIN.items() if name not in battery.IDLE and not kind.whole_models]
 
 
-class Loopback:
+class Loopback(Gloo):
     """Ranks above 0 in this process; what they are sent and answer are bytes."""
 
     def __init__(self, size: int, build: Callable[[], Build] = run.builder):

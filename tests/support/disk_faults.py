@@ -23,7 +23,7 @@ import torch
 from equal_runs import files
 
 from llm_fed import cli
-from llm_fed.settings.contents import Contents
+from llm_fed.runs.inputs import Contents
 
 SECONDS = 120  # for one run, on a busy machine
 _CHANGING = {"open", "os.fsync", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link",

@@ -39,9 +39,9 @@ class Patience:
     seconds: float
 
     def arm(self) -> None:
-        from llm_fed.runtime import rendezvous
+        from llm_fed.runtime import launch
 
-        rendezvous._UNMANAGED = self.seconds
+        launch._UNMANAGED = self.seconds
 
 
 def torchrun(rank: int, size: int) -> dict[str, str]:
