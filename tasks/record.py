@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llm_fed.basics.errors import listed
 from llm_fed.tasks import common
 from llm_fed.tasks.common import ClientData
 
@@ -97,12 +98,17 @@ class Record:
         return f"{zlib.crc32(np.sort(self.digests[chosen]).tobytes()):08x}"
 
     def since(self, earlier: Record) -> str:
-        """What is other than in an earlier record of the data, in words; empty where nothing is."""
+        """Describes what differs from an earlier record of the data; empty where nothing does."""
         new = [client for client in self.clients if client not in set(earlier.clients)]
         gone = [client for client in earlier.clients if client not in set(self.clients)]
-        clients = ", ".join([*_named(new, "new"), *_named(gone, "gone")])
+        said = [
+            f"{listed(names, _NAMES)} {'is' if len(names) == 1 else 'are'} {what}"
+            for what, names in (("new", new), ("gone", gone))
+            if names
+        ]
+        clients = f"clients: {', '.join(said)}" if said else ""
         rows = "" if self.checksum == earlier.checksum else _difference(self._here, earlier._here)
-        return "; ".join(filter(None, (f"clients: {clients}" if clients else "", rows)))
+        return "; ".join(filter(None, (clients, rows)))
 
     @property
     def _here(self) -> np.ndarray:
@@ -159,13 +165,6 @@ def _difference(now: np.ndarray, before: np.ndarray) -> str:
     counts = {"new": int(more.clip(0).sum()), "gone": int((-more).clip(0).sum())}
     said = [f"{count} {'row is' if count == 1 else 'rows are'} {what}" for what, count in counts.items() if count]
     return ", ".join(said) or "the same rows, in another order or spelling"
-
-
-def _named(names: Sequence[str], what: str) -> list[str]:
-    if not names:
-        return []
-    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
-    return [f"{', '.join(names[:_NAMES])}{more} {'is' if len(names) == 1 else 'are'} {what}"]
 
 
 _ARRAYS = {"digests": "<u8", "splits": "u1"}

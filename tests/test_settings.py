@@ -7,8 +7,8 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import NoneType, SimpleNamespace, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from types import NoneType, SimpleNamespace
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import every
 import pytest
@@ -30,7 +30,9 @@ from llm_fed.settings import (
     coerce,
     hints,
     key_of,
+    members_of,
     range_of,
+    section_of,
 )
 from llm_fed.settings.config import AdapterConfig, Config
 from llm_fed.settings.configfile import from_dict
@@ -67,9 +69,8 @@ def of_methods() -> Iterator[Field]:
 def of_sections(kind: type = Config, path: tuple[str, ...] = ()) -> Iterator[Field]:
     default = kind()
     for name, hint in hints(kind).items():
-        section = next((part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)), None)
         keys = (*path, key_of(name))
-        if isinstance(section, type):
+        if section := section_of(hint):
             yield from of_sections(section, keys)
         elif get_origin(hint) is not dict:
 
@@ -85,22 +86,9 @@ def of_sections(kind: type = Config, path: tuple[str, ...] = ()) -> Iterator[Fie
 FIELDS = [*of_methods(), *of_sections()]
 
 
-def alternatives(hint: Any) -> Iterator[tuple[Any, list[Any]]]:
-    """Each type that a field may have, with its marks."""
-    if get_origin(hint) is Annotated:
-        kind, *marks = get_args(hint)
-        for part, inner in alternatives(kind):
-            yield part, [] if part is NoneType else [*marks, *inner]
-    elif get_origin(hint) in (Union, UnionType):
-        for part in get_args(hint):
-            yield from alternatives(part)
-    else:
-        yield hint, []
-
-
 def number(field: Field) -> tuple[type, list[Any]] | None:
     """Whether it is an int or a float, and its bounds."""
-    for kind, marks in alternatives(field.hint):
+    for kind, marks in members_of(field.hint):
         if kind in (int, float):
             return kind, [mark for mark in marks if not isinstance(mark, str)]
     return None
@@ -143,7 +131,7 @@ def refuses_what_is_beyond_its_range(field: Field) -> None:
 
 
 def takes_numbers_alone(field: Field) -> None:
-    kinds = [kind for kind, _ in alternatives(field.hint)]
+    kinds = [kind for kind, _ in members_of(field.hint)]
     lists = [] if any(get_origin(kind) is tuple for kind in kinds) else [[1]]
     for value in (True, "many", *lists, *([] if NoneType in kinds else [None])):
         for door in field.doors:
@@ -168,13 +156,11 @@ def test_defaults_are_within_their_ranges():
     every.passes(FIELDS, lambda field: coerce(field.default, field.hint, field.key))
 
 
-CHOICES = [field for field in FIELDS if any(get_origin(kind) is Literal for kind, _ in alternatives(field.hint))]
+CHOICES = [field for field in FIELDS if any(get_origin(kind) is Literal for kind, _ in members_of(field.hint))]
 
 
 def takes_what_it_names(field: Field) -> None:
-    choices = [
-        choice for kind, _ in alternatives(field.hint) if get_origin(kind) is Literal for choice in get_args(kind)
-    ]
+    choices = [choice for kind, _ in members_of(field.hint) if get_origin(kind) is Literal for choice in get_args(kind)]
     assert [coerce(choice, field.hint, field.key) for choice in choices] == choices
     for door in field.doors:
         with pytest.raises(UserError) as refused:

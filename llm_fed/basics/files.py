@@ -44,7 +44,7 @@ def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = Fa
 
 
 def read_file(path: Path, start: int = 0, end: int | None = None) -> bytes:
-    """What a file holds, from one place to another; OSError for a folder, and for what has no end, as a pipe."""
+    """The bytes of a file, from `start` to `end`; OSError for a folder, and for what has no end, as a pipe."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -75,7 +75,7 @@ def open_unlinked(path: Path, flags: int) -> int:
 
 
 def check_unlinked(path: Path) -> None:
-    """UserError where a place that is written to, or below, is a link."""
+    """UserError where a path that is written to, or below, is a link."""
     if path.is_symlink():
         raise _refused(path)
 

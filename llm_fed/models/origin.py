@@ -13,7 +13,7 @@ from typing import Any
 
 from llm_fed.basics.documents import load_json
 from llm_fed.settings.config import BaseConfig
-from llm_fed.settings.paths import cached, hub_place, public
+from llm_fed.settings.paths import cached, hub_snapshot, public
 
 _SAMPLES, _SAMPLE = 4, 256  # parts of each tensor in a digest, and bytes of a part
 
@@ -41,7 +41,7 @@ class Origin:
         folder = Path(os.path.expanduser(config.name))
         local = os.path.isdir(folder)  # Path.is_dir raises where a name is too long
         location = folder if local else cached(config.name, config.revision)
-        known = hub_place(str(location)) if location else None
+        known = hub_snapshot(str(location)) if location else None
         name, revision = known or (config.name, None if local else config.revision)
         weights = weights_digest(location) if location else None
         return cls(name, revision, config.quantization, config.dtype, weights)

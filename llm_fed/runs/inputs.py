@@ -61,7 +61,10 @@ class Contents:
             location = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
             if location is None or not os.path.exists(location):
                 return None
-            self._known[requested] = _digests(location, is_base)
+            paths = dict(_files(location, is_base))
+            with ThreadPool(min(_AT_ONCE, max(1, len(paths)))) as pool:  # for which a process that ends does not wait
+                digests = pool.map(_digest, paths.values(), chunksize=1)
+            self._known[requested] = dict(zip(paths, digests, strict=True))
         return self._known[requested]
 
 
@@ -116,26 +119,21 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> None:
     tree[name] = value
 
 
-def _digests(location: Path, is_base: bool) -> Files:
-    """Of a file, or of all files of a folder that count."""
-    paths = {".": location} if location.is_file() else dict(_base_files(location) if is_base else _data_files(location))
-    with ThreadPool(min(_AT_ONCE, max(1, len(paths)))) as pool:  # for which a process that ends does not wait
-        return dict(zip(paths, pool.map(_digest, paths.values(), chunksize=1), strict=True))
-
-
-def _base_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    for path in sorted(folder.iterdir()):
-        if (path.name in _BASE_NAMES or path.name.endswith(_BASE_SUFFIXES)) and path.is_file():
-            yield path.name, path
-
-
-def _data_files(folder: Path) -> Iterator[tuple[str, Path]]:
-    for location, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if _counts(name))
-        for name in sorted(filter(_counts, names)):
-            path = Path(location, name)
-            if path.is_file():
-                yield path.relative_to(folder).as_posix(), path
+def _files(location: Path, is_base: bool) -> Iterator[tuple[str, Path]]:
+    """A file, or all files of a folder that count."""
+    if location.is_file():
+        yield ".", location
+    elif is_base:
+        for path in sorted(location.iterdir()):
+            if (path.name in _BASE_NAMES or path.name.endswith(_BASE_SUFFIXES)) and path.is_file():
+                yield path.name, path
+    else:
+        for folder, folders, names in os.walk(location, followlinks=True):
+            folders[:] = sorted(filter(_counts, folders))
+            for name in sorted(filter(_counts, names)):
+                path = Path(folder, name)
+                if path.is_file():
+                    yield path.relative_to(location).as_posix(), path
 
 
 def _counts(name: str) -> bool:

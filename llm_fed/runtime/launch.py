@@ -1,4 +1,4 @@
-"""This process's place in a launch: its device, and bytes to and from the other ranks over torch.distributed's gloo."""
+"""This process in a launch: its device, and bytes to and from the other ranks over torch.distributed's gloo."""
 
 from __future__ import annotations
 
@@ -117,16 +117,15 @@ def connect() -> Gloo | None:
     here = launchers.process_rank()
     if here is None:
         return None
-    # gloo also on GPUs: what travels lies in the CPU's memory.
-    distributed.init_process_group("gloo", store=meet(here), rank=here.rank, world_size=here.size, timeout=TIMEOUT)
+    meet(here)
     os.environ.update(RANK=str(here.rank), LOCAL_RANK=str(here.local_rank), WORLD_SIZE=str(here.size))  # of MPI's
     PartialState(cpu=not torch.cuda.is_available(), backend="gloo")
     return Gloo(here)
 
 
-def meet(here: ProcessRank) -> distributed.Store:
-    """A store that all processes of the launch share, once all are here. UserError: they have not come within the time,
-    or where they should meet is not known, or taken."""
+def meet(here: ProcessRank) -> None:
+    """Connect all processes of the launch, once all are here. UserError: they have not come within the time, or where
+    they should meet is not known, or taken."""
     names = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
     managed = "TORCHELASTIC_RUN_ID" in os.environ or str(here.size) in map(os.environ.get, names)
     limit = _MANAGED if managed else _UNMANAGED
@@ -139,7 +138,12 @@ def meet(here: ProcessRank) -> distributed.Store:
         while here.rank and time.monotonic() < until and not _listens():
             time.sleep(0.1)  # torch would print a warning at each attempt
         address = f"env://?rank={here.rank}&world_size={here.size}"
-        store, *_ = next(distributed.rendezvous(address, timeout=timedelta(seconds=limit)))
+        left = timedelta(seconds=max(1.0, until - time.monotonic()))
+        store, *_ = next(distributed.rendezvous(address, timeout=left))
+        # None reads what an attempt has left that was killed.
+        own = distributed.PrefixStore(f"llm_fed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        # gloo also on GPUs: what travels lies in the CPU's memory.
+        distributed.init_process_group("gloo", store=own, rank=here.rank, world_size=here.size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:  # of torch's store
         raise UserError(
             f"rank {here.rank} of {here.size}: the processes of this launch do not meet at {where} within "
@@ -148,7 +152,6 @@ def meet(here: ProcessRank) -> distributed.Store:
         ) from error
     finally:
         note.cancel()
-    return store
 
 
 def _listens() -> bool:

@@ -45,7 +45,7 @@ class LocalRuntime:
 
 
 def choose_clients_per_pass(requested: int | str, cohort: int, like: State, device: torch.device) -> int:
-    """`asked` if it is a number; `auto`: the whole cohort, as far as its adapters fill at most a quarter of free
+    """The number that is requested; `auto`: the whole cohort, as far as its adapters fill at most a quarter of free
     memory."""
     if requested != "auto":
         return int(requested)

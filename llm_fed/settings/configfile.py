@@ -167,7 +167,7 @@ def _no_section(where: str, value: Tree, section: type) -> UserError:
     return UserError(f"{key} is {plain(value)!r}; it takes a mapping of settings{example}")
 
 
-def from_dict(tree: dict[str, Tree]) -> Config:
+def from_dict(tree: dict[str, Any]) -> Config:
     """A checked configuration from nested values; UserError as of `load`."""
     if isinstance(method := tree.get("method"), dict):
         tree = {**tree, "method": _settings_of_method(method)}

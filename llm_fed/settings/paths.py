@@ -50,7 +50,7 @@ def public(value: Any) -> Any:
     if isinstance(value, list):
         return [public(item) for item in value]
     if isinstance(value, str) and is_local(value):
-        known = hub_place(value)
+        known = hub_snapshot(value)
         return known[0] if known else os.path.basename(os.path.abspath(os.path.expanduser(value)))
     return value
 
@@ -60,7 +60,7 @@ def public_text(text: str) -> str:
     return _IN_TEXT.sub(lambda match: os.path.basename(match[0].rstrip("/")), text)
 
 
-def hub_place(folder: str) -> tuple[str, str] | None:
+def hub_snapshot(folder: str) -> tuple[str, str] | None:
     """The Hub id and the commit of a folder in the Hub's cache, or of a link to one; None of any other folder."""
     own = os.path.abspath(os.path.expanduser(folder))
     matches = (_CACHED.search(f"{path}/".replace(os.sep, "/")) for path in (own, os.path.realpath(own)))
@@ -83,11 +83,7 @@ def cached(name: str, revision: str | None) -> Path | None:
 def base_folder(name: str, revision: str | None) -> Path | None:
     """Where the files of a base lie: its folder, or that of the Hub's cache; None where there is neither."""
     folder = Path(os.path.expanduser(name))
-    if folder.is_dir():
-        return folder
-    if name.startswith((".", "~", "/")) or name.count("/") > 1 or not name:
-        return None
-    return cached(name, revision)
+    return folder if folder.is_dir() else cached(name, revision)
 
 
 def is_local(name: str) -> bool:

@@ -28,7 +28,7 @@ class Layout:
 
     @cached_property
     def slices(self) -> dict[str, slice]:
-        """The place of each entry in the row."""
+        """The indices of each entry in the row."""
         indices, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             indices[name] = slice(start, start + math.prod(shape))
@@ -68,10 +68,6 @@ class Layout:
             example = difflib.get_close_matches(pattern, self.names, n=1, cutoff=0) or ["none"]
             raise UserError(f"{said} matches none of {len(self.names)} entries, e.g. {example[0]}")
         return names
-
-    def segments(self, pattern: str) -> list[slice]:
-        """The indices of all matching entries, neighbours joined into as few slices as possible."""
-        return self.joined(self.matching(pattern))
 
     def joined(self, names: Iterable[str]) -> list[slice]:
         """The indices of these entries, in their order, neighbours joined into as few slices as possible."""

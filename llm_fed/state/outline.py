@@ -33,7 +33,7 @@ def _skeleton(leaf: Leaf) -> Skeleton:
 
 
 def difference(got: Skeleton, wanted: Skeleton, where: str) -> str:
-    """The first place where two skeletons differ; empty where they agree. The entries of a state have an order."""
+    """Describes the first difference of two skeletons; empty where they agree. The entries of a state have an order."""
     if isinstance(got, dict) and isinstance(wanted, dict):
         for key in [*wanted, *got]:
             if key not in got or key not in wanted:
@@ -46,7 +46,7 @@ def difference(got: Skeleton, wanted: Skeleton, where: str) -> str:
 
 
 def infinite(message: Message, where: str) -> str:
-    """The first place in a message with a number that is not finite; empty where there is none."""
+    """The path of the first number in a message that is not finite; empty where there is none."""
     return next((location for path, leaf in leaves(message, where) if (location := _infinite(leaf, path))), "")
 
 
@@ -81,7 +81,7 @@ def size_of(skeleton: Skeleton) -> int:
 
 
 def leaves(message: Message, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Every part of a message that is no dictionary or list, with its place: the keys that lead to it, with dots."""
+    """Every part of a message that is no dictionary or list, by its path: the keys that lead to it, with dots."""
     if not isinstance(message, dict | list | tuple):
         yield path, message
         return
@@ -99,7 +99,7 @@ def mapped(message: Message, change: Callable[[Any], Any]) -> Any:
 
 
 def at(message: Any, path: str) -> Any:
-    """The part of a message at a place that it has."""
+    """The part of a message at a path."""
     for key in path.split(".") if path else ():
         message = message[int(key)] if isinstance(message, list | tuple) else message[key]
     return message

@@ -1,6 +1,6 @@
 """Roles: which values each part of an upload may have, beside its shape and dtype. A method declares them in `sends`.
 
-A state is a row of weights without being declared. Every other part of an upload needs a role, by its place in it:
+A state is a row of weights without being declared. Every other part of an upload needs a role, by its path:
 
     sends = {"prototypes": Statistic(rows="counts"), "counts": Counts()}
 
@@ -53,7 +53,7 @@ class Given:
         return {"skeleton": self.skeleton, "sent": self.sent, "examples": self.examples}
 
     def at(self, path: str) -> Any:
-        """What is known of one place of the upload."""
+        """What is known of the part of the upload at a path."""
         node = self.sent
         for key in path.split(".") if path else ():
             node = node[int(key)] if isinstance(node, list) else (node or {}).get(key)

@@ -48,7 +48,7 @@ def test_a_folder_of_the_hubs_cache_is_its_model_at_its_commit(base, tmp_path, m
     through = tmp_path / "cache/hub/models--acme--llama-tiny/snapshots" / COMMIT
     names = (snapshot, f"{snapshot}/", tmp_path / "link", tmp_path / "chain", COMMIT, through)
     for name in (*names, f"./{COMMIT}/../{COMMIT}"):
-        assert paths.hub_place(str(name)) == ("acme/llama-tiny", COMMIT), name
+        assert paths.hub_snapshot(str(name)) == ("acme/llama-tiny", COMMIT), name
         assert paths.public(str(tmp_path / "link")) == "acme/llama-tiny"
         found = Origin.of(BaseConfig(name=str(name), dtype="float32", quantization="nf4"))
         assert (found.name, found.revision) == ("acme/llama-tiny", COMMIT)
@@ -59,7 +59,7 @@ def test_a_folder_of_ones_own_is_its_path(base, tmp_path):
     (tmp_path / "link").symlink_to(base)
     (tmp_path / "loop").symlink_to("loop")
     for name in (base, tmp_path / "link", tmp_path / "nothing", tmp_path / "loop"):
-        assert paths.hub_place(str(name)) is None
+        assert paths.hub_snapshot(str(name)) is None
     found = Origin.of(BaseConfig(name=str(base), dtype="float32", revision="v1"))
     assert found == Origin(str(base), dtype="float32", weights=weights_digest(base))
     assert found.public() == Origin("base", dtype="float32", weights=weights_digest(base))
