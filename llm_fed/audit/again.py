@@ -135,8 +135,10 @@ def score_line(lines: Collection[dict[str, Any]], round: int, split: str) -> dic
     return next((x for x in lines if x["kind"] == "score" and (x["round"], x["split"]) == (round, split)), None)
 
 
-def _compare_scores(replay: Replay, known: Mapping[str, Any] | None, split: str, report: Audit) -> None:
-    scores = replay.scores(split)
+def _compare_scores(
+    replay: Replay, known: Mapping[str, Any] | None, split: str, report: Audit, end: bool = False
+) -> None:
+    scores = replay.scores(split, each=end)
     if scores is None and known is None:
         return
     line = {"kind": "score", "round": replay.round, "split": split, **(scores.as_json() if scores else {})}
@@ -161,7 +163,8 @@ def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, 
     replay.restore(kept[tested])
     messages = replay.messages()
     replay.finish(last)
-    _compare_scores(replay, score_line(read_records(folder / "metrics.jsonl"), tested, "test"), "test", report)
+    known = score_line(read_records(folder / "metrics.jsonl"), tested, "test")
+    _compare_scores(replay, known, "test", report, end=True)
     then = {**(delivered(folder, Audit()) or {}), **(chain.end or {}).get("adapters", {})}
     then = {name: known for name, known in then.items() if name.startswith("adapters/")}
     names = dict.fromkeys(Path(name).parts[1] for name in then)

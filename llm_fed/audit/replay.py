@@ -118,8 +118,9 @@ class Replay:
         down, state = e.config.transport, self.progress.state
         return {id: unpack(pack(e.method.broadcast(state, id), down)) for id in e.scored}
 
-    def scores(self, split: str) -> Summary | None:
-        return self.experiment.evaluate(self.messages(), split)
+    def scores(self, split: str, each: bool = False) -> Summary | None:
+        """`each`: as at the end of a run, where the fixed text of `eval.ability` is scored, too."""
+        return self.experiment.evaluate(self.messages(), split, each=each)
 
     def finish(self, last: int) -> None:
         """What clients do once, after the last round of the run."""

@@ -29,6 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "scaffold": {"method": {"name": "scaffold"}, "local": {"optimizer": "sgd", "momentum": 0.0}},
     "feddle, late answers": {
         "method": {"name": "feddle"}, "delay": {"sigma": 1.0}, "task": {"server": {"examples": 2}},
+        "eval": {"ability": True},
     },
     "half of the clients": {"participation": 0.5, "rounds": 4},
     "flora, unequal ranks": {"method": {"name": "flora"}, "adapter": {"rank": [1, 2, 3]}, "participation": 0.7},
