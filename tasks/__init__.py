@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from llm_fed.basics.errors import UserError, listed, lookup
-from llm_fed.rows.reading import few
 from llm_fed.settings import paths, plugins
 from llm_fed.settings.config import NUMBER, TaskConfig
 from llm_fed.settings.objects import named
@@ -31,6 +30,7 @@ from llm_fed.tasks import (
     xnli,
     xquad,
 )
+from llm_fed.tasks.collected import few
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.partition import KINDS as KINDS
 from llm_fed.tasks.partition import kept, partition

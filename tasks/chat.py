@@ -44,41 +44,55 @@ class Habits(NamedTuple):
 
 
 class Rendering:
-    """A conversation as a chat template writes it, with the spellings of control tokens (of the pattern `control`)
-    hidden. `render` writes messages, and the beginning of the next reply if it is asked to."""
+    """A conversation as a chat template writes it, with the spellings of control tokens hidden, and the beginning of
+    the next reply if it is `requested`. UserError where the template drops what a tool was asked, or what it said."""
 
-    def __init__(
-        self,
-        render: Callable[[Messages, bool], str],
-        messages: Messages,
-        marks: Marks,
-        requested: bool,
-        control: re.Pattern[str],
-    ):
-        self._render, self.messages, self.marks, self._asked, self._control = (
-            render,
-            messages,
-            marks,
-            requested,
-            control,
-        )
-        self.text = render(messages, requested)
-        self.spoken = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    def __init__(self, chat: ChatTemplate, turns: Sequence[Turn], requested: bool):
+        self._chat, self._requested, self._control = chat, requested, chat.safe.pattern
+        contents = [without_surrogates(turn.content) for turn in turns]
+        self.marks = Marks(chat.safe.spelled, [*contents, *(turn.fields for turn in turns)])
+        self.messages: Messages = []
+        for turn, content in zip(turns, contents, strict=True):
+            hide = self.marks.hide_reply if turn.role == "assistant" else self.marks.hide
+            more = self._hidden(json.loads(without_surrogates(turn.fields))) if turn.fields else {}
+            self.messages.append({"role": turn.role, "content": hide(content, self._control), **more})
+        self.text = chat.render(self.messages, requested)
+        self.spoken = [number for number, turn in enumerate(turns) if turn.role == "assistant"]
+        self._check_tools()
+
+    def _hidden(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.marks.hide(value, self._control)
+        if isinstance(value, list):
+            return [self._hidden(each) for each in value]
+        return {key: self._hidden(each) for key, each in value.items()} if isinstance(value, dict) else value
+
+    def _check_tools(self) -> None:
+        for message in self.messages:
+            names = [(call.get("function") or call).get("name", "") for call in message.get("tool_calls", ())]
+            said = [message["content"].strip()] if message["role"] == "tool" else []
+            if not all(text in self.text for text in [*names, *said]):
+                raise UserError(
+                    f"the chat template of {self._chat.tokenizer.name_or_path!r} does not write "
+                    + (f"the call of the tool {one_line(names[0])!r}" if names else "messages of a tool")
+                    + "; leave these conversations out, or choose a base whose template does"
+                )
 
     def replies(self, habits: Habits) -> dict[int, ReplySpan]:
         """By number of the message; without those that are not in the rendering."""
         spans = self._contents()
-        spans_of_replies, before = {}, 0
-        for position, number in enumerate(self.spoken):
-            span = spans[position]
+        found, before = {}, 0
+        for position, (number, span) in enumerate(zip(self.spoken, spans, strict=True)):
             if span is not None:
+                message = self.messages[number]
                 following = next((later[0] for later in spans[position + 1 :] if later), len(self.text))
-                start = self._start(self.messages[number], before, span[0], habits)
-                spans_of_replies[number] = ReplySpan(
-                    start, span[1], self._stop(self.messages[number], span[1], following, habits)
+                start, stop = (
+                    self._start(message, before, span[0], habits),
+                    self._stop(message, span[1], following, habits),
                 )
+                found[number] = ReplySpan(start, span[1], stop)
                 before = span[1]
-        return spans_of_replies
+        return found
 
     def _start(self, message: dict[str, Any], before: int, start: int, habits: Habits) -> int:
         """Where the assistant begins to write: with its reasoning if that was kept, else behind the template's text."""
@@ -124,7 +138,7 @@ class Rendering:
     def _header(self, number: int) -> Span | None:
         """Where a message is that has no text of its own: where another text in its place would begin."""
         other = {"role": "assistant", "content": self.marks.spare(1)}
-        written = self._render([*self.messages[:number], other, *self.messages[number + 1 :]], self._asked)
+        written = self._chat.render([*self.messages[:number], other, *self.messages[number + 1 :]], self._requested)
         before = written.partition(self.marks.spare(1))[0]
         return (len(before), len(before)) if self.text.startswith(before) else None
 
@@ -137,7 +151,7 @@ class Rendering:
             text = messages[number]["content"]
             messages[number]["content"] = text[:offset] + sign + text[offset:]
         try:
-            written = self._render(messages, self._asked)
+            written = self._chat.render(messages, self._requested)
         except UserError:
             return None
         positions: dict[str, int] = {}
@@ -178,7 +192,7 @@ class ChatTemplate:
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
         """What the assistant's next message follows; UserError where the template fails, or takes no tools."""
-        rendering = self._rendering(self._taken(turns), requested=True)
+        rendering = Rendering(self, self._taken(turns), requested=True)
         return self._encoded(rendering, rendering.replies(self.habits)).input_ids
 
     def conversation(self, turns: Sequence[Turn]) -> Encoded:
@@ -187,7 +201,7 @@ class ChatTemplate:
         UserError as in `prompt`, or where a message that is trained is not in the rendering."""
         turns = self._taken(turns)
         apart = self.habits.lead is None  # the rendering does not go on where the prompt of an evaluation ends
-        rendering = self._rendering(turns[:-1] if apart else turns, requested=apart)
+        rendering = Rendering(self, turns[:-1] if apart else turns, requested=apart)
         replies = rendering.replies(self.habits)
         self._check_written(turns, rendering, replies)
         found = self._encoded(rendering, replies, turns)
@@ -220,7 +234,7 @@ class ChatTemplate:
         lead = self.habits.lead
         if not lead or not lead.isspace():
             return lead == ""
-        prompt, written = (self._rendering(turns, requested=not n) for n, turns in enumerate((_PROBE[:1], _PROBE)))
+        prompt, written = (Rendering(self, turns, requested=not n) for n, turns in enumerate((_PROBE[:1], _PROBE)))
         text, start, marks = written.text, len(prompt.text), written.marks
         (whole,), (alone,) = self.safe.encode([text], marks), self.safe.encode([prompt.text], marks)
         before, behind = self.safe.encode([text[:start], text[start:]], marks)
@@ -241,20 +255,8 @@ class ChatTemplate:
             return turns
         return [turns[1]._replace(content=f"{turns[0].content}\n\n{turns[1].content}"), *turns[2:]]
 
-    def _rendering(self, turns: Sequence[Turn], requested: bool) -> Rendering:
-        contents = [without_surrogates(turn.content) for turn in turns]
-        marks, pattern = Marks(self.safe.spelled, [*contents, *(turn.fields for turn in turns)]), self.safe.pattern
-        messages = []
-        for turn, content in zip(turns, contents, strict=True):
-            hide = marks.hide_reply if turn.role == "assistant" else marks.hide
-            more = json.loads(without_surrogates(turn.fields)) if turn.fields else {}
-            messages.append({"role": turn.role, "content": hide(content, pattern), **_hidden(more, marks, pattern)})
-        rendering = Rendering(self._render, messages, marks, requested, pattern)
-        self._check_tools(rendering)
-        return rendering
-
-    def _render(self, messages: Messages, requested: bool) -> str:
-        """What the template writes, with the beginning of the next reply if it is `asked` for."""
+    def render(self, messages: Messages, requested: bool) -> str:
+        """What the template writes, with the beginning of the next reply if it is `requested`."""
         options: dict[str, Any] = {"chat_template": self.template.text, "date_string": self.template.date}
         options |= {"add_generation_prompt": requested, "tokenize": False}
         return str(self._tried(lambda: self.tokenizer.apply_chat_template(messages, **options)))
@@ -311,18 +313,6 @@ class ChatTemplate:
         )
         return cast(list[Span], written[1][0])
 
-    def _check_tools(self, rendering: Rendering) -> None:
-        """UserError where the template drops what a tool was asked, or what it said."""
-        for message in rendering.messages:
-            names = [(call.get("function") or call).get("name", "") for call in message.get("tool_calls", ())]
-            said = [message["content"].strip()] if message["role"] == "tool" else []
-            if not all(text in rendering.text for text in [*names, *said]):
-                raise UserError(
-                    f"the chat template of {self.tokenizer.name_or_path!r} does not write "
-                    + (f"the call of the tool {one_line(names[0])!r}" if names else "messages of a tool")
-                    + "; leave these conversations out, or choose a base whose template does"
-                )
-
     # What the template does with every conversation
 
     @cached_property
@@ -331,13 +321,13 @@ class ChatTemplate:
         first, last, next_one = (marks.spare(number) for number in (1, 2, 3))
         requested, said = {"role": "user", "content": _USER}, {"role": "assistant", "content": f"{first}{_REPLY}{last}"}
         try:
-            begun, written = self._render([requested], True), self._render([requested, said], False)
+            begun, written = self.render([requested], True), self.render([requested, said], False)
         except UserError:
             return Habits()
         before, _, rest = written.partition(first)
         ends = [stop[0] for stop in [self.safe.pattern.search(rest.partition(last)[2])] if stop]
         try:
-            more = self._render([requested, said, {"role": "user", "content": next_one}, said], False)
+            more = self.render([requested, said, {"role": "user", "content": next_one}, said], False)
             ends += self._ends_between(more.partition(_USER)[0], more.partition(last)[2].partition(next_one)[0])
         except UserError:
             pass  # a template of single questions
@@ -361,8 +351,8 @@ class ChatTemplate:
         sign = Marks(self.safe.spelled, ()).spare(1)
         user, reply = {"role": "user", "content": _USER}, {"role": "assistant", "content": sign}
         try:
-            plain, begun = self._render([user], False), self._render([user], True)
-            before = self._render([user, reply], False).partition(sign)[0]
+            plain, begun = self.render([user], False), self.render([user], True)
+            before = self.render([user, reply], False).partition(sign)[0]
         except UserError:
             return None
         header, blank = before.removeprefix(plain), before.removeprefix(begun)
@@ -373,7 +363,7 @@ class ChatTemplate:
         system = [{"role": "system", "content": _REPLY}] * self._takes_system
         try:
             for requested in ([user], [*system, user], [user, {**reply, "content": _REPLY}, user]):
-                if other._render(requested, True) != other._render([*requested, reply], False).partition(sign)[0]:
+                if other.render(requested, True) != other.render([*requested, reply], False).partition(sign)[0]:
                     return None
         except UserError:
             return None
@@ -383,23 +373,13 @@ class ChatTemplate:
     def _takes_system(self) -> bool:
         sign = Marks(self.safe.spelled, ()).spare(1)
         try:
-            written = self._render([{"role": "system", "content": sign}, {"role": "user", "content": _USER}], True)
+            written = self.render([{"role": "system", "content": sign}, {"role": "user", "content": _USER}], True)
         except UserError:
             return False
         return sign in written
 
 
 _PROBE = (Turn("user", _USER), Turn("assistant", _REPLY))
-
-
-def _hidden(value: Any, marks: Marks, pattern: re.Pattern[str]) -> Any:
-    if isinstance(value, str):
-        return marks.hide(value, pattern)
-    if isinstance(value, list):
-        return [_hidden(each, marks, pattern) for each in value]
-    if isinstance(value, dict):
-        return {key: _hidden(each, marks, pattern) for key, each in value.items()}
-    return value
 
 
 # A template that answers without reasoning

@@ -1,18 +1,21 @@
-"""Rows of files as Examples of clients, and what is left out on the way."""
+"""Rows of files as Examples of clients, and what became of the files: what was not used, how they were read, and which
+rows were left out."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
-from typing import ClassVar
+from typing import NamedTuple
 
 from llm_fed.basics import names
-from llm_fed.basics.errors import UserError
+from llm_fed.basics.errors import UserError, one_line, printable
 from llm_fed.rows import BadRow, Row, Source, columns
 from llm_fed.rows.cells import text_of
 from llm_fed.rows.layout import SPLIT_NAMES, natural_order, split_of
-from llm_fed.rows.reading import Reading, Skipped, few
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.examples import SAMPLE, Scheme
@@ -20,130 +23,231 @@ from llm_fed.tasks.examples import SAMPLE, Scheme
 ALL = "all"  # the client of rows that nothing says more of
 HINT = "; or set task.bad_rows=skip to leave such rows out"
 WHOLE = re.compile(r"(-?\d+)\.0+")  # a whole number, as a column with gaps writes it
+MOST_BAD = 0.1  # share of the rows that `task.bad_rows: skip` may leave out
+_FEW = 5  # names in a line
+_EVENTS = {"not used": "not used", "note": "noted", "read": "read otherwise", "left out": "rows left out"}
+# What a column means whose content would change what is learned, where it is not used.
+_MEANINGS = {
+    "weight": "all rows count alike", "sample_weight": "all rows count alike",
+    "tools": "prompts do not describe tools", "functions": "prompts do not describe tools",
+    "image": "only text is read", "images": "only text is read", "audio": "only text is read",
+    "split": "the names of files say the split", "history": "such rows have none", "system": "such rows have none",
+    "chosen": "only one answer is learned", "rejected": "no answer is learned from as a bad one",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A row that was left out."""
+
+    where: str  # file and line
+    reason: str
+    rows: int = 1  # how many rows it may have been
+
+
+@dataclass
+class Reading:
+    """What became of the files of a task; nothing is said where all of it was used as it is."""
+
+    folder: str = ""  # what the names of files begin with, which no line repeats
+    files: list[str] = field(default_factory=list)  # that were not used, for whatever reason
+    empty: list[str] = field(default_factory=list)  # files without a row
+    columns: dict[str, None] = field(default_factory=dict)  # that were not used, and are not plainly numbers of rows
+    used: set[str] = field(default_factory=set)  # columns of any file
+    asides: dict[str, None] = field(default_factory=dict)  # what should be known of single columns and clients
+    forms: dict[str, str] = field(default_factory=dict)  # file -> how it was read, where that had to be found out
+    rows: int = 0  # with those that were left out
+    skipped: list[Skipped] = field(default_factory=list)  # the rows that were left out
+    roles: dict[str, str] = field(default_factory=dict)  # role -> column, of the first file
+    texts: bool = False  # whether a file holds texts without prompts
+    labels: Mapping[str, str] = field(default_factory=dict)  # of texts with labels: where each stands first
+
+    def checked(self) -> Reading:
+        """This, or UserError where too much was left out: how much, and the first of it."""
+        if self._num_bad > MOST_BAD * self.rows:
+            raise UserError(
+                f"{self._num_bad:,} of {self.rows:,} rows cannot be used, more than the {MOST_BAD:.0%} that "
+                f"task.bad_rows=skip leaves out: {self._first_skipped()}; correct the files, or the columns"
+            )
+        return self
+
+    def for_people(self) -> dict[str, str]:
+        """Lines by their label; none where there is nothing to say."""
+        unused = [*(f"{name} (no rows)" for name in self.empty), *self.files]
+        parts = [few(unused, "files")] if unused else []
+        if self.columns:
+            parts.append(f"column{'s' if len(self.columns) > 1 else ''} {few([*self.columns], 'columns')}")
+        files = defaultdict[str, list[str]](list)
+        for name, form in self.forms.items():
+            files[form].append(name)
+        read = "; ".join(f"{few(names, 'files', 2)} {form}" for form, names in files.items())
+        lines = {"not used": "; ".join(parts), "note": few([*self.asides], "notes", sep="; "), "read": read}
+        if self.skipped:
+            bad = f"{self._num_bad:,} of {self.rows:,} rows"
+            lines["left out"] = f"{bad} (task.bad_rows=skip): {self._first_skipped()}"
+        return {label: printable(text) for label, text in lines.items() if text}
+
+    def events(self) -> list[dict[str, str | bool]]:
+        """The same for metrics.jsonl, and whether it is only information, of which nothing went wrong."""
+        events: list[dict[str, str | bool]] = []
+        for label, text in self.for_people().items():
+            information = {} if label == "left out" else {"information": True}
+            events.append({"event": _EVENTS[label], "reason": text, **information})
+        return events
+
+    def skipped_lines(self) -> list[dict[str, str | int]]:
+        """Every row that was left out."""
+        return [dataclasses.asdict(each) | {"where": self.short(each.where)} for each in self.skipped]
+
+    def short(self, where: str) -> str:
+        """A file, or a row of it, without the folder of all."""
+        return where.removeprefix(self.folder)
+
+    @property
+    def _num_bad(self) -> int:
+        return sum(each.rows for each in self.skipped)
+
+    def _first_skipped(self) -> str:
+        first = [f"{self.short(each.where)}: {one_line(each.reason, 120)}" for each in self.skipped[:3]]
+        return "; ".join(first) + ("; ..." if len(self.skipped) > 3 else "")
+
+
+def few(names: Sequence[str], what: str, most: int = _FEW, sep: str = ", ") -> str:
+    """Some names, and how many more there are."""
+    if len(names) <= most + 1:
+        return sep.join(names)
+    return f"{sep.join(names[:most])} and {len(names) - most:,} more {what}"
+
+
+class Placed(NamedTuple):
+    """An Example of a client."""
+
+    client: str  # id
+    split: str
+    example: Example
 
 
 class Collected:
-    """The rows of sources, whose names all begin with `folder`, as Examples of clients; `reading` says what became of
-    them."""
+    """The rows of sources, whose names all begin with `folder`, as Examples of clients, by a kind of `scheme`.
 
-    scheme: ClassVar[type[Scheme]] = Scheme  # how rows become Examples
+    Attributes:
+        reading: what became of the sources.
+        examples: in the order of the rows.
+    """
 
-    def __init__(self, config: TaskConfig, where: str, folder: str = ""):
-        self.config, self.where = config, where
+    def __init__(self, config: TaskConfig, where: str, folder: str = "", scheme: type[Scheme] = Scheme):
+        self.config, self.where, self._scheme = config, where, scheme
         self.reading = Reading(folder)
-        self._examples: list[tuple[str, str, Example]] = []  # with the id of the client, and the split
+        self.examples: list[Placed] = []
         self._written: dict[str, str] = {}  # client id -> the name that it was made of
         self._ids: dict[str, str] = {}
         self._named = set[str]()  # ids that files or folders say, of whom there may be no row
         groups = config.groups
-        self._groups = None if groups is None else {names.folder_name(names.composed(name)) for name in groups}
+        self._groups = None if groups is None else {names.folder_name(name) for name in groups}
 
     def add(self, client: str | None, split: str, sources: Iterable[Source], *, named: bool = True) -> None:
         """Rows of a client, or of those that a column names. UserError where a source or a row cannot be used. `named`:
         whether the split is said; else a column may say it. Of clients that are not among `task.groups` nothing is
         read."""
-        if client is not None:
-            self.name(client)
-            if not self.requested(self.id(client)):
-                return
-        for source in sources:
-            self._read(source, client, split, named)
+        if client is None or self.requested(self.name(client)):
+            for source in sources:
+                self._read(source, client, split, named)
 
-    def name(self, client: str) -> None:
-        """Note a client, of whom there may be no row."""
-        self._named.add(self.id(client))
+    def name(self, client: str) -> str:
+        """Note a client, of whom there may be no row; its id."""
+        id = self.id(client)
+        self._named.add(id)
+        return id
 
     def requested(self, id: str) -> bool:
         """Whether the rows of a client are wanted. Of another one the name is kept, which messages list."""
         whole = WHOLE.fullmatch(id)
         if self._groups is None or id in self._groups or (whole and whole[1] in self._groups):
             return True
-        self.name(id)
+        self._named.add(id)
         return False
 
     def clients(self) -> dict[str, ClientData]:
         """By id, in natural order; also those without a row that are named. UserError where there is no row at all."""
-        if self._groups is None and not self._examples:
+        if self._groups is None and not self.examples:
             empty = f" (none in {few(self.reading.empty, 'files')})" if self.reading.empty else ""
             raise UserError(f"{self.where} has no rows{empty}; it needs a train split with at least one row")
-        ids = {*self._named, *(id for id, _, _ in self._examples)}
+        ids = {*self._named, *(id for id, _, _ in self.examples)}
         whole = {id: match[1] for id in ids if (match := WHOLE.fullmatch(id)) and match[1] in ids}  # 11.0 is 11
         order = sorted(ids - {*whole}, key=natural_order)
         found = {id: {split: list[Example]() for split in SPLIT_NAMES} for id in order}
-        for id, split, example in sorted(self._examples, key=lambda each: each[0] in whole):
+        for id, split, example in sorted(self.examples, key=lambda each: each.client in whole):
             found[whole.get(id, id)][split].append(example)
         return {id: ClientData(id, **{split: tuple(own) for split, own in found[id].items()}) for id in order}
-
-    def taken(self, example: Example, split: str) -> Example:
-        """What is kept of a row's Example."""
-        return example
 
     def id(self, name: str) -> str:
         """The id of a client: its name, fit for a folder; UserError where another client has that one."""
         if name in self._ids:
             return self._ids[name]
-        name = names.composed(name)
-        id = self._ids[name] = names.folder_name(name)
-        if (other := self._written.setdefault(id, name)) != name:
-            raise UserError(f"{self.where}: the clients {other!r} and {name!r} would both be called {id!r}; rename one")
-        if id != name:
-            self.reading.asides[f"client {name!r} is called {id!r}, since no folder can have its name"] = None
+        id, composed = names.folder_name(name), names.composed(name)
+        if (other := self._written.setdefault(id, composed)) != composed:
+            raise UserError(
+                f"{self.where}: the clients {other!r} and {composed!r} would both be called {id!r}; rename one"
+            )
+        if id != composed:
+            self.reading.asides[f"client {composed!r} is called {id!r}, since no folder can have its name"] = None
+        self._ids[name] = id
         return id
 
     def _read(self, source: Source, client: str | None, split: str, named: bool) -> None:
         """Load the rows of one source, find whose each is and in which split, encode it as an Example, and store it."""
-        scheme = self.scheme(self.config.columns, source.where, whose=client is None, side=not named)
+        config, where = self.config, source.where
+        scheme = self._scheme(config.columns, where, label=config.partition.label, whose=client is None, side=not named)
         rows, total, taken, skipped = iter(source), 0, 0, list[Skipped]()
         sample = list(islice(rows, SAMPLE))
-        self._learn(source, scheme, sample, client)
+        if good := [row for row in sample if isinstance(row, Row)]:
+            self._learn(source, scheme, good, client)
+        elif sample:
+            first = [self._left_out(row, UserError(str(row))) for row in sample][0]
+            reason = f"{first.where}: {first.reason}"
+            raise UserError(f"none of the first {len(sample)} rows of {where} can be used: {reason}")
         for row in chain(sample, rows):
             total += row.lines if isinstance(row, BadRow) else 1
             try:
-                self._take(source, scheme, row, client, split)
+                self._take(scheme, row, client, split)
                 taken += 1
             except UserError as error:
                 skipped.append(self._left_out(row, error))
         if total and not taken:
-            first = f"{skipped[0].where}: {skipped[0].reason}"
-            raise UserError(f"none of the {total:,} rows of {source.where} can be used: {first}")
+            first = skipped[0]
+            raise UserError(f"none of the {total:,} rows of {where} can be used: {first.where}: {first.reason}")
         self.reading.skipped += skipped
         self._note(source, scheme, total, client)
 
-    def _learn(self, source: Source, scheme: Scheme, sample: Sequence[Row | BadRow], client: str | None) -> None:
+    def _learn(self, source: Source, scheme: Scheme, good: Sequence[Row], client: str | None) -> None:
         """Choose the columns, and refuse those that are there twice."""
-        good, where = [row for row in sample if isinstance(row, Row)], source.where
-        if sample and not good:
-            first = [self._left_out(row, UserError(str(row))) for row in sample][0]
-            reason = f"{first.where}: {first.reason}"
-            raise UserError(f"none of the first {len(sample)} rows of {where} can be used: {reason}")
-        if not good:
-            return
         scheme.learn(good)
         for name in scheme.used:
             if indices := source.twice.get(name):
                 listed = " and ".join(map(str, indices))
-                raise UserError(f"{where}: columns {listed} are both named {name!r}; rename those that are not meant")
-        partition = self.config.partition
-        if partition.label is not None:
-            known = [row.values for row in good]
-            columns.configured("task.partition.label", partition.label, [*scheme.names], known, good[0].where)
-        if client is None and "client" not in scheme.roles and partition.kind == "natural":
+                raise UserError(
+                    f"{source.where}: columns {listed} are both named {name!r}; rename those that are not meant"
+                )
+        if client is None and "client" not in scheme.roles and self.config.partition.kind == "natural":
             raise UserError(
                 f"{self.where}: no column names the client of a row; set task.columns.client=COLUMN, "
                 "or task.partition.kind=iid and task.partition.clients=N"
             )
 
-    def _take(self, source: Source, scheme: Scheme, row: Row | BadRow, client: str | None, split: str) -> None:
+    def _take(self, scheme: Scheme, row: Row | BadRow, client: str | None, split: str) -> None:
         if isinstance(row, BadRow):
             raise row
-        roles, label = scheme.roles, self.config.partition.label
+        roles = scheme.roles
         if client is None:
             client = text_of(row, roles["client"]).strip() if "client" in roles else ALL
-        id, split = self.id(client), _split(row, roles["split"]) if "split" in roles else split
-        if not self.requested(id):
-            return
-        example = scheme.example(row, text_of(row, label) if label else id)
-        self._examples.append((id, split, self.taken(example, split)))
+        id = self.id(client)
+        if "split" in roles:
+            said = text_of(row, roles["split"]).strip()
+            if (named := split_of(said)) is None:
+                raise UserError(f"{row.where}: column {roles['split']!r} holds {said[:40]!r}, which names no split")
+            split = named
+        if self.requested(id):
+            self.examples.append(Placed(id, split, scheme.example(row, id)))
 
     def _left_out(self, row: Row | BadRow, error: UserError) -> Skipped:
         """A bad row; UserError where none may be left out."""
@@ -154,21 +258,19 @@ class Collected:
 
     def _note(self, source: Source, scheme: Scheme, total: int, client: str | None) -> None:
         """Note what became of a source."""
-        reading, name, label = self.reading, self.reading.short(source.where), self.config.partition.label
+        reading, name = self.reading, self.reading.short(source.where)
         if not total:
             reading.empty.append(name)
         reading.rows += total
         if source.remarks:
             reading.forms[name] = ", ".join(source.remarks)
-        used = [*scheme.used, *([label] if label else [])]
-        reading.used.update(used)
-        reading.unused_columns(columns.unused(scheme.names, used), by_files=client is not None)
+        reading.used.update(scheme.used)
         reading.roles = reading.roles or scheme.roles
         reading.texts |= "text" in scheme.roles
-
-
-def _split(row: Row, column: str) -> str:
-    said = text_of(row, column).strip()
-    if (split := split_of(said)) is None:
-        raise UserError(f"{row.where}: column {column!r} holds {said[:40]!r}, which names no split")
-    return split
+        for column in columns.unused(scheme.names, scheme.used):
+            reading.columns[column] = None
+            why = _MEANINGS.get(column.casefold(), "")
+            if client is not None and column.casefold() in ("client", "client_id"):
+                why = f"files name the clients; task.columns.client={column} would use it"
+            if why:
+                reading.asides[f"column {column!r} is not used: {why}"] = None

@@ -16,7 +16,7 @@ import torch
 from llm_fed.basics.errors import lookup
 
 if TYPE_CHECKING:
-    from llm_fed.rows.reading import Reading
+    from llm_fed.tasks.collected import Reading
     from llm_fed.tasks.record import Record
 
 Item = TypeVar("Item")

@@ -1,4 +1,4 @@
-"""Conversations: rows of messages, and their tokens, in which every turn of the assistant counts in the loss.
+"""Conversations: rows of messages.
 
 A row of `messages` (OpenAI, TRL), and one of `conversations` (ShareGPT); both may begin with a system message:
 
@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TypeAlias
 
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.tasks.common import Encoded, Example, Template, Turn
+from llm_fed.rows import Cell
+from llm_fed.tasks.common import Turn
 from llm_fed.tasks.control import THINK, THOUGHT, reasoning
-from llm_fed.tasks.templates import BARE, filled
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
+Message: TypeAlias = dict[str, Cell]
 ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
     "gpt": "assistant", "tool": "tool", "observation": "tool",
@@ -32,7 +30,7 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")  # a field of any of
 _NEXT = {"": ("user",), "user": ("assistant",), "assistant": ("user", "tool"), "tool": ("assistant", "tool")}
 
 
-def turns_of(value: Any, where: str, column: str) -> tuple[Turn, ...]:
+def turns_of(value: Cell, where: str, column: str) -> tuple[Turn, ...]:
     """The messages in one column of a row, up to the last of the assistant that is trained. UserError where they are
     none, not in the order system (perhaps), user, assistant, user, ..., assistant, with messages of tools behind one of
     the assistant, or none of the assistant is trained."""
@@ -62,15 +60,17 @@ def turns_of(value: Any, where: str, column: str) -> tuple[Turn, ...]:
     return tuple(turns[: trained[-1]])
 
 
-def _turn(message: Any, where: str) -> Turn:
-    role, content = _parts(message)
-    turn = ROLES.get(str(role))
-    fields = _fields(message, where) if turn in ("assistant", "tool") else {}
+def _turn(message: Cell, where: str) -> Turn:
+    known = message if isinstance(message, dict) else {}
+    role, content = known.get("role", known.get("from")), _joined(known.get("content", known.get("value")))
+    role = role.strip().casefold() if isinstance(role, str) else str(role)
+    turn = ROLES.get(role)
+    fields = _fields(known, where) if turn in ("assistant", "tool") else {}
     if content is None and "tool_calls" in fields:
         content = ""
     if turn is None or not isinstance(content, str) or not (content.strip() or "tool_calls" in fields):
         raise UserError(f"{where} is {one_line(repr(message))[:80]}; it needs a role ({', '.join(ROLES)}) and a text")
-    reasons = next((text for name in _REASONING if isinstance(text := message.get(name), str) and text.strip()), None)
+    reasons = next((text for name in _REASONING if isinstance(text := known.get(name), str) and text.strip()), None)
     if turn == "assistant" and reasons and not reasoning(content):
         content = f"{THINK}\n{reasons}\n{THOUGHT}\n\n{content}"
     try:
@@ -79,17 +79,10 @@ def _turn(message: Any, where: str) -> Turn:
         raise UserError(
             f"{where} holds a number that JSON has not, such as NaN; correct it, or drop the row"
         ) from error
-    return Turn(turn, content, _trained(message, turn, where), text)
+    return Turn(turn, content, _trained(known, turn, where), text)
 
 
-def _parts(message: Any) -> tuple[Any, Any]:
-    if not isinstance(message, dict):
-        return None, None
-    role, content = message.get("role", message.get("from")), message.get("content", message.get("value"))
-    return role.strip().casefold() if isinstance(role, str) else role, _joined(content)
-
-
-def _joined(content: Any) -> Any:
+def _joined(content: Cell) -> Cell:
     """The text of a content in parts, `[{"type": "text", "text": ...}]`; anything else as it is."""
     parts = content if isinstance(content, list) else []
     texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type", "text") == "text"]
@@ -98,7 +91,7 @@ def _joined(content: Any) -> Any:
     return "".join(map(str, texts))
 
 
-def _trained(message: dict[str, Any], role: str, where: str) -> bool:
+def _trained(message: Message, role: str, where: str) -> bool:
     """What `weight` (OpenAI) and `train` (axolotl) say of a message; of the user none is trained."""
     trained = True
     for name in ("weight", "train"):
@@ -113,32 +106,26 @@ def _trained(message: dict[str, Any], role: str, where: str) -> bool:
     return trained
 
 
-def _fields(message: dict[str, Any], where: str) -> dict[str, Any]:
+def _fields(message: Message, where: str) -> dict[str, Cell]:
     """What a chat template reads of tools: an assistant's calls, and whose answer a tool's message is."""
     if message.get("role", message.get("from")) in ("tool", "observation"):
         return {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
     calls = message.get("tool_calls") or [{"function": call} for call in [message.get("function_call")] if call]
-    for call in calls:
-        function = call.get("function", call) if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise UserError(
-                f"{where} calls the tool {one_line(repr(call))[:80]}; a call is {{function: {{name, arguments}}}}"
-            )
-    return {"tool_calls": [_call(call) for call in calls]} if calls else {}
+    each = calls if isinstance(calls, list) else [calls]
+    return {"tool_calls": [_call(call, where) for call in each]} if each else {}
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
+def _call(call: Cell, where: str) -> Message:
     """A call with its arguments as an object, as chat templates expect it; OpenAI writes them as a text."""
-    function = dict(call.get("function", call))
-    if isinstance(function.get("arguments"), str):
+    known = call if isinstance(call, dict) else {}
+    function = known.get("function", known)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise UserError(
+            f"{where} calls the tool {one_line(repr(call))[:80]}; a call is {{function: {{name, arguments}}}}"
+        )
+    function = dict(function)
+    if isinstance(arguments := function.get("arguments"), str):
         with suppress(ValueError, RecursionError):
-            function["arguments"] = json.loads(function["arguments"])
-    more = {"id": call["id"]} if call.get("id") is not None else {}
+            function["arguments"] = json.loads(arguments)
+    more: Message = {"id": known["id"]} if known.get("id") is not None else {}
     return {"type": "function", "function": function, **more}
-
-
-def encoded(example: Example, tokenizer: PreTrainedTokenizerBase, template: str | Template) -> Encoded:
-    """The example with its first answer; of a conversation every turn of the assistant is a response."""
-    before = [Turn("user", example.prompt)] if isinstance(example.prompt, str) else example.prompt
-    last = Turn("assistant", example.answers[0], fields=example.fields)
-    return filled(template if example.prompt else BARE, tokenizer).conversation([*before, last])

@@ -20,18 +20,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from string import ascii_uppercase
-from typing import Any, Literal
+from typing import Literal, TypeGuard
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows import Row, cells, columns
+from llm_fed.rows import Cell, Row, cells, columns
 from llm_fed.settings.config import ColumnsConfig
 from llm_fed.tasks import preferences
 from llm_fed.tasks.common import Example, Turn
-from llm_fed.tasks.conversations import turns_of
+from llm_fed.tasks.conversations import Message, turns_of
 
 SAMPLE = 200  # rows of a file that are looked at before the first becomes an Example
 _OPTIONAL = ("input", "system", "history", "options")  # roles that a row may lack
-_ANSWERS = ("chosen", "rejected")  # roles
 _PAIRS = (("question", "answer"), ("instruction", "output"), ("prompt", "response"), ("user", "assistant"))
 BY_PLACE = ("choices", "endings")  # columns beside which a number is usually a place
 _LETTER = re.compile(r"\(?([A-Za-z])[).:]?")
@@ -40,16 +39,23 @@ Kind = Literal["text", "place"]
 
 class Scheme:
     """How the rows of a file become Examples, by the configured columns (`wanted`), of which one may name the client
-    (`whose`) and the split (`side`). It learns from each row, and may ask for the file to be read again."""
+    (`whose`) and the split (`side`). `label`: the column that a partition divides by, instead of by client.
 
-    def __init__(self, wanted: ColumnsConfig, where: str, *, whose: bool = False, side: bool = False):
-        self.wanted, self._where, self._whose, self._side = wanted, where, whose, side
-        self.names: dict[str, None] = {}  # all columns that the rows have had so far
-        self.roles: dict[str, str] = {}  # role (a key of `columns.USUAL_NAMES`) -> column
+    Attributes:
+        names: all columns that the rows have had so far.
+        roles: role (a key of `columns.USUAL_NAMES`) -> column.
+    """
+
+    def __init__(
+        self, wanted: ColumnsConfig, where: str, *, label: str | None = None, whose: bool = False, side: bool = False
+    ):
+        self.wanted, self.label, self._where, self._whose, self._side = wanted, label, where, whose, side
+        self.names: dict[str, None] = {}
+        self.roles: dict[str, str] = {}
         self._letters: tuple[str, ...] = ()  # columns that hold an option each
         self._choices = Choices("")
         self._seen: set[tuple[str, ...]] = set()
-        self._sample: list[Mapping[str, Any]] = []
+        self._sample: list[columns.Values] = []
 
     def learn(self, sample: Sequence[Row]) -> None:
         """Choose the columns by some rows; UserError as in `columns.resolve`."""
@@ -57,6 +63,8 @@ class Scheme:
         for values in self._sample:
             self._is_new(values)
         self._resolve()
+        if self.label is not None:
+            columns.configured("task.partition.label", self.label, [*self.names], self._sample, sample[0].where)
         if self._letters or "options" in self.roles:
             self._choices = Choices(self.roles.get("options", ""))
             for row in sample:
@@ -64,7 +72,7 @@ class Scheme:
                     self._example(row, "")
             self._choices.learning = False
 
-    def example(self, row: Row, group: str) -> Example:
+    def example(self, row: Row, client: str) -> Example:
         """The row as an Example; UserError where it cannot be used: where it is, and why."""
         if self._is_new(row.values):
             before, letters = self.roles, self._letters
@@ -76,7 +84,7 @@ class Scheme:
                     f"{row.where}: it has columns that no row before has, by which those would be read otherwise; "
                     f"set task.columns.{role}=COLUMN"
                 )
-        example = self._example(row, group)
+        example = self._example(row, cells.text_of(row, self.label) if self.label else client)
         extra = tuple((name, cells.number_of(row, name)) for name in self.wanted.extra)
         return replace(example, extra=extra, where=row.where)
 
@@ -85,9 +93,12 @@ class Scheme:
 
     @property
     def used(self) -> list[str]:
-        return [*self.roles.values(), *self._letters, *self.wanted.extra]
+        """The columns whose content counts."""
+        labels = [self.label] if self.label else []
+        return [*self.roles.values(), *self._letters, *self.wanted.extra, *labels]
 
-    def _is_new(self, values: Mapping[str, Any]) -> bool:
+    def _is_new(self, values: columns.Values) -> bool:
+        """Whether a row has a column that none before it has."""
         keys = tuple(values)
         if keys in self._seen:
             return False
@@ -97,16 +108,17 @@ class Scheme:
         return len(self.names) > before
 
     def _resolve(self) -> None:
-        self.roles = columns.resolve(
+        resolved = columns.resolve(
             self.wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
         )
-        self._letters = self._lettered() if "answer" in self.roles and "options" not in self.roles else ()
-
-    def _lettered(self) -> tuple[str, ...]:
+        self.roles, self._letters = resolved, ()
+        if "A" not in self.names or "answer" not in resolved or "options" in resolved:
+            return
         count = next((index for index, letter in enumerate(ascii_uppercase) if letter not in self.names), 26)
         letters = tuple(ascii_uppercase[:count])
-        answers = [values.get(self.roles["answer"]) for values in self._sample]
-        return letters if count > 1 and answers and all(str(each).strip() in letters for each in answers) else ()
+        answers = [values.get(resolved["answer"]) for values in self._sample]
+        if count > 1 and answers and all(str(each).strip() in letters for each in answers):
+            self._letters = letters
 
 
 def to_example(
@@ -134,67 +146,76 @@ def _answered(row: Row, roles: Mapping[str, str], group: str, letters: Sequence[
     prompt, answer = roles["prompt"], roles["answer"]
     requested, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
     if isinstance(requested, list) or _is_talk(right):
-        if not _is_talk(requested):
-            requested = [{"role": "user", "content": cells.as_text(requested, row.where, prompt)}]
-        return _conversation(row, roles, _whole(row, roles, "answer", requested, right), group)
-    text = cells.as_text(requested, row.where, prompt)
-    if context := cells.optional(row, roles.get("input")):
-        text = f"{text}\n\n{context}"
-    if _is_answers(right):
+        talk = requested if _is_talk(requested) else _as_question(requested, row.where, prompt)
+        return _conversation(row, roles, _whole(row, roles, "answer", talk, right), group)
+    text = _with_context(row, roles, cells.as_text(requested, row.where, prompt))
+    if isinstance(right, dict) and isinstance(right.get("text"), list):
         right = right["text"]
     if letters:
         texts = {column: option for column in letters if (option := cells.optional(row, column))}
         options, labels = tuple(texts.values()), tuple(texts)
     else:
         options, labels = options_of(row, roles.get("options"))
-    answers = (
-        (rule or Choices(roles["options"])).right(row, answer, right, options, labels)
-        if options
-        else cells.texts_of(right, row.where, answer)
-    )
+    if options:
+        answers = (rule or Choices(roles["options"])).right(row, answer, right, options, labels)
+    else:
+        answers = cells.texts_of(right, row.where, answer)
     earlier = _earlier(row, roles)
     return Example((*earlier, Turn("user", text)) if earlier else text, answers, options, group)
 
 
+def _with_context(row: Row, roles: Mapping[str, str], text: str) -> str:
+    context = cells.optional(row, roles.get("input"))
+    return f"{text}\n\n{context}" if context else text
+
+
+def _as_question(value: Cell, where: str, column: str) -> list[Message]:
+    return [{"role": "user", "content": cells.as_text(value, where, column)}]
+
+
 def _preference(row: Row, roles: Mapping[str, str], group: str) -> Example:
     """A row with two answers, of which the first is preferred."""
-    both = [_structured(cells.held(row, roles[role])) for role in _ANSWERS]
+    chosen = _structured(cells.held(row, roles["chosen"]))
+    rejected = _structured(cells.held(row, roles["rejected"]))
     requested = _structured(cells.held(row, roles["prompt"])) if "prompt" in roles else None
-    if requested is None and all(isinstance(each, str) for each in both):
-        talks = [preferences.messages_of(each) for each in both]
+    if requested is None and isinstance(chosen, str) and isinstance(rejected, str):
+        talks = preferences.messages_of(chosen), preferences.messages_of(rejected)
         if all(talks):
-            both = talks
+            chosen, rejected = talks
         else:
-            texts = [cells.as_text(each, row.where, roles[role]) for role, each in zip(_ANSWERS, both, strict=True)]
-            requested, *both = preferences.apart(*texts, row.where)
-    if requested is not None and not _is_talk(requested) and not any(map(_is_talk, both)):
-        text = cells.as_text(requested, row.where, roles.get("prompt", "chosen"))
-        if context := cells.optional(row, roles.get("input")):
-            text = f"{text}\n\n{context}"
-        answers = [cells.as_text(each, row.where, roles[role]) for role, each in zip(_ANSWERS, both, strict=True)]
-        return preferences.of_texts(text, *answers, _earlier(row, roles), row.where, group)
+            one = cells.as_text(chosen, row.where, roles["chosen"])
+            other = cells.as_text(rejected, row.where, roles["rejected"])
+            requested, chosen, rejected = preferences.apart(one, other, row.where)
     if requested is not None and not _is_talk(requested):
-        requested = [{"role": "user", "content": cells.as_text(requested, row.where, roles["prompt"])}]
-    one, other = (_whole(row, roles, role, requested, each) for role, each in zip(_ANSWERS, both, strict=True))
-    return preferences.of_conversations(one, other, row.where, group)
+        column = roles.get("prompt", "chosen")
+        if not _is_talk(chosen) and not _is_talk(rejected):
+            text = _with_context(row, roles, cells.as_text(requested, row.where, column))
+            one = cells.as_text(chosen, row.where, roles["chosen"])
+            other = cells.as_text(rejected, row.where, roles["rejected"])
+            return preferences.of_texts(text, one, other, _earlier(row, roles), row.where, group)
+        requested = _as_question(requested, row.where, column)
+    preferred = _whole(row, roles, "chosen", requested, chosen)
+    return preferences.of_conversations(
+        preferred, _whole(row, roles, "rejected", requested, rejected), row.where, group
+    )
 
 
-def _whole(row: Row, roles: Mapping[str, str], role: str, requested: Any, answer: Any) -> tuple[Turn, ...]:
+def _whole(
+    row: Row, roles: Mapping[str, str], role: str, requested: list[Message] | None, answer: Cell
+) -> tuple[Turn, ...]:
     """The conversation that ends with an answer, which is a text or messages, perhaps all of the conversation."""
     column = roles[role]
-    if not _is_talk(answer):
-        answer = [{"role": "assistant", "content": cells.as_text(answer, row.where, column)}]
-    first = answer[0].get("role", answer[0].get("from"))
-    begins = first not in ("assistant", "gpt")
+    talk = answer if _is_talk(answer) else [{"role": "assistant", "content": cells.as_text(answer, row.where, column)}]
+    begins = talk[0].get("role", talk[0].get("from")) not in ("assistant", "gpt")
     if begins and requested is not None:
-        preferences.check_prompt(_unsaid(requested, answer), answer, row.where, column)
-    whole = answer if begins or requested is None else [*requested, *answer]
+        preferences.check_prompt(_unsaid(requested, talk), talk, row.where, column)
+    whole = talk if begins or requested is None else [*requested, *talk]
     said = column if begins else roles.get("prompt", column)
     turns, system = turns_of(whole, row.where, said), cells.optional(row, roles.get("system"))
     return (Turn("system", system), *turns) if system and turns[0].role != "system" else turns
 
 
-def _unsaid(requested: list[Any], answer: list[Any]) -> list[Any]:
+def _unsaid(requested: list[Message], answer: list[Message]) -> list[Message]:
     """The messages of a prompt, without a system text that a conversation leaves out."""
     roles = [str(talk[0].get("role", talk[0].get("from"))).strip().casefold() for talk in (requested, answer)]
     return requested[1:] if roles[0] == "system" != roles[1] and len(requested) > 1 else requested
@@ -226,7 +247,7 @@ def _earlier(row: Row, roles: Mapping[str, str]) -> tuple[Turn, ...]:
     return (*turns, *spoken)
 
 
-def _history(value: Any, where: str, column: str) -> tuple[Turn, ...]:
+def _history(value: Cell, where: str, column: str) -> tuple[Turn, ...]:
     """Earlier questions with their answers: a list of pairs, of objects with both, or of messages."""
     turns: list[Turn] = []
     if _is_talk(value):
@@ -235,7 +256,7 @@ def _history(value: Any, where: str, column: str) -> tuple[Turn, ...]:
         if isinstance(pair, dict):
             named = {str(key).casefold(): each for key, each in pair.items()}
             pair = next(([named[one], named[two]] for one, two in _PAIRS if one in named and two in named), None)
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
+        if not isinstance(pair, list) or len(pair) != 2:
             raise UserError(
                 f"{where}: column {column!r} is no list of pairs [question, answer]; correct it, or drop the row"
             )
@@ -244,26 +265,21 @@ def _history(value: Any, where: str, column: str) -> tuple[Turn, ...]:
     return tuple(turns)
 
 
-def _structured(value: Any) -> Any:
+def _structured(value: Cell) -> Cell:
     """A list of messages or of answers, also as text, and of one message alone; any other value as it is."""
     if isinstance(value, dict) and {"role", "from"} & value.keys():
         return [value]
     if isinstance(value, str) and value.lstrip().startswith(("[{", "{")):
         inner = cells.parsed(value)
-        return inner if _is_talk(inner) or _is_answers(inner) else value
+        answers = isinstance(inner, dict) and isinstance(inner.get("text"), list)
+        return inner if answers or _is_talk(inner) else value
     return value
 
 
-def _is_answers(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("text"), list)
-
-
-def _is_talk(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(each, dict) and {"role", "from"} & each.keys() for each in value)
-    )
+def _is_talk(value: Cell) -> TypeGuard[list[Message]]:
+    """Whether a cell holds messages."""
+    each = value if isinstance(value, list) else []
+    return bool(each) and all(isinstance(message, dict) and {"role", "from"} & message.keys() for message in each)
 
 
 class Choices:
@@ -277,7 +293,7 @@ class Choices:
         self.learning = True  # whether the rows are only looked at
 
     def right(
-        self, row: Row, column: str, value: Any, options: Sequence[str], labels: Sequence[str]
+        self, row: Row, column: str, value: Cell, options: Sequence[str], labels: Sequence[str]
     ) -> tuple[str, ...]:
         """The right option, or several texts one of which is an option; UserError where the answer is none of them, or
         of another kind than those before."""
@@ -314,12 +330,14 @@ def options_of(row: Row, column: str | None) -> tuple[tuple[str, ...], tuple[str
     if column is None or value is None or value == "":
         return (), ()
     value = cells.parsed(value)
-    labels: Any = ()
+    labels: list[Cell] = []
     if isinstance(value, dict):
-        texts = value.get("text")
-        value, labels = (texts, value.get("label") or ()) if isinstance(texts, list) else ([*value.values()], [*value])
+        texts, named = value.get("text"), value.get("label")
+        labels = [*value] if not isinstance(texts, list) else named if isinstance(named, list) else []
+        value = texts if isinstance(texts, list) else [*value.values()]
     elif isinstance(value, list) and value and all(isinstance(each, dict) and "text" in each for each in value):
-        value, labels = [each["text"] for each in value], [each.get("label", each.get("key")) for each in value]
+        objects = [each for each in value if isinstance(each, dict)]
+        value, labels = [each["text"] for each in objects], [each.get("label", each.get("key")) for each in objects]
     options = cells.texts_of(value, row.where, column)
     if labels and (len(labels) != len(options) or None in labels):
         raise UserError(f"{row.where}: column {column!r} has {len(options)} options and {len(labels)} labels")

@@ -17,54 +17,50 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.rng import derive
-from llm_fed.rows import FileRows, HubRows, Listed, Row, declared, formats, hub_data, layout
+from llm_fed.rows import Row, declared, file_rows, formats, hub_data, layout, part_rows, rows_at_hand
 from llm_fed.rows.layout import FolderLayout, Part, natural_order, split_of
 from llm_fed.settings import paths
 from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import ALL, Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
+from llm_fed.tasks.examples import Scheme
 
 METRIC = "rouge1"
-Kind = TypeVar("Kind", bound=Collected)
 Item = TypeVar("Item")
+# Reads the rows of a task as Examples of a kind of scheme: `from_files`, or `given.collect` of an object.
+Collect: TypeAlias = Callable[[TaskConfig, type[Scheme]], Collected]
 log = logging.getLogger(__name__)
 
 
-class Collect(Protocol):
-    """Reads the rows of a task as Examples of a kind: `from_files`, or `given.collect` of an object."""
-
-    def __call__(self, config: TaskConfig, kind: type[Kind]) -> Kind: ...
-
-
-def from_files(config: TaskConfig, kind: type[Kind]) -> Kind:
-    """The rows that `task.path` has, as Examples of that `kind`."""
+def from_files(config: TaskConfig, scheme: type[Scheme]) -> Collected:
+    """The rows that `task.path` has, as Examples of that kind of `scheme`."""
     if config.path is None:
         raise UserError(f"task.path is not set; the task `{config.name}` needs a folder, a file, or hf://owner/name")
     if hub := paths.hub_id("task.path", config.path):
-        collected = kind(config, config.path)
+        collected = Collected(config, config.path, scheme=scheme)
         _add_hub(collected, hub)
-    else:
-        path = paths.local("task.path", config.path)
-        root, plan = plan_of(path, config.columns)
-        collected = kind(config, str(path), f"{root}/")
-        named = {part.client for part in plan.parts if part.client}
-        left = {name for name in named if not collected.requested(collected.id(name))}
-        collected.reading.files += [name for name in plan.unused if name.partition("/")[0] not in left]
-        for part in plan.parts:
-            files = [FileRows(root / name, plan.keys(name), plan.features) for name in part.files]
-            collected.add(part.client, part.split, files, named=part.named)
+        return collected
+    path = paths.local("task.path", config.path)
+    root, plan = plan_of(path, config.columns)
+    collected = Collected(config, str(path), f"{root}/", scheme)
+    named = {part.client for part in plan.parts if part.client}
+    left = {name for name in named if not collected.requested(collected.id(name))}
+    collected.reading.files += [name for name in plan.unused if name.partition("/")[0] not in left]
+    for part in plan.parts:
+        sources = (file_rows(root / name, plan.keys(name), plan.features) for name in part.files)
+        collected.add(part.client, part.split, sources, named=part.named)
     return collected
 
 
 def load(config: TaskConfig, seed: int, collect: Collect = from_files) -> TaskData:
     """The natural clients: one per file, folder or client id, or one "all" that a partition will divide."""
-    collected = collect(config, Collected)
+    collected = collect(config, Scheme)
     clients, reading = collected.clients(), collected.reading.checked()
     metric = PREFERENCE if "rejected" in reading.roles else METRIC
     return TaskData("files", LIKELIHOOD if reading.texts else metric, clients, reading=reading)
@@ -105,7 +101,7 @@ def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
         raise UserError(f"client {client!r} has no train file; add train.jsonl, .csv or .parquet")
     collected = Collected(replace(config, groups=None, columns=replace(config.columns, client=None)), str(folder))
     for part in plan.parts:
-        collected.add(client, part.split, [FileRows(folder / name) for name in part.files], named=part.named)
+        collected.add(client, part.split, [file_rows(folder / name) for name in part.files], named=part.named)
     (data,) = collected.clients().values()
     collected.reading.checked()
     return data
@@ -114,7 +110,7 @@ def read_client(folder: Path, client: str, config: TaskConfig) -> ClientData:
 def read_file(path: Path, config: TaskConfig) -> tuple[Example, ...]:
     """The examples of one file, whoever's they are; UserError for a file or row that cannot be used, or none."""
     collected = Collected(replace(config, groups=None, columns=replace(config.columns, client=None)), str(path))
-    collected.add(ALL, "train", [FileRows(path)])
+    collected.add(ALL, "train", [file_rows(path)])
     if collected.reading.empty:
         raise UserError(f"{path} holds no example")
     (data,) = collected.clients().values()
@@ -128,21 +124,21 @@ def by_column(rows: Mapping[str, Sequence[Row]], config: TaskConfig, where: str)
     collected = Collected(config, where)
     for split, part in rows.items():
         if part:
-            collected.add(None, split_of(split) or split, [Listed(f"{where}, {split} split", part)])
+            collected.add(None, split_of(split) or split, [rows_at_hand(f"{where}, {split} split", part)])
     return collected.clients()
 
 
 def split_rows(folder: Path) -> dict[str, list[Row]]:
     """The rows of the split files in a folder, by split; UserError for a file or row that cannot be read."""
     parts = layout.plan(listing(folder), str(folder), joined=True).parts
-    return {part.split: [row for name in part.files for row in FileRows(folder / name).good()] for part in parts}
+    return {part.split: [row for name in part.files for row in file_rows(folder / name).good()] for part in parts}
 
 
 def _add_hub(collected: Collected, hub: str) -> None:
     splits = hub_data(hub)
     for name, part in splits.items():
         if split := split_of(name) or ("train" if len(splits) == 1 else None):
-            collected.add(None, split, [HubRows(f"{hub} ({name})", part)])
+            collected.add(None, split, [part_rows(f"{hub} ({name})", part)])
         else:
             collected.reading.files.append(f"split {name!r}")
     if not any(map(split_of, splits)) and len(splits) > 1:

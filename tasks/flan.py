@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from llm_fed.rows import Listed, hub_rows
+from llm_fed.rows import hub_rows, rows_at_hand
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
@@ -48,7 +48,7 @@ def _from_hub(task: str, config: TaskConfig, seed: int) -> ClientData:
     collected = Collected(config, HUB_ID)
     for split, count in sizes.items():
         drawn = draw(rows[split], count, seed, "flan", task, split)
-        collected.add(task, split, [Listed(f"{HUB_ID} ({split} of {task})", drawn)])
+        collected.add(task, split, [rows_at_hand(f"{HUB_ID} ({split} of {task})", drawn)])
     return collected.clients()[task]
 
 

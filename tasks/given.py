@@ -22,13 +22,14 @@ from llm_fed.basics.errors import UserError, listed
 from llm_fed.rows import objects
 from llm_fed.rows.columns import USUAL_NAMES
 from llm_fed.rows.layout import split_of
-from llm_fed.rows.objects import FORMS, ObjectRows, plain, rows_of
+from llm_fed.rows.objects import FORMS, object_rows, plain, rows_of
 from llm_fed.rows.pictures import Gallery
 from llm_fed.settings.config import TaskConfig
 from llm_fed.settings.objects import named
 from llm_fed.tasks import images
+from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import TaskData
-from llm_fed.tasks.files import Kind
+from llm_fed.tasks.examples import Scheme
 
 NAMES = {False: named("data"), True: named("pictures")}  # in a configuration, by `has_pictures`
 _SETTING = re.compile(r"\bset ([a-z]+(?:\.[a-z_]+)+=[^\s;,()]+)")
@@ -94,15 +95,15 @@ def pictures(data: Any, config: TaskConfig, seed: int) -> TaskData:
     return images.of_gallery(gallery, images.SOURCES["images"], everybody, seed)
 
 
-def collect(data: Any, config: TaskConfig, kind: type[Kind]) -> Kind:
-    """The rows of an object, as Examples of that `kind`; see `files.from_files`."""
-    collected = kind(config, "data")
+def collect(data: Any, config: TaskConfig, scheme: type[Scheme]) -> Collected:
+    """The rows of an object, as Examples of that kind of `scheme`; see `files.from_files`."""
+    collected = Collected(config, "data", scheme=scheme)
     for table in tables_of(data):
         if table.client is not None:
             collected.name(table.client)
         if table.client is None or next(iter(rows_of(table.rows, table.where)), None) is not None:
             try:
-                source = ObjectRows(table.where, table.rows)
+                source = object_rows(table.where, table.rows)
                 collected.add(table.client, table.split, [source], named=bool(table.key))
             except UserError as error:  # in Python a setting is a text
                 raise UserError(_SETTING.sub(r'give the setting "\1"', str(error))) from error

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows import FileRows, HubRows, Source, hub_data
+from llm_fed.rows import Source, file_rows, hub_data, part_rows
 from llm_fed.settings import paths
 from llm_fed.settings.config import NUMBER, ColumnsConfig, TaskConfig
-from llm_fed.tasks.collected import ALL
+from llm_fed.tasks.collected import ALL, Collected
 from llm_fed.tasks.common import TaskData
-from llm_fed.tasks.labelled import CLASSIFICATION, KIND, REGRESSION, Labelled, Numbered
+from llm_fed.tasks.labelled import CLASSIFICATION, KIND, REGRESSION, LabelScheme, NumberScheme
 
 HUB_ID = "nyu-mll/glue"
 _ENTAILED = ("entailment", "not_entailment")
@@ -60,15 +60,15 @@ def load(config: TaskConfig, seed: int) -> TaskData:
         raise UserError(f"task.labels: the labels of {config.name} are {', '.join(part.labels)}; leave it out")
     roles: dict[str, Any] = dict(zip(("prompt", "input"), part.texts, strict=False))
     columns = ColumnsConfig(**roles, answer="label")
-    kind = Numbered if part.labels == (NUMBER,) else Labelled
-    collected = kind(replace(config, columns=columns), config.path or HUB_ID)
-    for split, source in _sources(config, part).items():
-        collected.add(ALL, split, [source] if isinstance(source, Source) else source)
+    scheme = NumberScheme if part.labels == (NUMBER,) else LabelScheme
+    collected = Collected(replace(config, columns=columns), config.path or HUB_ID, scheme=scheme)
+    for split, sources in _sources(config, part).items():
+        collected.add(ALL, split, sources)
     clients, reading = collected.clients(), collected.reading.checked()
     return TaskData(config.name, part.metric, clients, part.labels, reading=reading, kind=KIND)
 
 
-def _sources(config: TaskConfig, part: GluePart) -> Mapping[str, Source | list[Source]]:
+def _sources(config: TaskConfig, part: GluePart) -> Mapping[str, list[Source]]:
     """By split the rows that are trained and tested on."""
     folder = part.folder or config.name
     wanted = {"train": "train", "test": part.test}
@@ -76,7 +76,7 @@ def _sources(config: TaskConfig, part: GluePart) -> Mapping[str, Source | list[S
         data = hub_data(HUB_ID, name=folder)
         if missing := [name for name in wanted.values() if name not in data]:
             raise UserError(f"the Hub data set {HUB_ID} ({folder}) has no split {missing[0]}, but {', '.join(data)}")
-        return {split: HubRows(f"{HUB_ID} ({folder}, {name})", data[name]) for split, name in wanted.items()}
+        return {split: [part_rows(f"{HUB_ID} ({folder}, {name})", data[name])] for split, name in wanted.items()}
     path = paths.local("task.path", config.path)
     path = path / folder if (path / folder).is_dir() else path
     if not path.is_dir():
@@ -91,4 +91,4 @@ def _files(folder: Path, split: str, task: str) -> list[Source]:
     found = [path for path in sorted(folder.iterdir()) if path.name.partition(".")[0].partition("-")[0] == split]
     if not found:
         raise UserError(f"{folder} has no file {split}.jsonl, {split}.csv or {split}-*.parquet, which {task} needs")
-    return [FileRows(path) for path in found]
+    return [file_rows(path) for path in found]

@@ -16,14 +16,12 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import ClassVar
 
 from llm_fed.basics.errors import UserError, did_you_mean, listed
 from llm_fed.rows import Row, cells, columns
 from llm_fed.rows.layout import natural_order
 from llm_fed.settings.config import NUMBER, TaskConfig
-from llm_fed.tasks.collected import WHOLE, Collected
+from llm_fed.tasks.collected import WHOLE, Collected, Placed
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.examples import Scheme
 from llm_fed.tasks.files import Collect, from_files
@@ -35,7 +33,7 @@ SHOWN = 8  # labels in a message
 
 
 class LabelScheme(Scheme):
-    """Rows of a text, or two, and a label."""
+    """Rows of a text, or two, and a label, by which a partition divides where no column is named."""
 
     def _resolve(self) -> None:
         self.roles = columns.resolve_labelled(
@@ -49,58 +47,31 @@ class LabelScheme(Scheme):
         label = _plain(cells.as_text(given, row.where, roles["answer"]))
         if not label:
             raise UserError(f"{row.where}: column {roles['answer']!r} is empty; fill it, or drop the row")
-        return Example(cells.text_of(row, roles["prompt"]), (label,), group=group, pair=pair)
+        return Example(cells.text_of(row, roles["prompt"]), (label,), group=group if self.label else label, pair=pair)
 
 
-class Labelled(Collected):
-    """Labelled rows of sources.
-
-    Attributes:
-        indices: by label and split, where the first row stands that has it.
-    """
-
-    scheme: ClassVar[type[Scheme]] = LabelScheme
-
-    def __init__(self, config: TaskConfig, where: str, folder: str = ""):
-        super().__init__(config, where, folder)
-        self.indices: dict[tuple[str, str], str] = {}
-
-    def taken(self, example: Example, split: str) -> Example:
-        (label,) = example.answers
-        self.indices.setdefault((label, split), example.where)
-        return example if self.config.partition.label else replace(example, group=label)
-
-    @property
-    def seen(self) -> dict[str, str]:
-        """By label, where it stands first."""
-        found: dict[str, str] = {}
-        for (label, _), where in self.indices.items():
-            found.setdefault(label, where)
-        return found
-
-
-class Numbered(Labelled):
+class NumberScheme(LabelScheme):
     """Rows whose labels are numbers."""
 
-    def taken(self, example: Example, split: str) -> Example:
+    def _example(self, row: Row, group: str) -> Example:
+        example = super()._example(row, group)
         (label,) = example.answers
         if number(label) is None:
             raise UserError(
-                f"{example.where}: the label {label[:60]!r} is no number, which the task regression needs; correct it, "
+                f"{row.where}: the label {label[:60]!r} is no number, which the task regression needs; correct it, "
                 "drop the row, or set task.name=classification"
             )
-        return super().taken(example, split)
+        return example
 
 
 def load(config: TaskConfig, seed: int, collect: Collect = from_files) -> TaskData:
     """The natural clients of the task `classification`, with the names of its labels."""
-    collected = collect(config, Labelled)
+    collected = collect(config, LabelScheme)
     clients, reading = collected.clients(), collected.reading.checked()
-    rows = sum(len(part) for client in clients.values() for part in (client.train, client.validation, client.test))
-    reading.labels = collected.seen
-    labels = labels_of(config.labels, collected.seen, rows)
+    reading.labels = seen = _first(collected)
+    labels = labels_of(config.labels, seen, len(collected.examples))
     if config.labels is None and config.partition.test is None:
-        check_trained(collected.indices)
+        check_trained(collected.examples)
     return TaskData("classification", CLASSIFICATION, clients, labels, reading=reading, kind=KIND)
 
 
@@ -108,12 +79,20 @@ def load_numbers(config: TaskConfig, seed: int, collect: Collect = from_files) -
     """The natural clients of the task `regression`."""
     if config.labels is not None:
         raise UserError("task.labels names classes, but the task regression predicts a number; leave it out")
-    collected = collect(config, Numbered)
-    clients, reading = collected.clients(), collected.reading.checked()
-    if len(collected.seen) == 1:
-        ((label, where),) = collected.seen.items()
+    collected = collect(config, NumberScheme)
+    clients, reading, seen = collected.clients(), collected.reading.checked(), _first(collected)
+    if len(seen) == 1:
+        ((label, where),) = seen.items()
         raise UserError(f"{where}: every row has the number {label}: there is nothing to predict; correct the column")
     return TaskData("regression", REGRESSION, clients, (NUMBER,), reading=reading, kind=KIND)
+
+
+def _first(collected: Collected) -> dict[str, str]:
+    """By label, where it stands first."""
+    found: dict[str, str] = {}
+    for _, _, example in collected.examples:
+        found.setdefault(example.answers[0], example.where)
+    return found
 
 
 def number(text: str) -> float | None:
@@ -176,11 +155,12 @@ def place_of(label: str, names: Sequence[str]) -> int | None:
     return int(label) if by_place and int(label[:9]) < len(names) else None
 
 
-def check_trained(indices: Mapping[tuple[str, str], str]) -> None:
-    """Refuse data whose files test labels that none of them trains. `indices`: by label and split, where the first row
-    stands that has it. UserError: a test or validation row of such a label."""
-    trained = {_form(label) for label, split in indices if split == "train"}
-    for (label, split), where in indices.items():
+def check_trained(examples: Sequence[Placed]) -> None:
+    """Refuse data whose files test labels that none of them trains. UserError: a test or validation row of such a
+    label."""
+    trained = {_form(example.answers[0]) for _, split, example in examples if split == "train"}
+    for _, split, example in examples:
+        label, where = example.answers[0], example.where
         if split != "train" and trained and _form(label) not in trained:
             raise UserError(
                 f"{where}: no client has a training row with the label {label!r} of this {split} row, so it cannot be "

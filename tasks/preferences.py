@@ -9,19 +9,19 @@ may stand in both answers, as the part with which they begin.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from os.path import commonprefix
-from typing import Any
 
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.rows import Cell
 from llm_fed.rows.cells import as_seen
 from llm_fed.rows.columns import NO, YES
-from llm_fed.tasks.common import AnswerPair, Encoded, Example, Judged, Turn, text_of
+from llm_fed.tasks.common import Example, Turn, text_of
+from llm_fed.tasks.conversations import Message
 
 _SPEAKERS = re.compile(r"(?:^|\n\n)(Human|Assistant):")  # of Anthropic's data
 _ROLES = {"Human": "user", "Assistant": "assistant"}
-Encode = Callable[[Example], Encoded | None]  # an example with its first answer, as training sees it
 
 
 def of_texts(requested: str, chosen: str, rejected: str, earlier: Sequence[Turn], where: str, group: str) -> Example:
@@ -59,7 +59,7 @@ def of_conversations(chosen: Sequence[Turn], rejected: Sequence[Turn], where: st
     return Example(one[:-1], (one[-1].content,), (), group, one[-1].fields, rejected=other)
 
 
-def check_prompt(requested: Sequence[Any], whole: Sequence[Any], where: str, column: str) -> None:
+def check_prompt(requested: Sequence[Message], whole: Sequence[Message], where: str, column: str) -> None:
     """UserError where whole conversations stand beside a prompt that is not theirs: neither the messages with which
     they begin nor a text that has one of the user's in it."""
     said, turns = ([_content(message) for message in messages] for messages in (requested, whole))
@@ -73,15 +73,15 @@ def check_prompt(requested: Sequence[Any], whole: Sequence[Any], where: str, col
         )
 
 
-def _speaker(message: Any) -> str:
+def _speaker(message: Message) -> str:
     return str(message.get("role", message.get("from"))).strip().casefold()
 
 
-def _content(message: Any) -> str:
+def _content(message: Message) -> str:
     return str(message.get("content", message.get("value"))).strip()
 
 
-def messages_of(text: str) -> list[dict[str, str]] | None:
+def messages_of(text: str) -> list[Message] | None:
     """The messages of a text in Anthropic's form (Human: ... Assistant: ...); None of any other."""
     parts = _SPEAKERS.split(text)
     if len(parts) < 5 or parts[0].strip():
@@ -109,7 +109,7 @@ def apart(chosen: str, rejected: str, where: str) -> tuple[str, str, str]:
     return shared.strip(), *answers
 
 
-def desirable(value: Any, where: str, column: str) -> bool:
+def desirable(value: Cell, where: str, column: str) -> bool:
     """What a label says of an answer; UserError where it is no yes or no."""
     said = str(value).strip().casefold()
     if said not in (*YES, *NO):
@@ -154,25 +154,3 @@ def rejected(example: Example) -> Example:
     *before, last = example.rejected
     prompt = example.prompt if isinstance(example.prompt, str) else tuple(before)
     return replace(example, prompt=prompt, answers=(last.content,), fields=last.fields)
-
-
-def example_of(name: str, example: Example, encode: Encode) -> Encoded | AnswerPair | Judged | None:
-    """What the loss `name` is given of an example; None where it is too long, or no target is left."""
-    one = encode(example)
-    if name == "sft" or one is None:
-        return one
-    if name == "kto":
-        return Judged(one, bool(example.desirable), one)
-    other = encode(rejected(example))
-    return AnswerPair(one, other) if other and any(other.target) and any(one.target) else None
-
-
-def beside_others(items: Sequence[Judged], max_length: int) -> list[Judged]:
-    """The answers with each prompt beside another one's answer, that of the example before it."""
-    found = []
-    for index, item in enumerate(items):
-        requested, answer = item.text.requested, items[index - 1].text.answer
-        ids = [*requested, *answer][:max_length]
-        target = [False] * len(requested) + [True] * len(answer)
-        found.append(replace(item, other=Encoded(ids, target[: len(ids)])))
-    return found

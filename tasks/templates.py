@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from llm_fed.basics.errors import UserError, lookup
 from llm_fed.tasks.chat import ChatTemplate, answering
-from llm_fed.tasks.common import TEMPLATES, Encoded, Template, Turn
+from llm_fed.tasks.common import TEMPLATES, Encoded, Example, Template, Turn
 from llm_fed.tasks.control import THINK, Marks, SafeTokenizer, without_surrogates
 
 if TYPE_CHECKING:
@@ -46,6 +46,12 @@ def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, templat
     and for messages of a tool in a text template.
     """
     return filled(template if prompt else BARE, tokenizer).prompt(as_turns(prompt))
+
+
+def encoded(example: Example, tokenizer: PreTrainedTokenizerBase, template: str | Template) -> Encoded:
+    """The example with its first answer; of a conversation every turn of the assistant is a response."""
+    last = Turn("assistant", example.answers[0], fields=example.fields)
+    return filled(template if example.prompt else BARE, tokenizer).conversation([*as_turns(example.prompt), last])
 
 
 def encode_continuation(

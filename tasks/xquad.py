@@ -20,7 +20,7 @@ import numpy as np
 
 from llm_fed.basics.rng import derive
 from llm_fed.rows import Row, hub_rows
-from llm_fed.rows.cells import text_of
+from llm_fed.rows.cells import held, text_of
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import ClientData, TaskData
 from llm_fed.tasks.examples import to_example
@@ -45,7 +45,7 @@ def load(config: TaskConfig, seed: int) -> TaskData:
 def _from_hub(language: str, seed: int) -> ClientData:
     texts: dict[str, list[Row]] = {}
     for row in hub_rows(HUB_ID, name=f"xquad.{language}")["validation"]:
-        flat = Row(row.where, row.values | {"answer": row.values["answers"]["text"]})
+        flat = Row(row.where, row.values | {"answer": held(row, "answers.text")})
         texts.setdefault(text_of(flat, "context"), []).append(flat)
     parts: dict[str, list[Row]] = {"train": [], "test": []}
     questions = list(texts.values())

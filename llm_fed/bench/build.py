@@ -22,7 +22,6 @@ from llm_fed.method.server import Server
 from llm_fed.method.site import Site
 from llm_fed.models import ranks, room
 from llm_fed.models.loading import settle_dtype
-from llm_fed.rows.reading import Reading
 from llm_fed.runs.trackers import check_trackers
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import DistributedEngine, Shared
@@ -35,6 +34,7 @@ from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, Config
 from llm_fed.settings.objects import is_object
 from llm_fed.state import State
 from llm_fed.state.wire import Message
+from llm_fed.tasks.collected import Reading
 from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.record import Record
 

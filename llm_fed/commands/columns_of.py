@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows import FileRows, Row, owners
+from llm_fed.rows import Row, Source, file_rows, owners
 from llm_fed.rows import columns as usual_columns
 from llm_fed.rows.columns import REQUIRED
 from llm_fed.rows.layout import FolderLayout
@@ -59,7 +59,7 @@ def decide_labelled(path: Path, given: UserChoices) -> tuple[dict[str, Any], Par
         return looked.chosen, PartitionConfig(), "", []
     with said_as_options():
         roles = usual_columns.resolve_labelled(
-            ColumnsConfig(**looked.chosen), looked.names, looked.sample, str(looked.file), whose=True, side=True
+            ColumnsConfig(**looked.chosen), looked.names, looked.sample, looked.file, whose=True, side=True
         )
     labels = [str(value).strip() for row in looked.sample if (value := row.get(roles["answer"])) is not None]
     return *looked.divided(roles), labels
@@ -88,8 +88,8 @@ class _Looked:
     path: Path
     given: UserChoices
     layout: FolderLayout
-    files: list[FileRows]
-    file: Path | None  # the first that has rows, or of which something has to be asked
+    files: list[Source]
+    file: str | None  # the first that has rows, or of which something has to be asked
     sample: list[dict[str, Any]]
     names: list[str]  # of its columns
     chosen: dict[str, Any]  # role -> column, as far as it is not the usual one
@@ -99,7 +99,7 @@ class _Looked:
         with said_as_options():
             root, layout = plan_of(path, ColumnsConfig(client=given.columns.get("client")))
         names = [name for part in layout.parts if part.split == "train" for name in part.files]
-        files = [FileRows(root / name, layout.keys(name), layout.features) for name in names]
+        files = [file_rows(root / name, layout.keys(name), layout.features) for name in names]
         file, sample = _first_rows(files, given.columns)
         names = list(dict.fromkeys(name for values in sample for name in values))
         return cls(path, given, layout, files, file, sample, names, dict(given.columns))
@@ -126,7 +126,7 @@ class _Looked:
         return {**self.chosen, "client": found[0]}, PartitionConfig(), how
 
 
-def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
+def _prompt_and_answer(file: str, names: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
     """Those of the two that have no usual name. A label is an answer where the base writes texts."""
     columns: dict[str, str] = {}
     for role in (role for role in REQUIRED if role not in chosen):
@@ -142,10 +142,10 @@ def _prompt_and_answer(file: Path, names: Sequence[str], chosen: Mapping[str, st
     return columns
 
 
-def _first_rows(files: Sequence[FileRows], given: Mapping[str, str]) -> tuple[Path | None, list[dict[str, Any]]]:
+def _first_rows(files: Sequence[Source], given: Mapping[str, str]) -> tuple[str | None, list[dict[str, Any]]]:
     """Some rows of the first file that has any that can be read; of files with other columns, of the first in which
     prompt or answer has no usual name and is not given."""
-    first: tuple[Path | None, list[dict[str, Any]]] = None, []
+    first: tuple[str | None, list[dict[str, Any]]] = None, []
     seen: set[tuple[str, ...]] = set()
     for file in files:
         rows = [row.values for row in islice(file, SAMPLE) if isinstance(row, Row)]
@@ -153,11 +153,11 @@ def _first_rows(files: Sequence[FileRows], given: Mapping[str, str]) -> tuple[Pa
         if not rows or names in seen:
             continue
         seen.add(names)
-        first = first if first[1] else (file.path, rows)
+        first = first if first[1] else (file.where, rows)
         known = {role: name for role, name in given.items() if name in names}
         unclear = usual_columns.form_of(known, names, rows) == "pairs" and not all(
             known.get(role) or _found(role, names, ()) for role in REQUIRED
         )
         if unclear:
-            return file.path, rows
+            return file.where, rows
     return first

@@ -26,7 +26,7 @@ from llm_fed.models.base import Base
 from llm_fed.models.labels import read_labels
 from llm_fed.models.prompt import FILE as PROMPT
 from llm_fed.models.prompt import Prompt, prompt_for
-from llm_fed.rows.formats import stem_of
+from llm_fed.rows.formats import parts_of
 from llm_fed.runs.reading import adapter_folders, exported, finished, read_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
@@ -346,7 +346,7 @@ def _contents(adapter: Path) -> dict[str, bytes]:
 def examples_of(path: Path, task: TaskConfig) -> ClientData:
     """A client, named after the file, with its examples as test split."""
     path = paths.local("--data", str(path))
-    return ClientData(stem_of(path.name), (), (), read_file(path, task))
+    return ClientData(parts_of(path.name)[0], (), (), read_file(path, task))
 
 
 def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:

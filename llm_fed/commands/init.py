@@ -22,10 +22,10 @@ from llm_fed.commands import columns_of, known_base, survey
 from llm_fed.commands.columns_of import UserChoices
 from llm_fed.commands.known_base import KnownBase, Tell, rates_of
 from llm_fed.models import speed
-from llm_fed.rows.reading import Reading
 from llm_fed.scoring.duplicates import known_answers, near_duplicates
 from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
+from llm_fed.tasks.collected import Reading
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.given import has_pictures
 

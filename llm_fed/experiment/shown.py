@@ -14,8 +14,7 @@ from llm_fed import kinds, tasks
 from llm_fed.basics.errors import printable
 from llm_fed.experiment import splits
 from llm_fed.experiment.announce import SPLITS, CountSummary
-from llm_fed.kinds.encoding import Encoder
-from llm_fed.kinds.texts import Texts
+from llm_fed.kinds.encoding import Encoder, Texts
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
 from llm_fed.models.loading import read_tokenizer
@@ -116,7 +115,7 @@ def shown(config: Config, folder: Path, most: int, *, fresh: bool = False) -> Sh
         for split, items in held:
             if client in data.clients:
                 counts[split].append(len(items))
-            for item, example in zip(items.first(most), items.examples, strict=False):
+            for item, example in zip(items[:most], getattr(items, "examples", ()), strict=False):
                 for name, each in _each(split, item):
                     ids, target = _parts(each, encoder, example)
                     examples.append(ShownExample(client, name, str(tokenizer.decode(ids)), ids, target, ends))

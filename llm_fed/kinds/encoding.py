@@ -1,29 +1,33 @@
 """Examples to tokens, as the task's settings say; what is too long is left out and counted, or cut.
 
-Which examples fit is found out at the start; their tokens are made again when a client works.
+Which examples fit is found out at the start; their tokens are made when they are looked at, and the last ones are kept.
 """
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, overload
+from functools import lru_cache
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.kinds.kind import in_scored_order
 from llm_fed.method.requests import Query
+from llm_fed.method.site import Data
 from llm_fed.models.loading import check_rows
-from llm_fed.settings.config import TaskConfig
+from llm_fed.settings.config import Config, TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks import preferences
-from llm_fed.tasks.common import AnswerPair, Encoded, Example, Judged, Template, fitting, select, text_of
+from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, Example, Judged, Template, fitting, select, text_of
 from llm_fed.tasks.control import THINK, answer_of, reasoning, without_surrogates
-from llm_fed.tasks.conversations import encoded
-from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, template_of
+from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, encoded, template_of
 
-MOST = 2**16  # examples whose tokens are kept, of the clients that worked last; of 250 tokens they take 0.7 GiB
+MOST = 2**16  # examples whose tokens are kept, those that were looked at last; of 250 tokens they take 0.7 GiB
+ABILITY_TOKENS = 128  # of a paragraph of `eval.ability`, which is cut there; most have 80
 Trained: TypeAlias = Encoded | AnswerPair | Judged
 Item = TypeVar("Item")
 
@@ -68,7 +72,8 @@ class Encoder:
         self.objective = objective
         self.template = template or template_of(task.template, tokenizer)
         self.skipped: Counter[str] = Counter()
-        self._kept = _Kept()
+        self._trained = lru_cache(MOST)(lambda example: self._item(self.objective.name, example))
+        self._queried = lru_cache(MOST)(self._query)
         self._untrained = 0  # messages of the assistant that are no targets
         self._not_compared = 0  # examples that are asked, whose given answers are too long
 
@@ -86,7 +91,7 @@ class Encoder:
         chosen = tuple(example for example in examples if example.answers and self._is_left(example))
         if required:
             self._count(client, split, len(examples), len(chosen))
-        return Encodings(chosen, self._trained, self._kept)
+        return Encodings(chosen, self._train)
 
     def queries(
         self, client: str, split: str, examples: Sequence[Example], limit: int | None = None
@@ -109,7 +114,7 @@ class Encoder:
         self._count(client, split, seen, len(indices))
         if self.objective.preferences and skips:
             self._not_compared += sum(length.whole > most for length in lengths)
-        return Encodings(select(examples, indices), self._asked, self._kept, lengths)
+        return Encodings(select(examples, indices), lambda own, index: self._queried(own[index]), lengths)
 
     def cut(self, queries: Sequence[Query]) -> list[int]:
         """The tokens of the right answers to `queries`, of those that are longer than the model may answer.
@@ -138,6 +143,15 @@ class Encoder:
         if self._untrained:
             said.append(f"{self._untrained} messages of the assistant (weight=0, train=false) are not learned from")
         return "; ".join(said)
+
+    def _train(self, examples: Sequence[Example], index: int) -> Trained:
+        """What training sees of an example of which something is left to learn; of a judged answer beside that of the
+        example before it."""
+        item, before = self._trained(examples[index]), None
+        assert item is not None  # see `_is_left`
+        if isinstance(item, Judged):
+            before = self._trained(examples[index - 1])
+        return beside(item, before.text, self.task.max_length) if isinstance(before, Judged) else item
 
     def _check(self, examples: Sequence[Example]) -> None:
         """Refuse what the objective does not learn from, and count what is not learned from."""
@@ -193,9 +207,9 @@ class Encoder:
             for option in texts
         )
         right = tuple(index for index, option in enumerate(texts) if option in example.answers)
-        pair = preferences.example_of("dpo", example, self._encode_one) if example.rejected else None
+        pair = self._item("dpo", example) if example.rejected else None
         if example.desirable is not None and self.objective.name == "kto":
-            pair = self._encode(example)
+            pair = self._item("kto", example)
         answers = tuple(map(_reference, example.answers))
         if found is not None and (example.fields or (reasoning(first := example.answers[0]) and THINK not in first)):
             # What the template makes of it, as it is to be generated: calls of tools, and reasoning that lacks its tag.
@@ -204,33 +218,40 @@ class Encoder:
         as_trained = pair if self.objective.preferences else found and self._fitting(found)
         return Query(prompt, answers, options, right, as_trained, pair)
 
-    def _encode(self, example: Example) -> Trained | None:
-        return preferences.example_of(self.objective.name, example, self._encode_one)
+    def _item(self, loss: str, example: Example) -> Trained | None:
+        """What a loss is given of an example; None where it is too long, or no target is left."""
+        one = self._fit(example)
+        if loss == "sft" or one is None:
+            return one
+        if loss == "kto":
+            return Judged(one, bool(example.desirable), one)
+        other = self._fit(preferences.rejected(example))
+        return AnswerPair(one, other) if other and any(other.target) and any(one.target) else None
 
     def _is_left(self, example: Example) -> bool:
         """Whether something is left to learn of an example that is cut; two answers may be the same then."""
-        found = self._encode(example)
+        found = self._trained(example)
         same = isinstance(found, AnswerPair) and found.chosen.input_ids == found.rejected.input_ids
         return found is not None and not same
 
-    def _encode_one(self, example: Example) -> Encoded | None:
+    def _fit(self, example: Example) -> Encoded | None:
         found = self._fitting(self.encoded(example))
         return replace(found, extra=dict(example.extra)) if found and example.extra else found
 
     def _fitting(self, found: Encoded) -> Encoded | None:
         return fitting(found, self.task.max_length, self.task.loss_on, self.task.too_long)
 
-    def _trained(self, examples: Sequence[Example]) -> list[Any]:
-        """What training sees of examples of which something is left to learn."""
-        items = list(map(self._encode, examples))
-        return preferences.beside_others(items, self.task.max_length) if self.objective.name == "kto" else items  # type: ignore[arg-type]
 
-    def _asked(self, examples: Sequence[Example]) -> list[Query]:
-        return list(map(self._query, examples))
+def beside(item: Judged, other: Encoded, max_length: int) -> Judged:
+    """An answer with its prompt beside another example's answer."""
+    requested, answer = item.text.requested, other.answer
+    ids = [*requested, *answer][:max_length]
+    target = [False] * len(requested) + [True] * len(answer)
+    return replace(item, other=Encoded(ids, target[: len(ids)]))
 
 
 class Encodings(Sequence[Item], Generic[Item]):
-    """What an encoder makes of some examples, made when the first is looked at.
+    """What an encoder makes of some examples, each when it is looked at.
 
     Attributes:
         examples: of which it is made.
@@ -240,19 +261,13 @@ class Encodings(Sequence[Item], Generic[Item]):
     def __init__(
         self,
         examples: Sequence[Example],
-        encode: Callable[[Sequence[Example]], list[Item]],
-        kept: _Kept,
+        encode: Callable[[Sequence[Example], int], Item],
         lengths: Sequence[Length] = (),
     ):
-        self.examples, self.lengths, self._encode, self._kept = examples, lengths, encode, kept
-        self.items: list[Item] | None = None  # see `_Kept`
+        self.examples, self.lengths, self._encode = examples, lengths, encode
 
     def __len__(self) -> int:
         return len(self.examples)
-
-    def first(self, most: int) -> list[Item]:
-        """The first ones, without those behind them."""
-        return self._encode(self.examples[:most])
 
     @overload
     def __getitem__(self, index: int) -> Item: ...
@@ -261,10 +276,10 @@ class Encodings(Sequence[Item], Generic[Item]):
     def __getitem__(self, index: slice) -> list[Item]: ...
 
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
-        if self.items is None:
-            self.items = self._encode(self.examples)
-            self._kept.add(self)
-        return self.items[index]
+        indices = range(len(self.examples))[index]
+        if isinstance(indices, int):
+            return self._encode(self.examples, indices)
+        return [self._encode(self.examples, each) for each in indices]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self[:] == list(other)
@@ -272,16 +287,46 @@ class Encodings(Sequence[Item], Generic[Item]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class _Kept:
-    """The encodings that were made last, of up to MOST examples; those before them are forgotten, to be made again."""
+class Texts:
+    """The encoding of a task's texts."""
 
-    def __init__(self) -> None:
-        self._made: deque[Encodings[Any]] = deque()
+    def __init__(self, encoder: Encoder, config: Config):
+        self._encoder, self._config = encoder, config
+        self._ability = _fixed_text(encoder) if config.eval.ability and not config.objective.preferences else ()
 
-    def add(self, made: Encodings[Any]) -> None:
-        self._made.append(made)
-        while sum(map(len, self._made)) > MOST and len(self._made) > 1:
-            self._made.popleft().items = None
+    def note(self) -> str:
+        return self._encoder.note()
+
+    def data(self, id: str, given: ClientData, data: Data) -> Data:
+        encoder, config, none_fits = self._encoder, self._config, list[str]()
+        before = encoder.skipped.copy()
+        held_out = encoder.training(id, "validation", given.validation, required=False)
+        queries: dict[str, Sequence[Query]] = {}
+        for split in ("validation", "test"):
+            examples = in_scored_order(getattr(given, split), given, split, config)
+            try:
+                queries[split] = encoder.queries(id, split, examples, config.eval.limit)
+            except NoneFits as error:
+                queries[split] = ()
+                none_fits.append(str(error))
+        cut = {split: lengths for split, requested in queries.items() if (lengths := encoder.cut(requested))}
+        train: Sequence[Trained] = ()
+        try:
+            train = encoder.training(id, "training", given.train)
+        except NoneFits as error:
+            none_fits.append(str(error))
+        return replace(
+            data, train=train, held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut,
+            none_fits=tuple(none_fits), ability=self._ability,
+        )  # fmt: skip
+
+
+def _fixed_text(encoder: Encoder) -> Sequence[Query]:
+    """The paragraphs of the text of `eval.ability`, as they stand and the same for all data."""
+    text = (Path(__file__).parents[1] / "assets" / "ability.txt").read_text(encoding="utf-8")
+    plain = TaskConfig(template="plain", max_length=ABILITY_TOKENS, too_long="cut-end")
+    examples = [Example("", (paragraph,)) for paragraph in text.strip().split("\n\n")]
+    return Encoder(encoder.tokenizer, plain, rows=encoder.rows).queries("", "ability", examples)
 
 
 def _reference(answer: str) -> str:

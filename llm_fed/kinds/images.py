@@ -6,6 +6,7 @@ import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,23 +16,20 @@ from transformers import AutoModelForImageClassification
 
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, lookup
-from llm_fed.engine.examples import Examples
 from llm_fed.engine.memory import free_memory
 from llm_fed.kinds import wording
-from llm_fed.kinds.kind import AsTheyAre, Encoding, Kind, Note
-from llm_fed.method.site import Data
+from llm_fed.kinds.kind import AsTheyAre, Encoding, Kind, Labelled, Note
 from llm_fed.models.base import freeze
 from llm_fed.models.cnn import SIZE
 from llm_fed.models.images import ARCHITECTURES, HALF, OF_ANY_SIZE, drawn_once, head_of, processing
-from llm_fed.models.joined import Answer, Joined, full, respond
+from llm_fed.models.joined import Answer, Joined, respond
 from llm_fed.models.loading import DTYPES, attention, check_name, explain, read_settings, settle_dtype
 from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
 from llm_fed.models.structure import Structure
 from llm_fed.settings.config import BaseConfig, Config
 from llm_fed.settings.paths import public
-from llm_fed.state import State
-from llm_fed.tasks.common import ClientData, Picture, TaskData, pixels_of
+from llm_fed.tasks.common import Picture, TaskData, pixels_of
 from llm_fed.tasks.common import labels_of as labels_of_pictures
 from llm_fed.tasks.images import labels_of
 
@@ -80,11 +78,6 @@ class Images(Kind):
             )
         if config.task.image_size is None:
             raise UserError("over a network the server sees no picture; set task.image_size to their height and width")
-        if config.task.partition.kind != "natural":
-            raise UserError(
-                f"task.partition.kind={config.task.partition.kind} divides pictures that are all here; over a network "
-                "each client is a folder or a domain of its machine's data: set it to natural"
-            )
         if config.base.clients and isinstance(config.network.clients, int):
             raise UserError(
                 "base.clients goes by the clients' order, which over a network is that of network.clients; list their "
@@ -114,7 +107,7 @@ class Images(Kind):
                 "so they stay in the host's memory, and each batch is copied to the device"
             )
             return super().encoding(config, task, reads, note)
-        return Placed(config, self.device)
+        return AsTheyAre(config, partial(placed, device=self.device))
 
     def model_of(self, structure: Any) -> nn.Module:
         """The model, or the models side by side, of `structure`; of adapters the base. It is shared: do not change it.
@@ -274,20 +267,6 @@ def load_images(config: BaseConfig, labels: tuple[str, ...], device: str, size: 
     )  # fmt: skip
 
 
-class Placed:
-    """The encoding of pictures whose pixels come to lie on a device."""
-
-    def __init__(self, config: Config, device: torch.device):
-        self._device, self._plain = device, AsTheyAre(config, lambda pictures: pictures)
-
-    def data(self, id: str, given: ClientData, data: Data) -> Data:
-        splits = {split: placed(getattr(given, split), self._device) for split in ("train", "validation", "test")}
-        return self._plain.data(id, replace(given, **splits), data)
-
-    def note(self) -> str:
-        return ""
-
-
 def placed(pictures: Sequence[Picture], device: torch.device) -> tuple[Picture, ...]:
     """The pictures with their pixels on `device`, as views of one tensor."""
     if not pictures:
@@ -308,16 +287,13 @@ class PictureBatch:
         return torch.arange(len(self.labels))
 
 
-@dataclass(frozen=True)
-class Pictures(Examples):
+@dataclass(frozen=True, kw_only=True)
+class Pictures(Labelled):
     """Pictures of an image base; the label of each is its one target."""
-
-    single: ClassVar[bool] = True
 
     base: Images
     tokens: int  # that a picture counts as, see `of`
     last: str  # the name of the last linear layer
-    head: State | None = None  # a linear head (weight, bias) instead of the model's own
 
     @classmethod
     def of(cls, base: Images, structure: Structure) -> Pictures:
@@ -345,28 +321,13 @@ class Pictures(Examples):
                     "picture, where an adapter needs one; choose other layers"
                 )
             most = max(most, shape[1:-1].numel())
-        return cls(base, most, base.head_in(structure))
+        return cls(base=base, tokens=most, last=base.head_in(structure))
 
     def length(self, picture: Picture) -> int:
         return self.tokens
-
-    def num_targets(self, pictures: Sequence[Picture]) -> int:
-        return len(pictures)
 
     def collate(self, pictures: Sequence[Picture]) -> PictureBatch:
         return PictureBatch(pixels_of(pictures), labels_of_pictures(pictures))
 
     def answer(self, model: Any, batch: PictureBatch) -> Answer:
         return respond(model, self.base.prepare(batch.pixels), self.last)
-
-    def under_head(self, head: State) -> Pictures:
-        return replace(self, head=head)
-
-    def logits(self, model: Any, batch: PictureBatch, *, all_rows: bool = False) -> Tensor:
-        """(N, C); all rows always go through the head."""
-        answer = self.answer(model, batch)
-        logits = answer.logits
-        if self.head is not None:
-            weight, bias = (tensor.to(answer.features) for tensor in self.head.tensors().values())
-            logits = nn.functional.linear(answer.features, weight, bias)
-        return full(logits)

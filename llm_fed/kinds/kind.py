@@ -9,18 +9,20 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.capture import Captures
 from llm_fed.engine.engine import Engine
+from llm_fed.engine.examples import Examples
 from llm_fed.engine.trainable import Trainable
 from llm_fed.kinds.wording import Wording
 from llm_fed.method.requests import Logits, Query
 from llm_fed.method.site import Data
 from llm_fed.models.base import Base
+from llm_fed.models.joined import Answer, full
 from llm_fed.models.prompt import Prompt
 from llm_fed.models.structure import Structure
 from llm_fed.settings.config import BaseConfig, Config, EvalConfig, TaskConfig
@@ -212,12 +214,12 @@ class AsTheyAre:
         self._config, self._encode = config, encode
 
     def data(self, id: str, given: ClientData, data: Data) -> Data:
+        validation, test = self._encode(given.validation), self._encode(given.test)
         queries = {
-            split: self._encode(in_scored_order(getattr(given, split), given, split, self._config))
-            for split in ("validation", "test")
+            "validation": in_scored_order(validation, given, "validation", self._config),
+            "test": in_scored_order(test, given, "test", self._config),
         }
-        held_out = self._encode(given.validation)
-        return replace(data, train=self._encode(given.train), held_out=held_out, queries=queries)
+        return replace(data, train=self._encode(given.train), held_out=validation, queries=queries)
 
     def note(self) -> str:
         return ""
@@ -231,6 +233,37 @@ def in_scored_order(items: Sequence[Any], given: ClientData, split: str, config:
         return items
     drawn = common.drawn(common.digests(examples), derive(seed, "evaluation", split))
     return select(items, np.argsort(drawn).tolist())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled(Examples):
+    """Examples with one label each, of a classifier.
+
+    Attributes:
+        head: weight (C, H) and bias (C,) instead of the model's own head.
+    """
+
+    single: ClassVar[bool] = True
+
+    head: State | None = None
+
+    def num_targets(self, examples: Sequence[Any]) -> int:
+        return len(examples)
+
+    @abstractmethod
+    def answer(self, model: nn.Module, batch: Any) -> Answer:
+        """Logits, and what the head reads."""
+
+    def under_head(self, head: State) -> Self:
+        return replace(self, head=head)
+
+    def logits(self, model: Any, batch: Any, *, all_rows: bool = False) -> Tensor:
+        """(N, C); all rows always go through the head."""
+        answer = self.answer(model, batch)
+        if self.head is None:
+            return full(answer.logits)
+        weight, bias = (tensor.to(answer.features) for tensor in self.head.tensors().values())
+        return full(nn.functional.linear(answer.features, weight, bias))
 
 
 class Shown:

@@ -27,9 +27,8 @@ from llm_fed.engine.generation import most_rows, room_after
 from llm_fed.engine.preferences import examples_of
 from llm_fed.engine.sampling import Sampling
 from llm_fed.kinds import wording
-from llm_fed.kinds.encoding import Encoder
+from llm_fed.kinds.encoding import Encoder, Texts
 from llm_fed.kinds.kind import Encoding, Kind, Note, Shown
-from llm_fed.kinds.texts import Texts
 from llm_fed.method.requests import AnswerLoss, Generate, LogLikelihoods, OptionScores
 from llm_fed.models import prompt, speed
 from llm_fed.models.base import freeze

@@ -8,20 +8,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.errors import UserError, listed
-from llm_fed.engine.examples import Examples
-from llm_fed.kinds.kind import in_scored_order
+from llm_fed.kinds.kind import Labelled, in_scored_order
 from llm_fed.method.site import Data
-from llm_fed.models.joined import Answer, full, heard
-from llm_fed.models.loading import check_rows
+from llm_fed.models.joined import Answer, heard
 from llm_fed.settings.config import Config
-from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, Example
 from llm_fed.tasks.labelled import number, place_of
 
@@ -52,20 +49,14 @@ class Sheet:
         return torch.arange(len(self.labels), device=self.labels.device)
 
 
-@dataclass(frozen=True)
-class Sentences(Examples):
+@dataclass(frozen=True, kw_only=True)
+class Sentences(Labelled):
     """Texts, each with one label."""
 
-    single: ClassVar[bool] = True
-
     base: Sequences
-    head: State | None = None  # weight (C, H) and bias (C,) instead of the model's own head
 
     def length(self, example: Sentence) -> int:
         return len(example.input_ids)
-
-    def num_targets(self, examples: Sequence[Sentence]) -> int:
-        return len(examples)
 
     def collate(self, examples: Sequence[Sentence]) -> Sheet:
         ids = [torch.tensor(example.input_ids) for example in examples]
@@ -93,19 +84,8 @@ class Sentences(Examples):
         last = (indices * (batch.input_ids != self.base.tokenizer.pad_token_id)).argmax(-1)
         return replace(answer, features=answer.features[torch.arange(len(last), device=last.device), last])
 
-    def under_head(self, head: State) -> Sentences:
-        return replace(self, head=head)
 
-    def logits(self, model: Any, batch: Sheet, *, all_rows: bool = False) -> Tensor:
-        """(N, C); the head reads every row."""
-        answer = self.answer(model, batch)
-        if self.head is None:
-            return full(answer.logits)
-        weight, bias = (tensor.to(answer.features) for tensor in self.head.tensors().values())
-        return full(nn.functional.linear(answer.features, weight, bias))
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Numbers(Sentences):
     """Texts, each with a number that the model's one logit predicts; the loss is the squared error."""
 
@@ -190,9 +170,3 @@ def label_of(example: Example, names: Sequence[str], numbers: bool, where: str) 
             f"{where}: the label {text!r} is {wanted}; correct the example, or name all labels in task.labels"
         )
     return found
-
-
-def checked(ids: Sequence[Sequence[int]], rows: int, tokenizer: Any) -> None:
-    """UserError where a token has no embedding."""
-    for each in ids:
-        check_rows(each, rows, tokenizer)

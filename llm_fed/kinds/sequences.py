@@ -27,7 +27,7 @@ from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, did_you_mean, listed, lookup
 from llm_fed.kinds import wording
 from llm_fed.kinds.kind import Encoding, Kind, Note
-from llm_fed.kinds.sentences import Numbers, Sentence, SentenceEncoding, Sentences, checked, label_of
+from llm_fed.kinds.sentences import Numbers, Sentence, SentenceEncoding, Sentences, label_of
 from llm_fed.models.architectures import FELT, heads_of, longest, usual_targets
 from llm_fed.models.base import freeze
 from llm_fed.models.deberta import with_own_positions
@@ -38,6 +38,7 @@ from llm_fed.models.loading import (
     DTYPES,
     attention,
     check_name,
+    check_rows,
     checkpoint_activations,
     config_of,
     ensure_pad_token,
@@ -93,11 +94,6 @@ class Sequences(Kind):
                 f"task.name={config.task.name}: over a network no machine sees all labels, so task.labels must name "
                 "them, e.g. task.labels=[negative,positive]"
             )
-        if config.task.partition.kind != "natural":
-            raise UserError(
-                f"task.partition.kind={config.task.partition.kind} divides rows that are all here; over a network each "
-                "client is a folder or a file of its machine's data: set it to natural"
-            )
 
     @classmethod
     def saves(cls, config: BaseConfig) -> list[str]:
@@ -149,7 +145,7 @@ class Sequences(Kind):
         return module not in self.fresh
 
     def examples(self, structure: Structure) -> Sentences:
-        return Numbers(self) if self.predicts_numbers else Sentences(self)
+        return Numbers(base=self) if self.predicts_numbers else Sentences(base=self)
 
     # Data
 
@@ -177,7 +173,8 @@ class Sequences(Kind):
         for index, row in enumerate(zip(*texts, strict=True)):
             if any(map(self.safe.spells, row)):
                 ids[index], types[index] = self._as_text(row)
-        checked(ids, self.rows, self.tokenizer)
+        for each in ids:
+            check_rows(each, self.rows, self.tokenizer)
         return [Sentence(*each) for each in zip(ids, types, labels, strict=True)]
 
     def _as_text(self, row: Sequence[str]) -> tuple[list[int], list[int]]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from llm_fed.basics.errors import UserError, no_locks
 from llm_fed.rows import declared, formats
@@ -14,11 +17,14 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
+Cell: TypeAlias = "str | int | float | Decimal | date | time | Sequence[Cell] | Mapping[str, Cell] | None"
+
+
 class Row(NamedTuple):
     """One record and where it stands, e.g. `data/train.jsonl, line 7`."""
 
     where: str
-    values: dict[str, Any]
+    values: dict[str, Cell]
 
 
 class BadRow(UserError):
@@ -29,26 +35,31 @@ class BadRow(UserError):
         self.where, self.lines = where, lines  # file and line; how many lines it takes
 
 
+Rows: TypeAlias = Iterator[Row | BadRow]
+
+
+@dataclass
 class Source:
     """Rows that one can go through several times; one that cannot be used comes as a BadRow.
 
     Attributes:
         where: what they are the rows of, for messages.
+        read: goes through them, and may note features, remarks and names; UserError where it cannot.
         keys: columns with one value in all rows, which the names of folders say (`site=north`).
         features: by column what the library datasets declares of it.
         remarks: how they were read, where the name says otherwise; after one has gone through.
         twice: columns that are there more than once, with their indices (1, 2, ...).
     """
 
-    def __init__(self, where: str):
-        self.where = where
-        self.keys: Mapping[str, str] = {}
-        self.features: Mapping[str, Any] = {}
-        self.remarks: list[str] = []
-        self.twice: dict[str, list[int]] = {}
+    where: str
+    read: Callable[[Source], Iterable[Row | BadRow]]
+    keys: Mapping[str, str] = field(default_factory=dict)
+    features: Mapping[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    twice: dict[str, list[int]] = field(default_factory=dict)
 
-    def __iter__(self) -> Iterator[Row | BadRow]:
-        raise NotImplementedError
+    def __iter__(self) -> Rows:
+        return iter(self.read(self))
 
     def good(self) -> Iterator[Row]:
         """The rows, of which each must be good, else its BadRow is raised."""
@@ -57,7 +68,7 @@ class Source:
                 raise row
             yield row
 
-    def row(self, at: str, values: Mapping[str, Any]) -> Row | BadRow:
+    def row(self, at: str, values: Mapping[str, Cell]) -> Row | BadRow:
         """A row with what is declared of it: names of classes instead of their numbers, and keys of folders. `at`: its
         place, which goes behind `where`."""
         where = f"{self.where}{at}"
@@ -76,26 +87,25 @@ class Source:
 
     def note_names(self, names: Sequence[str]) -> None:
         """Note which names of columns are there more than once."""
-        for name in (name for name, count in Counter(names).items() if name and count > 1):
-            self.twice[name] = [index for index, each in enumerate(names, 1) if each == name]
+        for name, count in Counter(names).items():
+            if name and count > 1:
+                self.twice[name] = [index for index, each in enumerate(names, 1) if each == name]
 
 
-class FileRows(Source):
+def file_rows(path: Path, keys: Mapping[str, str] | None = None, features: Mapping[str, Any] | None = None) -> Source:
     """The rows of one file; going through them raises a UserError where it cannot be read."""
 
-    def __init__(self, path: Path, keys: Mapping[str, str] | None = None, features: Mapping[str, Any] | None = None):
-        super().__init__(str(path))
-        self.path, self.keys, self.features = path, keys or {}, features or {}
-
-    def __iter__(self) -> Iterator[Row | BadRow]:
+    def read(source: Source) -> Rows:
         kind = ""
         try:
-            kind, encoding = formats.look(self.path)
-            if kind in ("json", "csv") and formats.kind_of(self.path.name) != kind:
-                self.remark(f"as {kind.upper()}")
+            data = formats.DataFile(path)
+            kind = data.kind
+            if kind in ("json", "csv") and formats.kind_of(path.name) != kind:
+                source.remark(f"as {kind.upper()}")
             from llm_fed.rows.readers import READERS
 
-            yield from READERS[kind](self, encoding)
+            yield from READERS[kind](source, data)
+            source.remark(data.remark)
         except UserError:
             raise
         except Exception as error:
@@ -103,39 +113,34 @@ class FileRows(Source):
             if kind in ("", "csv", "json", "txt") and not isinstance(error, formats.unreadable()):
                 raise
             said = str(error).partition("\n")[0] or type(error).__name__
-            raise UserError(f"{self.path} cannot be read: {said}; write it again, or leave it out") from error
+            raise UserError(f"{path} cannot be read: {said}; write it again, or leave it out") from error
+
+    return Source(str(path), read, keys or {}, features or {})
 
 
-class HubRows(Source):
+def part_rows(where: str, part: Dataset) -> Source:
     """The rows of one split of a Hub data set."""
 
-    def __init__(self, where: str, part: Dataset):
-        super().__init__(where)
-        self._part, self.features = part, part.features.to_dict() if part.features else {}
+    def read(source: Source) -> Rows:
+        return (source.row(f", row {number}", cast("dict[str, Cell]", values)) for number, values in enumerate(part, 1))
 
-    def __iter__(self) -> Iterator[Row | BadRow]:
-        return (self.row(f", row {number}", cast(Any, values)) for number, values in enumerate(self._part, 1))
+    return Source(where, read, features=part.features.to_dict() if part.features else {})
 
 
-class Listed(Source):
+def rows_at_hand(where: str, rows: Sequence[Row]) -> Source:
     """Rows that are there already."""
-
-    def __init__(self, where: str, rows: Sequence[Row]):
-        super().__init__(where)
-        self._rows = rows
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self._rows)
+    return Source(where, lambda source: rows)
 
 
 def read_rows(path: Path) -> list[Row]:
     """All rows of one file at once; UserError where the file or a row cannot be read."""
-    return list(FileRows(path).good())
+    return list(file_rows(path).good())
 
 
 def hub_rows(name: str, /, **options: Any) -> dict[str, list[Row]]:
     """The rows of a Hub data set by split, through `datasets.load_dataset(name, **options)`."""
-    return {split: list(HubRows(f"{name} ({split})", part).good()) for split, part in hub_data(name, **options).items()}
+    parts = hub_data(name, **options)
+    return {split: list(part_rows(f"{name} ({split})", part).good()) for split, part in parts.items()}
 
 
 def hub_data(name: str, /, **options: Any) -> dict[str, Dataset]:

@@ -8,18 +8,18 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
-from typing import Any
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows import Row
+from llm_fed.rows import Cell, Row
 
 _UNSEEN = re.compile("[\u00ad\u200b\u2060\ufeff]")  # characters without width
 _SEEN = re.compile("[^\\s\u00ad\u200b-\u200f\u2060\ufeff]")
 
 
-def held(row: Row, column: str) -> Any:
+def held(row: Row, column: str) -> Cell:
     """What a row holds in a column, or in a field within one (`ticket.question`); UserError where it has none."""
     try:
         return row.values[column] if column in row.values else _within(row.values, column)
@@ -27,7 +27,7 @@ def held(row: Row, column: str) -> Any:
         raise UserError(f"{row.where}: the column {column!r} is missing; every row needs it") from None
 
 
-def _within(values: Mapping[str, Any], column: str) -> Any:
+def _within(values: Mapping[str, Cell], column: str) -> Cell:
     first, dot, rest = column.partition(".")
     if not dot:
         raise KeyError(column)
@@ -44,11 +44,9 @@ def text_of(row: Row, column: str) -> str:
 
 def number_of(row: Row, column: str) -> float:
     """The number in one column; UserError where there is none, or it is not finite."""
-    value = held(row, column)
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    value, number = held(row, column), math.nan
+    with suppress(ValueError):
+        number = float(value) if isinstance(value, str | int | float | Decimal) else math.nan
     if not math.isfinite(number):
         raise UserError(
             f"{row.where}: column {column!r} holds no finite number, but {value!r:.40}; correct it, or drop the row"
@@ -62,7 +60,7 @@ def optional(row: Row, column: str | None) -> str:
     return "" if column is None or is_empty(value) else as_text(value, row.where, column)
 
 
-def value_of(row: Row, column: str | None) -> Any:
+def value_of(row: Row, column: str | None) -> Cell:
     """As `held`, but None where it has none."""
     try:
         return None if column is None else held(row, column)
@@ -70,7 +68,7 @@ def value_of(row: Row, column: str | None) -> Any:
         return None
 
 
-def texts_of(value: Any, where: str, column: str) -> tuple[str, ...]:
+def texts_of(value: Cell, where: str, column: str) -> tuple[str, ...]:
     """One text, or those in a list; UserError where there is none."""
     if not isinstance(value, list):
         return (as_text(value, where, column),)
@@ -79,7 +77,7 @@ def texts_of(value: Any, where: str, column: str) -> tuple[str, ...]:
     return tuple(as_text(each, where, column) for each in value)
 
 
-def as_text(value: Any, where: str, column: str) -> str:
+def as_text(value: Cell, where: str, column: str) -> str:
     """A value as text; UserError where it is empty, or no text. A number is the same text whether its column is one of
     whole numbers or not; booleans are written as in JSON, and dates as in ISO 8601."""
     if isinstance(value, str):
@@ -105,7 +103,7 @@ def as_seen(text: str) -> str:
     return re.sub("[\u00a0\u202f]", " ", _UNSEEN.sub("", unicodedata.normalize("NFC", text))).strip()
 
 
-def is_empty(value: Any) -> bool:
+def is_empty(value: Cell) -> bool:
     """Whether a cell holds nothing; a number that is missing is often NaN."""
     if isinstance(value, str):
         return not _SEEN.search(value)
@@ -117,7 +115,7 @@ def is_empty(value: Any) -> bool:
     )
 
 
-def parsed(value: Any) -> Any:
+def parsed(value: Cell) -> Cell:
     """A list or an object that a cell of text holds, written as JSON or as Python writes it; else the value itself."""
     if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
         return value

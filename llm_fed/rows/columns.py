@@ -6,10 +6,11 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from llm_fed.basics.errors import UserError, did_you_mean
 from llm_fed.basics.names import composed
+from llm_fed.rows import Cell
 from llm_fed.rows.layout import split_of
 from llm_fed.settings.config import ColumnsConfig
 
@@ -39,6 +40,7 @@ LESS_USUAL = {
 _LETTERS = {"prompt": "q", "answer": "a"}  # beside each other, and where no column b is an option, too
 LABELS = ("label", "labels")  # of a text
 _COMPARED = ("chosen", "rejected")
+Values: TypeAlias = Mapping[str, Cell]  # of a row
 # Forms of a row, and which roles it has.
 FORMS = {
     "pairs": ("prompt", "input", "answer", "options", "system", "history", "label"),
@@ -68,13 +70,12 @@ OF_LABELS = (
     "label", "labels", "gold_label", "class", "category", "intent", "sentiment", "target", "score", "rating", "stars",
     "similarity", "similarity_score", "grade", "answer", "output", "label_text",
 )  # fmt: skip
-_LABELLED_WORDS = {"prompt": "text", "input": "second text", "answer": "label"}
 
 
 def resolve(
     columns: ColumnsConfig,
     names: Sequence[str],
-    sample: Sequence[Mapping[str, Any]],
+    sample: Sequence[Values],
     where: str,
     *,
     whose: bool,
@@ -83,15 +84,17 @@ def resolve(
     """Role (a key of USUAL_NAMES) -> column, of all `names` of columns. Where a name alone does not say what it holds,
     the `sample` of rows does. A column may name the client if `whose`, and the split if `side`. UserError where a
     configured column is not there or would have no effect, or where there is none for the prompt or the answer."""
-    given = {role: name for role, name in dataclasses.asdict(columns).items() if isinstance(name, str)}
     for extra in columns.extra:
         configured("task.columns.extra", extra, names, sample, where)
-    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
-    if not whose:
-        roles.pop("client", None)
+    given, roles = _configured_roles(columns, names, sample, where, whose)
     form = next((form for form in ("preferences", "conversation", "text") if FORMS[form][0] in given), None)
     form = form or form_of(roles, names, sample)
-    _check_form(form, given, where)
+    if inert := [role for role in given if role not in (*FORMS[form], *_OF_ALL)]:
+        read = "prompts and answers are" if form in ("pairs", "preferences") else f"the column for {FORMS[form][0]} is"
+        raise UserError(
+            f"{where}: task.columns.{inert[0]}={given[inert[0]]} would have no effect, since {read} read here; leave "
+            f"it out, or set the column for {inert[0] if form == 'pairs' else 'prompt and answer'} alone"
+        )
     for role in [*FORMS[form], *_OF_ALL]:
         name = usual(role, names, roles.values())
         if role not in roles and name and fits(role, name, sample, whose, side):
@@ -102,21 +105,32 @@ def resolve(
     if form == "preferences" and "prompt" not in roles and talk and _single(roles["chosen"], sample):
         roles["prompt"] = talk  # each answer is one message, and the others stand in a column of their own
     if form == "preferences" and "rejected" not in roles:
-        raise UserError(
-            f"{where}: no column for the rejected answer among {few(names)}; set task.columns.rejected=COLUMN"
-        )
-    if form == "pairs":
-        if "answer" not in roles and "options" in roles and (label := pick(("label",), names)):
-            roles["answer"] = label
-        for role in REQUIRED:
-            if role not in roles and (name := less_usual(role, names, roles.values())):
-                roles[role] = name
-            if role not in roles:
-                raise UserError(
-                    f"{where}: no column for the {role} among {few(names)}; set task.columns.{role}=COLUMN"
-                    + _instead(names)
-                )
+        raise _lacking("rejected", "rejected answer", names, where)
+    if form != "pairs":
+        return {role: roles[role] for role in [*FORMS[form], *_OF_ALL] if role in roles}
+    if "answer" not in roles and "options" in roles and (label := pick(("label",), names)):
+        roles["answer"] = label
+    for role in REQUIRED:
+        if role not in roles and (name := less_usual(role, names, roles.values())):
+            roles[role] = name
+        if role not in roles:
+            raise _lacking(role, role, names, where, _instead(names))
     return {role: roles[role] for role in [*FORMS[form], *_OF_ALL] if role in roles}
+
+
+def _configured_roles(
+    columns: ColumnsConfig, names: Sequence[str], sample: Sequence[Values], where: str, whose: bool
+) -> tuple[dict[str, str], dict[str, str]]:
+    """By role the columns that the configuration names, as it writes them and as they are called."""
+    given = {role: name for role, name in dataclasses.asdict(columns).items() if isinstance(name, str)}
+    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
+    if not whose:
+        roles.pop("client", None)
+    return given, roles
+
+
+def _lacking(role: str, what: str, names: Sequence[str], where: str, more: str = "") -> UserError:
+    return UserError(f"{where}: no column for the {what} among {few(names)}; set task.columns.{role}=COLUMN{more}")
 
 
 def _instead(names: Sequence[str]) -> str:
@@ -127,7 +141,7 @@ def _instead(names: Sequence[str]) -> str:
     return f"; to learn the {label} of each {text}, set task.name=classification" if text and label else ""
 
 
-def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> str:
+def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Values]) -> str:
     """Which form the rows have (a key of FORMS), by the names of their columns and by those that are known already."""
     prompt, answer, chosen, rejected = (known.get(role) or usual(role, names, ()) for role in (*REQUIRED, *_COMPARED))
     compared = bool(chosen and rejected)
@@ -142,7 +156,7 @@ def form_of(known: Mapping[str, str], names: Sequence[str], sample: Sequence[Map
     return "text" if is_text else "pairs"
 
 
-def _judges(roles: Mapping[str, str], sample: Sequence[Mapping[str, Any]]) -> bool:
+def _judges(roles: Mapping[str, str], sample: Sequence[Values]) -> bool:
     """Whether a label says that answers are desirable or not: of TRL's completions, or true and false of messages. Of
     other rows it may say anything."""
     label, answer = _form_of(roles["label"]), _form_of(roles.get("answer", ""))
@@ -150,35 +164,19 @@ def _judges(roles: Mapping[str, str], sample: Sequence[Mapping[str, Any]]) -> bo
     return plain or label == "kto_tag" or answer == "completion"
 
 
-def _num_plain(values: Iterable[Any]) -> int:
+def _num_plain(values: Iterable[Cell]) -> int:
     """How many are true or false."""
     return sum(str(value).strip().casefold() in (YES[0], NO[0]) for value in values)
 
 
-def _single(name: str, sample: Sequence[Mapping[str, Any]]) -> bool:
+def _single(name: str, sample: Sequence[Values]) -> bool:
     """Whether a column holds single messages."""
     return bool(sample) and all(isinstance(row.get(name), dict | None) for row in sample)
 
 
-def _filled(name: str | None, sample: Sequence[Mapping[str, Any]]) -> int:
+def _filled(name: str | None, sample: Sequence[Values]) -> int:
     """In how many rows a column holds something: an answer beside a chosen one, if in all of them, is the same."""
     return sum(row.get(name) is not None for row in sample) if name else 0
-
-
-def _check_form(form: str, given: Mapping[str, str], where: str) -> None:
-    if inert := [role for role in given if role not in (*FORMS[form], *_OF_ALL)]:
-        first = FORMS[form][0]
-        if form != "pairs" and {*REQUIRED} & {*inert}:
-            raise UserError(f"{where}: task.columns names {first} and a prompt or an answer; give one of the two kinds")
-        raise UserError(
-            f"{where}: task.columns.{inert[0]}={given[inert[0]]} would have no effect, since "
-            + (
-                "prompts and answers are read here"
-                if form in ("pairs", "preferences")
-                else f"the column for {first} is read alone"
-            )
-            + f"; leave it out, or set the column for {inert[0] if form == 'pairs' else 'prompt and answer'}"
-        )
 
 
 def usual(role: str, names: Sequence[str], taken: Iterable[str]) -> str | None:
@@ -204,7 +202,7 @@ def _form_of(name: str) -> str:
     return composed(name).strip().casefold()
 
 
-def fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool, side: bool) -> bool:
+def fits(role: str, name: str, sample: Sequence[Values], whose: bool, side: bool) -> bool:
     if role == "client":
         return whose
     values = [value for row in sample if (value := row.get(name)) is not None]
@@ -218,26 +216,18 @@ def fits(role: str, name: str, sample: Sequence[Mapping[str, Any]], whose: bool,
     return True
 
 
-def configured(key: str, name: str, names: Sequence[str], sample: Sequence[Mapping[str, Any]], where: str) -> str:
+def configured(key: str, name: str, names: Sequence[str], sample: Sequence[Values], where: str) -> str:
     """The column that the configuration names, also in other letters, or within another one (`ticket.question`)."""
     if name in names:
         return name
     alike = [each for each in names if _form_of(each) == _form_of(name)]
     if len(alike) == 1:
         return alike[0]
-    if nested(name, names):
-        return name
-    check_column(key, name, [*names, *_paths(sample)], where)
+    if "." not in name or name.partition(".")[0] not in names:
+        inner = ((name, value) for row in sample[:10] for name, value in row.items() if isinstance(value, dict))
+        paths = dict.fromkeys(f"{name}.{key}" for name, value in inner for key in value)
+        check_column(key, name, [*names, *paths], where)
     return name
-
-
-def nested(name: str, names: Iterable[str]) -> bool:
-    return "." in name and name.partition(".")[0] in names
-
-
-def _paths(sample: Sequence[Mapping[str, Any]]) -> list[str]:
-    inner = ((name, value) for row in sample[:10] for name, value in row.items() if isinstance(value, dict))
-    return list(dict.fromkeys(f"{name}.{key}" for name, value in inner for key in value))
 
 
 def check_column(key: str, name: str, names: Iterable[str], where: str) -> None:
@@ -260,7 +250,7 @@ def unused(names: Iterable[str], roles: Iterable[str]) -> list[str]:
 def resolve_labelled(
     wanted: ColumnsConfig,
     names: Sequence[str],
-    sample: Sequence[Mapping[str, Any]],
+    sample: Sequence[Values],
     where: str,
     *,
     whose: bool,
@@ -268,23 +258,21 @@ def resolve_labelled(
 ) -> dict[str, str]:
     """Role (of LABELLED) -> column, of all `names` of columns; `wanted` names some. Arguments as of `resolve`.
     UserError: a configured column is not there or would have no effect, or there is none for the text or the label."""
-    given = {role: name for role, name in dataclasses.asdict(wanted).items() if name}
+    given, roles = _configured_roles(wanted, names, sample, where, whose)
     if inert := [role for role in given if role not in LABELLED]:
         raise UserError(
             f"{where}: task.columns.{inert[0]}={given[inert[0]]} would have no effect, since texts with labels are "
             "read here: task.columns.prompt names the text, input the second one of a pair, and answer the label; "
             "leave it out"
         )
-    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
-    if not whose:
-        roles.pop("client", None)
-    for role in ("client", "split"):
+    for role in _OF_ALL:
         name = usual(role, names, roles.values())
         if role not in roles and name and fits(role, name, sample, whose, side):
             roles[role] = name
-    if "answer" not in roles and (label := pick(OF_LABELS, _free(names, roles))):
+    free = [name for name in names if name not in roles.values()]
+    if "answer" not in roles and (label := pick(OF_LABELS, free)):
         roles["answer"] = label
-    free = _free(names, roles)
+        free.remove(label)
     if "prompt" not in roles:
         pairs = ((pick((first,), free), pick((second,), free)) for first, second in PAIRS)
         pair = next(((first, second) for first, second in pairs if first and second), None)
@@ -292,13 +280,7 @@ def resolve_labelled(
             roles["prompt"], roles["input"] = pair
         elif text := pick(TEXTS, free):
             roles["prompt"] = text
-    for role in ("prompt", "answer"):
+    for role, what in (("prompt", "text"), ("answer", "label")):
         if role not in roles:
-            raise UserError(
-                f"{where}: no column for the {_LABELLED_WORDS[role]} among {few(names)}; set task.columns.{role}=COLUMN"
-            )
+            raise _lacking(role, what, names, where)
     return {role: roles[role] for role in LABELLED if role in roles}
-
-
-def _free(names: Sequence[str], roles: Mapping[str, str]) -> list[str]:
-    return [name for name in names if name not in roles.values()]

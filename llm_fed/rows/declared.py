@@ -16,12 +16,12 @@ from llm_fed.rows.layout import Part, split_of
 if TYPE_CHECKING:
     import pyarrow
 
-    from llm_fed.rows import Source
+    from llm_fed.rows import Cell, Source
 
 README = "README.md"
 
 
-def with_names(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, Any]:
+def with_names(values: Mapping[str, Cell], features: Mapping[str, Any]) -> dict[str, Cell]:
     """A row with the names of classes instead of their numbers; -1 is none. ValueError: a number has no name."""
     named = dict(values)
     for column in features.keys() & named.keys():
@@ -32,7 +32,7 @@ def with_names(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[s
     return named
 
 
-def _named(value: Any, feature: Any) -> Any:
+def _named(value: Cell, feature: Any) -> Cell:
     feature = {"feature": feature[0]} if isinstance(feature, list) else feature
     if isinstance(value, list):
         return [_named(each, feature.get("feature", feature)) for each in value]
@@ -43,12 +43,12 @@ def _named(value: Any, feature: Any) -> Any:
     return _name(value, names) if names and value not in (None, "") else value
 
 
-def _name(value: Any, names: list[str | None]) -> str | None:
+def _name(value: Cell, names: list[str | None]) -> str | None:
     if isinstance(value, str) and value in names:
         return value
     try:
-        number = int(float(value))
-    except (TypeError, ValueError):
+        number = int(float(value if isinstance(value, str | int | float) else "nan"))
+    except (OverflowError, ValueError):
         number = len(names)
     if number == -1:
         return None

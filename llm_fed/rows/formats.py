@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import codecs
+import csv
 import gzip
 import io
 import json
@@ -12,12 +13,13 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from typing import IO, Any, Literal
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows.dialects import NAMES, encoding_of, is_table
+from llm_fed.rows.encodings import NAMES, encoding_of
 
 Kind = Literal["json", "csv", "parquet", "arrow", "xlsx", "txt"]
 KINDS: dict[str, Kind] = {
@@ -37,6 +39,12 @@ NO_TEXT = {  # what no table can be read from
     b"<html": ("a web page", "download the data itself"),
     b"%pdf-": ("a PDF", "give its text as JSONL, CSV or TXT"),
 }
+_MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32", codecs.BOM_UTF32_BE: "utf-32", codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}  # fmt: skip
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+NOTHING = "\x1f"  # separates the cells of one column; no text has it
 SAMPLE = 1 << 18  # bytes in lines that are not ASCII, by which an encoding is told
 LONGEST = 1 << 24  # letters of a first line that are looked at
 _WORD = re.compile(r"\w*[^\W\x00-\x7f]\w*")
@@ -52,21 +60,14 @@ def unreadable() -> tuple[type[Exception], ...]:
 
 def kind_of(name: str) -> Kind | None:
     """What a file should hold, by the end of its name in any case; None: nothing that is read."""
-    return KINDS.get(_split(name)[1])
+    return KINDS.get(parts_of(name)[1])
 
 
-def stem_of(name: str) -> str:
-    """A file's name without its folders and without what says its kind and compression."""
-    return _split(name)[0]
-
-
-def _split(name: str) -> tuple[str, str]:
+def parts_of(name: str) -> tuple[str, str]:
+    """A file's name without its folders, suffix and compression, and the suffix."""
     stem = name.rpartition("/")[2]
-    lowered = stem.casefold()
-    for ending in COMPRESSED:
-        if lowered.endswith(ending):
-            stem = stem[: -len(ending)]
-            break
+    ending = next((ending for ending in COMPRESSED if stem.casefold().endswith(ending)), "")
+    stem = stem[: len(stem) - len(ending)]
     before, dot, suffix = stem.rpartition(".")
     return (before, f".{suffix.casefold()}") if dot and before else (stem, "")
 
@@ -91,7 +92,7 @@ class Allowance:
 class _Unpacked(io.RawIOBase):
     """A stream of unpacked bytes, as far as they are allowed."""
 
-    def __init__(self, path: Path, stream: Any):
+    def __init__(self, path: Path, stream: IO[bytes]):
         self._stream, self._allowance = stream, Allowance(path)
 
     def readable(self) -> bool:
@@ -125,65 +126,45 @@ def check_archive(path: Path, archive: zipfile.ZipFile) -> None:
     Allowance(path).take(sum(member.file_size for member in archive.infolist()))
 
 
-def look(path: Path) -> tuple[Kind, str]:
-    """(what a file holds, the encoding of its text as far as the first bytes tell). UserError where nothing can be
-    read: what it is, and what to do."""
-    with opened(path) as file:
-        head = file.read(HEAD)
-    for magic, (what, advice) in NO_TEXT.items():
-        if head.lower().startswith(magic):
-            raise UserError(f"{path} is {what}; {advice}")
-    if head.startswith(b"PAR1"):
-        return "parquet", ""
-    if head.startswith(b"ARROW1"):
-        return "arrow", ""
-    if head.startswith(b"PK\x03\x04"):
-        with opened(path) as file, zipfile.ZipFile(io.BytesIO(file.read())) as archive:
-            check_archive(path, archive)
-            if "xl/workbook.xml" in archive.namelist():
-                return "xlsx", ""
-        raise UserError(f"{path} is a zip archive; unpack it")
-    kind = kind_of(path.name)
-    if kind is None:
-        raise UserError(f"{path} cannot be read; supported are {SUFFIXES}")
-    if kind in ("parquet", "arrow", "xlsx") and head:
-        return kind, ""  # damaged, or a stream of Arrow
-    encoding = _unicode(path, head)
-    first = "".join(TextFile(path, encoding).first_lines()[:1]) if kind in ("json", "csv") else ""
-    if is_json(first):
-        return "json", encoding
-    return "csv" if kind == "json" and is_table(first) else kind, encoding
+class DataFile:
+    """A file by its first bytes, and the text in it. What is no UTF-8 is read as the encoding that its letters show
+    (`encodings.encoding_of`). In a file that is mostly UTF-8 such bytes are damage: they stay, as lone surrogates.
 
+    Attributes:
+        kind: what it holds.
+        remark: which encoding it is in, if that had to be found out; after its lines were read.
 
-def _unicode(path: Path, head: bytes) -> str:
-    """UTF-8, or one of the wider encodings of Unicode, by its mark or by where its zeros are."""
-    for mark, name in ((codecs.BOM_UTF32_LE, "utf-32"), (codecs.BOM_UTF32_BE, "utf-32"),
-                       (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16")):  # fmt: skip
-        if head.startswith(mark):
-            return name
-    if b"\0" not in head:
-        return "utf-8-sig"
-    zeros = [head[index::2].count(0) / max(1, len(head[index::2])) for index in (0, 1)]
-    if max(zeros) < 0.01 or min(zeros) > max(zeros) / 4:
-        raise UserError(f"{path} holds bytes that are no text; write it again as {SUFFIXES.partition(',')[0]} in UTF-8")
-    return "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
+    Raises:
+        UserError: nothing can be read: what it is, and what to do.
+    """
 
-
-class TextFile:
-    """The text of a file. What is no UTF-8 is read as the encoding that its letters show (`dialects.encoding_of`), and
-    `remark` says so. In a file that is mostly UTF-8 such bytes are damage: they stay, as lone surrogates."""
-
-    def __init__(self, path: Path, encoding: str):
-        self.path, self.remark, self._encoding = path, "", encoding
-        self._wide = not encoding.startswith("utf-8")
-        if self._wide:
-            self.remark = f"as {encoding[:6].upper()}"
+    def __init__(self, path: Path):
+        self.path, self.remark, self._encoding = path, "", "utf-8-sig"
+        with opened(path) as file:
+            head = file.read(HEAD)
+        if (packed := _packed_kind(path, head)) is not None:
+            self.kind: Kind = packed
+            return
+        kind = kind_of(path.name)
+        if kind is None:
+            raise UserError(f"{path} cannot be read; supported are {SUFFIXES}")
+        self.kind = kind
+        if kind in ("parquet", "arrow", "xlsx") and head:
+            return  # damaged, or a stream of Arrow
+        if (encoding := _wide_encoding(path, head)) is not None:
+            self._encoding, self.remark = encoding, f"as {encoding[:6].upper()}"
+        first = next(iter(self.first_lines()), "") if kind in ("json", "csv") else ""
+        if is_json(first):
+            self.kind = "json"
+        elif kind == "json" and separator_of(first, ",") != NOTHING:
+            self.kind = "csv"
 
     def lines(self) -> Iterator[str]:
         """Its lines, with their ends."""
-        other, is_unicode = None, self._wide
+        wide = self._encoding != "utf-8-sig"
+        other, is_unicode = None, wide
         try:
-            with self._opened("strict" if self._wide else "surrogateescape") as file:
+            with self._opened("strict" if wide else "surrogateescape") as file:
                 for line in file:
                     if not (is_unicode or other or line.isascii()):
                         other = self._other() if damaged(line) else None
@@ -193,9 +174,7 @@ class TextFile:
             byte = error.object[error.start]
             raise UserError(f"{self.path} begins {self.remark}, but has a byte (0x{byte:02x}) that is none") from error
 
-    def whole(self) -> str:
-        return "".join(self.lines())
-
+    @cached_property
     def head(self) -> str:
         """Its beginning, up to the end of a line; two lines at least, of up to LONGEST letters."""
         with self._opened("replace") as file:
@@ -203,7 +182,7 @@ class TextFile:
 
     def first_lines(self) -> list[str]:
         """The lines of its head, without blank ones and without their ends."""
-        return [line for line in re.split(r"\r\n|\r|\n", self.head()) if line.strip()]
+        return [line for line in re.split(r"\r\n|\r|\n", self.head) if line.strip()]
 
     def _opened(self, errors: str) -> io.TextIOWrapper:
         return io.TextIOWrapper(opened(self.path), self._encoding, errors, newline="")
@@ -236,9 +215,52 @@ class TextFile:
         return codecs.getincrementaldecoder(codec)()
 
 
+def _packed_kind(path: Path, head: bytes) -> Kind | None:
+    """What a file holds that is no text; None of others. UserError for what no rows can be read from."""
+    for magic, (what, advice) in NO_TEXT.items():
+        if head.lower().startswith(magic):
+            raise UserError(f"{path} is {what}; {advice}")
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"ARROW1"):
+        return "arrow"
+    if not head.startswith(b"PK\x03\x04"):
+        return None
+    with opened(path) as file, zipfile.ZipFile(io.BytesIO(file.read())) as archive:
+        check_archive(path, archive)
+        if "xl/workbook.xml" in archive.namelist():
+            return "xlsx"
+    raise UserError(f"{path} is a zip archive; unpack it")
+
+
+def _wide_encoding(path: Path, head: bytes) -> str | None:
+    """UTF-16 or UTF-32, by its mark or by where its zeros are; None: neither."""
+    for mark, name in _MARKS.items():
+        if head.startswith(mark):
+            return name
+    if b"\0" not in head:
+        return None
+    zeros = [head[index::2].count(0) / max(1, len(head[index::2])) for index in (0, 1)]
+    if max(zeros) < 0.01 or min(zeros) > max(zeros) / 4:
+        raise UserError(f"{path} holds bytes that are no text; write it again as {SUFFIXES.partition(',')[0]} in UTF-8")
+    return "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
+
+
 def damaged(text: str) -> bool:
     """Whether a text holds bytes that could not be decoded."""
     return not text.isascii() and _DAMAGED.search(text) is not None
+
+
+def separator_of(header: str, usual: str) -> str:
+    """What makes most columns of a table's first line, of equally many the `usual`; NOTHING for one column."""
+    counts = {}
+    for candidate in SEPARATORS:
+        try:
+            counts[candidate] = len(next(csv.reader([header], delimiter=candidate), []))
+        except csv.Error:
+            counts[candidate] = 0
+    best = max(SEPARATORS, key=lambda each: (counts[each], each == usual))
+    return best if counts[best] > 1 else NOTHING
 
 
 def is_json(line: str) -> bool:

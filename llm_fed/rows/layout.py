@@ -76,12 +76,14 @@ class FolderLayout:
         return {key: value for key, value in keys_of(path).items() if key != self.key and not _is_split(key, value)}
 
 
-@dataclass(frozen=True)
+@dataclass
 class _File:
     """A file of data, and what names say of it."""
 
     path: str
+    folders: list[str]
     stem: str
+    is_text: bool
     split: str | None = None
     rest: str | None = None  # what its name says besides split and shard; None: nothing
     shard: tuple[int, int] | None = None  # its number and how many there are, 0 where that is not said
@@ -89,15 +91,26 @@ class _File:
     in_folder: bool = False  # whether a folder names the client
     among: str = ""  # folders that say neither client nor split
 
-    @property
-    def is_text(self) -> bool:
-        return formats.kind_of(self.path) == "txt"
+    @classmethod
+    def of(cls, path: str) -> _File:
+        """`north-train`, `train-00000-of-00002`, `part-00000`, or a name that says neither split nor shard."""
+        stem, suffix = formats.parts_of(path)
+        file = cls(path, path.split("/")[:-1], stem, formats.KINDS.get(suffix) == "txt")
+        if part := _PART.fullmatch(stem):
+            file.shard = int(part["number"]), 0
+            return file
+        if match := _SHARD.fullmatch(stem):
+            stem, file.shard = match["rest"] or "", (int(match["number"]), int(match["total"]))
+        if match := _AT_END.fullmatch(stem):
+            file.split, stem = split_of(match["word"]), match["rest"] or ""
+        elif file.shard and stem.casefold() in _ANYTHING:
+            stem = ""
+        file.rest = file.named(stem)
+        return file
 
-
-@dataclass
-class _Folder:
-    files: list[_File] = field(default_factory=list)
-    folders: dict[str, _Folder] = field(default_factory=dict)
+    def named(self, rest: str | None) -> str | None:
+        """What a part of its name says; the names of texts say nothing."""
+        return composed(rest) if rest and not self.is_text else None
 
 
 @dataclass(frozen=True)
@@ -106,7 +119,7 @@ class _FolderLabels:
 
     where: str
     joined: bool
-    key: str = ""
+    key: str
     client: str | None = None
     split: str | None = None
     among: str = ""
@@ -120,32 +133,26 @@ def plan(
     files of clients beside files of all. `joined`: a column of the rows names the clients. `client`: whose the whole
     folder is, where that is known. `said`: which files are in which split, as a README says; if names say otherwise, it
     counts, and the files are those of all clients."""
-    listed = sorted((name for name in names if not is_silent(name)), key=natural_order)
-    data = [name for name in listed if _is_data(name)]
-    if any(formats.kind_of(name) != "txt" for name in data):
-        data = [name for name in data if formats.kind_of(name) != "txt"]
-    key = "" if joined or client else _naming(data, where)
+    silent = _SILENT.fullmatch
+    listed = sorted((name for name in names if not any(map(silent, name.split("/")))), key=natural_order)
+    files = [_File.of(name) for name in listed if _is_data(name)]
+    if not all(file.is_text for file in files):
+        files = [file for file in files if not file.is_text]
+    key = "" if joined or client else _naming(files, where)
     try:
-        parts = _named(data, _FolderLabels(where, joined, key, client))
+        _read_stems(files, joined)
+        _place(files, _FolderLabels(where, joined, key, client))
+        _check_same(files, where)
+        parts = list(_parts(_without_bystanders(files, where, joined), where))
     except UserError:
         if not said:
             raise
         parts = []
-    if not _splits(said) <= _splits(parts):
+    found = {(part.split, name) for part in parts for name in part.files}
+    if not {(part.split, name) for part in said for name in part.files} <= found:
         parts, key = [*said], ""
     used = {name for part in parts for name in part.files}
     return FolderLayout(tuple(parts), tuple(name for name in listed if name not in used), key)
-
-
-def _splits(parts: Iterable[Part]) -> set[tuple[str, str]]:
-    return {(part.split, name) for part in parts for name in part.files}
-
-
-def _named(data: Sequence[str], above: _FolderLabels) -> list[Part]:
-    """The parts that names say."""
-    files = list(_walk(_tree(data), above))
-    _check_same(files, above.where)
-    return list(_parts(_without_bystanders(files, above.where, above.joined), above.where))
 
 
 def split_of(word: str) -> str | None:
@@ -163,9 +170,9 @@ def _is_split(key: str, value: str) -> bool:
     return key == "split" and split_of(value) is not None
 
 
-def _naming(paths: Iterable[str], where: str) -> str:
+def _naming(files: Iterable[_File], where: str) -> str:
     """The key whose values are the clients' names; UserError where it might be another, too."""
-    pairs = [pair for path in paths for pair in keys_of(path).items()]
+    pairs = [pair for file in files for pair in keys_of(file.path).items()]
     keys = list(dict.fromkeys(key for key, value in pairs if not _is_split(key, value)))
     named = [key for key in keys if key.casefold() in ("client", "client_id")] or keys
     if len(named) > 1:
@@ -173,18 +180,13 @@ def _naming(paths: Iterable[str], where: str) -> str:
             f"{where}: its folders have the keys {' and '.join(keys)}; say which names the clients: set "
             f"task.columns.client={keys[0]}"
         )
-    return next(iter(named), "")
+    return named[0] if named else ""
 
 
 def natural_order(name: str) -> list[str | int]:
     """A sort key by which client2 comes before client10."""
     parts = _DIGITS.split(name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
-
-
-def is_silent(name: str) -> bool:
-    """Whether a file is one that nobody means, such as what systems leave behind."""
-    return any(_SILENT.fullmatch(part) for part in name.split("/"))
 
 
 def _is_data(name: str) -> bool:
@@ -195,148 +197,118 @@ def _is_data(name: str) -> bool:
     return len(folders) <= DEEPEST and not any(part.startswith(".") for part in (*folders, file))
 
 
-def _tree(names: Iterable[str]) -> _Folder:
-    root = _Folder()
-    for name in names:
-        *folders, file = name.split("/")
-        location = root
-        for folder in folders:
-            location = location.folders.setdefault(folder, _Folder())
-        location.files.append(_File(name, formats.stem_of(file)))
-    return root
+def _inside(files: Sequence[_File], depth: int) -> tuple[list[_File], dict[str, list[_File]]]:
+    """The files of a folder, and by name those of the folders in it; all lie at least `depth` folders deep."""
+    inner = defaultdict[str, list[_File]](list)
+    for file in files:
+        if len(file.folders) > depth:
+            inner[file.folders[depth]].append(file)
+    return [file for file in files if len(file.folders) == depth], inner
 
 
-def _walk(folder: _Folder, above: _FolderLabels) -> Iterator[_File]:
-    """The files of a folder and of those in it."""
-    files = _read_names(folder.files, above.joined)
-    yield from (_placed(file, above) for file in files)
-    alone = len(folder.folders) == 1 and not files
-    trains = "train" in map(split_of, folder.folders) or any(f.split == "train" and f.rest is None for f in files)
-    for name, inner in folder.folders.items():
+def _read_stems(files: Sequence[_File], joined: bool) -> None:
+    """Find split and shard within the names of the files of each folder, which say it of each other."""
+    folders = defaultdict[tuple[str, ...], list[_File]](list)
+    for file in files:
+        folders[tuple(file.folders)].append(file)
+    for own in folders.values():
+        if not _read_words(own, joined):
+            _read_numbers(own)
+
+
+def _place(files: Sequence[_File], above: _FolderLabels, depth: int = 0) -> None:
+    """Add to files what the folders above them say, of whose names `depth` are read."""
+    own, folders = _inside(files, depth)
+    trains, alone = _trains(own, folders), len(folders) == 1 and not own
+    for file in own:
+        _label(file, above)
+    for name, inner in folders.items():
         pair = keys_of(f"{name}/")
         split = split_of(pair.get("split", name))
-        if split and above.split is None and (trains or not _says_splits(inner)):
-            meaning = replace(above, split=split)
+        says_splits = _says_splits(inner, depth + 1)
+        if split and above.split is None and (trains or not says_splits):
+            labels = replace(above, split=split)
         elif alone and name.casefold() in _ANYTHING:
-            meaning = above
+            labels = above
         elif above.key in pair:
-            meaning = replace(above, client=composed(pair[above.key]))
-        elif above.client or above.joined or pair or (alone and not above.split and not _says_splits(inner)):
-            meaning = replace(above, among=f"{above.among}{name}/")
+            labels = replace(above, client=composed(pair[above.key]))
+        elif above.client or above.joined or pair or (alone and not above.split and not says_splits):
+            labels = replace(above, among=f"{above.among}{name}/")
         else:
-            meaning = replace(above, client=composed(name))
-        yield from _walk(inner, meaning)
+            labels = replace(above, client=composed(name))
+        _place(inner, labels, depth + 1)
 
 
-def _says_splits(folder: _Folder) -> bool:
+def _trains(files: Iterable[_File], folders: Iterable[str]) -> bool:
+    return "train" in map(split_of, folders) or any(file.split == "train" and file.rest is None for file in files)
+
+
+def _says_splits(files: Sequence[_File], depth: int) -> bool:
     """Whether a folder holds training data by name, as that of a client does."""
-    if len(folder.folders) == 1 and not folder.files:
-        ((name, inner),) = folder.folders.items()
-        if name.casefold() in _ANYTHING:
-            return _says_splits(inner)
-    files = _read_names(folder.files, joined=False)
-    return "train" in map(split_of, folder.folders) or any(f.split == "train" and f.rest is None for f in files)
+    own, folders = _inside(files, depth)
+    if len(folders) == 1 and not own and {*map(str.casefold, folders)} <= {*_ANYTHING}:
+        return _says_splits(files, depth + 1)
+    return _trains(own, folders)
 
 
-def _placed(file: _File, above: _FolderLabels) -> _File:
-    """The file with what the folders above say."""
+def _label(file: _File, above: _FolderLabels) -> None:
     if above.split:
         if file.split not in (None, above.split) and not above.joined:
             raise UserError(
                 f"{above.where}: the folder of {file.path} says {above.split}, its name {file.split}; rename one"
             )
         if file.rest is not None and file.rest.isdecimal():
-            file = replace(file, rest=None, shard=(int(file.rest[:18]), 0))
+            file.shard, file.rest = (int(file.rest[:18]), 0), None
         elif file.rest is not None and file.rest.casefold() in _ANYTHING:
-            file = replace(file, rest=None)
-    client = above.client
-    if client is None and file.rest is not None and not above.joined:
-        client = file.rest
-    return replace(
-        file, split=file.split or above.split, client=client, in_folder=above.client is not None, among=above.among
-    )
+            file.rest = None
+    file.split = file.split or above.split
+    file.client, file.in_folder, file.among = above.client, above.client is not None, above.among
+    if not file.in_folder and not above.joined:
+        file.client = file.rest
 
 
-def _read_names(files: Sequence[_File], joined: bool) -> list[_File]:
-    """Of the files in one folder: split, shard, and the rest of each name."""
-    read = [_read_end(file) for file in files]
-    return _read_inside(read, joined) or _read_numbered(read)
-
-
-def _read_end(file: _File) -> _File:
-    """`north-train`, `train-00000-of-00002`, `part-00000`, or a name that says neither split nor shard."""
-    stem, shard = file.stem, None
-    if part := _PART.fullmatch(stem):
-        return replace(file, shard=(int(part["number"]), 0))
-    if match := _SHARD.fullmatch(stem):
-        stem, shard = match["rest"] or "", (int(match["number"]), int(match["total"]))
-    if match := _AT_END.fullmatch(stem):
-        return replace(file, split=split_of(match["word"]), rest=_rest(file, match["rest"]), shard=shard)
-    says_nothing = not stem or (shard and stem.casefold() in _ANYTHING)
-    return replace(file, rest=None if says_nothing else _rest(file, stem), shard=shard)
-
-
-def _rest(file: _File, rest: str | None) -> str | None:
-    return None if rest is None or file.is_text else composed(rest)
-
-
-def _read_numbered(files: list[_File]) -> list[_File]:
+def _read_numbers(files: Sequence[_File]) -> None:
     """`train-1` and `train-2` as shards, or as clients 1 and 2 where each has a test file of its number, too; names
     like `dev-1` where nothing is for training stay names."""
-    matches = {
-        file.path: match
-        for file in files
-        if file.split is None and file.shard is None and (match := _NUMBERED.fullmatch(file.stem))
-    }
+    unread = [file for file in files if file.split is None and file.shard is None]
+    found = [(file, match) for file in unread if (match := _NUMBERED.fullmatch(file.stem))]
     trains = {file.rest for file in files if file.split == "train"}
-    in_training = ((file, match) for file in files if (match := matches.get(file.path)))
-    trains |= {_rest(file, match["rest"]) for file, match in in_training if split_of(match["word"]) == "train"}
-    of_all: dict[str | None, set[str]] = defaultdict(set)
-    for match in matches.values():
+    trains |= {file.named(match["rest"]) for file, match in found if split_of(match["word"]) == "train"}
+    of_all = defaultdict[str | None, set[str]](set)
+    for _, match in found:
         if match["rest"] is None:
             of_all[split_of(match["word"])].add(match["number"])
-    numbers = list(of_all.values())
-    clients = len(numbers) > 1 and all(each == numbers[0] for each in numbers) and len(numbers[0]) > 1
-
-    def read(file: _File) -> _File:
-        match = matches.get(file.path)
-        if match is None or _rest(file, match["rest"]) not in trains:
-            return file
-        split, number = split_of(match["word"]), match["number"]
+    first, *others = of_all.values() or [set()]
+    clients = len(first) > 1 and bool(others) and all(numbers == first for numbers in others)
+    for file, match in found:
+        rest = file.named(match["rest"])
+        if rest not in trains:
+            continue
+        file.split, file.rest = split_of(match["word"]), rest
         if match["rest"] is None and clients:
-            return replace(file, split=split, rest=number)
-        return replace(file, split=split, rest=_rest(file, match["rest"]), shard=(int(number), 0))
+            file.rest = match["number"]
+        else:
+            file.shard = int(match["number"]), 0
 
-    return [read(file) for file in files]
 
-
-def _read_inside(files: list[_File], joined: bool) -> list[_File] | None:
+def _read_words(files: Sequence[_File], joined: bool) -> bool:
     """`train-north` and `test-north`, `north.train.v2` and `north.test.v2`: a word of a split in front or inside counts
-    where the same name comes with `train` and with another split; None: nowhere. Names like `dev-team` stay names."""
-    readings = {file.path: _inside(file.rest) for file in files if file.split is None and file.rest is not None}
+    where the same name comes with `train` and with another split. Whether any does. Names like `dev-team` stay names.
+    """
+    found = [(file, _words(file.rest)) for file in files if file.split is None and file.rest is not None]
     splits = defaultdict[str, set[str]](set)
-    for candidates in readings.values():
-        for rest, split in candidates:
-            splits[rest].add(split)
-    pairs = {
-        rest
-        for rest, own_splits in splits.items()
-        if "train" in own_splits and len(own_splits) > 1 and not rest.isdecimal()
-    }
+    for rest, split in (word for _, words in found for word in words):
+        splits[rest].add(split)
+    pairs = {rest for rest, own in splits.items() if "train" in own and len(own) > 1 and not rest.isdecimal()}
     if not pairs and not (joined and any(file.split == "train" for file in files)):
-        return None
-
-    def read(file: _File) -> _File:
-        candidates = readings.get(file.path)
-        if not candidates:
-            return file
-        rest, split = next((each for each in candidates if each[0] in pairs), candidates[0])
-        return replace(file, rest=rest, split=split)
-
-    return [read(file) for file in files]
+        return False
+    for file, words in found:
+        if words:
+            file.rest, file.split = next((word for word in words if word[0] in pairs), words[0])
+    return True
 
 
-def _inside(name: str) -> list[tuple[str, str]]:
+def _words(name: str) -> list[tuple[str, str]]:
     """(rest, split) of each word of a split in front of a name or inside it."""
     parts = re.split(r"([-_. ])", name)
     return [
@@ -348,7 +320,7 @@ def _inside(name: str) -> list[tuple[str, str]]:
 
 def _check_same(files: Sequence[_File], where: str) -> None:
     """Refuse two files that say the same of themselves, and shards that are missing."""
-    alike = defaultdict[tuple, list[_File]](list)
+    alike = defaultdict[tuple[str | None, ...], list[_File]](list)
     for file in files:
         if not file.is_text:
             alike[file.client, file.split or "train", file.among, file.rest].append(file)
@@ -363,7 +335,8 @@ def _check_same(files: Sequence[_File], where: str) -> None:
                     + (f" of {file.client!r}" if file.client else "")
                     + "; keep one, or name shards like train-00000-of-00002.jsonl"
                 )
-        _check_shards(group, where)
+        if any(file.shard for file in group):
+            _check_shards(group, where)
 
 
 def _check_shards(group: Sequence[_File], where: str) -> None:
@@ -394,13 +367,9 @@ def _without_bystanders(files: list[_File], where: str, joined: bool) -> list[_F
     if by_name and by_folder:
         raise _mixed(where, f"{by_name[0].path}", f"a folder of a client, {by_folder[0].path}")
     clients = {file.client for file in by_folder if file.split == "train"}
-
-    def is_bystander(file: _File) -> bool:
-        if file.split:
-            return False
-        return file.client in clients if file.in_folder else file.among in trains
-
-    return [file for file in files if not is_bystander(file)]
+    left = [file for file in by_folder if file.split or file.client not in clients]
+    others = [file for file in files if not file.in_folder and (file.split or file.among not in trains)]
+    return [*others, *left]
 
 
 def _mixed(where: str, one: str, other: str) -> UserError:

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.rows import BadRow, Row, Source, declared
+from llm_fed.rows import Rows, Source, declared
 
 FORMS = "a data frame, a data set of the library datasets, or a list of rows (dicts, pairs, texts)"
 
 
-class ObjectRows(Source):
+def object_rows(where: str, table: Any) -> Source:
     """The rows of one object, numbered from 0 as Python does."""
+    source = Source(where, partial(_read, table))
+    if hasattr(table, "to_dict") and hasattr(table, "columns"):  # of pandas, whose dicts keep the last of two
+        source.note_names([str(name) for name in table.columns])
+    if _is_data_set(table):
+        source.features = table.features.to_dict() if table.features else {}
+    elif hasattr(table, "to_pylist") and hasattr(table, "schema"):
+        source.features = declared.of_schema(source, table.schema)
+    elif names := classes_of(table):
+        source.features = dict.fromkeys(("label", "answer"), {"_type": "ClassLabel", "names": names})
+    return source
 
-    def __init__(self, where: str, table: Any):
-        super().__init__(where)
-        self._table = table
-        if hasattr(table, "to_dict") and hasattr(table, "columns"):  # of pandas, whose dicts keep the last of two
-            self.note_names([str(name) for name in table.columns])
-        self._transformed = False
-        if _is_data_set(table):
-            self._transformed = _format_of(table).get("type") == "custom"
-            self.features = table.features.to_dict() if table.features else {}
-        elif hasattr(table, "to_pylist") and hasattr(table, "schema"):
-            self.features = declared.of_schema(self, table.schema)
-        elif names := classes_of(table):
-            self.features = dict.fromkeys(("label", "answer"), {"_type": "ClassLabel", "names": names})
 
-    def __iter__(self) -> Iterator[Row | BadRow]:
-        features = self.features
-        for number, row in enumerate(rows_of(self._table, self.where)):
-            values = _as_mapping(row, f"{self.where}[{number}]")
-            if self._transformed:  # it may give texts instead of numbers
-                self.features = {name: each for name, each in features.items() if not isinstance(values.get(name), str)}
-            yield self.row(f"[{number}]", values)
+def _read(table: Any, source: Source) -> Rows:
+    features, where = source.features, source.where
+    transformed = _is_data_set(table) and _format_of(table).get("type") == "custom"
+    for number, row in enumerate(rows_of(table, where)):
+        values = _as_mapping(row, f"{where}[{number}]")
+        if transformed:  # it may give texts instead of numbers
+            source.features = {name: each for name, each in features.items() if not isinstance(values.get(name), str)}
+        yield source.row(f"[{number}]", values)
 
 
 def classes_of(table: Any) -> list[str]:

@@ -7,9 +7,8 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any
 
-from llm_fed.rows import Row, Source, columns
+from llm_fed.rows import Cell, Row, Source, columns
 
 # Words for who holds data, the most telling ones first, and words for what may just as well be a property of a row.
 HOLDERS = (
@@ -66,7 +65,7 @@ def _fits(counts: Counter[str], rows: int) -> bool:
     return 2 <= len(counts) <= rows / ROWS_EACH and counts.total() >= _GOOD * rows and not spoken
 
 
-def _cells(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _cells(values: Mapping[str, Cell]) -> Iterator[tuple[str, Cell]]:
     """The columns of a row, and the fields within them (`ticket.desk`)."""
     for name, cell in values.items():
         if isinstance(cell, dict):
@@ -75,7 +74,7 @@ def _cells(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, cell
 
 
-def _client(cell: Any) -> str:
+def _client(cell: Cell) -> str:
     """What a cell says if it may be a client's name or number; else empty."""
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)

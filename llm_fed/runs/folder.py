@@ -33,7 +33,7 @@ from llm_fed.settings.configfile import as_dict, flat, from_dict
 _FREE_KEYS = ("checkpoint.", "engine.", "export.", "report.", "track.", "network.", "eval.base", "eval.cross")
 
 SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
-BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `llm_fed/rows/reading.py`
+BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `tasks/collected.py`
 CROSS = "cross.json"  # every personal model on every client's examples, see `experiment/cross.py`
 EXAMPLES = "test_scores.jsonl"  # the score of each test example, see `experiment/watching.py`
 WARNINGS = "warnings.json"  # what is wrong, as in summary.json, see `eval/warning.py`

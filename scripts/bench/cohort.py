@@ -35,7 +35,7 @@ from llm_fed.method.requests import Fit, Work
 from llm_fed.models.lora import Lora, draw
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded, Example
-from llm_fed.tasks.conversations import encoded
+from llm_fed.tasks.templates import encoded
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-3b": {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from llm_fed import tasks
-from llm_fed.rows import FileRows, owners
+from llm_fed.rows import file_rows, owners
 from llm_fed.settings import configfile
 
 DESKS = ("bank", "hotel", "clinic", "library", "phone shop")
@@ -26,7 +26,7 @@ def write(path: Path, count: int, **columns: Any) -> Path:
 
 
 def found(path: Path) -> str | None:
-    clients = owners.find([FileRows(path)], ("question", "answer"))
+    clients = owners.find([file_rows(path)], ("question", "answer"))
     return clients and clients[0]
 
 

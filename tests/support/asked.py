@@ -15,8 +15,7 @@ from llm_fed.scoring.metrics.exact_match import normalise
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import Encoded, Example, Template
 from llm_fed.tasks.control import answer_of, reasoning, without_surrogates
-from llm_fed.tasks.conversations import encoded
-from llm_fed.tasks.templates import around, encode_continuation, filled
+from llm_fed.tasks.templates import around, encode_continuation, encoded, filled
 
 TOOLS = ("bytes, with tools", "bytes with BOS, with tools")  # whose templates write calls
 

@@ -10,6 +10,7 @@ from llm_fed.engine import gradients, inference
 from llm_fed.engine.adapted import AdaptedModel
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.preferences import examples_of
+from llm_fed.kinds.encoding import beside
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Gradient, LogLikelihoods
 from llm_fed.method.site import Data
@@ -19,8 +20,7 @@ from llm_fed.settings.config import LocalConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.state import State
 from llm_fed.tasks.common import AnswerPair, Example, Judged, Turn
-from llm_fed.tasks.conversations import encoded
-from llm_fed.tasks.preferences import beside_others
+from llm_fed.tasks.templates import encoded
 from llm_fed.testing.tiny import language_base
 
 LORA = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj"))
@@ -45,9 +45,8 @@ def encoded_pairs(tokenizer: Any) -> list[AnswerPair]:
 
 def judged(pairs: Sequence[AnswerPair]) -> list[Judged]:
     """The chosen answer of every other pair, and the rejected ones of those between."""
-    return beside_others(
-        [Judged((pair.rejected, pair.chosen)[n % 2], bool(n % 2), pair.chosen) for n, pair in enumerate(pairs)], 10**6
-    )
+    items = [Judged((pair.rejected, pair.chosen)[n % 2], bool(n % 2), pair.chosen) for n, pair in enumerate(pairs)]
+    return [beside(item, items[n - 1].text, 10**6) for n, item in enumerate(items)]
 
 
 def moved(model: Any) -> State:

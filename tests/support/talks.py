@@ -21,8 +21,8 @@ from transformers import PreTrainedTokenizerFast
 
 from llm_fed.tasks.common import Encoded, Example, Template, Turn
 from llm_fed.tasks.control import reasoning
-from llm_fed.tasks.conversations import encoded, turns_of
-from llm_fed.tasks.templates import encode_prompt, filled, template_of
+from llm_fed.tasks.conversations import turns_of
+from llm_fed.tasks.templates import encode_prompt, encoded, filled, template_of
 
 SPELLED = (
     "<s>", "</s>", "<|im_end|>", "<|im_start|>", "<|im_start|>system\n", "<end_of_turn>", "<|eot_id|>", "<bos>",

@@ -15,11 +15,17 @@ from llm_fed.tasks.common import TaskData
 GOOD = {"instruction": "q", "output": "a"}
 U, A = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 TALK = {"messages": [U, A]}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": float("nan")}}}]}
 BAD = {  # a bad row among good ones, and what is said of it
     "an empty answer": (GOOD, GOOD | {"output": " "}, "column 'output' is empty"),
     "an answer that is missing": (GOOD, {"instruction": "q"}, "the column 'output' is missing"),
     "null": (GOOD, GOOD | {"output": None}, "column 'output' holds nothing"),
     "NaN": (GOOD, GOOD | {"output": float("nan")}, "column 'output' holds nothing"),
+    "infinity": (GOOD, GOOD | {"instruction": float("inf")}, "column 'instruction' holds infinity"),
+    "infinity in a list": (GOOD, GOOD | {"output": ["a", float("-inf")]}, "column 'output' holds infinity"),
+    "a call with a number that is none": (
+        TALK, {"messages": [U, CALL, {"role": "tool", "content": "r"}, A]}, "holds a number that JSON has not",
+    ),
     "an object": (GOOD, GOOD | {"instruction": {"x": 1}}, "column 'instruction' holds dict, not text"),
     "an empty list": (GOOD, GOOD | {"output": []}, "the list in column 'output' is empty"),
     "an answer that is no option": (

@@ -130,15 +130,6 @@ def test_a_system_text_stands_before_the_first_question_where_the_template_takes
     )
 
 
-def test_turns_that_are_not_trained():
-    turns = [ASKED, SAID._replace(trained=False), *TALK[2:]]
-    for name in ("chatml", "with marks"):
-        tokenizer = with_form(name)
-        found = encode_conversation(turns, tokenizer, template="chat")
-        assert [text for text, target in parts(found, tokenizer) if target] == ["Shelf 2.<|im_end|>"]
-        assert found.input_ids == encode_conversation(TALK, tokenizer, template="chat").input_ids
-
-
 def test_marks_that_leave_out_the_end_or_a_turn():
     """A model must learn to end its turn; a turn without marks is none of the assistant's."""
     tokenizer, style = tokenizers()["bytes"]
@@ -229,20 +220,6 @@ def test_tools_that_a_template_does_not_take_are_refused_in_words():
 
 
 # Templates of text
-
-
-def test_conversations_in_a_template_of_text():
-    """The text for each question, and EOS behind each answer; one BOS in all."""
-    turns = [Turn("system", "Be short."), ASKED, SAID._replace(trained=False), *TALK[2:]]
-    tokenizer = byte_tokenizer("<s> $A")
-    for template in ("Q: {prompt}\nA: ", "<s>Q: {prompt}\nA: "):
-        found = encode_conversation(turns, tokenizer, template=template)
-        assert parts(found, tokenizer) == [
-            ("<s>Q: Be short.\n\nWhich bay?\nA: Bay 4.</s>Q: And its lid?\nA: ", False), ("Shelf 2.</s>", True),
-        ]  # fmt: skip
-        assert found.requested == encode_prompt(turns[:-1], tokenizer, template=template)
-    one = encode_conversation([ASKED, SAID], tokenizer, template="alpaca")
-    assert one == encode_continuation(ASKED.content, SAID.content, tokenizer, template="alpaca")
 
 
 # The generator

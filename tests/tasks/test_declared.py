@@ -16,11 +16,11 @@ import torch
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.rows import BadRow, FileRows, HubRows
+from llm_fed.rows import BadRow, Source, file_rows, part_rows
 from llm_fed.rows.declared import shown
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks import given, labelled
-from llm_fed.tasks.collected import Collected
+from llm_fed.tasks.examples import Scheme
 
 NAMES = ["positive", "negative"]  # not in natural order
 TEXTS = [f"crate {n}" for n in range(12)]
@@ -55,11 +55,11 @@ def of_readme(rows: datasets.Dataset, path: Path) -> Any:
     return of_folder(rows, path)
 
 
-def of_folder(rows: datasets.Dataset, path: Path) -> FileRows:
+def of_folder(rows: datasets.Dataset, path: Path) -> Source:
     """The source that a run reads from a folder laid out as on the Hub."""
     written(rows, path)
     root, layout = tasks.files.plan_of(path.parent, ColumnsConfig())
-    return FileRows(root / path.name, features=layout.features)
+    return file_rows(root / path.name, features=layout.features)
 
 
 FORMS = {
@@ -67,7 +67,7 @@ FORMS = {
     "streamed": lambda rows, folder: rows.to_iterable_dataset(),
     "tensors": lambda rows, folder: rows.with_format("numpy"),
     "Arrow table": lambda rows, folder: rows.data.table,
-    "Hub": lambda rows, folder: HubRows("a/b (train)", rows),
+    "Hub": lambda rows, folder: part_rows("a/b (train)", rows),
     "Parquet": lambda rows, folder: written(rows, folder / "a.parquet"),
     "Arrow": lambda rows, folder: saved(rows, folder),
     "README, JSON": lambda rows, folder: of_readme(rows, folder / "train.jsonl"),
@@ -77,8 +77,8 @@ FORMS = {
 
 def rows_of(source: Any) -> list[Any]:
     if isinstance(source, Path):
-        return list(FileRows(source))
-    return list(source if isinstance(source, FileRows | HubRows) else given.ObjectRows("data['a']", source))
+        return list(file_rows(source))
+    return list(source if isinstance(source, Source) else given.object_rows("data['a']", source))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -199,7 +199,7 @@ def test_classes_beside_the_rows(whole):
 
 def test_in_python_a_setting_is_a_text():
     with pytest.raises(UserError, match='give the setting "task.columns.answer=COLUMN"'):
-        given.collect({"a": [{"question": "Where?", "note": "x"}]}, TaskConfig(), Collected)
+        given.collect({"a": [{"question": "Where?", "note": "x"}]}, TaskConfig(), Scheme)
 
 
 ROWS = [{"question": f"Where is {n}?", "answer": "here"} for n in range(4)]

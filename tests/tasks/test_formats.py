@@ -16,8 +16,8 @@ import pyarrow.ipc
 import pytest
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows import BadRow, FileRows, read_rows
-from llm_fed.rows.dialects import NAMES
+from llm_fed.rows import BadRow, file_rows, read_rows
+from llm_fed.rows.encodings import NAMES
 
 CSV = "question,answer\nWhere to?,Zürich\n"
 ROW = {"question": "Where to?", "answer": "Zürich"}
@@ -47,7 +47,7 @@ def arrow(stream: bool) -> bytes:
 def read(path: Path, content: str | bytes) -> tuple[list[dict], list[str]]:
     """The rows of a file with this content, and how it was read."""
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    rows = FileRows(path)
+    rows = file_rows(path)
     found = [row.values for row in rows.good()]
     assert [row.values for row in rows.good()] == found  # it can be read again
     return found, rows.remarks
@@ -183,19 +183,19 @@ def test_a_damaged_byte_in_utf_8_is_one_bad_row(tmp_path):
     """The file is UTF-8 elsewhere, so it is not read as another encoding."""
     lines = [JSONL.encode(), JSONL.encode().replace(b"\xc3\xbc", b"\xc3"), JSONL.encode()]
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
-    rows = list(FileRows(tmp_path / "a.jsonl"))
+    rows = list(file_rows(tmp_path / "a.jsonl"))
     assert [getattr(row, "values", None) for row in rows] == [ROW, None, ROW]
     assert isinstance(rows[1], BadRow) and "line 2: bytes that are not UTF-8" in str(rows[1])
 
 
 def test_bad_lines_are_single_rows(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"x": \n{"x": 1}\n[2]\n{"x": 3}\n')
-    found = list(FileRows(tmp_path / "a.jsonl"))
+    found = list(file_rows(tmp_path / "a.jsonl"))
     assert [getattr(row, "values", str(row).partition(": ")[2][:26]) for row in found] == [
         "malformed JSON (column 1: ", {"x": 1}, "an object with named colum", {"x": 3},
     ]  # fmt: skip
     (tmp_path / "a.csv").write_text('a,b\n1,2\n3\n4,5,6\n"7"x,8\n"9\n9",0,1\n1,2,,\n')
-    found = list(FileRows(tmp_path / "a.csv"))
+    found = list(file_rows(tmp_path / "a.csv"))
     assert [(row.where[-6:], row.lines) for row in found if isinstance(row, BadRow)] == [
         ("line 3", 1), ("line 4", 1), ("line 5", 1), ("line 6", 2),
     ]  # fmt: skip
@@ -204,7 +204,7 @@ def test_bad_lines_are_single_rows(tmp_path):
 
 def test_one_bad_record_does_not_make_quotation_marks_text(tmp_path):
     (tmp_path / "a.csv").write_text('"q","a"\n"1","2"\n"3"x,"4"\n"5","6"\n')
-    found = list(FileRows(tmp_path / "a.csv"))
+    found = list(file_rows(tmp_path / "a.csv"))
     assert [getattr(row, "values", None) for row in found] == [{"q": "1", "a": "2"}, None, {"q": "5", "a": "6"}]
 
 
@@ -215,12 +215,9 @@ def test_a_long_cell_is_no_mistake(tmp_path):
 
 def test_a_name_that_is_there_twice_is_noted_with_its_places(tmp_path):
     (tmp_path / "a.csv").write_text("q,a,,a,\n1,2,,3,x\n")
-    rows = FileRows(tmp_path / "a.csv")
+    rows = file_rows(tmp_path / "a.csv")
     assert [row.values for row in rows.good()] == [{"q": "1", "a": "2"}]
     assert rows.twice == {"a": [2, 4]}
-    (tmp_path / "a.jsonl").write_text('{"q": 1, "a": 2, "a": 3}\n')
-    rows = FileRows(tmp_path / "a.jsonl")
-    assert list(rows) and rows.twice == {"a": [2, 3]}
 
 
 def test_an_object_of_splits_and_a_conversation_over_several_lines(tmp_path):
@@ -247,13 +244,13 @@ def test_workbooks(tmp_path):
         book.active.append(row)
     book.create_sheet("notes").append(["more"])
     book.save(tmp_path / "a.xlsx")
-    rows = FileRows(tmp_path / "a.xlsx")
+    rows = file_rows(tmp_path / "a.xlsx")
     assert [row.values["answer"] for row in rows.good()] == [3, 2]
     assert [row.where[-5:] for row in rows.good()] == ["row 3", "row 5"] and rows.remarks == [
         "without its sheet 'notes'"
     ]
     (tmp_path / "a.csv").write_bytes((tmp_path / "a.xlsx").read_bytes())
-    assert len(list(FileRows(tmp_path / "a.csv").good())) == 2
+    assert len(list(file_rows(tmp_path / "a.csv").good())) == 2
     (tmp_path / "b.xlsx").write_bytes((tmp_path / "a.xlsx").read_bytes()[:900])
     with pytest.raises(UserError, match="b.xlsx cannot be read"):
         read_rows(tmp_path / "b.xlsx")

@@ -42,6 +42,8 @@ def test_flan_in_two_sizes(hub, caplog):
     small = tasks.load(TaskConfig(name="flan", groups=("rte", "wic"), validation=0.0), 0)
     assert {n: (len(c.train), len(c.test)) for n, c in small.clients.items()} == {"rte": (300, 200), "wic": (300, 200)}
     assert not caplog.text
+    other = tasks.load(TaskConfig(name="flan", groups=("rte", "wic"), validation=0.0), 1)
+    assert other.clients["wic"].test != small.clients["wic"].test
     large = tasks.load(TaskConfig(name="flan-2000", validation=0.0), 0)
     assert (large.name, tuple(large.clients)) == ("flan-2000", flan.TASKS_2000)
     assert {(len(c.train), len(c.test)) for c in large.clients.values()} == {(2000, 250)}

@@ -1,10 +1,5 @@
 """Tasks from files: a user's own data in every layout and format, Flan, and what is refused."""
 
-import csv
-import gzip
-import json
-import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +9,7 @@ from jsonl import records, write
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.settings.config import ColumnsConfig, PartitionConfig, TaskConfig
-from llm_fed.tasks import flan
+from llm_fed.settings.config import PartitionConfig, TaskConfig
 from llm_fed.tasks.common import Example
 
 
@@ -46,40 +40,13 @@ def test_folder_per_client_in_natural_order_with_gzip_and_validation(tmp_path):
     assert load(tmp_path, seed=1) != data
 
 
-@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".csv", ".csv.gz", ".parquet"])
-def test_one_file_with_a_client_column(tmp_path, suffix, caplog):
-    table = [
-        {"question": f"é, {i}", "context": "two\nlines", "answer": "yes", "person": f"p{i % 3}"} for i in range(30)
-    ]
-    path = tmp_path / f"all{suffix}"
-    if suffix == ".parquet":
-        Dataset.from_list(table).to_parquet(path)
-    elif suffix == ".json":
-        path.write_text(json.dumps(table, indent=1))
-    elif suffix == ".jsonl":
-        write(path, table)
-    else:
-        with (gzip.open if suffix.endswith(".gz") else open)(path, "wt", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, table[0])
-            writer.writeheader()
-            writer.writerows(table)
-    with caplog.at_level(logging.WARNING):
-        data = load(path, columns=ColumnsConfig(client="person"), validation=0.0)
-    assert list(data.clients) == ["p0", "p1", "p2"]
-    assert {len(c.train) + len(c.test) for c in data.clients.values()} == {10}
-    assert all(1 <= len(client.test) <= 5 and not client.validation for client in data.clients.values())
-    assert {e.group for e in data.clients["p1"].train} == {"p1"}
-    everything = data.clients["p1"].train + data.clients["p1"].test
-    assert sorted(e.prompt for e in everything) == sorted(f"é, {i}\n\ntwo\nlines" for i in range(1, 30, 3))
-    assert "no test split: about 20 % of each client's training examples" in caplog.text
-
-
-def test_one_file_without_client_column_needs_a_partition(tmp_path):
+def test_one_file_without_client_column_needs_a_partition(tmp_path, caplog):
     path = write(tmp_path / "all.jsonl", records(20, kind="x") + records(20, kind="y"))
     with pytest.raises(UserError, match="no column names the client of a row; set task.columns.client=COLUMN"):
         load(path)
     parts = load(path, partition=PartitionConfig(kind="iid", clients=4)).clients
     assert {len(c.train) + len(c.validation) + len(c.test) for c in parts.values()} == {10}
+    assert "no test split: about 20 % of each client's training examples" in caplog.text
     parts = load(path, partition=PartitionConfig(kind="dirichlet", clients=2, label="kind", alpha=1.0)).clients
     assert {e.group for c in parts.values() for e in c.train} == {"x", "y"}
     with pytest.raises(UserError, match="line 1: task.partition.label='kin' is not a column .the closest is 'kind'"):
@@ -196,35 +163,3 @@ def test_flan_folder_strips_the_prefix_and_keeps_the_order(tmp_path):
         load(tmp_path, name="flan")
     with pytest.raises(UserError, match="is not a folder; without task.path, flan comes from the Hub"):
         load(tmp_path / "client9_snli/train.jsonl", name="flan")
-
-
-def test_flan_from_the_hub_draws_by_seed(monkeypatch):
-    def load_dataset(name, data_files):
-        assert name == "Muennighoff/flan"
-        task = data_files["train"].removeprefix("train/").removesuffix("_10templates_train.jsonl")
-        assert data_files["test"] == f"test/{task}_10templates_test.jsonl"
-        made = {
-            split: [{"inputs": f"{split} {i}", "targets": "no", "task": task} for i in range(400)]
-            for split in data_files
-        }
-        return DatasetDict({split: Dataset.from_list(part) for split, part in made.items()})
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    data = tasks.load(TaskConfig(name="flan"), 0)
-    assert tuple(data.clients) == flan.TASKS
-    assert {(len(c.train) + len(c.validation), len(c.test)) for c in data.clients.values()} == {(300, 200)}
-    assert len({example.prompt for example in data.clients["wic"].test}) == 200
-    assert tasks.load(TaskConfig(name="flan"), 0) == data
-    assert tasks.load(TaskConfig(name="flan"), 1).clients["wic"].test != data.clients["wic"].test
-
-
-@pytest.mark.skipif("LLM_FED_DATA" not in os.environ, reason="LLM_FED_DATA names no folder with flan/dataset1")
-def test_flan_real_data():
-    data = load(Path(os.environ["LLM_FED_DATA"]) / "flan" / "dataset1", name="flan")
-    assert tuple(data.clients) == flan.TASKS
-    for client in data.clients.values():
-        assert (len(client.train) + len(client.validation), len(client.test)) == (300, 200)
-        assert 12 < len(client.validation) < 50
-        listed = client.client not in ("web_nlg_en", "fix_punct")
-        for example in client.train + client.validation + client.test:
-            assert (example.answers[0] in example.options) == listed

@@ -8,8 +8,7 @@ from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import TEMPLATES, Encoded, Example, fitting
-from llm_fed.tasks.conversations import encoded
-from llm_fed.tasks.templates import encode_continuation, encode_prompt
+from llm_fed.tasks.templates import encode_continuation, encode_prompt, encoded
 
 CHAT = "{% for m in messages %}<s>{{ m.content }}|{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 
