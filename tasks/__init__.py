@@ -52,6 +52,7 @@ class Task:
     clients: str
     source: str
     images: bool = False  # its examples are pictures, not text
+    selects: bool = False  # whether `load` leaves out the clients that are not requested, before it decodes pictures
     kind: str = ""  # of base that it is for, where that is neither images nor language
     draws_clients: bool = False  # whether `load` makes other clients with each seed, under the same names
     # of one that is an object: by whose rows they are, a SHA-256
@@ -61,11 +62,6 @@ class Task:
     def base_kind(self) -> str:
         """The kind of base that it is for, where `base.kind` names none."""
         return self.kind or ("images" if self.images else "language")
-
-    @property
-    def selects(self) -> bool:
-        """Whether `load` itself leaves out the clients that are not requested, before it decodes any picture."""
-        return self.load is images.load
 
 
 _LABELLED = {
@@ -102,6 +98,7 @@ TASKS = (
             source.clients,
             source.hub or "your own npz file or folder of images",
             images=True,
+            selects=True,
         )
         for name, source in images.SOURCES.items()
     }
@@ -127,7 +124,9 @@ def of_object(data: Any) -> dict[str, Task]:
     found = {}
     for name, task in own.items():
         load = partial(given.pictures, data) if task.images else partial(task.load, collect=collect)
-        found[name] = dataclasses.replace(task, load=load, source="an object", checksums=partial(given.checksums, data))
+        found[name] = dataclasses.replace(
+            task, load=load, selects=False, source="an object", checksums=partial(given.checksums, data)
+        )
     return found
 
 
@@ -168,7 +167,8 @@ def load(
             natural = {name: natural[name] for name in kept(list(natural), config, seed)}
     whole = dataclasses.replace(data, clients=natural)
     rows = Record.of(list(natural.values()))
-    divided = _divided(whole, config, seed, ByContent(held_out, known, _from_test(config)), absent)
+    from_test = config.server.test or (config.server.name is None and config.server.examples != 0)
+    divided = _divided(whole, config, seed, ByContent(held_out, known, from_test), absent)
     divided = dataclasses.replace(divided, record=rows.divided(divided.clients.values(), divided.server))
     if config.noise:
         own = divided.clients.items()
@@ -177,26 +177,21 @@ def load(
     return divided
 
 
-def _from_test(config: TaskConfig) -> bool:
-    """Whether the server's examples are taken out of the test split."""
-    return config.server.test or (config.server.name is None and config.server.examples != 0)
-
-
 def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, absent: bool) -> TaskData:
     """The clients and the server of natural clients whose rows a rule divides; the other arguments are those of
     `load`."""
-    requested, from_test = config.server, _from_test(config)
+    requested = config.server
     _check_names([*data.clients.values()])
     natural = rule.given(data.clients, config.partition.test is not None)
-    if from_test:
+    if rule.server:
         natural = {client.client: client for client in _with_test(list(natural.values()), rule)}
-    if from_test or requested.name is not None:
+    if rule.server or requested.name is not None:
         natural, data = _with_server(natural, data, config, seed, rule)
     others = [data.server] if data.server else []
     clients = list(partition(natural, config.partition, seed, not requested.test, rule, others).values())
     if config.partition.kind != "natural":
         clients = kept(clients, config, seed)
-    if not from_test:
+    if not rule.server:
         clients = _with_test(clients, rule)
     everybody = tuple(client.client for client in clients)
     if absent and config.partition.kind == "natural":

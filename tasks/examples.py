@@ -326,10 +326,9 @@ class Choices:
 def options_of(row: Row, column: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(options, their labels if they have any) in one column; none where the cell is empty or there is no such column.
     UserError where it is no list of texts."""
-    value = cells.value_of(row, column)
+    value = None if column is None else cells.parsed(cells.value_of(row, column))
     if column is None or value is None or value == "":
         return (), ()
-    value = cells.parsed(value)
     labels: list[Cell] = []
     if isinstance(value, dict):
         texts, named = value.get("text"), value.get("label")

@@ -72,7 +72,7 @@ def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, FolderLayout]:
         return path.parent, FolderLayout((Part(None, "train", (path.name,), named=False),))
     if not path.is_dir():
         raise UserError(f"task.path={str(path)!r} is neither a file nor a folder; give one of these")
-    features, said = declared.of_readme(path)
+    features, said = declared.of_readme(path) if (path / declared.README).is_file() else ({}, [])
     plan = layout.plan(listing(path), str(path), joined=wanted.client is not None, said=said)
     plan = replace(plan, features=features)
     if not plan.parts:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,7 +19,6 @@ from PIL import Image
 from torch import Tensor
 
 from llm_fed.basics.errors import UserError, listed
-from llm_fed.rows import objects
 from llm_fed.rows.columns import USUAL_NAMES
 from llm_fed.rows.layout import split_of
 from llm_fed.rows.objects import FORMS, object_rows, plain, rows_of
@@ -132,7 +131,9 @@ def gallery_of(tables: Sequence[GivenTable], column: str | None) -> Gallery:
     ]
     images, labels = zip(*(_image_and_label(row, at) for _, _, at, row in rows), strict=True)
     texts = tuple(sorted({label for label in labels if isinstance(label, str)}))
-    names = next(_declared(table.rows for table in tables), texts) or None
+    declared = (object_rows(table.where, table.rows).features.get(name) for table in tables for name in _LABELS)
+    named = (each["names"] for each in declared if isinstance(each, dict) and each.get("names"))
+    names = tuple(map(str, next(named, texts))) or None
     positions = [_place(label, names, at) for label, (_, _, at, _) in zip(labels, rows, strict=True)]
 
     def decode(indices: np.ndarray, size: int | None) -> Tensor:
@@ -148,15 +149,6 @@ def gallery_of(tables: Sequence[GivenTable], column: str | None) -> Gallery:
 
 def _owner(row: Any, column: str | None) -> str:
     return str(row.get(column)) if column is not None and isinstance(row, Mapping) else "all"
-
-
-def _declared(tables: Iterator[Any]) -> Iterator[tuple[str, ...]]:
-    """The names that the features of a `datasets` data set give its labels, or a torchvision data set its classes."""
-    for table in tables:
-        features = getattr(table, "features", None) or {}
-        named = next((getattr(features[each], "names", None) for each in _LABELS if each in features), None)
-        if names := named or objects.classes_of(table):
-            yield tuple(map(str, names))
 
 
 def _place(label: Any, names: tuple[str, ...] | None, where: str) -> int:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -23,14 +23,12 @@ from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record
 log = logging.getLogger(__name__)
 
 BITS = {"train": TRAINING, "validation": VALIDATION, "test": TEST}
-# Of different contents, which a run knows as held out, and which as anything else: two arrays of bool.
-Fixed = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 NAME = "server"
 
 
 @dataclass(frozen=True)
 class ByContent:
-    """By a hash of each row and the seed, so that equal rows are on one side, whosever they are; see `held`."""
+    """By a hash of each row and the seed, so that equal rows are on one side, whosever they are."""
 
     seed: int  # of the draw
     known: Record | None = None  # rows that keep the split which they had in a run
@@ -39,13 +37,31 @@ class ByContent:
     def hold_out(
         self, clients: Sequence[ClientData], split: str, share: float, beside: Sequence[ClientData] = ()
     ) -> list[ClientData]:
-        """On average that share of all rows; of each client with two different rows at least one on each side."""
+        """On average that share of all rows; of each client with two different rows at least one on each side.
+
+        A row is held out where its draw lies within the share. So equal rows are on one side everywhere, and other rows
+        do not matter, except where a client with two different rows or more would lack one of the sides. Then the one
+        of its rows that is nearest to the border changes its side, with all that are equal to it. It must not be the
+        last training row of another client, so a client may stay without held-out rows, where others hold all of its
+        rows. Nobody is left without a training row but clients whose rows are all known from elsewhere, or trained on
+        by the clients `beside`."""
         if not 0 <= share < 1:
             raise UserError(f"the {split} share is {share}; it must be at least 0 and below 1")
         rows = [common.digests(client.train) for client in clients]
-        trained = [common.digests(client.train) for client in beside]
-        chosen = held(rows, share, derive(self.seed, split), self._fixed(split, trained))
-        return [_divided(client, split, own) for client, own in zip(clients, chosen, strict=True)]
+        sizes = [len(own) for own in rows]
+        if not any(sizes):
+            return list(clients)
+        contents, numbers = np.unique(np.concatenate(rows), return_inverse=True)
+        draws = common.drawn(contents, derive(self.seed, split))
+        out, kept = self._fixed(contents, split, beside)
+        chosen = out | (common.below(draws, share) & ~kept)
+        if share:
+            _both_sides(chosen, draws, ~(out | kept), np.repeat(np.arange(len(rows)), sizes), numbers)
+        masks = np.split(chosen[numbers], np.cumsum(sizes)[:-1])
+        return [
+            dataclasses.replace(client, train=where(client.train, ~own), **{split: where(client.train, own)})
+            for client, own in zip(clients, masks, strict=True)
+        ]
 
     def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
         """All that the server had in a run that knows them, and then those whose hash comes first; an example takes all
@@ -70,20 +86,16 @@ class ByContent:
         """(N,) uint8: the splits in which a run knows these contents; 0: in none."""
         return np.zeros(len(contents), np.uint8) if self.known is None else self.known.splits_of(contents)
 
-    def _fixed(self, split: str, trained: Sequence[np.ndarray]) -> Fixed:
-        """Which contents a run knows as held out for this split, and which as anything else or as `trained` anyway."""
+    def _fixed(self, contents: np.ndarray, split: str, beside: Sequence[ClientData]) -> tuple[np.ndarray, np.ndarray]:
+        """(N,) bool: which contents a run knows as held out for this split, and which as anything else or as trained on
+        anyway."""
         bits = BITS[split] | (SERVER if self.server and split == "test" else 0)
-        trains = TRAINING | (SERVER & ~bits)
-        elsewhere = np.concatenate(trained or [np.empty(0, np.uint64)])
-
-        def fixed(contents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            known = self._known(contents)
-            # What was trained on is not held out, though an equal row was.
-            kept = (known & trains > 0) | np.isin(contents, elsewhere)
-            out = (known & bits > 0) & ~kept
-            return out, kept | ((known > 0) & ~out)
-
-        return fixed
+        trains, known = TRAINING | (SERVER & ~bits), self._known(contents)
+        trained = [common.digests(client.train) for client in beside]
+        # What was trained on is not held out, though an equal row was.
+        kept = (known & trains > 0) | np.isin(contents, np.concatenate([np.empty(0, np.uint64), *trained]))
+        out = (known & bits > 0) & ~kept
+        return out, kept | ((known > 0) & ~out)
 
     def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
         """The clients with the splits that their data bring, where a row that a run knows from another split than that
@@ -127,27 +139,6 @@ class ByContent:
         })  # fmt: skip
 
 
-def held(rows: Sequence[np.ndarray], share: float, seed: int, fixed: Fixed) -> list[np.ndarray]:
-    """Which rows of each client are held out: bool (N,) for digests (N,).
-
-    A row is held out where its draw lies within the share. So equal rows are on one side everywhere, and other rows do
-    not matter, except where a client with two different rows or more would lack one of the sides. Then the one of its
-    rows that is nearest to the border changes its side, with all that are equal to it. It must not be the last training
-    row of another client, so a client may stay without held-out rows, where others hold all of its rows. Nobody is left
-    without a training row but clients whose rows are all `fixed`.
-    """
-    if not any(len(own) for own in rows):
-        return [np.empty(0, bool) for _ in rows]
-    sizes = [len(own) for own in rows]
-    contents, numbers = np.unique(np.concatenate(rows), return_inverse=True)
-    draws = common.drawn(contents, seed)
-    out, kept = fixed(contents)
-    chosen = out | (common.below(draws, share) & ~kept)
-    if share:
-        _both_sides(chosen, draws, ~(out | kept), np.repeat(np.arange(len(rows)), sizes), numbers)
-    return np.split(chosen[numbers], np.cumsum(sizes)[:-1])
-
-
 def _both_sides(
     chosen: np.ndarray, draws: np.ndarray, free: np.ndarray, owners: np.ndarray, numbers: np.ndarray
 ) -> None:
@@ -180,10 +171,6 @@ def _both_sides(
                 chosen[candidate] = True
                 counts[holders] += 1
                 break
-
-
-def _divided(client: ClientData, split: str, held: np.ndarray) -> ClientData:
-    return dataclasses.replace(client, train=where(client.train, ~held), **{split: where(client.train, held)})
 
 
 def in_domain(

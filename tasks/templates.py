@@ -85,14 +85,11 @@ class TextTemplate:
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
         """The tokens that the next answer follows; UserError where there are messages of tools."""
-        return self._encoded(turns).input_ids
+        return self.conversation(turns).input_ids
 
     def conversation(self, turns: Sequence[Turn]) -> Encoded:
         """A conversation that ends with an answer; the targets are the trained answers, each with EOS. UserError as in
         `prompt`, or where the tokenizer has no EOS."""
-        return self._encoded(turns)
-
-    def _encoded(self, turns: Sequence[Turn]) -> Encoded:
         ids: list[int] = []
         target: list[bool] = []
         before: str | None = ""  # what stands before the first message of the user; None behind it

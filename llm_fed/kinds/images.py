@@ -26,7 +26,7 @@ from llm_fed.models.joined import Answer, Joined, respond
 from llm_fed.models.loading import DTYPES, attention, check_name, explain, read_settings, settle_dtype
 from llm_fed.models.lora import Lora, targets
 from llm_fed.models.origin import Origin
-from llm_fed.models.structure import Structure
+from llm_fed.models.structure import Full, Structure
 from llm_fed.settings.config import BaseConfig, Config
 from llm_fed.settings.paths import public
 from llm_fed.tasks.common import Picture, TaskData, pixels_of
@@ -56,7 +56,7 @@ class Images(Kind):
     mean: tuple[float, ...] = HALF
     std: tuple[float, ...] = HALF
     pretrained: bool = False
-    _made: dict[Any, nn.Module] = field(default_factory=dict, init=False, repr=False)
+    _made: dict[str | Structure, nn.Module] = field(default_factory=dict, init=False, repr=False)
     _examples: dict[Structure, Pictures] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -109,11 +109,12 @@ class Images(Kind):
             return super().encoding(config, task, reads, note)
         return AsTheyAre(config, partial(placed, device=self.device))
 
-    def model_of(self, structure: Any) -> nn.Module:
+    def model_of(self, structure: Structure) -> nn.Module:
         """The model, or the models side by side, of `structure`; of adapters the base. It is shared: do not change it.
         UserError: an unknown architecture, or models that cannot answer together."""
         if structure.fused:
             return self.model
+        assert isinstance(structure, Full)
         if structure not in self._made:
             models = {name: self._architecture(architecture) for name, architecture in structure.parts}
             if structure.plain:
@@ -185,13 +186,14 @@ class Images(Kind):
             },
         }  # fmt: skip
 
-    def _config(self, structure: Any) -> dict[str, Any]:
+    def _config(self, structure: Structure) -> dict[str, Any]:
         """Transformers' words for a checkpoint's model, else [name, architecture] of each part."""
         labels = dict(enumerate(self.labels))
         # It names the folder that it was loaded from.
         checkpoint: dict[str, Any] = public(self.model.config.to_dict()) if self.pretrained else {}
         if self._is_checkpoint(structure):
             return {**checkpoint, "id2label": labels, "label2id": {name: index for index, name in labels.items()}}
+        assert isinstance(structure, Full)
         # A checkpoint is none of our architectures, and its name may be a path here: its configuration, then.
         unnamed = ("", self.name) if self.pretrained else ()
         parts = [[name, "" if own in unnamed else own or self.name] for name, own in structure.parts]
@@ -329,5 +331,5 @@ class Pictures(Labelled):
     def collate(self, pictures: Sequence[Picture]) -> PictureBatch:
         return PictureBatch(pixels_of(pictures), labels_of_pictures(pictures))
 
-    def answer(self, model: Any, batch: PictureBatch) -> Answer:
+    def answer(self, model: nn.Module, batch: PictureBatch) -> Answer:
         return respond(model, self.base.prepare(batch.pixels), self.last)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from llm_fed.basics import turns
@@ -48,6 +48,7 @@ from llm_fed.models.loading import (
     read_words,
     settle_dtype,
 )
+from llm_fed.models.lora import Lora
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt
 from llm_fed.models.structure import Structure
@@ -174,12 +175,12 @@ class Language(Kind):
     def shown(self, config: Config) -> Shown:
         return Shown(self)
 
-    def bank(self, structure: Any, state: State) -> AdapterBank:
+    def bank(self, structure: Structure, state: State) -> AdapterBank:
         """Around the model, with one adapter."""
         return self.engine().bank(structure, [state])
 
     def write(
-        self, structure: Any, state: State, prompts: Sequence[list[int]], max_new_tokens: int, batch_size: int
+        self, structure: Structure, state: State, prompts: Sequence[list[int]], max_new_tokens: int, batch_size: int
     ) -> list[str]:
         """Greedy answers to prompts under one adapter."""
         mix = self.mixing_weights(structure, [(state, prompt) for prompt in prompts])
@@ -189,7 +190,12 @@ class Language(Kind):
         )  # fmt: skip
 
     def stream(
-        self, structure: Any, state: State, prompt: list[int], max_new_tokens: int, sampling: Sampling | None = None
+        self,
+        structure: Structure,
+        state: State,
+        prompt: list[int],
+        max_new_tokens: int,
+        sampling: Sampling | None = None,
     ) -> Iterator[int]:
         """The tokens of an answer to a prompt under one adapter; without `sampling` the greedy one."""
         mix = self.mixing_weights(structure, [(state, prompt)])
@@ -200,9 +206,9 @@ class Language(Kind):
         """An answer's tokens as text, without reasoning."""
         return generation.answer_text(self, prompt, tokens)
 
-    def mixing_weights(self, structure: Any, requested: Sequence[tuple[State, Sequence[int]]]) -> Tensor | None:
+    def mixing_weights(self, structure: Structure, requested: Sequence[tuple[State, Sequence[int]]]) -> Tensor | None:
         """The weights of two experts for each prompt; None unless the prompt decides them."""
-        if structure.gate != "mix":
+        if not _mixes(structure):
             return None
         own = inference.features(self, [prompt for _, prompt in requested])
         return inference.similarity_weights(own, [state for state, _ in requested])
@@ -254,8 +260,8 @@ class Language(Kind):
 
     def _mix_of(self, requested: LogLikelihoods, examples: Sequence[Any]) -> Tensor | None:
         """(texts of all examples, E): the weights of two experts, where there are such."""
-        structure: Any = requested.structure
-        if requested.state is None or structure.gate != "mix":
+        structure = requested.structure
+        if requested.state is None or not _mixes(structure):
             return None
         count = [len(example.texts) for example in examples]
         if requested.mix is not None:
@@ -280,6 +286,11 @@ class Language(Kind):
             free=engine.free,
         )
         return list(_shared_out(scores, [len(request.queries) for request in requests]))
+
+
+def _mixes(structure: Structure) -> bool:
+    """Whether each prompt decides how much two experts count."""
+    return isinstance(structure, Lora) and structure.gate == "mix"
 
 
 def _shared_out(results: Iterable[Item], counts: Sequence[int]) -> Iterator[list[Item]]:
@@ -364,7 +375,13 @@ def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
     return _frozen(model, copy.deepcopy(tokenizer), config, dtype, None)
 
 
-def _frozen(model: Any, tokenizer: Any, config: BaseConfig, dtype: torch.dtype, origin: Origin | None) -> Language:
+def _frozen(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: BaseConfig,
+    dtype: torch.dtype,
+    origin: Origin | None,
+) -> Language:
     ensure_pad_token(tokenizer, config.name)
     freeze(model)
     if config.activation_checkpointing:

@@ -92,7 +92,7 @@ class Modules(Images):
         dtype = next(self.model.parameters()).dtype
         return values.to(dtype) / 255 if self.inputs == torch.uint8 else values.to(dtype)
 
-    def draw(self, structure: Any, generator: torch.Generator) -> State:
+    def draw(self, structure: Structure, generator: torch.Generator) -> State:
         state = super().draw(structure, generator)
         for name in structure.whole if structure.fused else ():
             for entry, parameter in self.model.get_submodule(name).named_parameters():

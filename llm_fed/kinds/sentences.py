@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.errors import UserError, listed
@@ -70,7 +70,7 @@ class Sentences(Labelled):
     def _labels(self, examples: Sequence[Sentence]) -> Tensor:
         return torch.tensor([example.label for example in examples])
 
-    def answer(self, model: Any, batch: Sheet) -> Answer:
+    def answer(self, model: nn.Module, batch: Sheet) -> Answer:
         inputs = {"input_ids": batch.input_ids}
         if not self.base.is_causal:  # else a window of attention that holds nothing but padding would give NaN
             inputs["attention_mask"] = batch.mask
@@ -92,13 +92,13 @@ class Numbers(Sentences):
     def _labels(self, examples: Sequence[Sentence]) -> Tensor:
         return torch.tensor([example.label for example in examples], dtype=torch.float64)
 
-    def losses_of(self, logits: Tensor, batch: Any) -> Tensor:
+    def losses_of(self, logits: Tensor, batch: Sheet) -> Tensor:
         return self.divergences(logits, batch, batch.labels[:, None])
 
-    def divergences(self, logits: Tensor, batch: Any, wanted: Tensor) -> Tensor:
+    def divergences(self, logits: Tensor, batch: Sheet, wanted: Tensor) -> Tensor:
         return (logits - wanted.to(logits)).square().sum(1)
 
-    def drawn(self, logits: Tensor, batch: Any, generators: Sequence[torch.Generator]) -> Any:
+    def drawn(self, logits: Tensor, batch: Sheet, generators: Sequence[torch.Generator]) -> Sheet:
         """The batch with numbers of which the squared error is the negative log-likelihood: Gaussian, with variance
         1/2."""
         noise = torch.cat([torch.randn(1, generator=each, dtype=torch.float64) for each in generators])

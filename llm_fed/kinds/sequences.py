@@ -19,6 +19,8 @@ from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoModelForSequenceClassification,
     PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 from transformers.utils import logging as transformers_logging
 
@@ -365,7 +367,7 @@ def load_sequences(config: Config, task: TaskData, device: str) -> Sequences:
     )  # fmt: skip
 
 
-def _with_padding(model: Any, tokenizer: Any, name: str) -> None:
+def _with_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> None:
     """Let tokenizer and model agree on the token of padding, by which the head of a decoder finds the end of a text."""
     ensure_pad_token(tokenizer, name)
     for config in (model.config, model.config.get_text_config()):

@@ -56,14 +56,16 @@ def number_of(row: Row, column: str) -> float:
 
 def optional(row: Row, column: str | None) -> str:
     """The text in a column that may be absent or empty; then ""."""
+    if column is None:
+        return ""
     value = value_of(row, column)
-    return "" if column is None or is_empty(value) else as_text(value, row.where, column)
+    return "" if is_empty(value) else as_text(value, row.where, column)
 
 
-def value_of(row: Row, column: str | None) -> Cell:
+def value_of(row: Row, column: str) -> Cell:
     """As `held`, but None where it has none."""
     try:
-        return None if column is None else held(row, column)
+        return held(row, column)
     except UserError:
         return None
 

@@ -80,7 +80,7 @@ def of_readme(folder: Path) -> tuple[dict[str, Any], list[Part]]:
     """By column the features that the README of a data set says, and which of its files are in which split; empty where
     it does not say that of one configuration. UserError: it says so in a form that cannot be read."""
     path = folder / README
-    head = read_file(path).decode(errors="ignore").partition("\n---")[0] if path.is_file() else ""
+    head = read_file(path).decode(errors="ignore").partition("\n---")[0]
     head = head if head.startswith("---") else ""
     if not ("dataset_info:" in head or "configs:" in head):
         return {}, []

@@ -15,15 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import jsonl
-import numpy as np
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.basics.rng import derive
 from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
-from llm_fed.tasks import splits
-from llm_fed.tasks.common import TaskData
+from llm_fed.tasks.common import ClientData, Example, TaskData
 from llm_fed.tasks.record import Record
+from llm_fed.tasks.splits import ByContent
 
 STAGES = 6
 WORDS = ["Fraktur", "wrist", "Zürich", "crate", "日本", "ward", "Surgery", "bay", "ÉTÉ", "7"]
@@ -180,10 +178,8 @@ def rows(data: TaskData, split: str) -> set[tuple[str, ...]]:
 def moved(size: int, seed: int, share: float = tasks.TEST_SHARE) -> tuple[int, int, int]:
     """A client of `size` rows that gets one more, divided anew: how many of its old rows go from training to test, and
     from test to training; and how many were tested before."""
-    rows = np.random.default_rng(derive(seed, "rows", size)).integers(0, 2**64, size + 1, np.uint64)
-
-    def nothing(contents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return np.zeros(len(contents), bool), np.zeros(len(contents), bool)
-
-    (before,), (after,) = (splits.held([own], share, seed, nothing) for own in (rows[:-1], rows))
-    return int((~before & after[:-1]).sum()), int((before & ~after[:-1]).sum()), int(before.sum())
+    rows = tuple(Example(f"question {seed} {number}", ("yes",)) for number in range(size + 1))
+    before, after = (
+        {*ByContent(seed).hold_out([ClientData("north", own)], "test", share)[0].test} for own in (rows[:-1], rows)
+    )
+    return len((after - before) - {rows[-1]}), len(before - after), len(before)
