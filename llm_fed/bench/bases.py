@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from llm_fed import kinds, tasks
+from llm_fed.engine.capture import Captures
 from llm_fed.kinds import Kind
-from llm_fed.kinds.kind import Reuse
 from llm_fed.runtime.launch import choose_device
 from llm_fed.runtime.portable import fingerprint
 from llm_fed.settings.config import BaseConfig, Config
@@ -25,7 +25,7 @@ class Bases:
     """Loads bases as they are requested, one in memory at a time; `loads` counts them.
 
     Args:
-        reuse: whether the runs on a base also share what they make of their data, which must not change meanwhile.
+        reuse: whether the runs on a base also share the graphs of their training passes.
     """
 
     def __init__(self, reuse: bool = False) -> None:
@@ -42,7 +42,7 @@ class Bases:
             self._base = kinds.load(config, data, choose_device(config.device))
             if self._reuse:
                 self._base = copy(self._base)  # which may be an object of a user's own
-                self._base.reuse = Reuse()
+                self._base.captures = Captures()
             self.loads += 1
             self._key = key
         return self._base

@@ -191,8 +191,7 @@ def prepare(
     given = task is not None
     with signs.part(f"reading the data of {config.task.name}"):
         seeds = config.federation_seed, config.evaluation_seed
-        load = base.reuse.task if base and base.reuse else tasks.load
-        task = task or load(config.task, *seeds, known, absent=not everybody)
+        task = task or tasks.load(config.task, *seeds, known, absent=not everybody)
     metric = config.eval.metric or (PREFERENCE if config.objective.preferences else task.metric)
     find_metric(metric)
     kind = kinds.of(config.base, task.base_kind)
@@ -227,7 +226,7 @@ def prepare(
     cohort = schedule.cohort_size if everybody else max(1, len(clients))  # of a machine's clients all may be asked
     per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
     engine = base.engine(config.eval)
-    engine.configure(config.engine, clients.values(), base.reuse.captures if base.reuse else None)
+    engine.configure(config.engine, clients.values(), base.captures)
     runtime = LocalRuntime(engine, per_pass)
     return Experiment(
         config, base, metric, method, clients, server, schedule, engine, runtime, left_out,

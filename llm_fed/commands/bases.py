@@ -18,7 +18,6 @@ from llm_fed.models.loading import attention, check_name, config_of, explain, re
 from llm_fed.models.lora import Lora, layout, targets
 from llm_fed.models.rotary import context
 from llm_fed.settings.config import AdapterConfig, BaseConfig
-from llm_fed.tasks.chat import GENERATION
 from llm_fed.tasks.templates import filled
 
 # `model_type` of the families of which a small model was compared with stock PEFT: training, answers and export
@@ -133,10 +132,7 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str:
     template = tokenizer.chat_template
     if not template:
         return "none, so task.template=chat is not possible; use alpaca, alpaca-short, plain or your own"
-    if isinstance(template, dict):
-        template = "".join(template.values())
-    marked = "with" if GENERATION.search(str(template)) else "without"
-    return f"yes, {marked} generation marks (task.template=chat)"
+    return "yes (task.template=chat)"
 
 
 def _end(ends: set[int], tokenizer: PreTrainedTokenizerBase) -> str:

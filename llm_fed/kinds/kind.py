@@ -4,14 +4,13 @@ instance of it."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 import numpy as np
 from torch import Tensor, nn
 
-from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.capture import Captures
@@ -25,36 +24,13 @@ from llm_fed.models.base import Base
 from llm_fed.models.joined import Answer, full
 from llm_fed.models.prompt import Prompt
 from llm_fed.models.structure import Structure
-from llm_fed.settings.config import BaseConfig, Config, EvalConfig, TaskConfig
+from llm_fed.settings.config import BaseConfig, Config, EvalConfig
 from llm_fed.state import State
 from llm_fed.tasks import common
 from llm_fed.tasks.common import ClientData, Example, TaskData, Template, select, text_of
-from llm_fed.tasks.record import Record
 from llm_fed.tasks.templates import as_turns
 
 Note = Callable[[str], None]
-
-
-class Reuse:
-    """What the runs of one command share, kept with their base: the rows of the last task, and graphs.
-
-    Attributes:
-        captures: of training passes, for the engines of all runs.
-    """
-
-    def __init__(self) -> None:
-        self._task: tuple[Hashable, TaskData] | None = None
-        self.captures = Captures()
-
-    def task(self, config: TaskConfig, seed: int, held_out: int, known: Record | None, *, absent: bool) -> TaskData:
-        """See `tasks.load`. Read again with other settings or seeds, and for a run that knows rows of its own."""
-        if known is not None:
-            return tasks.load(config, seed, held_out, known, absent=absent)
-        requested = config, seed, held_out, absent
-        if self._task is None or self._task[0] != requested:
-            self._task = None  # so that never two are in memory
-            self._task = requested, tasks.load(config, seed, held_out, absent=absent)
-        return self._task[1]
 
 
 class Encoding(Protocol):
@@ -81,7 +57,7 @@ class Kind(Trainable):
             head cannot.
         uses: settings of `task` that count beside those that all kinds read.
         before_data: whether it can be loaded before the task's data are read.
-        reuse: of a base that several runs share: what they make of the same data.
+        captures: of a base that several runs share: the graphs of their training passes.
     """
 
     reads: ClassVar[tuple[str, ...]] = ("labels",)
@@ -91,7 +67,7 @@ class Kind(Trainable):
     uses: ClassVar[tuple[str, ...]] = ("template", "loss_on", "max_length", "too_long", "bad_rows")
     before_data: ClassVar[bool] = False
 
-    reuse: Reuse | None = None
+    captures: Captures | None = None
 
     @classmethod
     @abstractmethod

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tiny
 import torch
 from transformers import AutoTokenizer, MixtralConfig, MixtralForCausalLM
@@ -64,14 +63,10 @@ def test_tokens_without_an_embedding(tmp_path):
     assert "resize_token_embeddings" in told
 
 
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [("{% generation %}x{% endgeneration %}", "yes, with generation marks"), ("x", "yes, without generation marks")],
-)
-def test_chat_templates(tmp_path, template, words):
+def test_chat_templates(tmp_path):
     place = folder(tmp_path / "base", tiny.build("llama"), eos_token="</s>")
-    (place / "chat_template.jinja").write_text(template)
-    assert said(place)["chat template"].startswith(words)
+    (place / "chat_template.jinja").write_text("x")
+    assert said(place)["chat template"].startswith("yes")
 
 
 def test_a_tokenizer_without_an_end_cannot_be_used(tmp_path, llm_fed):
