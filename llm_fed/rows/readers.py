@@ -242,7 +242,7 @@ def json_rows(source: Source, data: DataFile) -> Rows:
     elif isinstance(alone, dict):
         values = _contained(source, alone)
     for number, record in enumerate(values, 1):
-        yield _row(source, f", item {number}", record)
+        yield _row(source, ", line 1" if record is alone else f", item {number}", record)
 
 
 def _is_object(line: str) -> bool:
@@ -279,16 +279,18 @@ def _row(source: Source, at: str, record: Cell) -> Row | BadRow:
 
 def _values(source: Source, text: str) -> list[Cell]:
     """The values that stand one after another in a text."""
-    decoder, values, end = json.JSONDecoder(), [], 0
+    decoder, values, start, end = json.JSONDecoder(), [], 0, 0
     try:
         while found := _NEXT.search(text, end):
-            value, end = decoder.raw_decode(text, found.start())
+            start = found.start()
+            value, end = decoder.raw_decode(text, start)
             values.append(value)
     except json.JSONDecodeError as error:
         at = f"line {error.lineno}: malformed JSON (column {error.colno}: {error.msg})"
         raise UserError(f"{source.where}, {at}; {_NEED}") from error
     except _ERRORS as error:
-        raise UserError(f"{source.where}: malformed JSON ({one_line(str(error), 100)}); {_NEED}") from error
+        at = f"line {text.count(chr(10), 0, start) + 1}: malformed JSON ({one_line(str(error), 100)})"
+        raise UserError(f"{source.where}, {at}; {_NEED}") from error
     return values
 
 
