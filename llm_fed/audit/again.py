@@ -163,7 +163,8 @@ def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, 
     replay.restore(kept[tested])
     messages = replay.messages()
     replay.finish(last)
-    known = score_line(read_records(folder / "metrics.jsonl"), tested, "test")
+    lines = [*read_records(folder / "metrics.jsonl")]  # the last one is that of the end, also with eval.during=test
+    known = score_line(lines[::-1], tested, "test")
     _compare_scores(replay, known, "test", report, end=True)
     then = {**(delivered(folder, Audit()) or {}), **(chain.end or {}).get("adapters", {})}
     then = {name: known for name, known in then.items() if name.startswith("adapters/")}
