@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_fed.audit.findings import Audit, Finding, words
 from llm_fed.basics.errors import one_line
-from llm_fed.federation import stopping
+from llm_fed.federation.progress import stop_reason
 from llm_fed.runs import digests, extend
 from llm_fed.runs.checkpoint import Checkpoints, Saved
 from llm_fed.runs.folder import CONTINUED, ENDED
@@ -110,12 +110,12 @@ def _rule(folder: Path, config: Config, own: extend.Ended, since: int, report: A
     scored = [
         line for line in lines if line["kind"] == "score" and line["split"] == split and 0 < line["round"] <= last
     ]
-    if own and extend.by_rule(own) and stopping.reason(scored, config.stop, since) != own["why"]:
+    if own and extend.by_rule(own) and stop_reason(scored, config.stop, since) != own["why"]:
         what = f"the run has ended after round {last} by its stop rule, which does not follow from its scores"
         return report.find(last, "", "scores", what)
     for number, line in enumerate(scored, 1):
         due = config.eval.every and line["round"] % config.eval.every == 0
-        if due and since < line["round"] < last and stopping.reason(scored[:number], config.stop, since):
+        if due and since < line["round"] < last and stop_reason(scored[:number], config.stop, since):
             why = f"the stop rule would have ended the run after round {line['round']}, unless it was another one then"
             return report.unchecked.append(why)
 

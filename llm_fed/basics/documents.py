@@ -21,7 +21,7 @@ from yaml.scanner import ScannerError
 
 from llm_fed.basics.errors import UserError, one_line
 
-Json: TypeAlias = "None | bool | float | str | Sequence[Json] | Mapping[str, Json]"
+Json: TypeAlias = "None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]"  # what a document holds
 LONGEST = 2**21  # characters of a YAML document
 REPEATED = 10**5  # characters that its aliases may add, where each value counts as one more
 NULLS = ("", "~", "null", "Null", "NULL")  # how YAML spells that there is no value

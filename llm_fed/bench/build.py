@@ -13,7 +13,7 @@ from llm_fed.basics.errors import UserError, panics
 from llm_fed.basics.rng import Secret, generator
 from llm_fed.bench import parents, start, taking_part
 from llm_fed.bench.sites import build, scored
-from llm_fed.federation import aggregation, privacy
+from llm_fed.federation import aggregation
 from llm_fed.federation.schedule import Schedule
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
@@ -183,7 +183,6 @@ def prepare(
     method = methods.build(config.method)
     parents.check(config, method)
     check_trackers(config.track)
-    privacy.check(config, method)
     aggregation.check(config, method)
     if method.gathers and not everybody:
         name = config.method["name"]

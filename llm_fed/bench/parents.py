@@ -11,7 +11,7 @@ from llm_fed import methods
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.bench import start
 from llm_fed.export import models
-from llm_fed.federation.clients import messages_for
+from llm_fed.federation.clients import Messages
 from llm_fed.federation.progress import restore
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
@@ -100,7 +100,7 @@ def states_of_run(
         progress = restore(checkpoints.load(round), sites)
     except WireError as error:
         raise RunError(f"the checkpoint of round {round} cannot be read: {error}") from error
-    messages = messages_for(method, progress.state, sites, config.transport)
+    messages = Messages(method, progress.state, sites, config.transport)
     states = runtime.run({id: method.personalize(site, messages[id]) for id, site in sites.items()})
     for state in states.values():
         if isinstance(state, Exception):

@@ -79,7 +79,7 @@ def build(
 
     together = method.together(config.rounds)
     alone = config.participation * (config.rounds - together)
-    private = privacy.of_examples(config.privacy, secret)
+    private = privacy.of_examples(config.privacy, secret) if config.privacy.clip is not None else None
     shared = config.local, config.training_seed
     at_server: Structure = method.wrap(structure, None)
     drawn: dict[Structure, State] = {}

@@ -20,7 +20,7 @@ from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit
 from llm_fed.engine.ways import describe as describe_passes
 from llm_fed.experiment import cross
 from llm_fed.federation.aggregation import trust
-from llm_fed.federation.clients import broadcast
+from llm_fed.federation.clients import Messages
 from llm_fed.kinds import Kind
 from llm_fed.method.client import Client
 from llm_fed.method.site import Site
@@ -294,7 +294,8 @@ def with_costs(plan: RunPlan, built: Experiment, folder: Path, parents: Sequence
     config, base, method = built.config, built.base, built.method
     sites, down, up = built.trainers or built.clients, {}, {}
     state = method.init(built.server)
-    for client, sent in broadcast(method, state, method.requested([*sites]), config.transport).items():
+    requested = Messages(method, state, method.requested([*sites]), config.transport)
+    for client, sent in requested.all_packed().items():
         down[client], up[client] = len(sent), len(pack(method.upload_like(unpack(sent)), config.transport))
     asks = [ask for round in range(1, config.rounds + 1) for ask in built.schedule.asks(round)] if down else []
     trainers = sorted((sites[id] for id in down if sites[id].train), key=partial(_size, base), reverse=True)
@@ -333,7 +334,7 @@ def _peak(built: Experiment, state: Message, sites: Sequence[Client], size: int 
     """Bytes that one step of these clients takes at the most, on `size` examples (default: as configured); what they
     learn and remember is forgotten."""
     method = built.method
-    messages = broadcast(method, state, [site.id for site in sites], built.config.transport)
+    messages = Messages(method, state, [site.id for site in sites], built.config.transport).all_packed()
 
     def step() -> None:
         work = {site.id: method.client_update(_copied(site, 1, size), unpack(messages[site.id])) for site in sites}

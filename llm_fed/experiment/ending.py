@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import Experiment
-from llm_fed.federation import stopping
+from llm_fed.federation.progress import UNSCORED
 from llm_fed.runs import extend
 from llm_fed.runs.folder import Run
 from llm_fed.runtime.launch import other_ranks
@@ -87,7 +87,7 @@ def check_scored(experiment: Experiment) -> None:
     """
     patience, scored = experiment.config.stop.patience, experiment.scored.values()  # over a network there is nobody
     if patience is not None and scored and not any(site.data.queries.get("validation") for site in scored):
-        raise UserError(stopping.UNSCORED.format(patience))
+        raise UserError(UNSCORED.format(patience))
 
 
 def describe(done: Mapping[str, Any], fresh: str) -> str:

@@ -19,7 +19,7 @@ from llm_fed.export import models
 from llm_fed.export.card import model_card
 from llm_fed.federation import privacy
 from llm_fed.federation.aggregation import trust
-from llm_fed.federation.clients import finish, messages_for
+from llm_fed.federation.clients import Messages, finish
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
@@ -51,7 +51,7 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, bas
         spent = privacy.spent(config, last, lambda round: 0, experiment.clients.values())
         run.log({"kind": "privacy", "round": last, **spent})
     everybody = {**experiment.clients, **experiment.scored}
-    messages = messages_for(experiment.method, progress.state, everybody, config.transport)
+    messages = Messages(experiment.method, progress.state, everybody, config.transport)
     after = OWN_STEPS if _remembered(experiment) != before else ""  # a method may have a final step that does nothing
     seen = models.seen(run.records(), progress.round)
     return deliver(experiment, run, messages, progress.round, seen, baselines, after, **facts_of(progress))

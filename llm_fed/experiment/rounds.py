@@ -22,7 +22,7 @@ from llm_fed.experiment import splits
 from llm_fed.experiment.finish import contents, spent_of
 from llm_fed.export import models
 from llm_fed.federation import privacy
-from llm_fed.federation.clients import messages_for, run_each
+from llm_fed.federation.clients import Messages, run_each
 from llm_fed.federation.progress import Ended, Progress, restore
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
@@ -120,7 +120,7 @@ def models_at(folder: Path, at: At, reporter: Reporter | None = None, *, base: K
         saved = _saved(folder, config, at)
         progress = restore(saved, experiment.clients, experiment.server)
         _finish(experiment, progress, reporter)
-        messages = messages_for(experiment.method, progress.state, experiment.scored, config.transport)
+        messages = Messages(experiment.method, progress.state, experiment.scored, config.transport)
         work = {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.scored.items()}
         return RoundModels(experiment, saved.round, _good(experiment.runtime.run(work)))
 
@@ -200,7 +200,7 @@ def _finish(experiment: Experiment, progress: Progress, reporter: Reporter) -> N
     for site in experiment.trainers.values():
         site.rounds = progress.round
         site.begin(progress.round + 1, config.local.lr)
-    messages = messages_for(method, progress.state, experiment.trainers, config.transport)
+    messages = Messages(method, progress.state, experiment.trainers, config.transport)
     work = {id: method.finish(site, messages[id]) for id, site in experiment.trainers.items()}
     with signs.part(signs.FINISHING):
         outcomes = run_each(experiment.trainers, work, experiment.runtime)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llm_fed.basics.errors import UserError
-from llm_fed.federation import summing
+from llm_fed.federation import privacy, summing
 from llm_fed.federation.privacy import central
 from llm_fed.merge.robust import lacking
 from llm_fed.method import Method
@@ -18,8 +18,12 @@ def averages(method: Method) -> bool:
 
 
 def check(config: Config, method: Method) -> None:
-    """Refuse a run whose server would take no mean by the rule that it names. UserError: what does not go together."""
-    summing.check(config, method)
+    """Refuse a run whose server would take no mean by the rule that it names, or could not keep the privacy that it
+    asks for. UserError: what does not go together."""
+    if config.privacy.clip is not None:
+        privacy.check(config, method)
+    if config.privacy.secure:
+        summing.check(config, method)
     rule, name = config.server.aggregation, config.method["name"]
     if rule == "mean":
         return
@@ -54,6 +58,7 @@ def trust(config: Config, method: Method) -> str:
 
 def check_cohort(config: Config, cohort: int) -> None:
     """Refuse a rule, or a sum, for which even the largest cohort is too small. UserError: how many it needs."""
-    summing.check_cohort(config, cohort)
+    if config.privacy.secure:
+        summing.check_cohort(cohort)
     if why := lacking(cohort, config.server):
         raise UserError(f"{why}, at most, in a round; have more clients, lower server.liars, or choose another rule")

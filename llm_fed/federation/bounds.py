@@ -1,6 +1,5 @@
-"""What an upload may be beside the others of its round: norms of weights, and statistics far from the usual ones.
-
-Norms are compared part by part, so that a part of small numbers cannot hide behind one of large numbers.
+"""What an upload may be beside the others of its round: norms of weights, and statistics far from the usual ones. Norms
+are compared part by part, so that a part of small numbers cannot hide behind one of large numbers.
 
 Running statistics are in no norm. Of n >= FEW clients each layer's are compared with the coordinate-wise median over
 the clients, and so are the layer's means over its coordinates. A client that takes few steps stays near what it was
@@ -13,7 +12,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +19,7 @@ from torch import Tensor
 from llm_fed.state import State
 from llm_fed.state.outline import leaves
 from llm_fed.state.roles import Given, Roles, Statistic, Weights, is_variance, role_of
+from llm_fed.state.wire import Message
 
 FEW = 3  # clients, from which on a median is one
 LAYER, COORDINATE, ALONE = 10.0, 100.0, 1000.0  # times the usual: a layer's mean; one number; where nobody is beside it
@@ -29,7 +28,7 @@ NOT_FINITE = "it holds NaN or infinite values, or its norm overflows"
 _LEAST = 1e-5  # of a variance: what BatchNorm adds to each
 
 
-def far(uploads: Mapping[int, Any], roles: Roles, given: Sequence[Given], bound: float | None) -> dict[int, str]:
+def far(uploads: Mapping[int, Message], roles: Roles, given: Sequence[Given], bound: float | None) -> dict[int, str]:
     """By index of an upload why it is too far from the others, or from what its client was sent.
 
     Args:
@@ -60,7 +59,7 @@ def _name(path: str) -> str:
     return f"upload.{path}" if path else "upload"
 
 
-def _norms(values: Mapping[int, Any], path: str, bound: float | None) -> dict[int, str]:
+def _norms(values: Mapping[int, Message], path: str, bound: float | None) -> dict[int, str]:
     """Norms of 0 are left out of the median: where most clients change nothing, who does is compared with the others
     who do."""
     norms = {index: _norm(value) for index, value in values.items()}
@@ -76,7 +75,7 @@ def _norms(values: Mapping[int, Any], path: str, bound: float | None) -> dict[in
     return reasons
 
 
-def _norm(value: Any) -> float:
+def _norm(value: Message) -> float:
     """Euclidean norm of the floating numbers of one part of a message."""
     if isinstance(value, State):
         return value.norm()
@@ -108,20 +107,13 @@ def _running(
     several = len(indices) >= FEW
     indices = indices if several else known
     names = [name for index in indices[:1] for name, v in states[index].extras.items() if v.is_floating_point()]
-    if not names:
-        return {}
-    of_sent: dict[int, Tensor] = {}  # by identity: many clients are sent the same
-    for index in indices:
-        start = sent[index]
-        if start and id(start) not in of_sent:
-            of_sent[id(start)] = _joined(start, names)
-    values = torch.stack([_joined(states[index].extras, names) for index in indices])
-    starts = torch.stack([of_sent.get(id(sent[index]), torch.zeros_like(values[0])) for index in indices])
-    values = values + starts if role.changes else values
-    middles = values.median(0).values if several else starts[0]
-    sizes = [states[indices[0]].extras[name].numel() for name in names]
-    parts = [matrix.split(sizes, dim=-1) for matrix in (values, starts, middles)]
-    usual = dict(zip(names, zip(*parts, strict=True), strict=True))
+    usual: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    for name in names:
+        values = torch.stack([states[index].extras[name].flatten().double() for index in indices])
+        given = [sent[index] for index in indices]
+        start = torch.stack([its[name].flatten().double() if its else torch.zeros_like(values[0]) for its in given])
+        values = values + start if role.changes else values
+        usual[name] = values, start, values.median(0).values if several else start[0]
     reasons: dict[int, str] = {}
     for name, (stacked, start, middle) in usual.items():
         spread, values_of_variance = _spread(name, usual), is_variance(name) and role.known
@@ -139,11 +131,6 @@ def _running(
             over = times[0] if bool(layer[row]) else times[1]
             reasons.setdefault(indices[row], f"{what}, too far from {beside} (over {over:g} times)")
     return reasons
-
-
-def _joined(extras: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
-    """(E,), float64: these buffers one after another."""
-    return torch.cat([extras[name].flatten() for name in names]).double()
 
 
 def _spread(name: str, usual: Mapping[str, tuple[Tensor, Tensor, Tensor]]) -> Tensor:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any, Protocol
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
@@ -23,7 +25,7 @@ from llm_fed.settings.config import Config
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import Message, pack, unpack
 
-Together = Callable[[dict[str, Any]], dict[str, Any]]  # what is made of a round's answers, by client
+Answers = dict[str, Message | Exception]  # by client, its answer or what ended its work
 
 
 class Clients(Protocol):
@@ -38,22 +40,18 @@ class Clients(Protocol):
         """Go on from this progress, of a checkpoint or of a run that begins."""
         ...
 
-    def most_asked(self, rounds: int) -> int:
-        """In how many of the first so many rounds a client was asked, at most."""
-        ...
-
-    def spent(self, config: Config, round: int) -> dict[str, Any]:
+    def spent(self, config: Config, round: int) -> dict[str, Json]:
         """What metrics.jsonl says of the privacy after a round, see `privacy.spent`."""
         ...
 
-    def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
+    def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Json]:
         """Send each client of the round's cohort its message, and put what is answered on its way.
 
         Args:
             progress: `in_flight` takes the answers.
 
         Returns:
-            What the round's line in metrics.jsonl says of it: how many were asked and failed, bytes, the mean loss.
+            The round's line in metrics.jsonl: how many were asked and failed, bytes, the mean loss.
         """
         ...
 
@@ -63,36 +61,34 @@ class LocalClients:
 
     def __init__(self, sites: Mapping[str, Client], schedule: Schedule, runtime: Runtime):
         self.sites, self._schedule, self._runtime = sites, schedule, runtime
-        self._then: Together = lambda answers: answers  # of this round
+        self._together: Callable[[Answers], Answers] | None = None  # in this round
 
     def take(self, progress: Progress) -> None:
         """Nothing: `resume` has put the sites' memories back."""
 
-    def most_asked(self, rounds: int) -> int:
-        return most_asked(self._schedule, rounds)
+    def spent(self, config: Config, round: int) -> dict[str, Json]:
+        return spent(config, round, lambda rounds: most_asked(self._schedule, rounds), self.sites.values())
 
-    def spent(self, config: Config, round: int) -> dict[str, Any]:
-        return spent(config, round, self.most_asked, self.sites.values())
-
-    def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
+    def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Json]:
         asks = self._schedule.asks(progress.round)
         with watch("broadcast"):
-            encoding = run.config.transport
-            messages = broadcast(method, progress.state, [ask.client for ask in asks], encoding)
+            sent = Messages(method, progress.state, [ask.client for ask in asks], run.config.transport)
+            messages = sent.all_packed()
             run.digests.sent(messages)
         with watch("local"):
             answered = {ask.client: messages[ask.client] for ask in asks if ask.delay is not None}
-            self._then = summed_here(self.sites, method, asks, run, progress.round)
+            if run.config.privacy.secure:
+                self._together = summed_here(self.sites, method, asks, run, progress.round)
             answers = self._ask(method, answered, progress.round, lr)
         with watch("collect"):
-            return self._collect(method, asks, run, progress, messages, answers)
+            return self._collect(asks, run, progress, sent, messages, answers)
 
-    def _ask(self, method: Method, messages: Mapping[str, bytes], round: int, lr: float) -> dict[str, Any]:
-        """By client what it answers to its message, or the exception that ended its work."""
+    def _ask(self, method: Method, messages: Mapping[str, bytes], round: int, lr: float) -> Answers:
+        """What each client answers to its message."""
         for name in messages:
             self.sites[name].begin(round, lr)
         work = {name: method.client_update(self.sites[name], unpack(sent)) for name, sent in messages.items()}
-        answers = run_each(self.sites, work, self._runtime, self._then)
+        answers = run_each(self.sites, work, self._runtime, self._together)
         failed = [a for a in answers.values() if isinstance(a, Exception) and not isinstance(a, RoundGivenUp)]
         if failed and len(failed) == len(answers):
             raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
@@ -100,20 +96,20 @@ class LocalClients:
 
     def _collect(
         self,
-        method: Method,
         asks: Sequence[Ask],
         run: Run,
         progress: Progress,
+        sent: Messages,
         messages: Mapping[str, bytes],
-        answers: Mapping[str, Any],
-    ) -> dict[str, Any]:
+        answers: Answers,
+    ) -> dict[str, Json]:
         """Put the answers on their way, and log each client's line; who drops out was sent its message and did no
         work."""
         up = down = failed = dropped = 0
         means = []
         for ask in asks:
-            name = ask.client
-            down += len(messages[name])
+            name, bytes_down = ask.client, len(messages[ask.client])
+            down += bytes_down
             if ask.delay is None:
                 dropped += 1
                 run.log({"kind": "drop-out", "round": progress.round, "client": name})
@@ -125,20 +121,17 @@ class LocalClients:
                 continue
             content = encoded_upload(answer, run.config, run.secret, progress.round, name)
             up += len(content)
-            like = method.upload_like(unpack(messages[name]))
-            row = run.checkpoints.store.row(content)
-            arrival, examples = progress.round + ask.delay, reported_examples(site, run.config)
-            given = Given.of(like, site.num_examples)
-            progress.in_flight.append(InFlight(name, progress.round, arrival, examples, row, given))
-            record: dict[str, Any] = {"kind": "client", "round": progress.round, "client": name}
+            facts: dict[str, Json] = {}
             if site.losses:
                 means.append(rounded(statistics.fmean(site.losses)))
-                record |= {"loss": means[-1], "steps": len(site.losses)}
-            record |= {"examples": site.num_examples, "bytes_up": len(content), "bytes_down": len(messages[name])}
+                facts |= {"loss": means[-1], "steps": len(site.losses)}
+            facts |= {"examples": site.num_examples, "bytes_up": len(content), "bytes_down": bytes_down}
             if by_example(run.config.privacy):
-                record["epsilon"] = shown(spent_by(run.config.privacy, site))
-            run.log(record | {"staleness": ask.delay})
-        total = {"asked": len(messages), "failed": failed, "dropped_out": dropped, "bytes_up": up, "bytes_down": down}
+                facts["epsilon"] = shown(spent_by(run.config.privacy, site))
+            arrival, weight = progress.round + ask.delay, reported_examples(site, run.config)
+            row, given = run.checkpoints.store.row(content), sent.given(messages[name], site.num_examples)
+            progress.send(InFlight(name, progress.round, arrival, weight, row, given), run, facts)
+        total = {"asked": len(asks), "failed": failed, "dropped_out": dropped, "bytes_up": up, "bytes_down": down}
         return total | ({"loss": rounded(statistics.fmean(means))} if means else {})
 
 
@@ -152,14 +145,13 @@ def finish(
     round: int,
     lr: float,
 ) -> None:
-    """`Method.finish` at every client, once after the last round; a client that fails is logged and goes without.
-    `round`: the one after the last."""
+    """`Method.finish` at every client, in the `round` after the last; who fails is logged and goes without."""
     for site in sites.values():
         site.begin(round, lr)
         site.rounds = round - 1
     if type(method).finish is Method.finish:  # does nothing
         return
-    messages = messages_for(method, progress.state, sites, run.config.transport)
+    messages = Messages(method, progress.state, sites, run.config.transport)
     work = {name: method.finish(site, messages[name]) for name, site in sites.items()}
     for name, answer in run_each(sites, work, runtime).items():
         if isinstance(answer, Exception):
@@ -169,18 +161,18 @@ def finish(
     run.lap("finish")
 
 
-def messages_for(method: Method, state: Message, clients: Iterable[str], encoding: str | None = None) -> Messages:
-    """What each client would be sent now, made whenever it is looked up, hence in memory of its own; `encoding` is
-    `transport`."""
-    return Messages(method, state, dict.fromkeys(clients), encoding)
-
-
 class Messages(Mapping[str, Message]):
-    """By client what it would be sent; see `messages_for`."""
+    """By client what it would be sent now, made whenever it is looked up, hence in memory of its own.
 
-    def __init__(self, method: Method, state: Message, clients: Mapping[str, None], encoding: str | None):
-        self._method, self._state, self._clients, self._encoding = method, state, clients, encoding
+    Args:
+        state: the server's.
+        encoding: `transport`.
+    """
+
+    def __init__(self, method: Method, state: Message, clients: Iterable[str], encoding: str | None = None):
+        self._method, self._state, self._clients, self._encoding = method, state, dict.fromkeys(clients), encoding
         self._last: tuple[Message, bytes] = (object(), b"")  # packed last: often all are sent the same
+        self._given: tuple[bytes, Given] = (b"", Given())  # likewise
 
     def packed(self, client: str) -> bytes:
         """The message as it travels."""
@@ -191,6 +183,17 @@ class Messages(Mapping[str, Message]):
             self._last = (message, pack(message, self._encoding))
         return self._last[1]
 
+    def all_packed(self) -> dict[str, bytes]:
+        """By client the message as it travels."""
+        return {client: self.packed(client) for client in self._clients}
+
+    def given(self, sent: bytes, examples: int | None) -> Given:
+        """What the answer to a packed message must be like, which is kept beside the request. `examples`: how many the
+        client has."""
+        if sent is not self._given[0]:
+            self._given = (sent, Given.of(self._method.upload_like(unpack(sent)), None))
+        return replace(self._given[1], examples=examples)
+
     def __getitem__(self, client: str) -> Message:
         return unpack(self.packed(client))
 
@@ -199,12 +202,6 @@ class Messages(Mapping[str, Message]):
 
     def __len__(self) -> int:
         return len(self._clients)
-
-
-def broadcast(method: Method, state: Message, clients: Iterable[str], encoding: str | None = None) -> dict[str, bytes]:
-    """What each client is sent, packed; `encoding` is `transport`."""
-    messages = messages_for(method, state, clients, encoding)
-    return {client: messages.packed(client) for client in messages}
 
 
 def encoded_upload(answer: Message, config: Config, secret: Secret, round: int, client: str) -> bytes:
@@ -220,12 +217,12 @@ def reported_examples(site: Client, config: Config) -> int:
     return site.num_examples if config.privacy.clip is None else 1
 
 
-def summed_here(sites: Mapping[str, Client], method: Method, asks: Sequence[Ask], run: Run, round: int) -> Together:
-    """What makes of the answers of a round what the server is given: with `privacy.secure` their mean in each place."""
-    if not run.config.privacy.secure:
-        return lambda answers: answers
+def summed_here(
+    sites: Mapping[str, Client], method: Method, asks: Sequence[Ask], run: Run, round: int
+) -> Callable[[Answers], Answers]:
+    """What makes of the answers of a round with `privacy.secure` their mean in each place."""
 
-    def mean(answers: dict[str, Any]) -> dict[str, Any]:
+    def mean(answers: Answers) -> Answers:
         examples = {name: reported_examples(sites[name], run.config) for name in answers}
         requested = [ask.client for ask in asks]
 
@@ -239,14 +236,15 @@ def summed_here(sites: Mapping[str, Client], method: Method, asks: Sequence[Ask]
 
 def run_each(
     sites: Mapping[str, Client],
-    work: Mapping[str, Coroutine[Any, Any, Any]],
+    work: Mapping[str, Coroutine[Any, Any, Message]],
     runtime: Runtime,
-    then: Together = lambda answers: answers,
-) -> dict[str, Any]:
+    then: Callable[[Answers], Answers] | None = None,
+) -> Answers:
     """What the coroutines return, or the exceptions that ended them; who failed is as if it had not been asked. `then`:
     what is made of all answers together."""
     before = {name: copy(sites[name].memory) for name in work}
-    answers = then(runtime.run(work))
+    answers: Answers = runtime.run(work)
+    answers = then(answers) if then else answers
     for name, answer in answers.items():
         if isinstance(answer, UserError | RunError):
             raise answer

@@ -10,12 +10,21 @@ from llm_fed.basics import signs
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
-from llm_fed.federation import stopping, summing
-from llm_fed.federation.clients import Clients, Messages, messages_for
-from llm_fed.federation.directions import compared
+from llm_fed.federation import summing
+from llm_fed.federation.clients import Clients, Messages
 from llm_fed.federation.privacy import by_example, central, check_upload, noisy_mean
-from llm_fed.federation.progress import Progress, end_early, memories, prune, resume, save, scores
-from llm_fed.federation.uploads import arrivals
+from llm_fed.federation.progress import (
+    UNSCORED,
+    Progress,
+    end_early,
+    memories,
+    prune,
+    resume,
+    save,
+    scores,
+    stop_reason,
+)
+from llm_fed.federation.uploads import arrivals, compared
 from llm_fed.method import Method
 from llm_fed.method.requests import Runtime
 from llm_fed.method.server import Server
@@ -88,15 +97,15 @@ def federate(
 
     def why_ended() -> str:
         """Why the run ends with the round that is done, before its last one; empty: it goes on."""
-        if not 0 < progress.round < config.rounds:
+        if progress.round >= config.rounds:
             return ""
         if run.ended is not None and progress.round >= run.ended["round"]:
             return str(run.ended["why"])
         if config.stop.patience is not None and due(progress.round):
             lines = scores(run)
             if not lines and progress.round >= config.eval.every * config.stop.patience:
-                raise RunError(stopping.UNSCORED.format(config.stop.patience))
-            if why := stopping.reason(lines, config.stop, run.continued):
+                raise RunError(UNSCORED.format(config.stop.patience))
+            if why := stop_reason(lines, config.stop, run.continued):
                 return why
         return asked_to_end()
 
@@ -110,10 +119,10 @@ def federate(
 
     # What ends with a round that `eval.every` leaves out scores it all the same, but after its checkpoint: continued
     # with more rounds, it then goes on as if it had had them from the start.
-    scored_before = any(line["round"] == progress.round for line in scores(run))
+    scored_before = progress.round > 0 and any(line["round"] == progress.round for line in scores(run))
     if progress.round and due(progress.round) and not scored_before:
         score()
-    early = why_ended()
+    early = why_ended() if progress.round else ""
     if (early or progress.round == config.rounds) and not (due(progress.round) or scored_before):
         score()
     private = config.privacy.clip is not None
@@ -202,7 +211,7 @@ def log_base(run: Run, split: str, score_base: Callable[[str], Summary | None]) 
 def _score(method: Method, run: Run, progress: Progress, scoring: Scoring) -> bool:
     """Log the scores; whether they are the best so far of those among which the best is sought."""
     split = run.config.eval.during
-    summary = scoring.evaluate(messages_for(method, progress.state, scoring.who, run.config.transport), split)
+    summary = scoring.evaluate(Messages(method, progress.state, scoring.who, run.config.transport), split)
     if summary is None:
         return False
     line = {"kind": "score", "round": progress.round, "split": split, **summary.as_json()}
@@ -226,7 +235,7 @@ def _check_finite(state: Message, run: Run, round: int) -> None:
         )
 
 
-def _single(runtime: Runtime, site: Site, round: int, lr: float, work: Coroutine[Any, Any, Any]) -> Any:
+def _single(runtime: Runtime, site: Site, round: int, lr: float, work: Coroutine[Any, Any, Message]) -> Message:
     site.begin(round, lr)
     (outcome,) = runtime.run({site.id: work}).values()
     if isinstance(outcome, ClientError):

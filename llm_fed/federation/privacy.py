@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, install
 from llm_fed.basics.rng import Secret
 from llm_fed.method import Method, Upload
@@ -65,60 +66,41 @@ def of_examples(settings: PrivacyConfig, secret: Secret) -> Private | None:
 
 
 def check(config: Config, method: Method) -> None:
-    """Refuse a run whose settings ask for a privacy that it could not give. UserError: what does not go together, or
+    """Refuse a run with `privacy.clip` that could not give what it promises. UserError: what does not go together, or
     that the accountant is not installed."""
-    name = config.method["name"]
-    if config.privacy.clip is None:
-        return
-    if method.gathers:
-        raise UserError(
-            f"{name} gathers the rows of all clients in one place, which keeps no privacy; leave privacy out"
-        )
-    if method.parents:
-        raise UserError(f"privacy.clip is for methods with rounds, but {name} merges finished runs; set it to null")
-    if by_example(config.privacy):
-        _check_examples(config, method)
-    if central(config.privacy):
-        if not method.mean_only:
-            raise UserError(
-                f"privacy.where=server needs a method whose server only uses the mean of the uploads, and {name} is "
-                "not one; set privacy.where=client"
-            )
-        if config.delay.sigma or config.delay.drop_out:
-            raise UserError(
-                "privacy.where=server needs delay.sigma=0 and delay.drop_out=0; set these, or privacy.where=client"
-            )
+    name, private, late = config.method["name"], config.privacy, config.delay
+    examples, at_server = by_example(private), central(private)
+    refused = {
+        f"{name} gathers the rows of all clients in one place, which keeps no privacy; leave privacy out":
+            method.gathers,
+        f"privacy.clip is for methods with rounds, but {name} merges finished runs; set it to null":
+            bool(method.parents),
+        "privacy.unit=example clips the gradient of each example, but the loss of KTO compares each with others of its "
+        "batch; set privacy.unit=client, or objective.name=dpo with pairs": examples and config.objective.name == "kto",
+        "privacy.unit=example clips gradients of adapters, but adapter is null; set adapter.rank, or "
+        "privacy.unit=client": examples and config.adapter is None,
+        f"privacy.unit=example only protects examples in training steps, but clients of {name} also use them in other "
+        "ways; choose another method, or privacy.unit=client": examples and method.looks,
+        f"privacy.where=server needs a method whose server only uses the mean of the uploads, and {name} is not one; "
+        "set privacy.where=client": at_server and not method.mean_only,
+        "privacy.where=server needs delay.sigma=0 and delay.drop_out=0; set these, or privacy.where=client":
+            at_server and (late.sigma > 0 or late.drop_out > 0),
+    }  # fmt: skip
+    for why, there in refused.items():
+        if there:
+            raise UserError(why)
     _accounting()
 
 
-def _check_examples(config: Config, method: Method) -> None:
-    name = config.method["name"]
-    if config.objective.name == "kto":
-        raise UserError(
-            "privacy.unit=example clips the gradient of each example, but the loss of KTO compares each with others of "
-            "its batch; set privacy.unit=client, or objective.name=dpo with pairs"
-        )
-    if config.adapter is None:
-        raise UserError(
-            "privacy.unit=example clips gradients of adapters, but adapter is null; set adapter.rank, or "
-            "privacy.unit=client"
-        )
-    if method.looks:
-        raise UserError(
-            f"privacy.unit=example only protects examples in training steps, but clients of {name} also use them in "
-            "other ways; choose another method, or privacy.unit=client"
-        )
-
-
 def check_upload(upload: Message) -> None:
-    """Refuse an upload, or what stands for it, that holds anything but the numbers of one state. UserError: what it
-    holds."""
-    held = type(upload).__name__ if not isinstance(upload, State) else "running statistics" if upload.extras else ""
-    if held:
-        raise UserError(
-            f"privacy.clip is for uploads of one state of parameters, but those of this method hold {held}, which "
-            "would be sent without noise; set it to null"
-        )
+    """UserError: an upload, or what stands for it, holds anything but the numbers of one state."""
+    if isinstance(upload, State) and not upload.extras:
+        return
+    held = "running statistics" if isinstance(upload, State) else type(upload).__name__
+    raise UserError(
+        f"privacy.clip is for uploads of one state of parameters, but those of this method hold {held}, which would be "
+        "sent without noise; set it to null"
+    )
 
 
 def clipped(state: State, bound: float) -> State:
@@ -152,13 +134,8 @@ def noisy_mean(
 ) -> list[Upload]:
     """The noisy mean of what arrived in a round, perhaps nothing, as one upload (`privacy.where=server`).
 
-    The sum is divided by the mean size of a cohort, however many arrived. Uploads are clipped here too, since
-    compression (`transport`), or a client, may have made them longer.
-
-    Args:
-        like: an upload.
-        clients: how many are registered.
-        secret: of the noise.
+    The sum is divided by the mean size of a cohort of all `clients`, however many arrived. Uploads are clipped here
+    too, since compression (`transport`), or a client, may have made them longer. `like`: an upload.
     """
     privacy = config.privacy
     assert privacy.clip is not None  # see `central`
@@ -170,16 +147,20 @@ def noisy_mean(
     return [Upload("cohort", 1, 0, like.like(mean.to(like.row.dtype)))]
 
 
-def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: Iterable[Site]) -> dict[str, Any]:
+def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: Iterable[Site]) -> dict[str, Json]:
     """What metrics.jsonl says of the privacy after a round; an infinite epsilon is None there.
 
     Args:
-        most_asked: see `Clients`; of the clients, the one that was asked most has the largest epsilon.
+        most_asked: in how many of the first so many rounds a client was asked, at most.
         sites: those that count noisy steps.
     """
     settings = config.privacy
     if by_example(settings):
-        value = max((_epsilon(settings.noise, *most, settings.delta) for most in _most_noisy(sites)), default=0.0)
+        rates: dict[int, float] = {}  # by number of steps the largest: one of them has the largest epsilon
+        for rate, steps in map(noisy_steps, sites):
+            rates[steps] = max(rate, rates.get(steps, 0.0))
+        found = [_epsilon(settings.noise, rate, steps, settings.delta) for steps, rate in rates.items()]
+        value = max(found, default=0.0)
         return {"epsilon": shown(value), "delta": settings.delta, "unit": settings.unit}
     value = epsilon(settings, config.participation, round if central(settings) else most_asked(round))
     return {"epsilon": shown(value), "delta": settings.delta, "where": settings.where}
@@ -190,21 +171,13 @@ def spent_by(settings: PrivacyConfig, site: Site) -> float:
 
     Every step counts as if it sampled at the largest rate of any.
     """
-    return _epsilon(settings.noise, *_counted(site), settings.delta)
+    return _epsilon(settings.noise, *noisy_steps(site), settings.delta)
 
 
-def _counted(site: Site) -> tuple[float, int]:
-    """The largest rate and the number of its noisy steps."""
+def noisy_steps(site: Site) -> tuple[float, int]:
+    """The largest rate and the number of the noisy steps that a site remembers."""
     counted = site.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
     return counted["rate"], counted["steps"]
-
-
-def _most_noisy(sites: Iterable[Site]) -> list[tuple[float, int]]:
-    """For each number of steps the largest rate: one of them has the largest epsilon, and they are few."""
-    rates: dict[int, float] = {}
-    for rate, steps in map(_counted, sites):
-        rates[steps] = max(rate, rates.get(steps, 0.0))
-    return [(rate, steps) for steps, rate in rates.items()]
 
 
 def shown(epsilon: float) -> float | None:

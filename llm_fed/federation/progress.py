@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError
 from llm_fed.method import Method
 from llm_fed.method.server import Server
@@ -22,7 +23,12 @@ from llm_fed.state.wire import Message
 if TYPE_CHECKING:
     from llm_fed.runs.checkpoint import Saved
     from llm_fed.runs.folder import Run
-    from llm_fed.settings.config import Config
+    from llm_fed.settings.config import Config, StopConfig
+
+UNSCORED = (
+    "stop.patience={} waits for scores of validation examples, but nobody has any; set task.validation=0.1, or leave "
+    "stop.patience out"
+)
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,15 @@ class Progress:
     requested: set[str] = field(default_factory=set)  # since the first round; nobody else remembers anything
     ended: Ended | None = None  # where the run has ended before its last round; no checkpoint holds it
 
-    def consider(self, line: Mapping[str, Any], config: Config) -> bool:
-        """Take in a line of scores; whether they are the best so far of those among which the best is sought.
+    def send(self, item: InFlight, run: Run, facts: Mapping[str, Json]) -> None:
+        """Put an answer on its way, and log its client's line with these facts."""
+        self.in_flight.append(item)
+        who = {"kind": "client", "round": item.requested, "client": item.client}
+        run.log({**who, **facts, "staleness": item.arrival - item.requested})
 
-        Of equal scores the one with the lower loss is better, and of equal losses the later one, which has seen more
-        training.
-        """
+    def consider(self, line: Mapping[str, Any], config: Config) -> bool:
+        """Take in a line of scores; whether they are the best so far of those among which the best is sought. Of equal
+        scores the one with the lower loss is better, and of equal losses the later one."""
         settings, round = config.eval, line["round"]
         to_come = math.ceil((config.rounds - round) / settings.every) if settings.every else 0
         too_early = settings.of_last is not None and to_come >= settings.of_last
@@ -89,10 +98,8 @@ class Progress:
 
 
 def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Server) -> Progress:
-    """The progress of the run's newest checkpoint, or of a run that begins; the sites have their memories.
-
-    Where other rows are scored now, the search for the best round starts again.
-    """
+    """The progress of the run's newest checkpoint, or of a run that begins; the sites have their memories. Where other
+    rows are scored now, the search for the best round starts again."""
     saved = run.checkpoints.latest()
     if saved is None:
         run.rewind()
@@ -186,7 +193,35 @@ def restore(saved: Saved, clients: Mapping[str, Site], server: Server | None = N
 
 
 def memories(clients: Mapping[str, Site], server: Server, requested: Iterable[str]) -> dict[str, Memory]:
-    """By name what those of the clients that were asked, and the server, remember since `resume`; who remembers nothing
-    or is in another process is left out."""
+    """By name what clients that were asked, and the server, remember, in this process."""
     sites = [(id, clients[id]) for id in requested if id in clients] + [("server", server)]
     return {id: site.memory for id, site in sites if isinstance(site.memory, Memory) and site.memory}
+
+
+def stop_reason(lines: Sequence[Mapping[str, float]], stop: StopConfig, since: int = 0) -> str:
+    """Why a run ends after the last of these scored rounds; empty where it goes on.
+
+    It follows from the scores alone, which metrics.jsonl holds up to the newest checkpoint, so a run that is killed and
+    continued ends after the same round as one that was never interrupted. As in early stopping of other libraries, only
+    a value that differs by more than `stop.min_delta` from the best one so far becomes the best one.
+
+    Args:
+        lines: the lines of scores, in the order of their rounds.
+        since: a round from which the user let the run go on; only scored rounds after it are counted.
+    """
+    if stop.patience is None:
+        return ""
+    best, round, waited = -math.inf, 0.0, 0
+    for line in lines:
+        value = line["mean"]
+        if value > best + stop.min_delta or not round:
+            best, round, waited = value, line["round"], 0
+        elif line["round"] > since:
+            waited += 1
+    if waited < stop.patience:
+        return ""
+    than = f" by more than {stop.min_delta:g}" if stop.min_delta else ""
+    return (
+        f"stop.patience={stop.patience}: the validation score of round {round:g} was not improved upon{than} in "
+        f"{waited} scored round{'' if waited == 1 else 's'}"
+    )

@@ -53,7 +53,7 @@ class Poisson:
         return [Ask(client) for client, draw in zip(self.clients, draws, strict=True) if draw <= self.participation]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Delayed:
     """Virtual time in rounds (Feddle paper, App. D): answers are late by half-normal delays, and some never arrive.
 
@@ -85,28 +85,25 @@ class Delayed:
         return list(self._rounds[round - 1])
 
     def _next(self, round: int) -> list[Ask]:
-        for client in [client for client, until in self._busy_until.items() if until < round]:
-            del self._busy_until[client]
+        self._busy_until = {client: until for client, until in self._busy_until.items() if until >= round}
         busy = self._busy_until
         idle = [client for client in self.clients if client not in busy] if busy else self.clients
         asks = []
         for client in sample(self.seed, round, idle, self.cohort_size):
-            delay = self._delay(round, client)
+            delay = self._delay(round, client) if self.sigma else 0
             if delay:
                 self._busy_until[client] = round + delay
-            asks.append(Ask(client, None if self._drops_out(round, client) else delay))
+            lost = self.drop_out > 0 and self._drops_out(round, client)
+            asks.append(Ask(client, None if lost else delay))
         return asks
 
     def _delay(self, round: int, client: str) -> int:
-        if not self.sigma:
-            return 0
         draws = np.random.default_rng(derive(self.seed, "delay", client, round))
         return math.floor(abs(draws.normal(0, self.sigma)))
 
     def _drops_out(self, round: int, client: str) -> bool:
-        return self.drop_out > 0 and bool(
-            np.random.default_rng(derive(self.seed, "drop-out", client, round)).random() < self.drop_out
-        )
+        draws = np.random.default_rng(derive(self.seed, "drop-out", client, round))
+        return bool(draws.random() < self.drop_out)
 
 
 def most_asked(schedule: Schedule, rounds: int) -> int:

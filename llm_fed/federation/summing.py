@@ -1,15 +1,15 @@
 """Sums of a round's uploads through which nobody sees (`privacy.secure`): for which runs they are, and of what.
 
-An upload's numbers become whole ones modulo 2^32 (`secure.ring`): clipped, weighed and rounded by the client. In a
-simulation they are added as they are, over a network under masks (`network.summed`), and both give the same sum. What
-the method's server step is given as the upload of each client is the mean of all.
+An upload's numbers become whole ones modulo 2^32 (`Ring`): clipped, weighed and rounded by the client. In a simulation
+they are added as they are, over a network under masks (`network.summed`), and both give the same sum. What the method's
+server step is given as the upload of each client is the mean of all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,17 +19,52 @@ from llm_fed.basics.rng import Secret
 from llm_fed.federation.privacy import by_example, central, clipped, protected
 from llm_fed.method import Message, Method
 from llm_fed.secure.cohort import LEAST, Cohort
-from llm_fed.secure.ring import LEAST_BITS, MOST_CLIENTS, Ring
+from llm_fed.secure.keys import add_streams
 from llm_fed.settings.config import Config, PrivacyConfig
 from llm_fed.state import State
 from llm_fed.state.outline import infinite, leaves, mapped
 
+LEAST_BITS = 15  # of a number beside its sign, with the largest cohort
+MOST_CLIENTS = (2**31 - 1) >> LEAST_BITS
 _INSTEAD = (
     "set it to false, or choose a method whose server needs their mean: fedit, fedprox, fedavgm, ffa, rolora and "
     "fedsvd have one model for all, fedlora, ditto and fedsa personal ones, and feddyn and scaffold correct for unlike "
     "data"
 )
 Log = Callable[[str, str], None]  # of a client, what its user should know
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Fixed-point numbers from -`bound` to `bound` of so many clients: `levels` steps on each side of 0."""
+
+    clients: int
+    bound: float
+
+    @property
+    def levels(self) -> int:
+        return (2**31 - 1) // self.clients
+
+    @property
+    def step(self) -> float:
+        return self.bound / self.levels
+
+    def encode(self, vector: Tensor, key: bytes) -> Tensor:
+        """(P,) int32: each number rounded up or down at random, so that the mean is its own.
+
+        Args:
+            vector: (P,), none of whose numbers is beyond the bound.
+            key: 32 bytes, from which the rounding is drawn.
+        """
+        draws = torch.zeros(len(vector), dtype=torch.int32)
+        add_streams(draws, [(key, 1)])
+        scaled = draws.double().add_(2.0**31).mul_(2.0**-32)  # in [0, 1)
+        scaled.add_(vector.double(), alpha=1 / self.step).floor_()
+        return scaled.clamp_(-self.levels, self.levels).to(torch.int32)
+
+    def decode(self, total: Tensor) -> Tensor:
+        """(P,) float64: the sum that such vectors add up to."""
+        return total.double().mul_(self.step)
 
 
 class RoundGivenUp(ClientError):
@@ -42,11 +77,8 @@ def summed(method: Method) -> str | None:
 
 
 def check(config: Config, method: Method) -> None:
-    """Refuse a run with `privacy.secure` that needs more than sums. UserError: what does not go together, and what to
-    do."""
+    """UserError: a run with `privacy.secure` needs more than sums; what to do."""
     private, name = config.privacy, config.method["name"]
-    if not private.secure:
-        return
     if method.parents:
         raise UserError(
             f"privacy.secure is for methods with rounds, but {name} merges finished runs; train these with it, and "
@@ -73,9 +105,9 @@ def check(config: Config, method: Method) -> None:
             raise UserError(f"privacy.secure: {why}")
 
 
-def check_cohort(config: Config, cohort: int) -> None:
+def check_cohort(cohort: int) -> None:
     """Refuse cohorts of which no sum can be made. UserError: how many clients there may be in a round."""
-    if config.privacy.secure and not LEAST <= cohort <= MOST_CLIENTS:
+    if not LEAST <= cohort <= MOST_CLIENTS:
         raise UserError(
             f"privacy.secure adds up {LEAST} to {MOST_CLIENTS:,} clients in a round, and {cohort:,} are asked: of a "
             f"sum of two each knows the other's part, and of more a number would have fewer than {LEAST_BITS} bits; "
@@ -141,15 +173,14 @@ def mean_of(total: Tensor, ring: Ring, like: Message, weights: Sequence[int], la
 
 
 def together(
-    answers: Mapping[str, Any], examples: Mapping[str, int], requested: Sequence[str], config: Config, method: Method,
-    secret: Secret, round: int, log: Log,
-) -> dict[str, Any]:  # fmt: skip
+    answers: Mapping[str, Message | Exception], examples: Mapping[str, int], requested: Sequence[str], config: Config,
+    method: Method, secret: Secret, round: int, log: Log,
+) -> dict[str, Message | Exception]:  # fmt: skip
     """By client, instead of its answer, the mean of all answers of a round, or what ended it.
 
     Args:
-        answers: uploads, or exceptions.
-        examples: of each client, the number with which it is weighed.
-        asked: the whole cohort, with those that have vanished.
+        examples: the number with which each client is weighed.
+        requested: the whole cohort, with those that have vanished.
         secret: of rounding.
     """
     private, name = config.privacy, config.method["name"]

@@ -1,25 +1,32 @@
-"""What the server receives: what arrives in a round, and the checks that each upload passes before a method sees it."""
+"""What the server receives: what arrives in a round, the checks that each upload passes before a method sees it, and
+how the clients' updates compare, so that one finds the client that spoils a round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from types import MappingProxyType
-from typing import Any
 
+import torch
+from torch import Tensor
+
+from llm_fed.basics.documents import Json
 from llm_fed.federation.bounds import NOT_FINITE, far
 from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.method import Method, Upload
 from llm_fed.runs.folder import Run, log_event
-from llm_fed.runs.rows import StoredRow
-from llm_fed.state import rebased
-from llm_fed.state.outline import Skeleton, difference, infinite, skeleton
+from llm_fed.state import State, rebased
+from llm_fed.state.outline import difference, infinite, mapped, skeleton
 from llm_fed.state.roles import Given, Roles, Weights, leaves, own_flaw, role_of
-from llm_fed.state.wire import WireError
+from llm_fed.state.wire import Message, WireError
 
 
 def flaws(
-    contents: Sequence[Any], given: Sequence[Given], bound: float | None, roles: Roles = MappingProxyType({})
+    contents: Sequence[Message | WireError],
+    given: Sequence[Given],
+    bound: float | None,
+    roles: Roles = MappingProxyType({}),
 ) -> list[str]:
     """Per upload what is wrong with it, in words; empty where nothing is.
 
@@ -32,81 +39,117 @@ def flaws(
             norm, and of two one is refused only where `bound` is below 2. Norms of 0 are left out of it.
         roles: what the method says of the parts (`Method.sends`).
     """
-    reasons = [
-        str(content) if isinstance(content, WireError) else difference(skeleton(content), its.skeleton, "upload")
-        for content, its in zip(contents, given, strict=True)
-    ]
-    for index, content in enumerate(contents):
-        if not reasons[index]:
-            reasons[index] = infinite_flaw(content) or own_flaw(content, roles, given[index])
+    reasons: list[str] = []
+    for content, its in zip(contents, given, strict=True):
+        if isinstance(content, WireError):
+            reasons.append(str(content))
+        else:
+            flaw = difference(skeleton(content), its.skeleton, "upload") or infinite_flaw(content)
+            reasons.append(flaw or own_flaw(content, roles, its))
     whole = {index: content for index, content in enumerate(contents) if not reasons[index]}
     for index, flaw in far(whole, roles, given, bound).items():
         reasons[index] = flaw
     return reasons
 
 
-def _decoded(row: StoredRow, expected: Skeleton) -> Any:
-    """The message; a WireError in its place where it is none, or not as expected."""
+def _decoded(item: InFlight) -> Message | WireError:
     try:
-        return row.message(expected)
+        return item.content.message(item.given.skeleton)
     except WireError as error:
         return error
 
 
-def infinite_flaw(content: Any) -> str:
+def infinite_flaw(content: Message) -> str:
     """What holds a number that is not finite; empty where nothing does."""
     where = infinite(content, "upload")
     return "" if not where else ("" if where == "upload" else f"{where}: ") + NOT_FINITE
 
 
-def _from_now(content: Any, item: InFlight, method: Method, progress: Progress) -> Any:
+def _from_now(content: Message, item: InFlight, method: Method, progress: Progress) -> Message:
     """A late answer whose running statistics are the change from those that its client would be sent now."""
     if item.requested == progress.round:
         return content
-    late = {path: value for path, value in leaves(content) if _is_change(method.sends, path, value, item.given)}
-    if not late:
+    known = {path: item.given.at(path) for path, value in leaves(content) if _is_change(method.sends, path, value)}
+    if not any(known.values()):
         return content
     now = Given.of(method.upload_like(method.broadcast(progress.state, item.client)), None)
-    return _with(content, {path: rebased(value, item.given.at(path), now.at(path)) for path, value in late.items()})
-
-
-def _is_change(roles: Roles, path: str, value: Any, given: Given) -> bool:
-    role = role_of(roles, path, value)
-    return isinstance(role, Weights) and role.changes and role.known and bool(value.extras and given.at(path))
-
-
-def _with(message: Any, values: Mapping[str, Any], path: str = "") -> Any:
-    """The message with other values at these indices."""
-    if path in values:
-        return values[path]
-    if isinstance(message, dict):
-        return {key: _with(value, values, f"{path}.{key}" if path else key) for key, value in message.items()}
-    if isinstance(message, list):
-        return [_with(value, values, f"{path}.{k}" if path else str(k)) for k, value in enumerate(message)]
-    return message
-
-
-def arrivals(run: Run, method: Method, progress: Progress, record: dict[str, Any]) -> list[Upload]:
-    """Take what is due off its way, in the order (arrival, client), and refuse what is not as it should be."""
-    due = sorted(
-        (item for item in progress.in_flight if item.arrival <= progress.round),
-        key=lambda item: (item.arrival, item.client),
+    parts = iter(
+        [rebased(value, known[path], now.at(path)) if known.get(path) else value for path, value in leaves(content)]
     )
+    return mapped(content, lambda value: next(parts))
+
+
+def _is_change(roles: Roles, path: str, value: Message) -> bool:
+    role = role_of(roles, path, value)
+    return isinstance(role, Weights) and role.changes and role.known and bool(value.extras)
+
+
+def arrivals(run: Run, method: Method, progress: Progress, record: dict[str, Json]) -> list[Upload]:
+    """Take what is due off its way, in the order (arrival, client), and refuse what is not as it should be; `record`
+    takes how many."""
+    due = [item for item in progress.in_flight if item.arrival <= progress.round]
+    due.sort(key=lambda item: (item.arrival, item.client))
     progress.in_flight = [item for item in progress.in_flight if item.arrival > progress.round]
-    contents = [_decoded(item.content, item.given.skeleton) for item in due]
+    contents = [_decoded(item) for item in due]
     # Whether an upload is refused must not depend on the others where their sum is to hide each of them.
     hidden = central(run.config.privacy) or run.config.privacy.secure
     bound = None if hidden else run.config.norm_bound
+    uploads = []
     reasons = flaws(contents, [item.given for item in due], bound, method.sends)
-    for item, flaw in zip(due, reasons, strict=True):
+    for item, content, flaw in zip(due, contents, reasons, strict=True):
         if flaw:
             log_event(run, progress.round, item.client, "refused upload", flaw)
-    uploads = [
-        Upload(
-            item.client, item.num_examples, progress.round - item.requested, _from_now(content, item, method, progress)
-        )
-        for item, content, flaw in zip(due, contents, reasons, strict=True)
-        if not flaw
-    ]
-    record |= {"arrived": len(uploads), "refused": record.get("refused", 0) + len(due) - len(uploads)}
+            continue
+        content = _from_now(content, item, method, progress)
+        uploads.append(Upload(item.client, item.num_examples, progress.round - item.requested, content))
+    before = record.get("refused", 0)
+    assert isinstance(before, int)
+    record |= {"arrived": len(uploads), "refused": before + len(due) - len(uploads)}
     return uploads
+
+
+def compared(method: Method, state: Message, uploads: Sequence[Upload]) -> dict[str, list[float | None]]:
+    """By client the norm of its update, and its cosine with the mean of the other updates of the round; None where no
+    other has the same shape, or one of the two is zero. Of uploads without states nothing is known. `state`: of the
+    server, before its step."""
+    rows: dict[str, Tensor] = {}
+    for upload in uploads:
+        parts = [leaf.row for _, leaf in leaves(upload.content) if isinstance(leaf, State)]
+        if parts:
+            rows[upload.client] = torch.cat(parts).double()
+    role = role_of(method.sends, "", uploads[0].content) if uploads else None
+    if rows and isinstance(role, Weights) and not role.changes:
+        rows = _changes(rows, _sent(method, state, uploads))
+    sums: dict[int, Tensor] = {}
+    for row in rows.values():
+        sums[len(row)] = sums[len(row)] + row if len(row) in sums else row.clone()
+    return {client: [_short(row.norm()), _cosine(row, sums[len(row)] - row)] for client, row in rows.items()}
+
+
+def _sent(method: Method, state: Message, uploads: Sequence[Upload]) -> dict[str, Tensor]:
+    """What the clients are sent, where that is a state like their upload."""
+    found = {}
+    for upload in uploads:
+        message = method.broadcast(state, upload.client)
+        if isinstance(message, State) and isinstance(upload.content, State) and message.layout == upload.content.layout:
+            found[upload.client] = message.row.double()
+    return found
+
+
+def _changes(rows: Mapping[str, Tensor], models: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The changes in training, where uploads are models: these are nearer to what was sent than to zero."""
+    if not models.keys() >= rows.keys():
+        return dict(rows)
+    changes = {client: row - models[client] for client, row in rows.items()}
+    nearer = fmean(float(row.norm()) for row in changes.values()) < fmean(float(row.norm()) for row in rows.values())
+    return changes if nearer else dict(rows)
+
+
+def _cosine(row: Tensor, others: Tensor) -> float | None:
+    norms = row.norm() * others.norm()
+    return _short((row @ others) / norms) if norms > 1e-30 else None
+
+
+def _short(value: Tensor) -> float:
+    """Three significant digits, which is what a picture shows; the last bits depend on the packing."""
+    return float(f"{float(value):.3g}")

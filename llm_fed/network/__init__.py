@@ -1,14 +1,22 @@
 """Clients on other machines: the server's side, the nodes' side, and Flower as the carrier."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from llm_fed.network.trainer import patch as patch
+    from llm_fed.network.trainer import TrainerNode
 
 
-def __getattr__(name: str) -> Any:
-    if name == "patch":  # imports torch, which nothing else here needs so early
-        from llm_fed.network.trainer import patch
+def patch(trainer: Any) -> TrainerNode:
+    """A node whose client trains with this Trainer; `.serve(home)` answers a server until nobody asks any more.
 
-        return patch
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Args:
+        trainer: a `transformers.Trainer`, or one that derives from it, around a PEFT model with one LoRA adapter.
+
+    Raises:
+        UserError: it trains something else than that adapter, or in a way that cannot begin anew in each round.
+    """
+    from llm_fed.network.trainer import TrainerNode  # with torch, which nothing else here needs so early
+
+    return TrainerNode(trainer)

@@ -1,6 +1,6 @@
 """Clients on other machines: the server's side of a network, whatever carries the orders.
 
-What a client is ordered to do, as JSON beside a packed message; `bundle` makes one message of all orders to a node, and
+What a client is ordered to do, as JSON beside a packed message; `link` makes one message of all orders to a node, and
 `node.Node` carries them out:
 
     train      run, round, lr, after, kept; message      -> examples, loss, steps, epsilon; upload
@@ -17,43 +17,54 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TypedDict, cast
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
-from llm_fed.federation.clients import Messages, messages_for
+from llm_fed.federation.clients import Messages
 from llm_fed.federation.privacy import by_example, central, spent
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Poisson, cohort_size, sample
 from llm_fed.method import Method
-from llm_fed.network.bundle import Bundles, Order
-from llm_fed.network.link import Link, PendingOrder, Reply, flaw_of, summary_of
+from llm_fed.method.client import Client
+from llm_fed.network.link import LARGEST, Bundles, Link, Order, PendingOrder, Reply, flaw_of, summary_of
 from llm_fed.network.roster import Roster
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Watch
 from llm_fed.scoring.scores import Summary
 from llm_fed.settings.config import Config
-from llm_fed.state.roles import Given
-from llm_fed.state.wire import Message, pack, unpack
+from llm_fed.state.outline import size_of
+from llm_fed.state.wire import Message, pack
 
 _PAUSE = 0.5  # seconds between two looks for answers
 _SLACK = 65536  # bytes by which an upload's names may be longer than expected before it is not even read
 
 
-def _nothing() -> dict[str, Any]:
-    """What is known of the clients before the first round: by client the round of its last answer, how often it was
-    asked, and what it says it has spent; by checkpoint those rounds."""
-    return {"answered": {}, "asked": {}, "epsilon": {}, "kept": {}}
+class Known(TypedDict):
+    """What is known of the clients; checkpoints hold it."""
+
+    answered: dict[str, int]  # by client the round of its last answer
+    asked: dict[str, int]  # how often
+    epsilon: dict[str, float | None]  # what it says it has spent
+    kept: dict[str, dict[str, int]]  # `answered`, by the round of a checkpoint
+
+
+def known_of(progress: Progress) -> Known:
+    """What a checkpoint holds of the clients; at the beginning nothing is known."""
+    if progress.elsewhere is None:
+        progress.elsewhere = Known(answered={}, asked={}, epsilon={}, kept={})
+    return cast(Known, progress.elsewhere)
 
 
 @dataclass
 class _Sent:
     """What was sent in one round."""
 
-    round: int
     messages: dict[str, bytes] = field(default_factory=dict)  # by client
     failed: list[tuple[str, str]] = field(default_factory=list)  # who could not be sent it, and why
+    asks: set[str] = field(default_factory=set)
     since: float = 0.0
 
 
@@ -61,23 +72,21 @@ class RemoteClients:
     """The clients of a federation over a network.
 
     Args:
-        link: carries orders.
-        config: the run's.
         token: of the run; nodes keep its memories under this name.
         secret: of sampling under central privacy, which clients must not know.
-        say: is told what an operator wants to know.
+        say: tells the operator.
     """
 
     def __init__(
         self, link: Link, config: Config, token: str, secret: Secret, say: Callable[[str], None] = lambda text: None
     ):
-        self.sites: dict[str, Any] = {}  # no client's memory is here
+        self.sites: dict[str, Client] = {}  # no client's memory is here
         self._secret, self._central = secret, central(config.privacy)
         self._link, self._config, self._token, self._say = link, config, token, say
         self.roster = Roster(link, config.network, say)
         self._bundles = Bundles(link, lambda client: self.roster.node[client], config.network.patience)
         self._waiting: dict[str, PendingOrder] = {}
-        self._known: dict[str, Any] = {}
+        self._known: Known
         self.names: tuple[str, ...] = ()
 
     def gather(
@@ -87,17 +96,14 @@ class RemoteClients:
         owners: Mapping[str, int] | None = None,
         examples: Mapping[str, int] | None = None,
     ) -> None:
-        """Wait for the clients that the configuration names, or for as many as it says, and fix their order. After
-        `network.wait` seconds the run goes on without those that are missing; who has a name joins when it comes.
+        """Wait for the clients that the configuration names, or for as many as it says, and fix their order; see
+        `Roster.gather`.
 
         Args:
             base: the fingerprint that the base of every node must have.
             before: who took part when this run was begun.
-            owners: at which node each client was then; from another one it is not accepted.
-            examples: how many each client said then that it has; with another number it is not accepted.
-
-        Raises:
-            RunError: no client has come by then.
+            owners, examples: at which node each client was then, and how many examples it said it had; with others it
+                is not accepted.
         """
         self.roster.owners |= owners or {}
         self.roster.examples |= examples or {}
@@ -119,14 +125,12 @@ class RemoteClients:
         """How many are asked in one round."""
         return cohort_size(self._config.participation, len(self.names))
 
-    def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Any]:
-        known = self._remember(progress, run)
+    def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Json]:
+        self._remember(progress, run)
         with watch("broadcast"):
-            messages = messages_for(method, progress.state, self.names, self._config.transport)
-            sent = self._send(method, messages, progress.round, lr)
-            run.digests.sent(sent.messages)
-            for name in sent.messages:
-                known["asked"][name] = known["asked"].get(name, 0) + 1
+            messages = Messages(method, progress.state, self.names, self._config.transport)
+            sent = self._send(messages, progress.round, lr)
+            self._asked(sent.messages, run)
         with watch("local"):
             came = self._wait(sent)
         with watch("collect"):
@@ -142,21 +146,21 @@ class RemoteClients:
     def finish(
         self,
         messages: Mapping[str, Message],
-        given: Mapping[str, Mapping[str, Any]],
+        given: Mapping[str, Mapping[str, Mapping[str, Json]]],
         name: str,
-        spent: Mapping[str, Any] | None,
+        spent: Mapping[str, Json] | None,
         ended: int | None = None,
     ) -> tuple[Summary | None, dict[str, Reply]]:
         """Each client finishes, scores its personal model on its test split and writes it to its own disk.
 
         Args:
-            messages: what each client is sent: its `message`, and that of each run that the method starts from.
+            messages: its `message`, and that of each run that the method starts from.
             given: by client, of each such run its token (`run`) and the memory to take there (`after`).
             name: of the folder for personal models.
             spent: what the run spent of its clients' privacy, for the models' cards.
             ended: the round after which the run has ended before its last one, if it has.
         """
-        common = {"name": name, "spent": spent} | ({} if ended is None else {"ended": ended})
+        common: dict[str, Json] = {"name": name, "spent": spent} | ({} if ended is None else {"ended": ended})
         orders = {client: {**common, "given": given.get(client, {})} for client in messages}
         contents = {client: pack(sent) for client, sent in messages.items()}
         # Without it there is no result, so who is slow is waited for, but not for long where the others have answered.
@@ -164,16 +168,14 @@ class RemoteClients:
         replies = self._call("finish", orders, contents, network.patience, quiet=network.deadline)
         return self._summary(replies), replies
 
-    def most_asked(self, rounds: int) -> int:
-        """How often a client was asked until now, at most; answers that never came count, since they were sent."""
-        return max(self._known["asked"].values(), default=0)
-
-    def spent(self, config: Config, round: int) -> dict[str, Any]:
+    def spent(self, config: Config, round: int) -> dict[str, Json]:
         """See `Clients`. Noisy steps are counted at the nodes, and the largest epsilon is what they say."""
-        budget = spent(config, round, self.most_asked, ())
+        # Answers that never came count, since they were asked for.
+        budget = spent(config, round, lambda rounds: max(self._known["asked"].values(), default=0), ())
         if by_example(config.privacy):
-            said = self._known.get("epsilon", {}).values()
-            budget["epsilon"] = None if None in said else max(said, default=0.0)
+            known = [value for value in self._known["epsilon"].values() if value is not None]
+            whole = len(known) == len(self._known["epsilon"])
+            budget["epsilon"] = max(known, default=0.0) if whole else None
         return budget
 
     def answered(self, client: str) -> int:
@@ -182,17 +184,25 @@ class RemoteClients:
 
     def take(self, progress: Progress) -> None:
         """Go on from this progress, e.g. that of the best round."""
-        self._known = progress.elsewhere or _nothing()
+        self._known = known_of(progress)
 
-    def _remember(self, progress: Progress, run: Run) -> dict[str, Any]:
-        """What is known of the clients, with the memories that this run's checkpoints refer to."""
-        if progress.elsewhere is None:
-            progress.elsewhere = _nothing()
-        known = self._known = progress.elsewhere
+    def _remember(self, progress: Progress, run: Run) -> None:
+        """Keep in mind the memories that this run's checkpoints refer to."""
+        known = self._known = known_of(progress)
         known["kept"][str(progress.round - 1)] = dict(known["answered"])
         checkpoints = {str(round) for round in run.checkpoints.rounds()}
         known["kept"] = {round: versions for round, versions in known["kept"].items() if round in checkpoints}
-        return known
+
+    def _asked(self, messages: Mapping[str, bytes], run: Run) -> None:
+        """Take down who was asked, and what each was sent."""
+        run.digests.sent(messages)
+        for name in messages:
+            self._known["asked"][name] = self._known["asked"].get(name, 0) + 1
+
+    def _memory(self, client: str) -> dict[str, Json]:
+        """Of an order to train: from which memory the client goes on, and which ones it must keep."""
+        kept = {versions.get(client, 0) for versions in self._known["kept"].values()}
+        return {"after": self.answered(client), "kept": sorted(kept)}
 
     def _cohort(self, round: int) -> list[str]:
         idle = self._idle()
@@ -216,44 +226,34 @@ class RemoteClients:
                 self._say("no client is there; waiting")
             time.sleep(_PAUSE)
 
-    def _send(self, method: Method, messages: Messages, round: int, lr: float) -> _Sent:
+    def _send(self, messages: Messages, round: int, lr: float) -> _Sent:
         """Order the cohort of a round to train, and wait for its answers from now on."""
-        sent, kept = _Sent(round), self._known["kept"].values()
-        likes: dict[bytes, tuple[int, Given]] = {}  # by message, of the upload: many are sent the same
-        orders = []
+        sent, orders, expected = _Sent(), [], []
+        common: dict[str, Json] = {"kind": "train", "run": self._token, "round": round, "lr": lr}
         for name in self._cohort(round):
             content = sent.messages[name] = messages.packed(name)
-            if content not in likes:
-                like = method.upload_like(unpack(content))
-                likes[content] = (len(pack(like)), Given.of(like, None))
-            says = {
-                "kind": "train", "run": self._token, "round": round, "lr": lr, "after": self.answered(name),
-                "kept": sorted({versions.get(name, 0) for versions in kept}),
-            }  # fmt: skip
-            orders.append(Order(name, says, content, likes[content][0]))
+            given = messages.given(content, self.roster.examples[name])
+            expected.append(given)
+            orders.append(Order(name, {**common, **self._memory(name)}, content, size_of(given.skeleton)))
         asks, sent.since = self._bundles.send(orders), time.monotonic()
-        for order, ask in zip(orders, asks, strict=True):
+        for order, given, ask in zip(orders, expected, asks, strict=True):
             if ask is None:
                 sent.failed.append((order.client, "the order could not be sent"))
                 continue
-            length, given = likes[order.content]
-            examples = self.roster.examples[order.client]
-            self._waiting[ask] = PendingOrder(
-                order.client, round, ask, sent.since, len(order.content), 2 * length + _SLACK, examples,
-                replace(given, examples=examples),
-            )  # fmt: skip
+            sent.asks.add(ask)
+            down, most = len(order.content), 2 * order.answer + _SLACK
+            self._waiting[ask] = PendingOrder(order.client, round, ask, sent.since, down, most, given)
         return sent
 
     def _call(
         self,
         kind: str,
-        says: Mapping[str, Mapping[str, Any]],
+        says: Mapping[str, Mapping[str, Json]],
         contents: Mapping[str, bytes],
         seconds: float,
         quiet: float = math.inf,
     ) -> dict[str, Reply]:
-        """Replies by client; who cannot be reached, or does not reply in time, has one that says so. `quiet`: see
-        `_await`."""
+        """By client, see `_replies`; who cannot be reached has a reply that says so."""
         nodes = set(self._link.nodes())
         common = {"kind": kind, "run": self._token}
         orders = [
@@ -270,8 +270,11 @@ class RemoteClients:
         return replies
 
     def _replies(self, asks: Sequence[str | None], seconds: float, quiet: float = math.inf) -> list[Reply]:
-        """The reply to each of these orders, or one that says why there is none; see `_await`."""
-        came = self._await([ask for ask in asks if ask], seconds, quiet)
+        """The reply to each of these orders that comes in so many seconds, and at most `quiet` seconds after the last
+        one, or one that says why there is none."""
+        awaited = {ask for ask in asks if ask}
+        came = self._await(awaited, time.monotonic() + seconds, quiet)
+        self._bundles.forget(awaited - came.keys())
         replies = []
         for ask in asks:
             reply = came.get(ask or "", Reply({"error": f"no reply in {min(seconds, quiet):g} s"}))
@@ -279,20 +282,25 @@ class RemoteClients:
             replies.append(Reply({"error": "a stale reply"}) if stale else reply)
         return replies
 
-    def _await(self, asks: Collection[str], seconds: float, quiet: float) -> dict[str, Reply]:
-        """The replies to these orders that come in so many seconds, and at most `quiet` seconds after the last one."""
-        replies: dict[str, Reply] = {}
-        begun = time.monotonic()
-        until = begun + seconds
-        while len(replies) < len(asks):
-            came = self._bundles.receive(set(asks) - replies.keys())
-            replies |= came
-            until = min(begun + seconds, time.monotonic() + quiet) if came else until
-            if len(replies) == len(asks) or time.monotonic() > until:
-                break
+    def _await(
+        self,
+        asks: Collection[str],
+        until: float,
+        quiet: float = math.inf,
+        enough: Callable[[Collection[str]], bool] = lambda came: False,
+    ) -> dict[str, Reply]:
+        """The replies that come before a time, and at most `quiet` seconds after the last one, until there are
+        `enough`."""
+        came: dict[str, Reply] = {}
+        last = math.inf
+        while True:
+            new = self._bundles.receive(set(asks) - came.keys())
+            came |= new
+            now = time.monotonic()
+            last = now if new else last
+            if len(came) == len(asks) or enough(came) or now > min(until, last + quiet):
+                return came
             time.sleep(_PAUSE)
-        self._bundles.forget(set(asks) - replies.keys())
-        return replies
 
     def _forgot(self, name: str, reply: Reply) -> None:
         """A client that has lost its memory begins again, as one that never answered."""
@@ -304,25 +312,20 @@ class RemoteClients:
         return summary_of(self._config.eval.metric, replies)
 
     def _wait(self, sent: _Sent) -> list[tuple[PendingOrder, Reply]]:
-        """What comes before the round ends, of this round's answers and of earlier ones.
-
-        Under central privacy nothing counts in a later round than that whose sample it is of.
-        """
+        """What comes before the round ends, of this round's answers and of earlier ones."""
         settings = self._config.network
-        came: dict[str, Reply] = {}
-        until = sent.since + settings.deadline
-        while True:
-            came |= self._bundles.receive(self._waiting.keys() - came.keys())
-            mine = {ask for ask, requested in self._waiting.items() if requested.round == sent.round}
-            enough = len(came) >= settings.enough if settings.enough else mine <= came.keys() and (mine or came)
-            if enough or len(came) == len(self._waiting) or time.monotonic() > until:
-                break
-            time.sleep(_PAUSE)
+
+        def enough(came: Collection[str]) -> bool:
+            if settings.enough:
+                return len(came) >= settings.enough
+            return sent.asks.issubset(came) and bool(sent.asks or came)
+
+        came = self._await(self._waiting.keys(), sent.since + settings.deadline, enough=enough)
         return [(self._waiting.pop(ask), reply) for ask, reply in came.items()]
 
     def _collect(
         self, run: Run, progress: Progress, came: list[tuple[PendingOrder, Reply]], failed: list[tuple[str, str]]
-    ) -> dict[str, Any]:
+    ) -> dict[str, Json]:
         """Put what came on its way, and log each client's line, in the order of the names."""
         up = refused = 0
         losses = []
@@ -337,30 +340,27 @@ class RemoteClients:
                 refused += 1
                 log_event(run, progress.round, requested.client, "refused upload", flaw)
                 continue
-            loss = reply.content.get("loss")
-            row = run.checkpoints.store.row(reply.answer)
-            weight = self.roster.weight(requested.client, self.names)
-            progress.in_flight.append(
-                InFlight(requested.client, requested.round, progress.round, weight, row, requested.given)
-            )
-            self._known["answered"][requested.client] = requested.round
-            record: dict[str, Any] = {"kind": "client", "round": requested.round, "client": requested.client}
-            if loss is not None:
+            facts: dict[str, Json] = {"examples": requested.given.examples}
+            if (loss := reply.number("loss", -LARGEST, LARGEST)) is not None:
                 losses.append(loss)
-                record |= {"loss": loss, "steps": reply.content.get("steps")}
+                facts |= {"loss": loss, "steps": reply.content.get("steps")}
             if by_example(self._config.privacy):
-                record["epsilon"] = reply.number("epsilon", 0, 1e9)  # None: infinite, or it does not say
-                self._known.setdefault("epsilon", {})[requested.client] = record["epsilon"]
-            record |= {"examples": requested.examples, "bytes_up": len(reply.answer), "bytes_down": requested.down}
-            run.log(record | {"staleness": progress.round - requested.round})
+                facts["epsilon"] = reply.number("epsilon", 0, 1e9)  # None: infinite, or it does not say
+                self._known["epsilon"][requested.client] = reply.number("epsilon", 0, 1e9)
+            facts |= {"bytes_up": len(reply.answer), "bytes_down": requested.down}
+            row, weight = run.checkpoints.store.row(reply.answer), self.roster.weight(requested.client, self.names)
+            item = InFlight(requested.client, requested.round, progress.round, weight, row, requested.given)
+            progress.send(item, run, facts)
+            self._known["answered"][requested.client] = requested.round
         for name, reason in sorted(failed):
             log_event(run, progress.round, name, "client failed", reason)
         late = self._late(run, progress.round)
-        record = {"failed": len(failed), "dropped_out": 0, "bytes_up": up, "refused": refused, "late": late}
-        return record | ({"loss": rounded(sum(losses) / len(losses))} if losses else {})
+        counts = {"failed": len(failed), "dropped_out": 0, "bytes_up": up, "refused": refused, "late": late}
+        return counts | ({"loss": rounded(sum(losses) / len(losses))} if losses else {})
 
     def _late(self, run: Run, round: int) -> int:
-        """Log who has not answered this round in time, and give up those who have not for long; how many are late."""
+        """Log who has not answered this round in time, and give up those who have not for long; how many are late.
+        Under central privacy nothing counts in a later round than that whose sample it is of."""
         settings, now = self._config.network, time.monotonic()
         late = sum(requested.round == round for requested in self._waiting.values())
         for ask, requested in list(self._waiting.items()):

@@ -7,18 +7,20 @@ message, which hands the order to this machine's worker (`worker.py`) and ends.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from llm_fed.basics.documents import load_json, names_of
+from llm_fed.basics.documents import Json, load_json, names_of
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.network import worker
-from llm_fed.network.pulls import Pulls
 from llm_fed.network.refusals import told
 from llm_fed.settings import PositiveFloat, coerce
 from llm_fed.settings.config import Device
@@ -26,7 +28,13 @@ from llm_fed.settings.config import Device
 if TYPE_CHECKING:
     from llm_fed.network.link import Reply
 
+_SIDE_BY_SIDE = 64  # look-ups at once, beside those that have hung for PATIENCE
+PATIENCE = 2.0  # seconds that `look` waits for look-ups that have begun
+_KEPT = 600.0  # seconds that something found is kept for whoever asks for it no more
 _STYPE = "llm_fed.message"  # safetensors with our header; never numpy, never pickle
+
+
+Result = TypeVar("Result")
 
 
 def server_app(module: str) -> ServerApp:
@@ -89,7 +97,7 @@ class FlowerLink:
         # node has no say in either. One that registered itself, where keys are not requested, has no name.
         return {node.node_id: node.name for node in self._grid.get_nodes()}
 
-    def send(self, orders: Sequence[tuple[int, Mapping[str, Any], bytes]], patience: float) -> list[str | None]:
+    def send(self, orders: Sequence[tuple[int, Mapping[str, Json], bytes]], patience: float) -> list[str | None]:
         messages = [
             Message(_record(order, content), dst_node_id=node, message_type="train", ttl=patience)
             for node, order, content in orders
@@ -118,7 +126,7 @@ class FlowerLink:
         return None
 
 
-def _record(order: Mapping[str, Any], content: bytes) -> RecordDict:
+def _record(order: Mapping[str, Json], content: bytes) -> RecordDict:
     array = Array(dtype="uint8", shape=(len(content),), stype=_STYPE, data=content)
     return RecordDict({"order": ConfigRecord({"json": json.dumps(order)}), "content": ArrayRecord({"message": array})})
 
@@ -152,3 +160,56 @@ def _place(context: Context) -> dict[str, Any]:
 
 def _config(module: str) -> Path:
     return Path(module).with_name("config.yaml")
+
+
+class Pulls(Generic[Result]):
+    """Looks things up by their ids, each in a thread that ends with the process, so that one that hangs holds up nobody
+    else.
+
+    Args:
+        pull: of an id what there is, or None where there is nothing yet. What it raises is raised by `look`.
+    """
+
+    def __init__(self, pull: Callable[[str], Result | None]):
+        self._pull = pull
+        self._done: queue.SimpleQueue[tuple[str, Result | None, BaseException | None]] = queue.SimpleQueue()
+        self._since: dict[str, float] = {}  # by id that is being looked up, when that began
+        self._results: dict[str, tuple[Result, float]] = {}  # what nobody has requested yet, and when it came
+
+    def look(self, ids: Collection[str]) -> dict[str, Result]:
+        """What there is of these by now, each given out once; returns within PATIENCE, or little more."""
+        until = time.monotonic() + PATIENCE
+        for id in [id for id in ids if id not in self._since and id not in self._results]:
+            while self._running(until - PATIENCE) >= _SIDE_BY_SIDE and time.monotonic() < until:
+                self._take(0.05)
+            if time.monotonic() >= until:
+                break  # the others at the next look
+            self._since[id] = time.monotonic()
+            threading.Thread(target=self._look_up, args=[id], daemon=True).start()
+        while any(id in self._since for id in ids) and time.monotonic() < until:
+            self._take(0.05)
+        now = time.monotonic()
+        self._results = {id: pair for id, pair in self._results.items() if id in ids or now - pair[1] < _KEPT}
+        return {id: self._results.pop(id)[0] for id in [*ids] if id in self._results}
+
+    def _running(self, since: float) -> int:
+        """How many began then or later."""
+        return sum(began >= since for began in self._since.values())
+
+    def _look_up(self, id: str) -> None:
+        try:
+            self._done.put((id, self._pull(id), None))
+        except BaseException as error:
+            self._done.put((id, None, error))
+
+    def _take(self, seconds: float) -> None:
+        """Take in what comes within so many seconds, at most one."""
+        try:
+            id, result, error = self._done.get(timeout=seconds)
+        except queue.Empty:
+            return
+        self._since.pop(id, None)
+        if error is not None:
+            raise error
+        if result is not None:
+            self._results[id] = result, time.monotonic()

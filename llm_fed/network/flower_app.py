@@ -84,18 +84,18 @@ def accepts(name: str) -> bool:
 
 
 def name_of(stem: str, method: str = "") -> str:
-    """The name of an app that Flower takes: `stem-method` with hyphens for other signs. What is too long ends with four
-    digits of a hash, so that two such names differ.
+    """The name of an app that Flower takes: `stem-method` with hyphens for other signs, cut to LONGEST.
 
     Args:
         stem: of the configuration file.
         method: its name, or `package.module:Name`.
     """
     whole = unicodedata.normalize("NFC", "-".join(filter(None, [stem, short(method)])))
+    if accepts(whole):
+        return whole
     name = re.sub("-+", "-", "".join(sign if sign.isalnum() else "-" for sign in whole)).strip("-")
-    name = whole if accepts(whole) else name if name[:1].isalpha() else f"app-{name}".rstrip("-")
-    mark = hashlib.sha256(whole.encode(errors="replace")).hexdigest()[:4]
-    return name if accepts(name) else f"{name[: LONGEST - 5].rstrip('-')}-{mark}"
+    name = name if name[:1].isalpha() else f"app-{name}"
+    return name[:LONGEST].rstrip("-")
 
 
 def natural(config: Config) -> Config:

@@ -18,14 +18,15 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError
 from llm_fed.basics.files import append_file, cut_file, make_folder, read_file, remove, sync_folder, write_file
+from llm_fed.network.link import OrderFields
 
 KEPT = 64  # answers of a client that are kept; an older order would be answered anew, and counted again
 Releases = Mapping[tuple[float, float], int]  # by noise multiplier and rate of sampling, how often
-Answer = tuple[dict[str, Any], bytes]
+Answer = tuple[dict[str, Json], bytes]  # the reply to an order, and its content
 
 
 class Ledger:
@@ -81,7 +82,7 @@ class Ledger:
             remove(self._folder / line["order"])
 
 
-def order_id(config: str, order: Mapping[str, Any], content: bytes) -> str:
+def order_id(config: str, order: OrderFields, content: bytes) -> str:
     """By which an order is known again, with its packed message and the configuration that it is carried out with; when
     it is sent, and which memories the server still needs, is no part."""
     says = {key: value for key, value in order.items() if key not in ("ask", "bytes", "kept")}

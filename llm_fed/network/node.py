@@ -15,14 +15,15 @@ import time
 from collections.abc import Mapping, Sequence, Set
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 from rich.console import Console
 
 from llm_fed.basics import documents
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import ClientError, lookup, panics
 from llm_fed.basics.files import write_folders
 from llm_fed.basics.names import rounded
@@ -34,23 +35,21 @@ from llm_fed.experiment import finish
 from llm_fed.export import models
 from llm_fed.federation import summing
 from llm_fed.federation.clients import encoded_upload, reported_examples
-from llm_fed.federation.privacy import at_clients, by_example, composed, protected, released, shown
+from llm_fed.federation.privacy import at_clients, by_example, composed, noisy_steps, protected, released, shown
 from llm_fed.federation.uploads import infinite_flaw
 from llm_fed.method.client import NOISY_STEPS, Client
 from llm_fed.method.site import Site
 from llm_fed.network import limits, peers, policy
-from llm_fed.network.bundle import PROTOCOL, RUN_NAME, content_of, joined
 from llm_fed.network.ledger import Answer, Ledger, order_id
-from llm_fed.network.node_folders import personal_folder, plain
-from llm_fed.network.node_rows import RowsAtNode
+from llm_fed.network.link import PROTOCOL, RUN_NAME, MessageFields, OrderFields, content_of, joined
+from llm_fed.network.node_folders import RowsAtNode, personal_folder, plain
 from llm_fed.network.policy import Guard, Policy
-from llm_fed.network.refusals import Refused, told
-from llm_fed.network.side_by_side import each, fused
+from llm_fed.network.refusals import Refused, each, fused, told
 from llm_fed.network.watching import Watched, measured, told_scores, watched
 from llm_fed.runs.checkpoint import Checkpoints
 from llm_fed.runs.rows import Memory
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.evaluation import Personal
+from llm_fed.scoring.evaluation import Measured, Personal
 from llm_fed.secure.cohort import Cohort, Terms
 from llm_fed.settings import plugins
 from llm_fed.settings.config import Config, Device, ServerConfig
@@ -62,7 +61,8 @@ _EXPERIMENTS = 4  # that a node holds at once: those of a merge and of the two r
 _AGAIN = 60.0  # seconds until data that were missing are looked for again
 BUILT_IN = "built-in"  # as `path`: the node has no data of its own, and serves those that come with llm_fed
 SUMMING = ("prepare", "reveal")  # kinds of orders that need nothing that is built
-_COMMON = ("kind", "run", "round", "lr", "split", "name", "ended")  # of orders that are carried out side by side
+Outcomes = dict[str, Answer | Exception]  # by client the reply to its order and its content, or what ended it
+Sites = dict[str, Client | Exception]  # by client its site, or why it cannot work
 
 
 @dataclass(frozen=True)
@@ -80,24 +80,30 @@ class NodeSettings:
     rules: Policy = Policy()  # what it says, once it is read
 
 
+@dataclass(frozen=True)
+class _Built:
+    """What is built for a run."""
+
+    experiment: Experiment
+    rows: RowsAtNode
+    since: float  # when it was built
+
+
 class Node:
     """The clients of one machine. Whatever is loaded for an order stays for the next."""
 
     def __init__(self) -> None:
         self._bases = bases.Bases()
-        self._built: dict[str, tuple[Experiment, RowsAtNode]] = {}  # by the configuration's text
-        self._since: dict[str, float] = {}  # likewise, when it was built
+        self._built: dict[str, _Built] = {}  # by the configuration's text
         self._stores: dict[Path, Checkpoints] = {}
 
-    def answer(
-        self, location: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
-    ) -> tuple[dict[str, Any], bytes]:
+    def answer(self, location: NodeSettings, config: str, message: MessageFields, content: bytes) -> Answer:
         """The reply to one message, and its content; what went wrong with all of it is in the reply's `error`, and what
         went wrong with one client's order in its own.
 
         Args:
             config: of the federation, as YAML.
-            message: a greeting (`kind`: hello), or orders (`kind`: work), see `bundle` and `clients`.
+            message: a greeting (`kind`: hello), or orders (`kind`: work), see `link` and `clients`.
             content: packed messages, one after another.
         """
         try:
@@ -110,9 +116,7 @@ class Node:
         finally:
             signal.alarm(0)
 
-    def _carry_out(
-        self, location: NodeSettings, config: str, message: Mapping[str, Any], content: bytes
-    ) -> tuple[dict[str, Any], bytes]:
+    def _carry_out(self, location: NodeSettings, config: str, message: MessageFields, content: bytes) -> Answer:
         if message.get("protocol", 1) != PROTOCOL:
             raise Refused(
                 "protocol",
@@ -122,7 +126,7 @@ class Node:
         if not (location.path and location.clients):
             raise Refused("setup", "without path= and clients= in --node-config nothing is served")
         location.rules.check_text(config)
-        settings = _settings(config)
+        settings = from_dict(documents.load(config))
         limits.check(settings)
         # The server says what `auto` means in its run.
         if settings.base.dtype == "auto" and "dtype" in message:
@@ -132,27 +136,23 @@ class Node:
         kinds = {"hello": self._hello, "work": self._work}
         return lookup("message", message["kind"], kinds)(location, settings, message, content)
 
-    def _hello(
-        self, location: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
-    ) -> tuple[dict[str, Any], bytes]:
+    def _hello(self, location: NodeSettings, config: Config, message: MessageFields, content: bytes) -> Answer:
         built = self._experiment(location, config, [plain(message["run"])] if "run" in message else [])
         sizes = {name: reported_examples(site, config) for name, site in sorted(built.trainers.items())}
-        said = {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}
+        said: dict[str, Json] = {"clients": sizes, "base": bases.identity(built.base), "protocol": PROTOCOL}
         if config.privacy.secure:
             said["certificates"] = peers.certificates(
                 location.home, message["run"], [*sizes], location.key, location.peers
             )
         return {**said, "idle": [*built.only_tested, *built.left_out], "unscored": [*built.unscored]}, b""
 
-    def _work(
-        self, location: NodeSettings, config: Config, message: Mapping[str, Any], content: bytes
-    ) -> tuple[dict[str, Any], bytes]:
+    def _work(self, location: NodeSettings, config: Config, message: MessageFields, content: bytes) -> Answer:
         location.rules.check_room(location.home)
         replies, answers = [], []
-        for alike in _alike(message["orders"]):
-            outcomes = self._answered(
-                _OrderGroup(location, config, {order["client"]: order for order in alike}, content)
-            )
+        for _, orders in groupby(message["orders"], _common):
+            alike = list(orders)
+            work = _OrderGroup(location, config, {order["client"]: order for order in alike}, content)
+            outcomes = self._answered(work)
             for order in alike:
                 outcome = outcomes[order["client"]]
                 reply, answer = (told(outcome), b"") if isinstance(outcome, Exception) else outcome
@@ -161,9 +161,9 @@ class Node:
         entries, joint = joined(replies, answers, once=False)
         return {"replies": entries}, joint
 
-    def _answered(self, work: _OrderGroup) -> dict[str, Any]:
-        """By client the reply to its order and its content, or what ended it. What an answer releases is in the
-        client's ledger before it leaves, and an order that was answered with noise has the same answer again."""
+    def _answered(self, work: _OrderGroup) -> Outcomes:
+        """What an answer releases is in the client's ledger before it leaves, and an order that was answered with noise
+        has the same answer again."""
         if work.common["kind"] in SUMMING:
             return self._towards_a_sum(work)
         kinds = {"train": self._train, "evaluate": self._evaluate, "finish": self._finish}
@@ -171,7 +171,7 @@ class Node:
         built = self._experiment(work.location, work.config, work.runs, requested=work.orders.keys())
         ledgers: dict[str, tuple[Ledger, str]] = {}
 
-        def known(client: str, order: Mapping[str, Any]) -> Answer | None:
+        def known(client: str, order: OrderFields) -> Answer | None:
             if client not in built.clients:
                 raise Refused("client", f"this machine has no data of client {client} now")
             id = order_id(repr(work.config), order, content_of(order, work.content))
@@ -185,7 +185,8 @@ class Node:
         answers = each(work.orders, known)
         new = {client: work.orders[client] for client, answer in answers.items() if answer is None}
         outcomes = carry_out(replace(work, orders=new)) if new else {}
-        return answers | each(outcomes, lambda client, its: self._entered(work, built, client, ledgers[client], its))
+        entered = each(outcomes, lambda client, its: self._entered(work, built, client, ledgers[client], its))
+        return {client: entered[client] if answer is None else answer for client, answer in answers.items()}
 
     def _entered(
         self, work: _OrderGroup, built: Experiment, client: str, entry: tuple[Ledger, str], answer: Answer
@@ -195,7 +196,7 @@ class Node:
         (ledger, order), private, run = entry, work.config.privacy, work.common["run"]
         if not by_example(private) and work.common["kind"] != "train":
             return answer
-        if releases := released(private, *_noisy_steps(built.clients[client])):
+        if releases := released(private, *noisy_steps(built.clients[client])):
             work.location.rules.check_spent(ledger, releases)
             if by_example(private):
                 answer[0]["epsilon"] = shown(composed(ledger.released(run, releases), private.delta))
@@ -204,18 +205,19 @@ class Node:
             ledger.write(order, run, rows, releases, answer if at_clients(private) else None)
         return answer
 
-    def _train(self, work: _OrderGroup) -> dict[str, Any]:
+    def _train(self, work: _OrderGroup) -> Outcomes:
         built, sites, messages = self._prepared(work)
         round = work.common["round"]
-        for site in _working(sites):
+        working = _working(sites)
+        for site in working.values():
             site.begin(round, work.common["lr"])
         updates = fused(built.runtime, sites, lambda site: built.method.client_update(site, messages[site.id]))
 
-        def reply(client: str, update: Message) -> tuple[dict[str, Any], bytes]:
-            site, store, order = sites[client], self._store(work, client), work.orders[client]
+        def reply(client: str, update: Message) -> Answer:
+            site, store, order = working[client], self._store(work, client), work.orders[client]
             # Noise that no other answer has: one that is requested again, from another message, must not share it.
             if work.config.privacy.secure:
-                packed, more = self._masked(built, work, site, update)
+                packed, more = self._masked(work, site, update)
             else:
                 packed, more = encoded_upload(update, work.config, Secret.fresh(), round, client), {}
             assert isinstance(site.memory, Memory)
@@ -223,14 +225,14 @@ class Node:
             kept = {order["after"], *order["kept"], round}
             store.prune(lambda version: version in kept)
             shown = site.losses and not work.config.privacy.draws  # a loss would say what noise and masks are to hide
-            loss = {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)} if shown else {}
-            return {"examples": reported_examples(site, work.config), **loss, **more}, packed
+            said: dict[str, Json] = {"examples": reported_examples(site, work.config), **more}
+            if shown:
+                said |= {"loss": rounded(statistics.fmean(site.losses)), "steps": len(site.losses)}
+            return said, packed
 
         return each(updates, reply)
 
-    def _masked(
-        self, built: Experiment, work: _OrderGroup, site: Client, update: Message
-    ) -> tuple[bytes, dict[str, Any]]:
+    def _masked(self, work: _OrderGroup, site: Client, update: Message) -> tuple[bytes, dict[str, Json]]:
         """The client's part of a sum, masked, and what proves it to its neighbours."""
         order, private = work.orders[site.id], work.config.privacy
         cohort, largest, secret = Cohort.of(order["cohort"]), int(order["largest"]), Secret.fresh()
@@ -249,26 +251,26 @@ class Node:
             proofs = party.mask(part, terms, order["sealed"])
         return pack(part), {"proofs": proofs, "settings": trained}
 
-    def _towards_a_sum(self, work: _OrderGroup) -> dict[str, Any]:
+    def _towards_a_sum(self, work: _OrderGroup) -> Outcomes:
         """The phases of `privacy.secure` before and after training."""
         identities = peers.read(work.location.peers)
 
-        def step(client: str, order: Mapping[str, Any]) -> Answer:
+        def step(client: str, order: OrderFields) -> Answer:
             cohort = Cohort.of(order["cohort"])
             with peers.taking_part(work.location.home, order["run"], client, identities) as party:
                 if order["kind"] == "prepare":
-                    return party.prepare(cohort, order["certificates"]), b""
-                return party.reveal(cohort, order["alive"], order["proofs"]), b""
+                    return cast(dict[str, Json], party.prepare(cohort, order["certificates"])), b""
+                return cast(dict[str, Json], party.reveal(cohort, order["alive"], order["proofs"])), b""
 
         return each(work.orders, step)
 
-    def _evaluate(self, work: _OrderGroup) -> dict[str, Any]:
+    def _evaluate(self, work: _OrderGroup) -> Outcomes:
         built, sites, messages = self._prepared(work)
         found = self._measured(work, built, sites, _personal(built, messages), work.common["split"])
         scores = told_scores(built, sites, found)
         return each(scores, lambda client, score: (score, b""))
 
-    def _finish(self, work: _OrderGroup) -> dict[str, Any]:
+    def _finish(self, work: _OrderGroup) -> Outcomes:
         built, sites, messages = self._prepared(work)
         merged = self._parents(work, messages)
 
@@ -282,50 +284,57 @@ class Node:
 
         sites, failed = each(sites, begin), {}
         sent = {name: message["message"] for name, message in messages.items()}
-        before = {site.id: copy(site.memory) for site in _working(sites)}
+        before = {name: copy(site.memory) for name, site in _working(sites).items()}
         done = fused(built.runtime, sites, lambda site: built.method.finish(site, merged[site.id] or sent[site.id]))
         for client, outcome in done.items():
-            if isinstance(outcome, ClientError) and client in before and not merged[client]:
-                sites[client].memory, failed[client] = before[client], {"failed": told(outcome)["error"]}
+            site = sites[client]
+            if isinstance(outcome, ClientError) and not isinstance(site, Exception) and not merged[client]:
+                site.memory, failed[client] = before[client], {"failed": told(outcome)["error"]}
             elif isinstance(outcome, Exception):
                 sites[client] = outcome
         states = fused(built.runtime, sites, _personal(built, sent))
+        known = {client: state for client, state in states.items() if not isinstance(state, Exception)}
+        working = _working(sites)
 
         async def personal(site: Site) -> State:
-            return states[site.id]
+            return known[site.id]
 
-        tested = each(states, lambda client, state: sites[client])
+        tested = each(states, lambda client, state: working[client])
         found = self._measured(work, built, tested, personal, "test", examples=True)
         scores, more = told_scores(built, tested, found), watched(built, states, found)
 
-        def reply(client: str, score: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-            self._export(built, work, sites[client], states[client], score, more[client])
-            outcome = {**score, **more[client].as_json()}
-            return {**outcome, "recipe": built.method.recipe(sites[client]), **failed.get(client, {})}, b""
+        def reply(client: str, score: dict[str, Json]) -> Answer:
+            self._export(built, work, working[client], known[client], score, more[client])
+            recipe = built.method.recipe(working[client])
+            return {**score, **more[client].said, "recipe": recipe, **failed.get(client, {})}, b""
 
         return each(scores, reply)
 
-    def _measured(self, work: _OrderGroup, *what: Any, **more: Any) -> dict[str, Any]:
+    def _measured(
+        self, work: _OrderGroup, built: Experiment, sites: Sites, personal: Personal, split: str, examples: bool = False
+    ) -> dict[str, Measured | Exception]:
         """As `watching.measured`; nothing where the owner lets nobody ask for answers."""
-        return measured(*what, **more) if "answers" in work.location.rules.allowed else {}
+        if "answers" not in work.location.rules.allowed:
+            return {}
+        return measured(built, sites, personal, split, examples=examples)
 
-    def _parents(self, work: _OrderGroup, messages: Mapping[str, Message]) -> dict[str, dict[str, Any]]:
+    def _parents(self, work: _OrderGroup, messages: Mapping[str, Message]) -> dict[str, dict[str, State | Exception]]:
         """By client and name of a parent, if the run is a merge: the client's model there, or why it has none."""
-        given: dict[str, dict[str, Any]] = {client: {} for client in messages}
+        given: dict[str, dict[str, State | Exception]] = {client: {} for client in messages}
         for need in dict.fromkeys(need for sent in messages.values() for need in sent["given"]):
-            orders = {name: work.orders[name] for name, sent in messages.items() if need in sent["given"]}
+            sent_there = {name: sent["given"][need] for name, sent in messages.items() if need in sent["given"]}
+            orders = {name: work.orders[name] for name in sent_there}
             of_parent = {name: {**order, **order["given"][need], "given": {}} for name, order in orders.items()}
-            its_work = replace(work, config=config_of(need, work.config), orders=of_parent)
+            config = config_of(need, work.config)
+            its_work = replace(work, config=config, orders=cast(Mapping[str, OrderFields], of_parent))
             built = self._experiment(its_work.location, its_work.config, its_work.runs)
-            sites = self._sites(built, its_work)
-            sent_there = {name: messages[name]["given"][need] for name in orders}
-            states = fused(built.runtime, sites, _personal(built, sent_there))
+            states = fused(built.runtime, self._sites(built, its_work), _personal(built, sent_there))
             for client, state in states.items():
                 given[client][need] = state
         return given
 
     def _export(
-        self, built: Experiment, work: _OrderGroup, site: Client, state: State, score: Mapping[str, Any], more: Watched
+        self, built: Experiment, work: _OrderGroup, site: Client, state: State, score: Mapping[str, Json], more: Watched
     ) -> None:
         """Write a client's personal model to this machine's disk, where the configuration says so."""
         order = work.orders[site.id]
@@ -333,7 +342,7 @@ class Node:
         if models.chosen(work.config.export.clients, [site.id], [site.id] if answered else ()):
             folder = personal_folder(work.location.home, order["name"], order["run"]) / site.id
             text = documents.dump(as_dict(work.config))
-            scores = {} if score["score"] is None else {site.id: score["score"]}
+            scores = {site.id: score["score"]} if isinstance(score["score"], int | float) else {}
             if by_example(work.config.privacy):  # its card counts the whole run, whatever the server went back to
                 site = replace(site, memory={**site.memory, NOISY_STEPS: self._spent(work, site)})
             own = finish.contents(built, [site], {site.id: state}, scores, text, order["spent"], more.warnings)
@@ -341,13 +350,12 @@ class Node:
 
     def _spent(self, work: _OrderGroup, site: Client) -> dict[str, float]:
         """What `NOISY_STEPS` is of a client after all of its answers in this run, and what it has done since."""
-        rate, steps = _noisy_steps(site)
+        rate, steps = noisy_steps(site)
         before = Ledger(work.location.home, site.id).released(work.common["run"])
         return {"rate": max([rate, *(rate for _, rate in before)]), "steps": steps + sum(before.values())}
 
-    def _prepared(self, work: _OrderGroup) -> tuple[Experiment, dict[str, Any], dict[str, Message]]:
-        """What is built for these orders; by client its site with the memory that its order says, or why it cannot
-        work; and by client what it is sent."""
+    def _prepared(self, work: _OrderGroup) -> tuple[Experiment, Sites, dict[str, Message]]:
+        """What is built for these orders, and by client its site and what it is sent."""
         built = self._experiment(work.location, work.config, work.runs, requested=work.orders.keys())
         messages: dict[str, Message] = {}
 
@@ -357,10 +365,10 @@ class Node:
 
         return built, each(self._sites(built, work), opened), messages
 
-    def _sites(self, built: Experiment, work: _OrderGroup) -> dict[str, Any]:
+    def _sites(self, built: Experiment, work: _OrderGroup) -> Sites:
         """By client its site with the memory that its order says, or why it has none."""
 
-        def remembering(client: str, order: Mapping[str, Any]) -> Client:
+        def remembering(client: str, order: OrderFields) -> Client:
             if client not in built.clients:
                 raise Refused("client", f"this machine has no data of client {client} now")
             site, store, after = built.clients[client], self._store(work, client), order["after"]
@@ -385,46 +393,46 @@ class Node:
     def _experiment(
         self, location: NodeSettings, config: Config, runs: Sequence[str], requested: Set[str] = frozenset()
     ) -> Experiment:
-        """What is built for a run, of which this machine keeps in which splits its rows are. If a client that is asked
-        has nothing to train on in it, its data may have come back since: they are looked for again, at most every
-        _AGAIN seconds.
+        """What is built for a run, of which this machine keeps in which splits its rows are. If a client that is
+        requested has nothing to train on in it, its data may have come back: they are looked for every _AGAIN seconds.
 
         Args:
             runs: its token, and those of the runs that it starts from.
-            asked: the clients that train or are scored now; until there are some, nothing is written.
+            requested: who trains or is scored now; until there is somebody, nothing is written.
         """
         location.rules.check(config)
         here = self._here(location, config)
         key = repr((here, location.allow, location.rules, runs))  # what was allowed once may not be now
-        if key not in self._built:
-            self._build(key, here, RowsAtNode(location.home, runs), location.rules)
-        elif not requested <= self._built[key][0].trainers.keys() and time.monotonic() - self._since[key] >= _AGAIN:
+        known = self._built.get(key)
+        lacks = known is not None and not requested <= known.experiment.trainers.keys()
+        if known is None or (lacks and time.monotonic() - known.since >= _AGAIN):
             try:
-                self._build(key, here, RowsAtNode(location.home, runs), location.rules)
+                rows = RowsAtNode(location.home, runs)
+                built = _Built(self._build(here, rows, location.rules), rows, time.monotonic())
             except Exception as error:  # of any kind: the others' data are still good
+                if known is None:
+                    raise
                 print(f"data that were missing cannot be read yet: {error}", flush=True)
-        built, rows = self._built[key]
+                built = replace(known, since=time.monotonic())
+            others = [k for k, its in self._built.items() if its.experiment.config.base == here.base and k != key]
+            self._built = {k: self._built[k] for k in others[1 - _EXPERIMENTS :]} | {key: built}
+        built = self._built[key]
         if requested:
-            rows.keep(built.record)
-        return built
+            built.rows.keep(built.experiment.record)
+        return built.experiment
 
-    def _build(self, key: str, here: Config, rows: RowsAtNode, rules: Policy) -> None:
-        self._since[key] = time.monotonic()
+    def _build(self, here: Config, rows: RowsAtNode, rules: Policy) -> Experiment:
         base, loaded = self._bases.of(here), self._bases.loads
         silent = Reporter(Console(quiet=True))
         built = build.prepare(here, silent, base=base, everybody=False, known=rows.known)
         rules.check_built(built)
         built.runtime.engine = Guard(built.engine, rules)
-        same_base = {k: pair for k, pair in self._built.items() if pair[0].config.base == here.base and k != key}
-        self._built = dict(list(same_base.items())[1 - _EXPERIMENTS :]) | {key: (built, rows)}
-        name = here.method["name"]
-        print(f"{name} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)
+        print(f"{here.method['name']} for {', '.join(built.clients)}; bases loaded so far: {loaded}", flush=True)
         reading = built.reading.for_people() if built.reading else {}
-        for line in [
-            *(f"{label}: {text}" for label, text in reading.items()),
-            *taking_part.notes(built, everybody=False),
-        ]:
+        lines = [f"{label}: {text}" for label, text in reading.items()]
+        for line in [*lines, *taking_part.notes(built, everybody=False)]:
             print(line, flush=True)
+        return built
 
     def _here(self, location: NodeSettings, config: Config) -> Config:
         """The configuration with this machine's data; who is asked, and when, is the server's affair."""
@@ -441,32 +449,25 @@ class _OrderGroup:
 
     location: NodeSettings
     config: Config
-    orders: Mapping[str, Mapping[str, Any]]  # by client
+    orders: Mapping[str, OrderFields]  # by client
     content: bytes  # of the whole message
 
     @property
     def runs(self) -> list[str]:
-        """The token of the run that the orders are of, and of those that it starts from; a name that cannot be one is
-        refused where it is used."""
-        given = [parent.get("run") for order in self.orders.values() for parent in order.get("given", {}).values()]
-        return [run for run in dict.fromkeys([self.common["run"], *given]) if run and RUN_NAME.fullmatch(run)]
+        """The tokens of the run and of those that it starts from; another name is refused where it is used."""
+        given = [parent.get("run", "") for order in self.orders.values() for parent in order.get("given", {}).values()]
+        return [run for run in dict.fromkeys([self.common["run"], *given]) if RUN_NAME.fullmatch(run)]
 
     @property
-    def common(self) -> Mapping[str, Any]:
+    def common(self) -> OrderFields:
         """What all of the orders say alike, beside what each says of its client."""
         return next(iter(self.orders.values()))
 
 
-def _alike(orders: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """The orders in their order, cut where they no longer ask other clients for the same."""
-    groups: list[list[Mapping[str, Any]]] = []
-    for order in orders:
-        last = groups[-1] if groups else []
-        same = last and {key: order.get(key) for key in _COMMON} == {key: last[0].get(key) for key in _COMMON}
-        if not same or any(order["client"] == other["client"] for other in last):
-            groups.append([])
-        groups[-1].append(order)
-    return groups
+def _common(order: OrderFields) -> tuple[Json, ...]:
+    """What orders that are carried out side by side say alike."""
+    whose = order["kind"], order.get("run"), order.get("round"), order.get("lr")
+    return *whose, order.get("split"), order.get("name"), order.get("ended")
 
 
 def _personal(built: Experiment, sent: Mapping[str, Message]) -> Personal:
@@ -474,17 +475,5 @@ def _personal(built: Experiment, sent: Mapping[str, Message]) -> Personal:
     return lambda site: built.method.personalize(site, sent[site.id])
 
 
-def _working(sites: Mapping[str, Any]) -> list[Site]:
-    return [site for site in sites.values() if isinstance(site, Site)]
-
-
-def _noisy_steps(site: Client) -> tuple[float, int]:
-    """The rate and the number of the noisy steps that the order at hand has taken."""
-    counted = site.memory.get(NOISY_STEPS, {"rate": 0.0, "steps": 0})
-    return counted["rate"], counted["steps"]
-
-
-@lru_cache(maxsize=16)
-def _settings(text: str) -> Config:
-    """A federation's configuration; its orders all bring the same text, which takes longer to read than some work."""
-    return from_dict(documents.load(text))
+def _working(sites: Sites) -> dict[str, Client]:
+    return {name: site for name, site in sites.items() if not isinstance(site, Exception)}

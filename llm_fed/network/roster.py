@@ -7,9 +7,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError, listed, one_line
-from llm_fed.network.bundle import PROTOCOL
-from llm_fed.network.link import Link, Reply
+from llm_fed.network.link import PROTOCOL, Link, Reply
 from llm_fed.settings.config import NetworkConfig
 
 _PAUSE = 0.5  # seconds between two looks for clients
@@ -35,23 +35,14 @@ class Roster:
 
     A client is at the node that the operator registered under its name, or that `network.clients` names after an @. It
     stays at the node, and with the number of examples, that it had when the run began.
-
-    Args:
-        say: is told what an operator wants to know.
-
-    Attributes:
-        homes: by client of `network.clients`, the name of its node; nobody where that is a number.
-        owners: by client, the id of the node that had it first.
-        examples: by client, the number of training examples that it said first.
-        node: by client, the id of its node, as far as that is known to be there.
     """
 
     def __init__(self, link: Link, settings: NetworkConfig, say: Callable[[str], None]):
         self._link, self._settings, self._say = link, settings, say
-        self.homes = homes(settings.clients)
-        self.owners: dict[str, int] = {}
-        self.examples: dict[str, int] = {}
-        self.node: dict[str, int] = {}
+        self.homes = homes(settings.clients)  # of the clients that are named there
+        self.owners: dict[str, int] = {}  # by client the id of the node that had it first
+        self.examples: dict[str, int] = {}  # by client the number of training examples that it said first
+        self.node: dict[str, int] = {}  # by client the id of its node, as far as that is known to be there
         self.certificates: dict[str, tuple[str, str]] = {}  # by client, with `privacy.secure`
         self.unscored: set[str] = set()  # clients without test examples, as their nodes say
         self.base = ""  # the fingerprint that the base of every node must have
@@ -63,31 +54,29 @@ class Roster:
         """Wait for these clients, or for so many, at most `network.wait` seconds; the clients of the run in their
         order, those without one sorted by name. Who has a name and is missing is among them, and joins when it comes.
         RunError: no client has come by then."""
-        announced, begun, limit = -1, time.monotonic(), self._settings.wait
+        announced, begun, limit = "", time.monotonic(), self._settings.wait
+        named = None if isinstance(wanted, int) else tuple(wanted)
         number = wanted if isinstance(wanted, int) else len(wanted)
         while True:
             self.greet()
-            connected = sorted(self.node) if isinstance(wanted, int) else [name for name in wanted if name in self.node]
+            connected = sorted(self.node) if named is None else [name for name in named if name in self.node]
             if len(connected) >= number:
                 return tuple(connected)
-            missing = "" if isinstance(wanted, int) else f": {', '.join(n for n in wanted if n not in connected)}"
+            lacking = f": {', '.join(name for name in named if name not in connected)}" if named else ""
             if limit is not None and time.monotonic() - begun > limit:
                 break
-            if announced != len(connected):
-                announced = len(connected)
-                self._say(f"{len(connected)} of {number} clients are connected; waiting for the others{missing}")
+            said = f"{len(connected)} of {number} clients are connected; waiting for the others{lacking}"
+            if said != announced:
+                announced = said
+                self._say(said)
             time.sleep(_PAUSE)
+        waited = f"in {limit:g} s (network.wait)"
         if not connected:
-            raise RunError(
-                f"no client has come in {limit:g} s (network.wait){missing}; see to the nodes, then give the same "
-                "command again"
-            )
-        later = "who comes later takes no part" if isinstance(wanted, int) else "they join when they come"
-        self._say(
-            f"{len(connected)} of {number} clients have come in {limit:g} s (network.wait); going on without the "
-            f"others{missing}; {later}"
-        )
-        return tuple(connected) if isinstance(wanted, int) else tuple(wanted)
+            raise RunError(f"no client has come {waited}{lacking}; see to the nodes, then give the same command again")
+        later = "they join when they come" if named else "who comes later takes no part"
+        self._say(f"{len(connected)} of {number} clients have come {waited}; going on without the others{lacking}; "
+                  f"{later}")  # fmt: skip
+        return named or tuple(connected)
 
     def greet(self) -> None:
         """Ask which clients they have those nodes that are new or were away, and from time to time those that could not
@@ -96,7 +85,7 @@ class Roster:
         self._again = {node: then for node, then in self._again.items() if node in nodes}
         self._greetings = {id: node for id, node in self._greetings.items() if node in nodes}
         new = sorted(node for node in nodes if self._again.get(node, now) <= now)
-        hello = {"kind": "hello", "protocol": PROTOCOL}
+        hello: dict[str, Json] = {"kind": "hello", "protocol": PROTOCOL}
         ids = self._link.send([(node, hello, b"") for node in new], self._settings.patience)
         for id, node in zip(ids, new, strict=True):
             if id is not None:

@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from llm_fed import kinds, tasks
 from llm_fed.basics import signs
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import Secret
 from llm_fed.bench import bases, taking_part
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.sites import structures
 from llm_fed.experiment import announce, merging, run, splits
-from llm_fed.experiment.baselines import line_of
 from llm_fed.experiment.ending import Ending
 from llm_fed.experiment.finish import facts_of, spent_in, write_summary
 from llm_fed.experiment.simulation import Simulation, Train
 from llm_fed.export import models
 from llm_fed.federation import aggregation
-from llm_fed.federation.clients import messages_for
+from llm_fed.federation.clients import Messages
 from llm_fed.federation.loop import Federation, Scoring
 from llm_fed.federation.progress import Progress, restore
-from llm_fed.kinds import Kind
 from llm_fed.network import limits
-from llm_fed.network.bundle import RUN_NAME
-from llm_fed.network.clients import RemoteClients
-from llm_fed.network.link import Link, Reply
+from llm_fed.network.clients import RemoteClients, known_of
+from llm_fed.network.link import RUN_NAME, Link
 from llm_fed.network.summed import SummedClients
 from llm_fed.network.watching import heard
 from llm_fed.runs.folder import Run, log_event
@@ -50,41 +47,23 @@ def train(
     *,
     fresh: bool = False,
     reporter: Reporter | None = None,
-    base: Kind | None = None,
-    name: str | None = None,
     finish: bool = False,
     goes_on: bool = False,
 ) -> dict[str, Any]:
-    """Run a federation, or continue it, to its end; personal models and their scores are made by the clients.
+    """Run a federation, or continue it, to its end, as `run.train` does; personal models and their scores are made by
+    the clients.
 
     Args:
         folder: the run folder, here; it never holds a personal model.
-        link: reaches the clients.
-        base: the configured base, where it is loaded already.
-        name: under which the clients keep their personal models (default: the folder's).
         finish: train no further round, and finish with those that the run has.
-        goes_on: see `run.train`.
-
-    Returns:
-        The content of `summary.json`, as `run.train` does.
-
-    Raises:
-        UserError, RunError: as `run.train`.
     """
-    deployment = Deployment(link, name or folder.resolve().name)
+    deployment = Deployment(link, folder.resolve().name)
     ending = Ending("finish=true" if finish else "")
-    return run.train(
-        config, folder, fresh=fresh, reporter=reporter, base=base, mode=deployment, ending=ending, goes_on=goes_on
-    )
+    return run.train(config, folder, fresh=fresh, reporter=reporter, mode=deployment, ending=ending, goes_on=goes_on)
 
 
 class Deployment(Simulation):
-    """The server trains nothing but what it has examples of its own for.
-
-    Args:
-        link: reaches the clients.
-        name: under which they keep their personal models.
-    """
+    """The server trains nothing but what it has examples of its own for. `name`: under which clients keep models."""
 
     fresh = "fresh=true"
 
@@ -120,8 +99,8 @@ class Deployment(Simulation):
     def begun(self, experiment: Experiment, run: Run, reporter: Reporter) -> None:
         """Waits for the clients."""
         config = experiment.config
-        known = run.recall("network.json") or {"token": secrets.token_hex(8), "clients": [], "nodes": {}}
-        known.setdefault("examples", {})
+        new: dict[str, Any] = {"token": secrets.token_hex(8), "clients": [], "nodes": {}, "examples": {}}
+        known = run.recall("network.json") or new
         # Another one after a crash: a round that is done again has other uploads, and must not share their noise.
         self._secret = run.secret.of("a server", secrets.token_hex(16))
         # All nodes compute alike, and each keeps with the run which of its rows it trains on.
@@ -148,8 +127,8 @@ class Deployment(Simulation):
     def merge(self, experiment: Experiment, run: Run, reporter: Reporter, train: Train) -> dict[str, Any]:
         config, clients = experiment.config, self._clients
         rounds: dict[str, int] = {}
-        given: dict[str, dict[str, dict[str, Any]]] = {client: {} for client in clients.names}
-        sent: dict[str, dict[str, Any]] = {client: {"message": None, "given": {}} for client in clients.names}
+        given: dict[str, dict[str, dict[str, Json]]] = {client: {} for client in clients.names}
+        sent: dict[str, dict[str, Message]] = {client: {"message": None, "given": {}} for client in clients.names}
 
         def first(its_config: Config, folder: Path) -> dict[str, Any]:
             parent = its_config.method["name"]
@@ -167,9 +146,8 @@ class Deployment(Simulation):
                 except WireError as error:
                     raise RunError(f"the checkpoint of round {chosen} of {need} cannot be read: {error}") from error
                 token = (its_run.recall("network.json") or {})["token"]
-            answered = (progress.elsewhere or {"answered": {}})["answered"]
-            down = config.transport
-            for client, message in messages_for(its_built.method, progress.state, clients.names, down).items():
+            answered, down = known_of(progress)["answered"], config.transport
+            for client, message in Messages(its_built.method, progress.state, clients.names, down).items():
                 sent[client]["given"][need] = message
                 given[client][need] = {"run": token, "after": answered.get(client, 0)}
         run.rewind()
@@ -188,7 +166,7 @@ class Deployment(Simulation):
     def finish(self, experiment: Experiment, run: Run, progress: Progress) -> dict[str, Any]:
         clients, down = self._clients, experiment.config.transport
         clients.take(progress)
-        messages = messages_for(experiment.method, progress.state, clients.names, down)
+        messages = Messages(experiment.method, progress.state, clients.names, down)
         sent = {client: {"message": message, "given": {}} for client, message in messages.items()}
         return self._end(experiment, run, progress, sent, {})
 
@@ -198,11 +176,10 @@ class Deployment(Simulation):
         run: Run,
         progress: Progress,
         sent: Mapping[str, Message],
-        given: Mapping[str, Mapping[str, Any]],
+        given: Mapping[str, Mapping[str, Mapping[str, Json]]],
         merged: Mapping[str, int] | None = None,
     ) -> dict[str, Any]:
-        """What is done once at the end: at every client, and here. `merged`: of a merge, by parent the round whose
-        models are merged."""
+        """The end, at every client and here. `merged`: by parent of a merge the round whose models are merged."""
         round, facts = progress.round, facts_of(progress)
         if merged:
             round, facts = experiment.config.rounds, {"needs": merged, **merging.ended_in(self._folders)}
@@ -211,22 +188,21 @@ class Deployment(Simulation):
             last = facts["ended"]["round"] if "ended" in facts else None
             summary, replies = self._clients.finish(sent, given, self._name, spent_in(run), last)
         if experiment.scored:
-            messages = messages_for(experiment.method, progress.state, experiment.scored, experiment.config.transport)
+            messages = Messages(experiment.method, progress.state, experiment.scored, experiment.config.transport)
             summary = experiment.evaluate(messages, "test")
         unfinished = [client for client, reply in replies.items() if reply.error]
         for client, reply in replies.items():
             if reply.error:
-                again = "give the same command again, and it gets its personal model"
-                log_event(run, round, client, "not finished", f"{reply.error}; {again}")
+                why = f"{reply.error}; give the same command again, and it gets its personal model"
+                log_event(run, round, client, "not finished", why)
             elif reply.failed:
                 log_event(run, round, client, "client failed", reply.failed)
             elif merged:
-                merging.log_recipe(run, round, client, partial(getattr, reply, "recipe"), merged)
+                merging.log_recipe(run, round, client, reply.recipe, merged)
         if len(unfinished) == len(replies):
             raise RunError("no client finished; give the same command again to retry")
         if summary:
             if not experiment.scored:
-                facts |= _rules(experiment, run, replies)
                 facts |= heard(experiment, run, summary.clients, replies)
             record |= summary.as_json()
             run.log(record)
@@ -235,29 +211,20 @@ class Deployment(Simulation):
         )
 
 
-def _rules(built: Experiment, run: Run, replies: Mapping[str, Reply]) -> dict[str, Any]:
-    """The line of the rules that the clients have scored on their own examples, logged."""
-    line = line_of(built.metric, {client: reply.rule for client, reply in replies.items() if reply.rule})
-    if line:
-        run.log(line)
-    return {"rule": line} if line else {}
-
-
 class _Marked:
-    """A link whose messages say more: to which run they belong, and to that of which needed method; in which dtype to
-    compute, and how rows are held out. What they say already stays."""
+    """A link whose messages say more: to which run they belong, for which parent of a merge, and in which dtype to
+    compute. What they say already stays."""
 
     def __init__(self, link: Link, **marks: str):
         self._link, self._marks = link, marks
         self.nodes, self.receive = link.nodes, link.receive
 
-    def send(self, orders: Any, patience: float) -> list[str | None]:
+    def send(self, orders: Sequence[tuple[int, Mapping[str, Json], bytes]], patience: float) -> list[str | None]:
         return self._link.send([(node, {**self._marks, **order}, content) for node, order, content in orders], patience)
 
 
 def _own_data(config: Config, known: Record | None) -> TaskData:
-    """The task as the server sees it: no client, and its own examples, where the configuration gives it some. `known`:
-    the rows that the run knows."""
+    """The task as the server sees it: no client, and its own examples, where the configuration gives it some."""
     if config.task.server.examples == 0 and not config.task.server.test:
         row, labels = tasks.find(config.task.name), kinds.chosen(config).known_labels(config)
         return TaskData(config.task.name, row.metric, {}, labels, kind=row.kind)

@@ -14,13 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from peft import LoraConfig, PeftModel
+from transformers import Trainer
 
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.bench.build import Experiment
 from llm_fed.method.requests import Executor, Fit, Fitted, Request, Work
 from llm_fed.network import worker
 from llm_fed.network.node import Node
+from llm_fed.network.node_folders import RowsAtNode
+from llm_fed.network.policy import Policy
 from llm_fed.settings.config import Config
 from llm_fed.state import State
 
@@ -30,7 +33,7 @@ _PREFIX, _ADAPTER = "base_model.model.", "default"  # of PEFT's names
 class TrainerNode(Node):
     """A node whose one client trains with a Trainer; see `patch`."""
 
-    def __init__(self, trainer: Any):
+    def __init__(self, trainer: Trainer):
         super().__init__()
         self._adapter = TrainedAdapter(trainer)
 
@@ -42,71 +45,47 @@ class TrainerNode(Node):
         if not worker.serve(folder, idle, answering=self):
             raise UserError(f"another process answers for {folder}; stop it, or wait until it ends with its SuperNode")
 
-    def _build(self, key: str, here: Config, *more: Any) -> None:
-        super()._build(key, here, *more)
-        built = self._built[key][0]
-        try:
-            self._adapter.check(built)
-        except UserError:
-            del self._built[key]
-            raise
+    def _build(self, here: Config, rows: RowsAtNode, rules: Policy) -> Experiment:
+        built = super()._build(here, rows, rules)
+        self._adapter.check(built)
         built.runtime.engine = _TrainerEngine(built.engine, self._adapter)
-
-
-def patch(trainer: Any) -> TrainerNode:
-    """A node whose client trains with this Trainer; `.serve(home)` answers a server until nobody asks any more.
-
-    Args:
-        trainer: a `transformers.Trainer`, or one that derives from it, around a PEFT model with one LoRA adapter.
-
-    Raises:
-        UserError: it trains something else than that adapter, or in a way that cannot begin anew in each round.
-    """
-    return TrainerNode(trainer)
+        return built
 
 
 class TrainedAdapter:
     """The adapter that a Trainer trains. UserError: see `patch`."""
 
-    def __init__(self, trainer: Any):
-        self.trainer = trainer
-        model = getattr(trainer, "model", None)
-        if not (hasattr(trainer, "train") and isinstance(model, nn.Module)):
-            raise UserError(f"{type(trainer).__name__} is no Trainer of transformers: it has no model, or no train()")
-        if _ADAPTER not in getattr(model, "peft_config", {}):
+    def __init__(self, trainer: Trainer):
+        if not isinstance(trainer, Trainer):
+            raise UserError(f"{type(trainer).__name__} is no Trainer of transformers")
+        model = trainer.model
+        lora = model.peft_config.get(_ADAPTER) if isinstance(model, PeftModel) else None
+        if not isinstance(model, PeftModel) or not isinstance(lora, LoraConfig):
             raise UserError(
                 f"the Trainer trains a {type(model).__name__} without an adapter named {_ADAPTER!r}, and adapters are "
                 "what clients send; give it peft.get_peft_model(model, LoraConfig(...)), or TRL's peft_config"
             )
-        self._config: Any = getattr(model, "peft_config")[_ADAPTER]  # noqa: B009
+        self.trainer, self.model, self.lora = trainer, model, lora
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.parameters = {_entry(name): p for name, p in trained.items() if _entry(name)}
+        self.parameters = {_entry(name): p for name, p in trained.items()}
         if others := [name for name in trained if not _entry(name)]:
             raise UserError(
                 f"the Trainer also trains {others[0]}, and only the A and B of one LoRA adapter are sent; leave out "
                 "modules_to_save, biases, DoRA and other adapters"
             )
-        self._check_trainer()
-
-    def _check_trainer(self) -> None:
-        trainer, accelerator = self.trainer, getattr(self.trainer, "accelerator", None)
         refused = {
             "it was given an optimizer, whose memory would go on from round to round; give optimizer_cls_and_kwargs or "
-            "settings of its arguments": getattr(trainer, "optimizer", None) is not None,
-            "it trains with several processes; start it alone": getattr(accelerator, "num_processes", 1) > 1,
-            "it makes its model anew at each start (model_init); give the model": getattr(trainer, "model_init", None),
+            "settings of its arguments": trainer.optimizer is not None,
+            "it trains with several processes; start it alone": trainer.accelerator.num_processes > 1,
+            "it makes its model anew at each start (model_init); give the model": trainer.model_init is not None,
             "it is to go on from a checkpoint, and each round begins with what the server sends; leave out "
-            "resume_from_checkpoint": getattr(trainer.args, "resume_from_checkpoint", None),
-        }
+            "resume_from_checkpoint": trainer.args.resume_from_checkpoint is not None,
+            "its adapter is not float32, and small updates are lost; see PEFT's autocast_adapter_dtype":
+                any(p.dtype != torch.float32 for p in trained.values()),
+        }  # fmt: skip
         for reason, there in refused.items():
             if there:
                 raise UserError(f"this Trainer cannot be a client: {reason}")
-        rough = next((name for name, p in self.parameters.items() if p.dtype != torch.float32), None)
-        if rough:
-            raise UserError(
-                f"the Trainer's adapter is {self.parameters[rough].dtype} ({rough}), in which small updates are lost; "
-                "make it float32 (PEFT's autocast_adapter_dtype)"
-            )
 
     def check(self, built: Experiment) -> None:
         """Refuse a federation whose one client is not what the Trainer trains. UserError: what differs."""
@@ -114,7 +93,7 @@ class TrainedAdapter:
             names = ", ".join(built.trainers) or "none"
             raise UserError(f"a Trainer is one client, and the data here have {names}; name one in clients=")
         (site,) = built.trainers.values()
-        structure: Any = site.structure
+        structure, lora = site.structure, self.lora
         if not (structure.fused and structure.plain and not structure.delta):
             raise UserError("a Trainer trains one LoRA adapter, and the method gives its clients something else")
         wanted = {name: tuple(shape) for name, shape in site.initial().layout.shape_of.items()}
@@ -125,17 +104,14 @@ class TrainedAdapter:
                     f"{name} is {own.get(name, 'absent')} in the Trainer's adapter and {wanted.get(name, 'absent')} in "
                     "the federation's; give both the same adapter.rank and target_modules"
                 )
-        rank = self._config.r
-        scaling = self._config.lora_alpha / (math.sqrt(rank) if self._config.use_rslora else rank)
+        scaling = lora.lora_alpha / (math.sqrt(lora.r) if lora.use_rslora else lora.r)
         if not math.isclose(scaling, structure.scaling, rel_tol=1e-6):
             raise UserError(
                 f"the Trainer's adapter is scaled by {scaling:g} and the federation's by {structure.scaling:g}; give "
                 "both the same lora_alpha"
             )
-        self._check_base(built.base.model)
-
-    def _check_base(self, base: Any) -> None:
-        theirs, own = (model.get_input_embeddings().weight.detach().cpu() for model in (self.trainer.model, base))
+        models = self.model, built.base.model
+        theirs, own = (model.get_input_embeddings().weight.detach().cpu() for model in models)
         coarse = min(theirs.dtype, own.dtype, key=lambda dtype: dtype.itemsize)
         if theirs.shape != own.shape or not torch.equal(theirs.to(coarse), own.to(coarse)):
             raise UserError("the Trainer's model has other embeddings than the federation's base; load the same base")
@@ -154,11 +130,11 @@ class TrainedAdapter:
                 parameter.copy_(start[name])
                 parameter.requires_grad_(name in trained)
         trainer.optimizer = trainer.lr_scheduler = None  # made for the last round
-        trainer.model.train()
+        self.model.train()
         with _own_randomness(trainer, request.seed):
             done = trainer.train()
-        if (accelerator := getattr(trainer, "accelerator", None)) is not None:
-            accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)  # else each round would wrap it once more
+        # Else each round would wrap it once more.
+        trainer.accelerator.unwrap_model(self.model, keep_fp32_wrapper=False)
         with torch.no_grad():
             tensors = {name: self.parameters[name].detach().to(start.row) for name in start.layout.names}
             result = start.like(State.of(tensors).row)
@@ -197,11 +173,9 @@ def _foreign(request: Fit) -> str:
 
 
 @contextmanager
-def _own_randomness(trainer: Any, seed: int) -> Iterator[None]:
+def _own_randomness(trainer: Trainer, seed: int) -> Iterator[None]:
     """Draws of batches and dropout that belong to one fit, whatever was drawn before, and change nothing afterwards."""
-    settings = getattr(getattr(trainer, "accelerator", None), "dataloader_config", None)
-    if settings is not None:
-        settings.data_seed = seed % 2**31
+    trainer.accelerator.dataloader_config.data_seed = seed % 2**31
     with torch.random.fork_rng():
         torch.manual_seed(seed % 2**63)
         yield

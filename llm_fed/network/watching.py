@@ -1,8 +1,5 @@
-"""Warnings over a network: each machine looks at its own clients, and the server hears figures alone.
-
-No personal model travels, so there is no table of models on other clients' examples. What is said of a client at the
-end is its scores under the base and its best rule, and the figures of its warnings.
-"""
+"""Warnings over a network: each machine looks at its own clients, and the server hears figures alone. No personal model
+travels, so there is no table of models on other clients' examples."""
 
 from __future__ import annotations
 
@@ -11,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.names import rounded
 from llm_fed.bench.build import Experiment
-from llm_fed.experiment.baselines import rule_of
+from llm_fed.experiment.baselines import line_of, rule_of
 from llm_fed.experiment.watching import (
     Scores,
     Warned,
@@ -23,11 +21,13 @@ from llm_fed.experiment.watching import (
     losses_of,
     warnings_of,
 )
+from llm_fed.method.client import Client
 from llm_fed.method.site import Site
 from llm_fed.network.link import Reply, summary_of
-from llm_fed.network.side_by_side import each, fused
+from llm_fed.network.refusals import each, fused
 from llm_fed.runs.folder import Run
 from llm_fed.scoring.evaluation import Measured, Personal, measure
+from llm_fed.scoring.rules import BestRule
 from llm_fed.state import State
 
 PRIVATE = "with privacy.clip clients say nothing of single examples, so nothing is compared on them"
@@ -42,16 +42,18 @@ class Watched:
         warnings: in which the client is named, for the card of its model.
     """
 
-    said: dict[str, Any] = field(default_factory=dict)
+    said: dict[str, Json] = field(default_factory=dict)
     warnings: list[Warned] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return self.said
 
 
 def measured(
-    built: Experiment, sites: Mapping[str, Any], personal: Personal, split: str, *, examples: bool = False
-) -> dict[str, Any]:
+    built: Experiment,
+    sites: Mapping[str, Client | Exception],
+    personal: Personal,
+    split: str,
+    *,
+    examples: bool = False,
+) -> dict[str, Measured | Exception]:
     """By client that has the split its `Measured`, or why there is none."""
     requested = {
         name: site for name, site in sites.items() if isinstance(site, Exception) or site.data.queries.get(split)
@@ -62,44 +64,43 @@ def measured(
     )
 
 
-def told_scores(built: Experiment, sites: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+def told_scores(
+    built: Experiment, sites: Iterable[str], found: Mapping[str, Measured | Exception]
+) -> dict[str, dict[str, Json] | Exception]:
     """What the server is told of the scores; with privacy on no loss, as of training."""
     private = built.config.privacy.clip is not None
 
-    def told(client: str, outcome: Measured) -> dict[str, Any]:
+    def told(client: str, outcome: Measured) -> dict[str, Json]:
         if math.isnan(outcome.score):
             return {"score": None}
         return {"score": outcome.score} if private else _as_json(outcome)
 
-    return {name: {"score": None} for name in sites} | each(found, told)
+    nothing: dict[str, dict[str, Json] | Exception] = {name: {"score": None} for name in sites}
+    return nothing | each(found, told)
 
 
-def _as_json(found: Measured) -> dict[str, Any]:
+def _as_json(found: Measured) -> dict[str, Json]:
     """As a `Reply` reads it."""
-    scored: dict[str, Any] = {"score": found.score}
+    scored: dict[str, Json] = {"score": found.score}
     scored |= {"beside": dict(found.beside)} if found.beside else {}
     loss = found.loss
     return scored if loss is None else {**scored, "loss": rounded(loss) if math.isfinite(loss) else None}
 
 
-def watched(built: Experiment, clients: Iterable[str], found: Mapping[str, Any]) -> dict[str, Watched]:
-    """By client of this machine what is known of it; with privacy on nothing. `found`: their scores with those of
-    single examples, or why there is none."""
+def watched(built: Experiment, clients: Iterable[str], found: Mapping[str, Measured | Exception]) -> dict[str, Watched]:
+    """By client of this machine what is known of it, from its scores with those of single examples; with privacy on
+    nothing."""
     result = {id: Watched() for id in clients}
     known = {id: its for id, its in found.items() if isinstance(its, Measured)}
     if built.config.privacy.clip is not None or not known:
         return result
     base = _of_base(built, known)
     rules = {id: rule for id in known if (rule := rule_of(built.clients[id], built.metric, built.config.eval.limit))}
-    own = Scores({id: its.score for id, its in known.items()}, {id: its.examples for id, its in known.items()})
-    references = {
-        "base": Scores({id: its.score for id, its in base.items()}, {id: its.examples for id, its in base.items()}),
-        "rule": Scores({id: r.score for id, r in rules.items()}, {id: r.examples for id, r in rules.items()}),
-    }
+    own, references = _scores(known), {"base": _scores(base), "rule": _scores(rules)}
     counts = {id: len(its.examples) for id, its in known.items()}
     warnings = warnings_of(own, references, counts, parts=_parts(built, len(built.clients)))
     for id in known:
-        said: dict[str, Any] = {"tested": counts[id]}
+        said: dict[str, Json] = {"tested": counts[id]}
         said |= {"rule": rules[id].name, "rule_score": rules[id].score} if id in rules else {}
         said |= {"of_base": _as_json(base[id])} if id in base else {}
         its = [warned for warned in warnings if id in warned["figures"]]
@@ -111,8 +112,11 @@ def watched(built: Experiment, clients: Iterable[str], found: Mapping[str, Any])
 def heard(
     experiment: Experiment, run: Run, scores: Mapping[str, float], replies: Mapping[str, Reply]
 ) -> dict[str, Any]:
-    """What summary.json says of the base and of warnings, from what the clients say; it is written as in `watch`."""
+    """What summary.json says of the rules, the base and of warnings, from what the clients say; see `watch`."""
     facts: dict[str, Any] = {}
+    if line := line_of(experiment.metric, {client: reply.rule for client, reply in replies.items() if reply.rule}):
+        facts["rule"] = line
+        run.log(line)
     if summary := summary_of(experiment.metric, {id: reply.of_base for id, reply in replies.items()}):
         facts["base"] = {"kind": "score", "round": 0, "split": "test", **summary.as_json()}
         run.log(facts["base"])
@@ -122,6 +126,10 @@ def heard(
     warnings = believed({id: reply.warned for id, reply in replies.items()}, replies.keys())
     warnings += warnings_of(Scores(scores), {"local": local} if local else {}, counts, losses=losses_of(run))
     return facts | keep(run, warnings, [*why, *how])
+
+
+def _scores(found: Mapping[str, Measured] | Mapping[str, BestRule]) -> Scores:
+    return Scores({id: its.score for id, its in found.items()}, {id: its.examples for id, its in found.items()})
 
 
 def _of_base(built: Experiment, known: Mapping[str, Measured]) -> dict[str, Measured]:

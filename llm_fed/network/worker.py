@@ -2,8 +2,9 @@
 
 Flower starts a process for every message and ends it with the reply. That one (`call`) only hands its orders over; the
 worker, which it starts where there is none, lives on, also when its caller is killed. It ends with the SuperNode that
-started it (`lifetime`), or when no order has come for long. This module imports nothing heavy: what an order needs is
-imported when the first one comes.
+started it, so that none keeps a base in memory that nobody asks, or when no order has come for long. As it is nobody's
+child for long, who starts it says which processes of Flower are above (SuperNode and SuperExec). This module imports
+nothing heavy: what an order needs is imported when the first one comes.
 
     python -m llm_fed.network.worker HOME [--idle SECONDS] [--node PID,PID]
 """
@@ -20,24 +21,34 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import open_unlinked
 from llm_fed.basics.terminal import lasting_streams
-from llm_fed.network.lifetime import ending_with, node_of_this_process
 from llm_fed.runs.lock import HeldError, Lock
 
+if TYPE_CHECKING:
+    from llm_fed.network.ledger import Answer
+    from llm_fed.network.node import Node
+
 IDLE = 3600.0  # seconds without an order after which a worker ends
+LOOK = 1.0  # seconds between two looks at the node
 _START = 60.0  # seconds within which a new worker must listen
+_PATIENCE = 5.0  # seconds in which the work at hand may end in order, and delete its temporary files
+_FLOWER = ("flower-", "flwr")  # how the names of its commands and of its modules begin
 
 
-def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) -> tuple[dict[str, Any], bytes]:
+def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) -> Answer:
     """The worker's reply to an order, and its content; starts the worker of `home` where there is none. RunError: it
     does not start, or ends before it replies. UserError: somebody else owns the folder of its socket."""
     with _connect(home, idle, node_of_this_process()) as connection:
@@ -49,13 +60,13 @@ def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) 
             raise RunError(f"the worker of {home} ended while it worked; see {home / 'worker.log'}") from error
 
 
-def serve(home: Path, idle: float = IDLE, node: Sequence[int] = (), answering: Any = None) -> bool:
+def serve(home: Path, idle: float = IDLE, node: Sequence[int] = (), answering: Node | None = None) -> bool:
     """Answer orders one after another, until none has come for `idle` seconds or the node has ended; returns False at
     once where another worker serves this home.
 
     Args:
         node: the processes of the node that starts it.
-        answering: a `node.Node`; None: one is made for the first order.
+        answering: None: one is made for the first order.
     """
     lock = Lock(home, "worker.lock")
     try:
@@ -80,7 +91,7 @@ def serve(home: Path, idle: float = IDLE, node: Sequence[int] = (), answering: A
     return True
 
 
-def _serve(listener: socket.socket, idle: float, node: Any) -> None:
+def _serve(listener: socket.socket, idle: float, node: Node | None) -> None:
     """Answer what comes, until nothing has come for `idle` seconds."""
     listener.settimeout(idle)
     while True:
@@ -128,7 +139,7 @@ def address(home: Path) -> Path:
     return folder / f"llm_fed-{hashlib.sha256(str(home.resolve()).encode()).hexdigest()[:16]}.sock"
 
 
-def _node() -> Any:
+def _node() -> Node:
     from llm_fed.experiment import run
     from llm_fed.network.node import Node
 
@@ -136,7 +147,7 @@ def _node() -> Any:
     return Node()
 
 
-def _answer(node: Any, order: dict[str, Any], content: bytes) -> tuple[dict[str, Any], bytes]:
+def _answer(node: Node, order: dict[str, Any], content: bytes) -> Answer:
     from llm_fed.network.node import NodeSettings
 
     location = dict(order["place"])
@@ -165,6 +176,59 @@ def _connect(home: Path, idle: float, node: Sequence[int]) -> Connection:
         if started.poll() or time.monotonic() > until:
             raise RunError(f"the worker of {home} does not start; see {home / 'worker.log'}")
         time.sleep(0.05)
+
+
+def node_of_this_process() -> list[int]:
+    """The ids of the processes of Flower that this one was started by, whichever wrappers lie between; its own id where
+    it is none of Flower's."""
+    try:
+        return [each.pid for each in psutil.Process().parents() if _is_of_flower(each)] or [os.getpid()]
+    except psutil.Error:  # one of them has just ended
+        return [os.getpid()]
+
+
+def _is_of_flower(process: psutil.Process) -> bool:
+    """Of a script's command line Python is the first word, and `-m` may be the second."""
+    try:
+        program, *words = process.cmdline() or [""]
+    except psutil.Error:  # another user's, or it has just ended
+        return False
+    words = words[:2] if Path(program).name.startswith("python") else [program]
+    return any(Path(word).name.startswith(_FLOWER) for word in words)
+
+
+@contextmanager
+def ending_with(node: Sequence[int]) -> Iterator[None]:
+    """Within, SIGTERM comes when one of these processes has ended, whatever the main thread does; if that does not end,
+    it is made to. None is mistaken for a later process with the same id; without any, nothing comes."""
+    stop = threading.Event()
+
+    def watch() -> None:
+        with suppress(psutil.NoSuchProcess):
+            seen = [psutil.Process(id) for id in node]
+            while all(map(runs, seen)):
+                if stop.wait(LOOK):
+                    return
+        print("its node has ended, and so does this worker", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not stop.wait(_PATIENCE):
+            os._exit(0)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        stop.set()
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it has not ended; one that was killed stays as a zombie until its parent looks."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.AccessDenied:
+        return True
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 LEAST = 3  # clients: of a sum of two, each of them knows the other's part
+CohortFields = dict[str, str | int | list[str]]  # a cohort as JSON
 DEGREE = 100  # neighbours of a client; in a smaller cohort all others
 
 
@@ -20,7 +20,7 @@ def threshold(members: int) -> int:
     return max(LEAST, math.ceil(2 * members / 3))
 
 
-def digest_of(*parts: Any) -> bytes:
+def digest_of(*parts: str | int | Sequence[str]) -> bytes:
     """The SHA-256 of what JSON can hold."""
     return hashlib.sha256(json.dumps(parts, separators=(",", ":")).encode()).digest()
 
@@ -39,19 +39,18 @@ class Cohort:
     names: tuple[str, ...]
 
     @classmethod
-    def of(cls, says: Any) -> Cohort:
+    def of(cls, says: CohortFields) -> Cohort:
         """Of what `says` gave, which another party may have made. ValueError: it is none."""
-        try:
-            run, number, round, names = says["run"], says["number"], says["round"], tuple(says["names"])
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"it is no cohort: {error}") from error
-        whole = type(number) is int and type(round) is int and all(isinstance(name, str) for name in (run, *names))
-        if not whole or len(set(names)) < len(names):
-            raise ValueError("it is no cohort: numbers or names are none, or a name stands twice")
-        return cls(run, number, round, names)
+        said = says if isinstance(says, dict) else {}
+        run, number, round, names = (said.get(key) for key in ("run", "number", "round", "names"))
+        if not (isinstance(run, str) and type(number) is int and type(round) is int and isinstance(names, list)):
+            raise ValueError("it is no cohort: something is missing, or no number")
+        if not all(isinstance(name, str) for name in names) or len({*names}) < len(names):
+            raise ValueError("it is no cohort: a name is none, or stands twice")
+        return cls(run, number, round, tuple(names))
 
-    def says(self) -> dict[str, Any]:
-        return {**asdict(self), "names": list(self.names)}
+    def says(self) -> CohortFields:
+        return {"run": self.run, "number": self.number, "round": self.round, "names": list(self.names)}
 
     @cached_property
     def digest(self) -> bytes:

@@ -1,11 +1,17 @@
 """What two clients agree on that the server cannot read: X25519, HKDF-SHA256, AES-256 in counter and Galois mode, and
-ECDSA over the keys under which nodes are registered; all of the library cryptography."""
+ECDSA over the keys under which nodes are registered; all of the library cryptography.
+
+Secrets are shared as Shamir (1979) does, over the integers modulo 2^255 - 19: the shares are points of a random
+polynomial whose value at 0 is the secret. `Crypto.Protocol.SecretSharing` takes 80 times as long, see
+docs/decisions.md.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -17,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
+PRIME = 2**255 - 19
 _BLOCK = 2**15  # numbers of a stream that are drawn at once: with those that they are added to, in the cache of a core
 _ZEROS = bytes(4 * _BLOCK)
 _NONCE = 12
@@ -94,3 +101,31 @@ def add_streams(total: Tensor, signed: Iterable[tuple[bytes, int]]) -> None:
         for encryptor, sign in streams:
             encryptor.update_into(memoryview(_ZEROS)[: part.nbytes], buffer)
             (np.add if sign > 0 else np.subtract)(part, drawn[: len(part)], out=part)
+
+
+def fresh() -> int:
+    """A random secret."""
+    return secrets.randbelow(PRIME)
+
+
+def split(secret: int, number: int, threshold: int) -> list[int]:
+    """The shares of points 1 to `number`, of which any `threshold` give the secret, and fewer say nothing of it."""
+    rest = [fresh() for _ in range(threshold - 1)]
+
+    def at(point: int) -> int:
+        value = 0
+        for factor in rest:
+            value = (value + factor) * point % PRIME
+        return (value + secret) % PRIME
+
+    return [at(point) for point in range(1, number + 1)]
+
+
+def combine(shares: Mapping[int, int]) -> int:
+    """The secret of as many shares as the threshold, by point; of others another number. It is Lagrange's polynomial at
+    0, over one denominator: points are small, so that is one, and the inverse modulo the prime is what takes time."""
+    above = math.prod(shares)
+    below = {point: point * math.prod(other - point for other in shares if other != point) for point in shares}
+    common = math.lcm(*below.values())
+    found = sum(common // below[point] * share for point, share in shares.items())
+    return found * above * pow(common, -1, PRIME) % PRIME

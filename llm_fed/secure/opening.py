@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from torch import Tensor
 
-from llm_fed.secure import keys, shares
+from llm_fed.secure import keys
 from llm_fed.secure.cohort import Cohort, Terms, signs, unanswered
 from llm_fed.secure.keys import Unsafe
-from llm_fed.secure.party import commitment, own_mask, unlocking
+from llm_fed.secure.party import Dealt, Revealed, commitment, own_mask, unlocking
 
 Shares = dict[str, dict[int, int]]  # by whose secret it is, by point
+Told = Mapping[str, Revealed]  # by client what it answered to `Party.reveal`; one that lies may say anything else
 
 
 class GivenUp(Exception):
     """A sum that cannot be opened: too many clients have vanished, or one has lied."""
 
 
-def open_sum(
-    terms: Terms, prepared: Mapping[str, Any], alive: Collection[str], total: Tensor, told: Mapping[str, Any]
-) -> None:
+def open_sum(terms: Terms, prepared: Mapping[str, Dealt], alive: Collection[str], total: Tensor, told: Told) -> None:
     """Take the masks off the sum of the vectors of `alive`, (P,) int32, in place.
 
     Args:
@@ -51,7 +49,7 @@ def open_sum(
     keys.add_streams(total, masks)
 
 
-def _unlocked(cohort: Cohort, alive: Collection[str], told: Mapping[str, Any]) -> tuple[Shares, Shares]:
+def _unlocked(cohort: Cohort, alive: Collection[str], told: Told) -> tuple[Shares, Shares]:
     """The shares of own masks and of keys that could be unlocked."""
     locks: Shares = defaultdict(dict)
     for holder, said in told.items():
@@ -68,18 +66,20 @@ def _unlocked(cohort: Cohort, alive: Collection[str], told: Mapping[str, Any]) -
     return own, pairs
 
 
-def _opened(lock: bytes, locked: Any) -> Any:
+def _opened(lock: bytes, locked: str | None) -> dict[str, str] | None:
     """What one client has locked; nothing where it is none."""
     try:
-        return json.loads(keys.unseal(lock, bytes.fromhex(locked)))
-    except (Unsafe, ValueError, TypeError):
+        opened: dict[str, str] = json.loads(keys.unseal(lock, bytes.fromhex(locked or "")))
+        return opened
+    except (Unsafe, ValueError, TypeError, RecursionError):
         return None
 
 
-def _numbers(cohort: Cohort, holder: str, said: Any) -> dict[str, int]:
+def _numbers(cohort: Cohort, holder: str, said: Mapping[str, str] | None) -> dict[str, int]:
     """The shares that a client gives of its group; nothing where it says something else."""
     try:
-        return {name: int(said[name], 16) % shares.PRIME for name in cohort.group(holder) if name in said}
+        said = said or {}
+        return {name: int(said[name], 16) % keys.PRIME for name in cohort.group(holder) if name in said}
     except (ValueError, TypeError):
         return {}
 
@@ -89,4 +89,4 @@ def _recovered(cohort: Cohort, name: str, found: Shares) -> int:
     mine = found.get(name, {})
     if len(mine) < cohort.threshold:
         raise GivenUp(f"of {name}'s secret {len(mine)} shares came, and it takes {cohort.threshold}")
-    return shares.combine({point: mine[point] for point in sorted(mine)[: cohort.threshold]})
+    return keys.combine({point: mine[point] for point in sorted(mine)[: cohort.threshold]})

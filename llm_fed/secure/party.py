@@ -11,25 +11,68 @@ import hmac
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from torch import Tensor
 
-from llm_fed.secure import keys, shares
-from llm_fed.secure.cohort import LEAST, Cohort, Terms, digest_of, signs
+from llm_fed.secure import keys
+from llm_fed.secure.cohort import LEAST, Cohort, CohortFields, Terms, digest_of, signs
 from llm_fed.secure.keys import Unsafe
 
 Certificate = tuple[str, str]  # a client's public key for what is sealed, and its node's signature, in hexadecimal
 SECRETS = ("own", "pairs", "lock")  # of a client in a round: its own mask, the key of those with others, of its reveal
 
 
-def begin() -> dict[str, Any]:
+class OwnTerms(TypedDict):
+    """See `Terms`."""
+
+    present: list[str]
+    message: str
+    largest: int
+    settings: str
+
+
+class RoundMemory(TypedDict):
+    """What a client remembers of a round that is not over; secrets and keys are in hexadecimal."""
+
+    cohort: CohortFields
+    secrets: dict[str, str]
+    channels: dict[str, str]  # by neighbour its public key
+    held: dict[str, list[str]]  # by client the shares of its secrets
+    terms: NotRequired[OwnTerms]  # since it has answered
+
+
+class PartyMemory(TypedDict):
+    """What a client remembers of a run."""
+
+    channel: str  # its private key for what is sealed
+    number: int  # of the last cohort that it prepared
+    opened: int  # the last round of which its part was opened
+    round: RoundMemory | None
+
+
+class Dealt(TypedDict):
+    """What a client answers to `Party.prepare`."""
+
+    public: str
+    own: str
+    sealed: dict[str, str]
+
+
+class Revealed(TypedDict):
+    """What a client answers to `Party.reveal`."""
+
+    locks: dict[str, str]
+    locked: str
+
+
+def begin() -> PartyMemory:
     """The memory of a client that has not taken part in the run yet."""
-    return {"channel": shares.fresh().to_bytes(32).hex(), "number": 0, "opened": 0, "round": None}
+    return {"channel": keys.fresh().to_bytes(32).hex(), "number": 0, "opened": 0, "round": None}
 
 
-def certificate(memory: Mapping[str, Any], run: str, name: str, identity: ec.EllipticCurvePrivateKey) -> Certificate:
+def certificate(memory: PartyMemory, run: str, name: str, identity: ec.EllipticCurvePrivateKey) -> Certificate:
     """What says that a key is this client's in this run, signed with the key of its node."""
     public = keys.public_of(bytes.fromhex(memory["channel"])).hex()
     return public, keys.sign(identity, _certified(run, name, public)).hex()
@@ -58,9 +101,9 @@ class Party:
 
     name: str
     identities: Mapping[str, ec.EllipticCurvePublicKey]
-    memory: dict[str, Any]
+    memory: PartyMemory
 
-    def prepare(self, cohort: Cohort, certificates: Mapping[str, Certificate]) -> dict[str, Any]:
+    def prepare(self, cohort: Cohort, certificates: Mapping[str, Certificate]) -> Dealt:
         """Draw secrets for a cohort, and deal them to the neighbours.
 
         Returns:
@@ -69,8 +112,8 @@ class Party:
         self._check(cohort)
         group = cohort.group(self.name)
         channels = {name: self._channel(cohort, name, certificates) for name in group if name != self.name}
-        drawn = {kind: shares.fresh() for kind in SECRETS}
-        dealt = [shares.split(drawn[kind], len(group), cohort.threshold) for kind in SECRETS]
+        drawn = {kind: keys.fresh() for kind in SECRETS}
+        dealt = [keys.split(drawn[kind], len(group), cohort.threshold) for kind in SECRETS]
         public, sealed, mine = keys.public_of(keys.private_of(drawn["pairs"])), {}, []
         for name in group:
             own = [values[cohort.point(name, self.name) - 1].to_bytes(32) for values in dealt]
@@ -118,7 +161,7 @@ class Party:
         }  # fmt: skip
         return proofs
 
-    def reveal(self, cohort: Cohort, alive: Sequence[str], proofs: Mapping[str, str]) -> dict[str, Any]:
+    def reveal(self, cohort: Cohort, alive: Sequence[str], proofs: Mapping[str, str]) -> Revealed:
         """What takes the masks off the sum of those that have answered.
 
         Args:
@@ -129,7 +172,8 @@ class Party:
             In the open the shares of locks, and the rest locked.
         """
         round = self._round(cohort, "reveal")
-        terms = Terms(cohort, **{**round["terms"], "present": tuple(round["terms"]["present"])})
+        own = round["terms"]
+        terms = Terms(cohort, tuple(own["present"]), own["message"], own["largest"], own["settings"])
         there = {self.name, *terms.neighbours(self.name)}
         if self.name not in alive or not there.issuperset(alive) or len(set(alive)) < cohort.threshold:
             said = f"{len(set(alive) & there)} of {len(there)} clients have answered"
@@ -141,7 +185,7 @@ class Party:
         held = {name: dict(zip(SECRETS, round["held"][name], strict=True)) for name in there}
         told = {name: held[name]["own"] if name in alive else held[name]["pairs"] for name in there}
         lock = unlocking(int(round["secrets"]["lock"], 16))
-        self.memory |= {"round": None, "opened": cohort.round}
+        self.memory["round"], self.memory["opened"] = None, cohort.round
         return {
             "locks": {name: held[name]["lock"] for name in alive},
             "locked": keys.seal(lock, json.dumps(told).encode()).hex(),
@@ -163,7 +207,7 @@ class Party:
             raise Unsafe("keys", f"the server brings no key of {name}")
         return check_certificate(cohort.run, name, certificates[name], self.identities[name])
 
-    def _round(self, cohort: Cohort, phase: str) -> dict[str, Any]:
+    def _round(self, cohort: Cohort, phase: str) -> RoundMemory:
         """What is remembered of a round that stands before this phase."""
         round = self.memory["round"]
         if round is None or round["cohort"] != cohort.says():

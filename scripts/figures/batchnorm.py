@@ -29,7 +29,7 @@ from llm_fed.basics.terminal import lasting_streams
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.scripting import plain_errors, write_rows
 from llm_fed.experiment.finish import personal_models
-from llm_fed.federation.clients import messages_for
+from llm_fed.federation.clients import Messages
 from llm_fed.federation.progress import restore
 from llm_fed.kinds.images import Images
 from llm_fed.method.site import Site
@@ -63,7 +63,7 @@ def after(built: Experiment, run: Path, round: int) -> dict[str, State]:
     except WireError as error:
         raise UserError(f"{run}: {error}; give a round of checkpoint.keep_rounds") from error
     progress = restore(saved, built.clients, built.server)
-    return personal_models(built, messages_for(built.method, progress.state, built.scored), list(built.scored))
+    return personal_models(built, Messages(built.method, progress.state, built.scored), list(built.scored))
 
 
 def accuracies(run: Path, round: int | None = None) -> dict[str, Summary]:

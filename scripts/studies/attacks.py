@@ -43,7 +43,7 @@ from llm_fed.bench.build import prepare
 from llm_fed.eval.pairs import compare_methods
 from llm_fed.eval.scripting import plain_errors
 from llm_fed.eval.variance import Design
-from llm_fed.federation.clients import LocalClients, messages_for
+from llm_fed.federation.clients import LocalClients, Messages
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
@@ -74,7 +74,7 @@ class Lying(LocalClients):
         self._liars, self._attack, self._seed, self._first = liars, attack, seed, dict[str, State]()
 
     def _ask(self, method: Any, messages: Mapping[str, bytes], round: int, lr: float) -> dict[str, Any]:
-        answers = super()._ask(method, messages, round, lr)
+        answers: dict[str, Any] = super()._ask(method, messages, round, lr)
         honest = stack(answer for name, answer in answers.items() if name not in self._liars)
         for name in self._liars:
             answers[name] = self._lie(name, answers[name], honest, round)
@@ -126,7 +126,7 @@ def run(method: str, attack: str, rule: str, share: float, draw: int, rounds: in
         changed = [] if attack == "none" else liars
         clients = Lying(changed, attack, draw, built.clients, built.schedule, built.runtime)
         progress = federate(Federation(built.method, clients, built.server, built.runtime), made)
-    summary = built.evaluate(messages_for(built.method, progress.state, built.clients), "test")
+    summary = built.evaluate(Messages(built.method, progress.state, built.clients), "test")
     assert summary is not None
     return {name: score for name, score in summary.clients.items() if name not in liars}
 

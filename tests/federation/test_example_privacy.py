@@ -12,7 +12,7 @@ from toy_rounds import go
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.experiment import run
-from llm_fed.federation.privacy import check, epsilon, spent_by, statement
+from llm_fed.federation.privacy import check, epsilon, spent_by
 from llm_fed.federation.progress import Best, Progress
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS, Private
@@ -239,11 +239,3 @@ def test_fused_or_one_by_one(small, tmp_path):
         lines = read_records(tmp_path / str(per_pass) / "metrics.jsonl")
         found.append([line["loss"] for line in lines if line["kind"] == "client"])
     assert found[0] == pytest.approx(found[1], rel=1e-4) and len(found[0]) == 6
-
-
-def test_a_statement_without_noise():
-    site = client()
-    site.memory[NOISY_STEPS] = {"rate": 0.5, "steps": 1}
-    settings = PrivacyConfig(unit="example", clip=2.0)
-    said = statement(settings, {"epsilon": None, "delta": 1e-5, "unit": "example"}, site, own=True)
-    assert "epsilon = infinite (no noise)" in said and "at most infinite" in said and "either" not in said

@@ -11,7 +11,7 @@ import toy
 from toy_rounds import TARGETS, go
 
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.federation.clients import messages_for
+from llm_fed.federation.clients import Messages
 from llm_fed.federation.progress import restore
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT
@@ -223,16 +223,6 @@ def test_a_servers_state_that_is_not_finite_ends_the_run_and_the_last_good_check
     assert kept is not None and kept.state["state"].is_finite()
 
 
-def test_two_runs_in_one_folder(tmp_path):
-    """Of other processes: tests/runs/test_lock.py."""
-    with (
-        Run(tmp_path, toy.config()),
-        pytest.raises(RunError, match="another thread of this process is writing to .*; wait for it, or give another"),
-        Run(tmp_path, toy.config()),
-    ):
-        pass
-
-
 def test_another_configuration_is_refused_with_the_difference(tmp_path):
     go(tmp_path)
     with (
@@ -281,8 +271,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_whole(tmp_path, monkeypatch, par
     assert (tmp_path / "full/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
 
 
-def test_messages_for_gives_every_client_memory_of_its_own(tmp_path):
+def test_messages_give_every_client_memory_of_its_own(tmp_path):
     progress, *_ = go(tmp_path, rounds=1)
-    sent = messages_for(FedIT(), progress.state, ["c0", "c1"])
+    sent = Messages(FedIT(), progress.state, ["c0", "c1"])
     sent["c0"].row.zero_()
     assert torch.equal(sent["c1"].row, progress.state.row) and progress.state.row.abs().sum() > 0

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_fed.federation.stopping import reason
+from llm_fed.federation.progress import stop_reason as reason
 from llm_fed.settings.config import StopConfig
 
 

@@ -60,6 +60,8 @@ def test_data_that_go_away_cost_their_clients_rounds_and_nothing_else(small, tmp
     link = Moving(tmp_path, small, settings, nodes=PAIR, away={2: moved, 4: None})
     done = server.train(link.config, tmp_path / "run", link)
     assert failures(tmp_path) == [(round, client) for round in (2, 3) for client in failed]
+    if moved == "bob":
+        assert {line["reason"] for line in lines(tmp_path, "event")} == {told(Refused("client", ""))["error"]}
     answered = {client: [] for client in CLIENTS}
     for line in lines(tmp_path, "client"):
         answered[line["client"]].append(line["round"])
@@ -75,14 +77,6 @@ def test_data_that_are_half_back_are_no_matter_for_the_other_clients_of_the_mach
     link = Moving(tmp_path, small, settings, nodes=PAIR, away={2: "bob", 3: "half a file", 4: None})
     assert "unfinished" not in server.train(link.config, tmp_path / "run", link)
     assert failures(tmp_path) == [(2, "bob"), (3, "bob")]
-
-
-def test_a_client_without_data_says_so_in_words(small, tmp_path):
-    settings = tree(small, rounds=2, network=HOMES, eval={"every": 0})
-    link = Moving(tmp_path, small, settings, nodes=PAIR, away={2: "bob"})
-    done = server.train(link.config, tmp_path / "run", link)
-    reasons = {line["reason"] for line in lines(tmp_path, "event") if line["event"] == "client failed"}
-    assert reasons == {told(Refused("client", ""))["error"]} and done["unfinished"] == ["bob"]
 
 
 def test_data_that_are_not_looked_for_again_at_once(small, tmp_path):

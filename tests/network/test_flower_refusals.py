@@ -2,16 +2,10 @@
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from flower_deployment import Deployment, free_port, keys, marked
-
-from llm_fed.network import lifetime
+from flower_deployment import Deployment, free_port, keys
 
 pytestmark = pytest.mark.slow
 NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
@@ -105,22 +99,3 @@ def test_the_gateway_lets_nodes_through_and_nothing_else(deployment):
             online(deployment)
     finally:
         home.write_text(direct)
-
-
-def test_no_process_is_left_when_the_one_that_started_them_is_killed(tmp_path):
-    """kill -9, as a machine's out-of-memory killer does: nobody is left to clean up but the helper."""
-    program = (
-        "import sys, time; from pathlib import Path; from flower_deployment import Deployment\n"
-        "with Deployment(Path(sys.argv[1]), {'anna': {}}): print('up', flush=True); time.sleep(600)"
-    )
-    words = [sys.executable, "-c", program, str(tmp_path / "deployment")]
-    with subprocess.Popen(words, cwd=Path(__file__).parents[1] / "support", stdout=subprocess.PIPE) as owner:
-        assert owner.stdout is not None and owner.stdout.readline() == b"up\n"
-        left = marked(tmp_path / "deployment")
-        commands = " ".join(word for process in left for word in process.cmdline())
-        assert all(name in commands for name in ("flower-superlink", "flower-supernode", "flower-superexec"))
-        owner.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while marked(tmp_path / "deployment") or any(map(lifetime.runs, left)):  # one that ends loses its variables first
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

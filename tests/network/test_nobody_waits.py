@@ -8,10 +8,10 @@ from network import NETWORK, NetworkInProcess, federate, lines, only, tree
 from small_run import CLIENTS
 
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.network import pulls, roster, server
+from llm_fed.network import roster, server
 from llm_fed.network.node_folders import personal_folder
-from llm_fed.network.pulls import Pulls
 
+flower = pytest.importorskip("llm_fed.network.flower", reason="needs flwr")
 pytestmark = pytest.mark.usefixtures("quick")
 SOON = {**NETWORK, "wait": 0.2}
 
@@ -67,8 +67,8 @@ def test_a_node_whose_greeting_comes_to_nothing_is_greeted_again(small, tmp_path
 
 
 def test_what_hangs_holds_up_nothing_else(monkeypatch):
-    monkeypatch.setattr(pulls, "PATIENCE", 0.3)
-    monkeypatch.setattr(pulls, "_SIDE_BY_SIDE", 2)
+    monkeypatch.setattr(flower, "PATIENCE", 0.3)
+    monkeypatch.setattr(flower, "_SIDE_BY_SIDE", 2)
     released = threading.Event()
 
     def pull(id):
@@ -76,7 +76,7 @@ def test_what_hangs_holds_up_nothing_else(monkeypatch):
             released.wait(30)
         return None if id == "nothing" else id.upper()
 
-    looked, began = Pulls(pull), time.monotonic()
+    looked, began = flower.Pulls(pull), time.monotonic()
     ids = ["hangs 1", "hangs 2", "hangs 3", "a", "nothing", "b"]
     found: dict[str, str] = {}
     while len(found) < 2 and time.monotonic() - began < 20:
@@ -93,7 +93,7 @@ def test_what_ends_a_look_is_raised_where_it_is_asked_for():
         raise OSError("the SuperLink is gone")
 
     with pytest.raises(OSError, match="SuperLink is gone"):
-        Pulls(pull).look(["a"])
+        flower.Pulls(pull).look(["a"])
 
 
 def test_the_end_waits_for_one_silent_node_no_longer_than_a_round_does(small, tmp_path):
@@ -117,14 +117,3 @@ def test_runs_of_one_name_have_folders_of_their_own_at_a_node(tmp_path):
         personal_folder(home, "run", "b" * 8 + "c" * 8)
     with pytest.raises(UserError, match="cannot name a folder"):
         personal_folder(home, "../run", "a" * 16)
-
-
-def test_two_federations_of_one_name_keep_their_models_apart(small, tmp_path):
-    settings = tree(small, rounds=1, eval={"every": 0})
-    federate(tmp_path, small, settings)
-    kept = (tmp_path / "home-ada/adapters/run/ada/adapter_model.safetensors").read_bytes()
-    link = NetworkInProcess(tmp_path, small, settings | {"seed": 1})
-    server.train(link.config, tmp_path / "elsewhere/run", link)
-    folders = sorted(path.name for path in (tmp_path / "home-ada/adapters").iterdir())
-    assert len(folders) == 2 and folders[0] == "run" and folders[1].startswith("run-")
-    assert (tmp_path / "home-ada/adapters/run/ada/adapter_model.safetensors").read_bytes() == kept

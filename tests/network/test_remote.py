@@ -192,8 +192,8 @@ def test_what_a_node_says_is_believed_only_where_it_can_be():
         deep = [deep]
     for recipe in ("kind", None, {"a": float("nan")}, {"a": "x" * 10**6}, {"a": deep}):
         with pytest.raises(ValueError, match="its recipe is malformed"):
-            Reply({"recipe": recipe}).recipe  # noqa: B018
-    assert Reply({"recipe": {"note": "a\x1b[31m\nb\ud800"}}).recipe == {"note": "a?[31m b?"}
+            Reply({"recipe": recipe}).recipe()
+    assert Reply({"recipe": {"note": "a\x1b[31m\nb\ud800"}}).recipe() == {"note": "a?[31m b?"}
     assert Reply({"error": {"a": 1}}).error == Reply({"error": deep}).error == "what it says as error is no text"
     assert Reply({"error": "no\x1b[2J\r\nway\ud800" + "!" * 1000}).error == "no?[2J way?" + "!" * 289
 

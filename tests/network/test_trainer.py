@@ -145,7 +145,7 @@ WRONG = {
     "an optimizer": (lambda t: setattr(t, "optimizer", torch.optim.SGD(t.model.parameters())), "given an optimizer"),
     "another layer": (lambda t: t.model.get_input_embeddings().weight.requires_grad_(True), "also trains base_model"),
     "no adapter": (lambda t: setattr(t, "model", torch.nn.Linear(2, 2)), "without an adapter"),
-    "half precision": (lambda t: t.model.bfloat16(), "in which small updates are lost"),
+    "half precision": (lambda t: t.model.bfloat16(), "small updates are lost"),
     "a checkpoint": (lambda t: setattr(t.args, "resume_from_checkpoint", "x"), "go on from a checkpoint"),
 }
 

@@ -9,7 +9,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 from parties import Parties, names_of
 
-from llm_fed.secure import keys, opening, party, shares
+from llm_fed.secure import keys, opening, party
 from llm_fed.secure.cohort import Cohort, Terms
 from llm_fed.secure.keys import Unsafe
 
@@ -194,7 +194,7 @@ def test_who_is_said_to_have_vanished_reveals_nothing_that_can_be_opened():
 def test_a_key_that_is_none_is_refused():
     for public in (bytes(32), b"\1" + bytes(31), bytes(5)):
         with pytest.raises(Unsafe, match="a public key is none"):
-            keys.agreed(keys.private_of(shares.fresh()), public, b"")
+            keys.agreed(keys.private_of(keys.fresh()), public, b"")
 
 
 def test_no_secret_stands_in_what_crosses():
@@ -237,3 +237,12 @@ def test_a_client_that_lies_in_the_last_phase_ends_no_server(lie):
         opening.open_sum(attack.terms, attack.prepared, NAMES, total, told)
     except opening.GivenUp:
         return
+
+
+def test_what_a_client_locks_may_be_anything():
+    """Nested deeper than can be read; the six others are enough."""
+    attack = Attacked()
+    lock = party.unlocking(int(attack.all.parties["c006"].memory["round"]["secrets"]["lock"], 16))
+    told = attack.reveal(NAMES, NAMES)
+    told["c006"]["locked"] = keys.seal(lock, b"[" * 10**5).hex()
+    opening.open_sum(attack.terms, attack.prepared, NAMES, torch.zeros(3, dtype=torch.int32), told)

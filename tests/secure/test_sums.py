@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from parties import Parties, names_of
 
+from llm_fed.federation.summing import MOST_CLIENTS, Ring
 from llm_fed.secure import cohort as cohorts
-from llm_fed.secure import opening, shares
+from llm_fed.secure import keys, opening
 from llm_fed.secure.cohort import Cohort, Terms
 from llm_fed.secure.keys import Unsafe
 from llm_fed.secure.opening import GivenUp
-from llm_fed.secure.ring import MOST_CLIENTS, Ring
 
 
 def vectors_of(names, size: int, seed: int) -> dict[str, torch.Tensor]:
@@ -130,13 +130,13 @@ def test_two_secrets_of_one_client_are_never_both_opened(members):
 @settings(deadline=None)
 @given(st.integers(1, 30), st.integers(0, 30), st.randoms(use_true_random=False))
 def test_shares_give_the_secret_and_one_fewer_nothing(threshold, more, chance):
-    secret = shares.fresh()
-    dealt = shares.split(secret, threshold + more, threshold)
+    secret = keys.fresh()
+    dealt = keys.split(secret, threshold + more, threshold)
     points = chance.sample(range(1, threshold + more + 1), threshold)
-    assert shares.combine({point: dealt[point - 1] for point in points}) == secret
+    assert keys.combine({point: dealt[point - 1] for point in points}) == secret
     if threshold > 1:  # any other secret would fit to the rest with some value of the last share
         rest = {point: dealt[point - 1] for point in points[:-1]}
-        assert len({shares.combine({**rest, points[-1]: value}) for value in range(5)}) == 5
+        assert len({keys.combine({**rest, points[-1]: value}) for value in range(5)}) == 5
 
 
 @settings(max_examples=50, deadline=None)

@@ -129,7 +129,7 @@ def test_the_form_that_they_differ_from_is_taken():
 @pytest.mark.parametrize("what", ONCE_FELL)
 def test_what_once_ended_the_server_is_refused_in_one_line(what):
     data, reason = ONCE_FELL[what]
-    asked = PendingOrder("mallory", 1, "1", 0.0, 0, 10**9, 6, Given(skeleton(STATE)))
+    asked = PendingOrder("mallory", 1, "1", 0.0, 0, 10**9, Given(skeleton(STATE), examples=6))
     said = flaw_of(asked, Reply({"ask": "1", "examples": 6}, data))
     assert reason in said and said.isprintable() and len(said) <= 300
     for expected in (skeleton(STATE), None):
@@ -161,7 +161,7 @@ def test_each_form_in_which_a_message_may_travel_is_taken(kind):
     assert skeleton(unpack(sent.data, wanted)) == wanted and not difference(wanted, wanted, "x")
     assert size_of(wanted) >= sum(part.numel() for part in load(sent.data).values() if part.is_floating_point())
     honest = Reply(hostile.CONTENT, sent.data)
-    assert not flaw_of(PendingOrder("ada", 1, "1-1", 0.0, 0, 10**9, 6, Given(wanted)), honest)
+    assert not flaw_of(PendingOrder("ada", 1, "1-1", 0.0, 0, 10**9, Given(wanted, examples=6)), honest)
 
 
 BOMBS = {  # bytes, and what they would have taken

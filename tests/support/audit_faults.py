@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from llm_fed.audit.findings import Audit
 from llm_fed.federation import loop
-from llm_fed.federation.clients import LocalClients, broadcast
+from llm_fed.federation.clients import LocalClients, Messages
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.settings.config import Config
 from llm_fed.state import State
@@ -76,7 +76,7 @@ def _wrong_message(kind: str, round: int, made: list[Fault], draw: random.Random
             old = states.get(1 if kind == "no broadcast" else round - 1)
             if client in messages:
                 chosen[:] = [client]
-                earlier = broadcast(method, old, [client])[client]
+                earlier = Messages(method, old, [client]).packed(client)
                 if earlier != messages[client]:
                     made.append(Fault(now, client, ("client pass",)))
                 messages = {**messages, client: earlier}

@@ -115,7 +115,7 @@ def survive(kind: Kind, data: bytes, content: dict[str, Any]) -> str:
         AssertionError, and whatever else it should not: a finding.
     """
     began, expected = time.process_time(), skeleton(kind.message)
-    asked = PendingOrder("mallory", 1, "1-1", 0.0, 0, 10**9, 6, Given(expected))
+    asked = PendingOrder("mallory", 1, "1-1", 0.0, 0, 10**9, Given(expected, examples=6))
     with suppress(WireError):
         free = unpack(data)
         assert skeleton(unpack(pack(free))) == skeleton(free)
@@ -139,7 +139,7 @@ def _read(reply: Reply) -> None:
     """All that the server reads of a reply, and writes into metrics.jsonl."""
     read: list[Any] = [reply.error, reply.failed, reply.score, reply.loss, reply.clients]
     with suppress(ValueError):
-        recipe = reply.recipe
+        recipe = reply.recipe()
         with suppress(Exception):  # as `server._finish` has it
             merges.tabulate({"mallory": recipe})
         read.append(recipe)

@@ -12,8 +12,7 @@ from small_run import CLIENTS, Small
 from torch.testing import assert_close
 
 from llm_fed.network import server
-from llm_fed.network.bundle import PROTOCOL, joined, separated
-from llm_fed.network.link import Reply
+from llm_fed.network.link import PROTOCOL, Reply, joined, separated
 from llm_fed.network.node import Node, NodeSettings
 from llm_fed.runs.records import read_records
 from llm_fed.settings.configfile import as_dict, from_dict
