@@ -22,21 +22,13 @@ ABSENT = "#c4ccd4"  # unlike any colour of a number
 
 @dataclass(frozen=True)
 class Updates:
-    """The updates of a run.
+    """The updates of a run; NaN where a client had none."""
 
-    Attributes:
-        clients: the rows, in their order.
-        rounds: the columns.
-        cosines: (clients, rounds), with the mean of the other updates of the round; NaN where a client had none.
-        norms: (clients, rounds), over the median of the round; NaN likewise.
-        left_out: clients that are not shown.
-    """
-
-    clients: Sequence[str]
-    rounds: Sequence[int]
-    cosines: np.ndarray
-    norms: np.ndarray
-    left_out: int = 0
+    clients: Sequence[str]  # the rows, in their order
+    rounds: Sequence[int]  # the columns
+    cosines: np.ndarray  # (clients, rounds), with the mean of the other updates of the round
+    norms: np.ndarray  # (clients, rounds), over the median of the round
+    left_out: int = 0  # clients that are not shown
 
 
 def updates_of(lines: Sequence[dict[str, Any]]) -> Updates | None:
@@ -67,7 +59,7 @@ def draw(path: Path, *, updates: Updates) -> Path:
     figure = Figure(figsize=(5.6, 2 * (1.1 + max(0.2 * rows, 0.8))), layout="constrained", facecolor=style.PAGE)
     panels = (
         (updates.cosines, "cosine with the others", "RdBu", 1.0),
-        (_doublings(updates.norms), "norm over the median", "PuOr", math.log2(RANGE)),
+        (np.log2(np.maximum(updates.norms, 1e-12)), "norm over the median", "PuOr", math.log2(RANGE)),
     )
     for place, (values, what, colours, most) in enumerate(panels, 1):
         axes = style.plain_axes(figure, (2, 1, place))
@@ -82,17 +74,11 @@ def draw(path: Path, *, updates: Updates) -> Path:
         shown = range(0, len(updates.rounds), math.ceil(len(updates.rounds) / TICKS))
         axes.set_xticks(shown, [str(updates.rounds[column]) for column in shown])
         axes.tick_params(length=0)
-        if place == 2:
-            axes.set(xlabel="round")
         bar = figure.colorbar(image, ax=axes, aspect=12, pad=0.02, fraction=0.05)
         bar.ax.tick_params(colors=style.INK)
         if place == 2:
+            axes.set(xlabel="round")
             powers = (-3, -2, -1, 0, 1, 2, 3)
             bar.set_ticks(powers, labels=[f"{2.0**power:g}×" for power in powers])
         bar.outline.set_visible(False)
     return style.save(figure, path)
-
-
-def _doublings(norms: np.ndarray) -> np.ndarray:
-    """How many times the median was doubled; of a norm of 0 as of a very small one."""
-    return np.asarray(np.log2(np.maximum(norms, 1e-12)))

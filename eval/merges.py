@@ -112,7 +112,7 @@ def _table(title: str, rows: Recipes, titles: Mapping[str, str], about: str) -> 
     return Tabulated(title, tuple(titles[key] for key in shown), cells, about)
 
 
-def _number(value: Any) -> str:
+def _number(value: float | Mapping[str, float] | None) -> str:
     """A number, one for A, B and a head, or a dash (nothing, or infinite)."""
     if isinstance(value, Mapping):
         return ", ".join(f"{factor.removeprefix('lora_')} {_number(item)}" for factor, item in value.items())

@@ -44,9 +44,8 @@ def plot_scores(
     after: tuple[str, float] | None = None,
 ) -> Path:
     """Mean over the clients and over their worst half (0-100) by round, or one curve where one party alone is scored;
-    the `test`, (round, mean), as a diamond, and further scores by label (`references`) as dotted lines. What a method
-    does `after` its last round, (in words, mean on the same split), is a star apart, above which the test then stands.
-    """
+    the `test`, (round, mean), as a diamond, and `references` by label as dotted lines. What a method does `after` its
+    last round, (in words, mean on the same split), is a star apart, above which the test then stands."""
     figure, axes = style.one_figure(4.8, 3.1)
     alone = list(mean) == list(worst_half)
     axes.plot(rounds, mean, "-o", color=style.BLUE, markersize=3.5, label="score" if alone else "mean")
@@ -69,16 +68,10 @@ def plot_scores(
 
 
 def plot_losses(
-    path: Path,
-    clients: Mapping[str, Curve],
-    mean: Curve,
-    *,
-    scored: Curve | None = None,
-    split: str = "validation",
+    path: Path, clients: Mapping[str, Curve], mean: Curve, *, scored: Curve | None = None, split: str = "validation"
 ) -> Path:
     """Training loss by round: a curve (rounds, losses) per client, of more than MAX_CURVES clients of every n-th, and a
-    thick one for the mean. `scored` is the mean loss, under the clients' personal models, on the `split` that is
-    scored."""
+    thick one for the mean; `scored` is the mean loss of the personal models on the `split`."""
     figure, axes = style.one_figure(4.8, 3.1)
     curves = list(clients.values())[:: 1 + len(clients) // (style.MAX_CURVES + 1)]
     alpha = max(0.15, min(0.7, 8 / max(1, len(curves))))  # many curves: a cloud that leaves the mean visible
@@ -213,10 +206,9 @@ def clusters(clients: Sequence[str]) -> list[str] | None:
 
 
 def plot_methods(path: Path, scores: Mapping[str, Mapping[str, Sequence[float]]], *, metric: str) -> Path:
-    """Bars per client, one per method, and the mean over the clients as the last group. `scores[method][client]` holds
-    one score (0-100) per seed, for the same clients in every method. The bar is their mean, the error bar the standard
-    deviation of the sample (divided by n - 1; none for one seed). A method's mean over the clients is taken per seed.
-    """
+    """Bars per client, one per method, and the mean over the clients (taken per seed) as the last group.
+    `scores[method][client]` holds one score (0-100) per seed, for the same clients in every method: the bar is their
+    mean, the error bar the standard deviation of the sample (none for one seed)."""
     clients = list(next(iter(scores.values())))
     height = 0.8 / len(scores)
     figure, axes = style.one_figure(6.4, 1.1 + (len(clients) + 1) * (0.12 + 0.11 * len(scores)))
@@ -284,11 +276,7 @@ def _errors(scores: Sequence[tuple[float, float | None]]) -> list[list[float]]:
 
 
 def plot_mixing(
-    path: Path,
-    curves: Mapping[str, Mapping[float, float]],
-    chosen: Mapping[str, float],
-    *,
-    metric: str,
+    path: Path, curves: Mapping[str, Mapping[float, float]], chosen: Mapping[str, float], *, metric: str
 ) -> Path:
     """Score by mixing weight, an axes per client (POTARA, Figure 4); dashed: the weight that was `chosen`.
     `curves[client]` holds the validation score (0-100) of each weight of the federated adapter."""

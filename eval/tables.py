@@ -21,6 +21,7 @@ from llm_fed.basics.errors import listed
 from llm_fed.basics.terminal import table_of_numbers
 from llm_fed.bench.costs import ClientWork, Parameters, Traffic
 from llm_fed.eval.verdict import Scored, Verdict
+from llm_fed.eval.warning import Warned
 from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts, with_range
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class RunResult:
     shared: str = ""  # equal for runs whose base and rules have the same scores
     federation: int | None = None  # its seed; None: that of the cell
     training: int | None = None
-    warnings: Sequence[Mapping[str, Any]] = ()  # what is wrong with the run, see `eval/warning.py`
+    warnings: Sequence[Warned] = ()  # what is wrong with the run, see `eval/warning.py`
     events: Mapping[str, int] = field(default_factory=dict)  # what went wrong how often, e.g. {"refused upload": 3}
     unscored: Sequence[str] = ()  # clients without a score
     undefined: Sequence[str] = ()  # of these the ones that have test examples, for which the metric is not defined
@@ -101,7 +102,8 @@ class ComparisonRow:
 
     def summary(self, name: str) -> MeanAndStd | None:
         """`average` or `worst_half`, taken per seed and then over the seeds."""
-        return MeanAndStd.of(getattr(result, name) for result in self.results.values())
+        results = self.results.values()
+        return MeanAndStd.of(each.average if name == "average" else each.worst_half for each in results)
 
     def beside(self, name: str) -> MeanAndStd | None:
         """As `summary`, of what was measured beside the score."""

@@ -56,8 +56,8 @@ def resplit(differences: np.ndarray, ratios: np.ndarray) -> MeanDifference:
 
 def crossed(differences: np.ndarray) -> MeanDifference:
     """Of (..., pairs, n, K) with draws and clients as samples. Components below 0 are 0. The pairs share their degrees
-    of freedom: each alone knows them too badly, and claimed falsely in up to 13 % of tables of four rows. For the same
-    reason there are at most the square of the smaller sample's, and of three draws no more than their two."""
+    of freedom: each alone claimed falsely in up to 13 % of tables of four rows. For the same reason there are at most
+    the square of the smaller sample's, and of three draws no more than their two."""
     n, clients = differences.shape[-2:]
     value = differences.mean(axis=(-2, -1))
     by_client, by_draw = differences.mean(axis=-2), differences.mean(axis=-1)
@@ -85,19 +85,13 @@ def degrees(floor: float, draw: float, draws: int, clients: int) -> float:
 
 @dataclass(frozen=True)
 class Design:
-    """What a draw draws anew, which decides what a sample is.
+    """What a draw draws anew, which decides what a sample is."""
 
-    Attributes:
-        drawn: `federations` with their clients; `splits` of the same clients' rows, and with them start and batches;
-            `fixed`: start and batches (and training rows), while each client's test rows stay; `trainings`: start and
-            batches of one federation.
-        shares: by client which part of its rows is tested, of `splits`, as far as it is known.
-        these: whether claims are about these clients alone, and not about others of the kind.
-    """
-
+    # federations with their clients; splits of the same clients' rows, and with them start and batches; fixed: start
+    # and batches (and training rows), while test rows stay; trainings: start and batches of one federation
     drawn: Drawn
-    shares: Mapping[str, float] = field(default_factory=dict)
-    these: bool = False
+    shares: Mapping[str, float] = field(default_factory=dict)  # by client which part is tested, of splits, if known
+    these: bool = False  # claims are about these clients alone, and not about others of the kind
 
     @property
     def by_client(self) -> bool:

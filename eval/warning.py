@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import fmean
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -35,7 +35,16 @@ KINDS = {
 REFERENCES = ("base", "rule", "local")
 
 Examples = Mapping[str, Sequence[float]]  # by client the score of each of its examples, 0-100
-Warned = dict[str, Any]  # kind, clients, text, figures
+Figures = Mapping[str, float | str]  # of one client, as `_detail` tells them
+
+
+class Warned(TypedDict):
+    """A warning as summary.json has it."""
+
+    kind: str  # of KINDS
+    clients: list[str]
+    text: str
+    figures: dict[str, Figures]
 
 
 @dataclass(frozen=True)
@@ -85,7 +94,7 @@ def warnings_of(
     losses: Mapping[str, Mapping[int, float]] | None = None,
     parts: int = 1,
 ) -> list[Warned]:
-    """All warnings of a run, as JSON values.
+    """All warnings of a run.
 
     Args:
         own: of the personal models.
@@ -94,11 +103,10 @@ def warnings_of(
         losses: by client its loss by round.
         parts: into how many such parts a run is divided, each of which looks at its own clients alone.
     """
-    found: dict[str, dict[str, dict[str, Any]]] = {
-        f"below-{name}": dict(below(own, references[name], name, counts, parts))
-        for name in REFERENCES
-        if name in references
-    }
+    found: dict[str, dict[str, Figures]] = {}
+    for name in REFERENCES:
+        if name in references:
+            found[f"below-{name}"] = dict(below(own, references[name], name, counts, parts))
     found["loss-rises"] = dict(rising(losses or {}))
     if cross:
         found["another-model"] = dict(another_model(cross, parts))
@@ -106,25 +114,23 @@ def warnings_of(
     return [warning(kind, figures) for kind, figures in found.items() if figures]
 
 
-def warning(kind: str, figures: Mapping[str, Mapping[str, Any]]) -> Warned:
+def warning(kind: str, figures: Mapping[str, Figures]) -> Warned:
     """One warning about the clients in `figures`."""
     details = [f"{client} ({_detail(kind, its)})" for client, its in list(figures.items())[:NAMED]]
     more = f"; and {len(figures) - NAMED} more clients" if len(figures) > NAMED else ""
-    return {
-        "kind": kind, "clients": [*figures], "text": f"{KINDS[kind]}: {'; '.join(details)}{more}",
-        "figures": {client: dict(its) for client, its in figures.items()},
-    }  # fmt: skip
+    text = f"{KINDS[kind]}: {'; '.join(details)}{more}"
+    return {"kind": kind, "clients": [*figures], "text": text, "figures": dict(figures)}
 
 
-def sentences(warnings: Sequence[Mapping[str, Any]], client: str) -> list[str]:
+def sentences(warnings: Sequence[Warned], client: str) -> list[str]:
     """What the warnings say of one client, for the card of its model."""
-    its = [(warned["kind"], warned["figures"].get(client)) for warned in warnings]
-    return [f"{KINDS[kind].capitalize()}: {_detail(kind, figures)}." for kind, figures in its if figures]
+    its = [(warned["kind"], warned["figures"][client]) for warned in warnings if client in warned["figures"]]
+    return [f"{KINDS[kind].capitalize()}: {_detail(kind, figures)}." for kind, figures in its]
 
 
 def below(
     own: Scores, reference: Scores, name: str, counts: Mapping[str, int], parts: int = 1
-) -> Iterator[tuple[str, dict[str, Any]]]:
+) -> Iterator[tuple[str, Figures]]:
     """The clients whose personal model is worse than the reference, with figures."""
     both = [client for client in own.means if client in reference.means and counts.get(client, 0) >= LEAST_EXAMPLES]
     level = level_of(len(both) * parts)
@@ -139,7 +145,7 @@ def below(
             yield client, {**scores, **estimate.figures(level), "examples": counts[client]}
 
 
-def rising(losses: Mapping[str, Mapping[int, float]]) -> Iterator[tuple[str, dict[str, Any]]]:
+def rising(losses: Mapping[str, Mapping[int, float]]) -> Iterator[tuple[str, Figures]]:
     """The clients whose loss rises in the second half of its rounds, while the mean over the clients falls."""
     halves = {client: half for client, its in losses.items() if (half := _second_half(its))}
     if len(halves) < 2:
@@ -160,22 +166,22 @@ def rising(losses: Mapping[str, Mapping[int, float]]) -> Iterator[tuple[str, dic
             yield client, {**estimate.figures(level), "mean": rounded(trend.value), "rounds": len(half)}
 
 
-def another_model(cross: Cross, parts: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
+def another_model(cross: Cross, parts: int = 1) -> Iterator[tuple[str, Figures]]:
     """The clients on whose examples another client's model is better than their own; with the best of these."""
     pairs = [(client, other) for client in _enough(cross) for other in cross.clients
              if other != client and (other, client) in cross.answers]  # fmt: skip
-    level, best = level_of(len(pairs) * parts), dict[str, tuple[float, str, Estimate]]()
+    level, best = level_of(len(pairs) * parts), dict[str, tuple[str, Estimate]]()
     for client, other in pairs:
         estimate = paired(cross.answers[other, client], cross.answers[client, client])
-        if estimate.interval(level)[0] > 0 and estimate.value > best.get(client, (0.0, "", None))[0]:
-            best[client] = estimate.value, other, estimate
-    for client, (_, other, estimate) in best.items():
+        if estimate.interval(level)[0] > 0:
+            _keep_best(best, client, other, estimate)
+    for client, (other, estimate) in best.items():
         means = {"own": fmean(cross.answers[client, client]), "other": fmean(cross.answers[other, client])}
-        figures = {**rounded(means), **estimate.figures(level), "examples": len(cross.answers[client, client])}
+        figures: Figures = {**rounded(means), **estimate.figures(level), "examples": len(cross.answers[client, client])}
         yield client, {"model": other, **figures}
 
 
-def gains_elsewhere(cross: Cross, parts: int = 1) -> Iterator[tuple[str, dict[str, Any]]]:
+def gains_elsewhere(cross: Cross, parts: int = 1) -> Iterator[tuple[str, Figures]]:
     """The clients whose model gains more on another client's examples than on its own.
 
     A gain over the base differs with the examples: where the base knows nothing every model gains much. So the model
@@ -184,19 +190,27 @@ def gains_elsewhere(cross: Cross, parts: int = 1) -> Iterator[tuple[str, dict[st
     """
     pairs = [(client, other) for client in _enough(cross) for other in cross.others(client)
              if len(cross.answers[other, other]) >= LEAST_EXAMPLES]  # fmt: skip
-    level, best = level_of(len(pairs) * parts), dict[str, tuple[float, str, Estimate]]()
+    level, best = level_of(len(pairs) * parts), dict[str, tuple[str, Estimate]]()
     for client, other in pairs:
         found = [between(_edge(cross, client, other), _edge(cross, client, client))]
         if {client, other} <= cross.base.keys():
             found.append(between(_gain(cross, client, other), _gain(cross, client, client)))
-        shown = min(estimate.interval(level)[0] for estimate in found)
-        if shown > 0 and found[-1].value > best.get(client, (0.0, "", None))[0]:
-            best[client] = found[-1].value, other, found[-1]
-    for client, (_, other, estimate) in best.items():
+        if all(estimate.interval(level)[0] > 0 for estimate in found):
+            _keep_best(best, client, other, found[-1])
+    for client, (other, estimate) in best.items():
         of = _gain if {client, other} <= cross.base.keys() else _edge
         gains = {"own": of(cross, client, client).value, "elsewhere": of(cross, client, other).value}
-        figures = {**rounded(gains), **estimate.figures(level), "over": "base" if of is _gain else "other models"}
+        figures: Figures = {
+            **rounded(gains),
+            **estimate.figures(level),
+            "over": "base" if of is _gain else "other models",
+        }
         yield client, {"examples_of": other, **figures}
+
+
+def _keep_best(best: dict[str, tuple[str, Estimate]], client: str, other: str, estimate: Estimate) -> None:
+    if client not in best or estimate.value > best[client][1].value:
+        best[client] = other, estimate
 
 
 def level_of(comparisons: int) -> float:
@@ -230,8 +244,8 @@ def _mean_slope(halves: Mapping[str, Mapping[int, float]]) -> Estimate:
     return mean_of([slope([*half], [*half.values()]).value for half in halves.values()])
 
 
-def _detail(kind: str, its: Mapping[str, Any]) -> str:
-    level = f", {100 * its['level']:.6g} % interval" if "level" in its else ""  # earlier versions did not tell it
+def _detail(kind: str, its: Figures) -> str:
+    level = f", {100 * float(its['level']):.6g} % interval" if "level" in its else ""  # a node need not tell it
     if kind == "loss-rises":
         interval = f"[{its['low']:.3g}, {its['high']:.3g}{level}]"
         return f"{its['difference']:+.2g} {interval} in each round, the mean {its['mean']:+.2g}"

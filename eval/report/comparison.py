@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from llm_fed.basics.documents import Json
 from llm_fed.eval.report.clients import Column, SortableTable
 from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import ReportFigure
@@ -70,7 +70,7 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
     )
 
 
-def _row(table: Table, row: ComparisonRow, best: Sequence[str]) -> dict[str, Any]:
+def _row(table: Table, row: ComparisonRow, best: Sequence[str]) -> dict[str, Json]:
     """One row of the first table: the scores with whether they are among the best, and what its clients sent."""
     scores = [_score(row.summary(name), name == "average" and row.label in best) for name in SUMMARIES]
     moved = row.traffic if row.method else None
@@ -83,11 +83,11 @@ def _row(table: Table, row: ComparisonRow, best: Sequence[str]) -> dict[str, Any
     }
 
 
-def _score(spread: MeanAndStd | None, best: bool) -> dict[str, Any]:
-    return {"mean": spread and spread.mean, "std": spread and spread.std, "best": best}
+def _score(spread: MeanAndStd | None, best: bool) -> dict[str, Json]:
+    return {"mean": spread.mean if spread else None, "std": spread.std if spread else None, "best": best}
 
 
-def _costs(table: Table) -> dict[str, Any]:
+def _costs(table: Table) -> dict[str, Json]:
     first = table.heads.index("steps")
     rows = zip(table.shown, table.cells(), strict=True)
     lines = [(row.label, [text for text, _ in cells[first - 1 :]]) for row, (_, cells) in rows if row.method]

@@ -166,7 +166,7 @@ def _end(replay: Replay, folder: Path, chain: digests.Chain, kept: Mapping[int, 
     lines = [*read_records(folder / "metrics.jsonl")]  # the last one is that of the end, also with eval.during=test
     known = score_line(lines[::-1], tested, "test")
     _compare_scores(replay, known, "test", report, end=True)
-    then = {**(delivered(folder, Audit()) or {}), **(chain.end or {}).get("adapters", {})}
+    then = {**(delivered(folder) or {}), **(chain.end or {}).get("adapters", {})}
     then = {name: known for name, known in then.items() if name.startswith("adapters/")}
     names = dict.fromkeys(Path(name).parts[1] for name in then)
     method, scored = experiment.method, experiment.scored

@@ -94,13 +94,7 @@ def _chain(folder: Path, report: Audit) -> digests.Chain:
     return chain
 
 
-def _wanted(
-    folder: Path,
-    chain: digests.Chain,
-    rounds: Collection[int],
-    sample: int,
-    every: bool,
-) -> list[int]:
+def _wanted(folder: Path, chain: digests.Chain, rounds: Collection[int], sample: int, every: bool) -> list[int]:
     """The rounds to train again, of those that the chain has; UserError where it lacks one that is requested."""
     recorded = sorted(chain.rounds)
     if unknown := sorted(set(rounds) - set(recorded)):
@@ -154,11 +148,8 @@ def _compare(
 
 
 def _why_not(folder: Path, config: Config, of_method: str) -> str:
-    """What of a run cannot be computed again here whatever one does, and why; empty: all can.
-
-    Args:
-        of_method: what its method says of that.
-    """
+    """What of a run cannot be computed again here whatever one does, and why (`of_method`: what its method says of
+    that); empty: all can."""
     if (folder / "network.json").exists():
         return (
             "clients' training, server steps and scores: over a network, clients keep their examples, and the server "
@@ -185,9 +176,8 @@ def _unchanged_since(replay: Replay, rows: splits.KnownRows, report: Audit) -> i
         return 0
     last = rows.own.changes[-1]
     if last.round:
-        report.unchecked.append(
-            f"rounds 1 to {last.round}, trained again: they were trained on other data ({last.words})"
-        )  # fmt: skip
+        why = f"they were trained on other data ({last.words})"
+        report.unchecked.append(f"rounds 1 to {last.round}, trained again: {why}")
     return last.round
 
 
@@ -227,11 +217,7 @@ def _replay(
     known: Record | None,
     secret: Secret | None,
 ) -> Iterator[Replay]:
-    """Args:
-    recorded: what environment.json says.
-    known: the rows that the run knows.
-    secret: the run's; None where it has none.
-    """
+    """A replay in a folder that is thrown away, of a run whose environment.json is `recorded`."""
     experiment = prepare(config, reporter, base=base, known=known, secret=secret)
     experiment.runtime.clients_per_pass = recorded["clients_per_pass"]
     with TemporaryDirectory() as scratch, Run(Path(scratch) / "replay", config) as run:

@@ -28,17 +28,11 @@ from llm_fed.state.wire import Message
 
 @dataclass(frozen=True)
 class Tolerances:
-    """Up to where a difference is rounding.
+    """Up to where a difference is rounding."""
 
-    Attributes:
-        way: how far from a kept state, as a share of the way that led to it.
-        rounds: from one checkpoint to the next; differences grow from round to round, and beyond this nothing is said.
-        loss: by how much a client's loss under a kept state may differ, as a share of it.
-    """
-
-    way: float
-    rounds: int
-    loss: float
+    way: float  # how far from a kept state, as a share of the way that led to it
+    rounds: int  # between two checkpoints: differences grow from round to round, and beyond this nothing is said
+    loss: float  # how far a client's loss under a kept state may be off, as a share of it
 
 
 ADAPTERS = Tolerances(way=0.01, rounds=10, loss=0.005)
@@ -52,11 +46,8 @@ FLOOR = 1e-6  # what float32 itself leaves open of a state's norm, where the way
 
 
 def compare(replay: Replay, folder: Path, kept: Mapping[int, Saved], since: int, report: Audit) -> None:
-    """Train from round 0 and from each kept checkpoint to the next one; score what is kept.
-
-    Args:
-        since: the last round that was trained on other data than there are now; 0: none.
-    """
+    """Train from round 0 and from each kept checkpoint to the next one, as far as they are later than `since`, the last
+    round that was trained on other data than there are now; score what is kept."""
     lines, config = read_records(folder / "metrics.jsonl"), replay.experiment.config
     limits = _limits(config)
     recorded = {line["round"]: line["lr"] for line in lines if line["kind"] == "round"}
@@ -124,15 +115,15 @@ def _compare_held(
     return worst
 
 
-def _numbers(message: Any) -> Tensor:
+def _numbers(message: Message) -> Tensor:
     """All floating numbers of a message in one row, as float64."""
-    rows = [torch.zeros(0, dtype=torch.float64)]
+    rows = [torch.zeros(0)]
     for _, leaf in leaves(message):
-        values = [leaf.row, *leaf.extras.values()] if isinstance(leaf, State) else [leaf]
-        for value in values:
-            if isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point()):
-                rows.append(torch.as_tensor(value).detach().double().reshape(-1).cpu())
-    return torch.cat(rows)
+        if isinstance(leaf, State):
+            rows += [leaf.row, *leaf.extras.values()]
+        elif isinstance(leaf, float) or (isinstance(leaf, Tensor) and leaf.is_floating_point()):
+            rows.append(torch.as_tensor(leaf))
+    return torch.cat([row.detach().double().reshape(-1).cpu() for row in rows])
 
 
 def _compare_scores(replay: Replay, known: Mapping[str, Any], report: Audit) -> None:

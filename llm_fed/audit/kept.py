@@ -19,20 +19,21 @@ from llm_fed.settings.config import Config
 from llm_fed.state.wire import WireError, pack
 
 
-def delivered(folder: Path, report: Audit) -> dict[str, str] | None:
-    """The digests of what a finished run hands out; None where there are none."""
+def delivered(folder: Path) -> dict[str, str] | None:
+    """The digests of what a finished run hands out; None where there are none, or they are damaged."""
     if not is_finished(folder) or not (folder / digests.DELIVERED).exists():
         return None
     try:
         return dict(read_object(folder / digests.DELIVERED)["files"])
-    except (OSError, ValueError) as error:
-        report.findings.append(Finding(0, "", "file", f"{digests.DELIVERED} is damaged: {error}"))
+    except (OSError, ValueError):
         return None
 
 
 def files(folder: Path, chain: digests.Chain, report: Audit) -> None:
     """All that the run hands out is what it was when the run took its digests down."""
-    end, known = chain.end or {"round": 0, "adapters": {}}, delivered(folder, report)
+    end, known = chain.end or {"round": 0, "adapters": {}}, delivered(folder)
+    if known is None and is_finished(folder) and (folder / digests.DELIVERED).exists():
+        report.findings.append(Finding(0, "", "file", f"{digests.DELIVERED} is damaged"))
     then = {**(known or {}), **end["adapters"]}
     now = digests.of_files(folder) if known is None else digests.delivered(folder)
     for name in sorted({*now, *then}):
@@ -67,11 +68,8 @@ def summary(folder: Path, config: Config, report: Audit) -> None:
 
 
 def skipped(folder: Path, config: Config, chain: digests.Chain, last: int, report: Audit) -> None:
-    """Rounds that were to be scored and were not, where others were, since scores were last made in another way.
-
-    Args:
-        last: of a finished run its last round, which always is.
-    """
+    """Rounds that were to be scored and were not, where others were, since scores were last made in another way;
+    `last`, of a finished run, always is."""
     if missing := {*range(min(chain.rounds, default=1), last + 1)} - chain.rounds.keys() if chain.lines else ():
         report.unchecked.append(f"rounds {words(missing)}: {digests.FILE} has no line of them")
     lines = read_records(folder / "metrics.jsonl")
@@ -169,12 +167,8 @@ def messages(
     *,
     same_bits: bool,
 ) -> None:
-    """Who was asked in the round after a kept checkpoint was sent what follows from it.
-
-    Args:
-        broadcast: that of the method.
-        same_bits: whether this machine computes as the run's did. Elsewhere a message that differs may be rounding.
-    """
+    """Who was asked in the round after a kept checkpoint was sent what follows from it; without `same_bits`, where this
+    machine does not compute as the run's did, a difference may be rounding."""
     same, differ = set(), set()
     for round, saved in kept.items():
         for client, known in chain.rounds.get(round + 1, {"sent": {}})["sent"].items():

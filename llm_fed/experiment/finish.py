@@ -12,7 +12,7 @@ from llm_fed.basics.errors import RunError
 from llm_fed.basics.files import read_file, remove, write_folders
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
-from llm_fed.eval.warning import sentences
+from llm_fed.eval.warning import Warned, sentences
 from llm_fed.experiment import samples, watching
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.export import models
@@ -138,7 +138,7 @@ def deliver(
     scores = summary.clients if summary else {}
     with signs.part("writing the personal models"):
         sites = (experiment.scored[id] for id in exported)
-        warnings: Sequence[Mapping[str, Any]] = warned.get("warnings", ())
+        warnings = warned.get("warnings", ())
         beside: Mapping[str, Mapping[str, float]] = summary.beside if summary else {}
         if before := rows.get("base", {}).get("beside", {}).get(ABILITY):
             beside = {**beside, f"{ABILITY} before training": before["clients"]}
@@ -194,7 +194,7 @@ def contents(
     scores: Mapping[str, float],
     config_text: str,
     spent: Mapping[str, Any] | None = None,
-    warnings: Sequence[Mapping[str, Any]] = (),
+    warnings: Sequence[Warned] = (),
     beside: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Of each site's personal model its id, and its files with their card by name.

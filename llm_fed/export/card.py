@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from llm_fed.basics import documents
+from llm_fed.basics.documents import Json
 from llm_fed.kinds import wording
 from llm_fed.kinds.wording import Model
 from llm_fed.settings import paths
@@ -34,15 +35,14 @@ def model_card(
     paper: str,
     metrics: Mapping[str, float],
     config: str,
-    recipe: Mapping[str, Any] | None = None,
+    recipe: Mapping[str, Json] | None = None,
     privacy: str = "",
     trust: str = "",
     unscored: str = "",
     warnings: Sequence[str] = (),
 ) -> str:
-    """The text of an adapter's README.md, with the front matter that the Hub reads, without a licence field.
-
-    A card is made to be handed on, so a local file or folder stands in it by its last name alone.
+    """The text of an adapter's README.md, with the front matter that the Hub reads. A local file or folder stands in it
+    by its last name alone, as it is made to be handed on.
 
     Args:
         paper: how to cite the method.
@@ -78,6 +78,7 @@ def model_card(
         ]
         or None,
     )  # fmt: skip
+    listed = "\n".join(f"- {sentence}" for sentence in warnings)
     scores = "".join(f"| {name} | {value:.2f} |\n" for name, value in metrics.items())
     table = f"| metric | score (at most 100) |\n|---|---|\n{scores}" if metrics or not unscored else f"{unscored}\n"
     return f"""---
@@ -96,7 +97,7 @@ trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}\
 
 ## Scores of this client
 
-{table}{_warnings(warnings)}{_section("Privacy", privacy)}{_section("Trust", trust)}{_recipe(recipe)}
+{table}{_section("Warnings", listed)}{_section("Privacy", privacy)}{_section("Trust", trust)}{_recipe(recipe)}
 ## Configuration of the run
 
 ```yaml
@@ -117,12 +118,8 @@ def _public_settings(config: str) -> tuple[Mapping[str, Any], str]:
     return settings, documents.dump(settings).strip()
 
 
-def merge_card(base: str, recipe: Mapping[str, Any]) -> str:
-    """The card of an adapter that was made of others.
-
-    Args:
-        base: where it lies; "" where that is not known.
-    """
+def merge_card(base: str, recipe: Mapping[str, Json]) -> str:
+    """The card of an adapter that was made of others; `base`: where it lies, or "" where that is not known."""
     data = ModelCardData(
         base_model=base if base and not is_local(base) else None, library_name="peft", tags=["llm_fed", "lora", "merge"]
     )
@@ -134,7 +131,7 @@ def repository_card(repository: str, card: ModelCard, folder: str, terms: Mappin
 
     Args:
         card: of one of the clients.
-        folder: that client's, if it is one adapter of a language model, which PEFT loads from there; else empty.
+        folder: that client's, if PEFT loads it from there as one adapter of a language model; else empty.
         terms: the licence fields.
     """
     known = card.data.to_dict()
@@ -152,24 +149,15 @@ and with the code that uses it.
 
 
 def merged_card(card: str, model: Model) -> str:
-    """The card of an adapter as that of the model into which it has been folded, with all else that it says.
-
-    Args:
-        model: its wording is `MERGED`.
-    """
+    """The card of an adapter as that of the model into which it has been folded, with all else that it says."""
     adapter, shown = ModelCard(card), model.wording
-    data: Any = adapter.data
     before, _, rest = adapter.text.partition("```python\n")
     _, _, after = rest.partition("\n```")
     before = before.replace("# Adapter of", "# Model of", 1).replace(wording.ADAPTER.words, shown.words, 1)
     adapter.text = f"{before}```python\n{wording.example(model)}\n```{after}"
-    data.library_name = shown.library
-    data.tags = [tag for tag in data.tags or [] if tag != "lora"]
+    adapter.data["library_name"] = shown.library
+    adapter.data["tags"] = [tag for tag in adapter.data.get("tags") or [] if tag != "lora"]
     return str(adapter)
-
-
-def _warnings(sentences: Sequence[str]) -> str:
-    return _section("Warnings", "\n".join(f"- {sentence}" for sentence in sentences))
 
 
 def _section(title: str, text: str) -> str:
@@ -177,6 +165,6 @@ def _section(title: str, text: str) -> str:
     return f"\n## {title}\n\n{text}\n" if text else ""
 
 
-def _recipe(recipe: Mapping[str, Any] | None) -> str:
+def _recipe(recipe: Mapping[str, Json] | None) -> str:
     text = f"```yaml\n{documents.dump(public(dict(recipe))).strip()}\n```" if recipe else ""
     return _section("Recipe of the merge", text)

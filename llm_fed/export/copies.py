@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llm_fed.basics import checksum
-from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.basics.files import read_file
 from llm_fed.export.peft_settings import CONFIG, public_config
+from llm_fed.export.tensors import read_json
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import FILE, ORIGIN
 from llm_fed.runs.reading import exported
@@ -37,9 +36,9 @@ def public_content(path: Path) -> bytes | None:
     if path.name != FILE:
         return None
     try:
-        values = checksum.checked(load_json(read_file(path)))
+        values = checksum.checked(read_json(path))
         if ORIGIN in values:
             values[ORIGIN] = Origin.from_json(values[ORIGIN]).public().as_json()
         return json.dumps(checksum.added(values), indent=2, ensure_ascii=False).encode()
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error

@@ -6,9 +6,9 @@ import tempfile
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.export import gguf_tokens, peft_folders, proof
@@ -19,6 +19,9 @@ from llm_fed.models.base import Base, freeze
 from llm_fed.models.lora import targets
 from llm_fed.models.prompt import Prompt
 from llm_fed.state import pair
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 ADAPTER, MODEL, BASE = "adapter.gguf", "model.gguf", "base.gguf"
 
@@ -65,15 +68,8 @@ def adapter(folder: Path, base: Base) -> bytes:
 
 
 def model(path: Path, base: Base, prompt: Prompt) -> None:
-    """A base's model, which is in float32, as one file.
-
-    Args:
-        prompt: how it is asked.
-
-    Raises:
-        UserError: llama.cpp does not know such a model or tokenizer.
-        OSError: the file cannot be written.
-    """
+    """A base's model, which is in float32 and asked by this prompt, as one file. UserError: llama.cpp does not know
+    such a model or tokenizer. OSError: the file cannot be written."""
     gguf, config = library(), base.model.config.get_text_config()
     of = Architecture.of(config)
     writer = gguf.GGUFWriter(path, of.file_name)
@@ -84,23 +80,16 @@ def model(path: Path, base: Base, prompt: Prompt) -> None:
     _save(writer)
 
 
-def _save(writer: Any) -> None:
+def _save(writer: GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def check(path: Path, probed: proof.Probe, base: Base, config: Any, prompt: Prompt) -> None:
-    """Refuse a file whose weights, as transformers reads them, do not compute what was probed.
-
-    Args:
-        base: that was probed; only its tokenizer and dtype are looked at.
-        config: of the model in the file.
-
-    Raises:
-        RunError: what differs.
-    """
+def check(path: Path, probed: proof.Probe, base: Base, config: PreTrainedConfig, prompt: Prompt) -> None:
+    """Refuse a file with a model of this `config` whose weights, as transformers reads them, do not compute what was
+    probed of the base, of which only tokenizer and dtype are looked at. RunError: what differs."""
     known = config
     if config.model_type == "mistral":  # transformers takes the file for the LLaMA that it says it is
         same = {key: value for key, value in config.to_dict().items() if key not in ("model_type", "architectures")}

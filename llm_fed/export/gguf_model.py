@@ -9,23 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from llm_fed.basics.errors import UserError, install
 
 if TYPE_CHECKING:
-    from gguf import GGUFWriter
+    from gguf import GGUFWriter, TensorNameMap
 
 _ARCHITECTURES = {"llama": "LLAMA", "mistral": "LLAMA", "qwen2": "QWEN2", "qwen3": "QWEN3"}  # by model_type
 _ROTARY = {"LLAMA": ("default", "linear", "llama3"), "QWEN2": ("default", "linear"), "QWEN3": ("default", "linear")}
 ELSEWHERE = "convert what `llm-fed export --merged` writes with llama.cpp's convert_hf_to_gguf.py"
 
 
-def library() -> Any:
+def library() -> ModuleType:
     """The library that knows the format. UserError: it is not installed."""
     try:
         import gguf
@@ -44,12 +46,12 @@ class Architecture:
         tensors: the library's table from transformers' names to llama.cpp's.
     """
 
-    config: Any
+    config: PreTrainedConfig
     name: str
-    tensors: Any
+    tensors: TensorNameMap
 
     @classmethod
-    def of(cls, config: Any) -> Architecture:
+    def of(cls, config: PreTrainedConfig) -> Architecture:
         """Raises UserError where llama.cpp would compute something else, or nothing is known of it."""
         gguf, kind = library(), config.model_type
         if kind not in _ARCHITECTURES:
@@ -95,17 +97,13 @@ class Architecture:
         return halves.transpose(1, 2).reshape(rows.shape)
 
 
-def _rotary(config: Any) -> Mapping[str, Any]:
+def _rotary(config: PreTrainedConfig) -> Mapping[str, Any]:
     return getattr(config, "rope_parameters", None) or {}
 
 
 def write_header(writer: GGUFWriter, of: Architecture, name: str, rows: int) -> None:
-    """The sizes of a model, which llama.cpp needs beside its weights.
-
-    Args:
-        name: of the base, for people.
-        rows: of its embedding.
-    """
+    """The sizes of a model, which llama.cpp needs beside its weights: the base has this `name`, and its embedding so
+    many `rows`."""
     gguf, config = library(), of.config
     longest = config.max_position_embeddings
     if window := getattr(config, "sliding_window", None):  # llama.cpp looks further back, which shows beyond it
@@ -131,7 +129,7 @@ def write_header(writer: GGUFWriter, of: Architecture, name: str, rows: int) -> 
         writer.add_rope_scaling_factor(_rotary(config)["factor"])
 
 
-def weights(of: Architecture, model: Any) -> Iterator[tuple[str, np.ndarray]]:
+def weights(of: Architecture, model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
     """llama.cpp's name and content of each weight, in float32; what is tied to another is left out, as llama.cpp ties
     it."""
     for name, tensor in model.state_dict().items():
@@ -142,7 +140,7 @@ def weights(of: Architecture, model: Any) -> Iterator[tuple[str, np.ndarray]]:
         yield "rope_freqs.weight", _slower(of, model).numpy()
 
 
-def _slower(of: Architecture, model: Any) -> Tensor:
+def _slower(of: Architecture, model: PreTrainedModel) -> Tensor:
     """How many times slower each pair of rows is rotated than without scaling: (head_size / 2,)."""
     steps = torch.arange(0, of.head_size, 2, dtype=torch.float32) / of.head_size
     return 1.0 / _rotary(of.config)["rope_theta"] ** steps / model.model.rotary_emb.inv_freq.float().cpu()

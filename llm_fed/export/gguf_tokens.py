@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
 from llm_fed.basics.errors import UserError
 from llm_fed.export.gguf_model import ELSEWHERE, library
 from llm_fed.models.prompt import Prompt
@@ -29,26 +31,18 @@ _WAYS = {  # llama.cpp's name by the expressions that split a text, one after an
     (_LLAMA3,): "llama-bpe",
     (_LLAMA3.replace("{1,3}", ""),): "qwen2",
 }
-_ENDS = ("eos", "eot", "eom")  # keys of tokens that end an answer
 _SPACE = "▁"
 
 
-def check(tokenizer: Any) -> None:
+def check(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer that llama.cpp does not know. UserError: what of it is unknown."""
     _way(_read(tokenizer), tokenizer.name_or_path)
 
 
-def write(writer: GGUFWriter, tokenizer: Any, rows: int, prompt: Prompt) -> None:
-    """The tokens, how texts become tokens, how a conversation is put, and the tokens that end an answer.
-
-    Args:
-        rows: of the base's embedding; each has a token in the file.
-        prompt: how the model is asked.
-
-    Raises:
-        UserError: llama.cpp does not know how this tokenizer splits texts, or more tokens end an answer than a file
-            can say.
-    """
+def write(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, rows: int, prompt: Prompt) -> None:
+    """The tokens, one for each of the `rows` of the base's embedding, how texts become tokens, how a conversation is
+    put, and the tokens that end an answer. UserError: llama.cpp does not know how this tokenizer splits texts, or more
+    tokens end an answer than a file can say."""
     known = _read(tokenizer)
     model, way = _way(known, tokenizer.name_or_path)
     writer.add_tokenizer_model(model)
@@ -71,10 +65,11 @@ def write(writer: GGUFWriter, tokenizer: Any, rows: int, prompt: Prompt) -> None
     if tokenizer.pad_token_id is not None:
         writer.add_pad_token_id(tokenizer.pad_token_id)
     ends = sorted(prompt.stop, key=lambda id: id != tokenizer.eos_token_id)
-    if len(ends) > len(_ENDS):
-        raise UserError(f"{len(ends)} tokens end an answer ({ends}), and a GGUF file names {len(_ENDS)}; {ELSEWHERE}")
-    for key, id in zip(_ENDS, ends, strict=False):
-        getattr(writer, f"add_{key}_token_id")(id)
+    names = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    if len(ends) > len(names):
+        raise UserError(f"{len(ends)} tokens end an answer ({ends}), and a GGUF file names {len(names)}; {ELSEWHERE}")
+    for name, id in zip(names, ends, strict=False):
+        name(id)
     if prompt.template.date is not None:
         writer.add_chat_template(chat_template(prompt))
 
@@ -85,23 +80,23 @@ def chat_template(prompt: Prompt) -> str:
     return f"{{%- set date_string = {json.dumps(date)} -%}}{text}" if "date_string" in text else text
 
 
-def _read(tokenizer: Any) -> dict[str, Any]:
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
+def _read(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(f"the tokenizer of {tokenizer.name_or_path!r} has no tokenizer.json; {ELSEWHERE}")
-    known: dict[str, Any] = json.loads(backend.to_str())
+    known: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
     return known
 
 
 def _way(known: Mapping[str, Any], name: str) -> tuple[str, str]:
     """llama.cpp's names of a tokenizer's model and of how it splits texts."""
     normalizer, splitter, model = known["normalizer"], known["pre_tokenizer"], known["model"]
-    if model["type"] == "BPE" and model.get("byte_fallback") and _spaces_are_letters(normalizer, splitter):
+    kind = (model["type"], bool(model.get("byte_fallback")))
+    if kind == ("BPE", True) and _spaces_are_letters(normalizer, splitter):
         return "llama", "default"
-    steps = tuple(_expression(step) for step in _sequence(splitter, "pretokenizers"))
+    steps = tuple(filter(None, map(_expression, _sequence(splitter, "pretokenizers"))))
     composes = [step["type"] for step in _sequence(normalizer, "normalizers")] in ([], ["NFC"])
-    if model["type"] == "BPE" and not model.get("byte_fallback") and composes and tuple(filter(None, steps)) in _WAYS:
-        return "gpt2", _WAYS[tuple(filter(None, steps))]
+    if kind == ("BPE", False) and composes and steps in _WAYS:
+        return "gpt2", _WAYS[steps]
     raise UserError(
         f"the tokenizer of {name!r} is none of those whose way of splitting texts is known here by llama.cpp's name "
         f"({', '.join(_WAYS.values())}, and SentencePiece's of LLaMA 2); {ELSEWHERE}"
@@ -139,7 +134,7 @@ def _spaces_are_letters(normalizer: Mapping[str, Any] | None, splitter: Mapping[
     return normalizer is None and splitter == marked
 
 
-def _tokens(known: Mapping[str, Any], tokenizer: Any, rows: int) -> tuple[list[str], list[int]]:
+def _tokens(known: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, rows: int) -> tuple[list[str], list[int]]:
     """The text and the kind of each row's token; rows without one are unused."""
     kinds = library().TokenType
     texts, types = [f"[PAD{row}]" for row in range(rows)], [kinds.UNUSED] * rows

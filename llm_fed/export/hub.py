@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import yaml
 from httpx import HTTPError
@@ -25,7 +24,8 @@ from llm_fed.basics.files import read_file
 from llm_fed.export import peft_folders
 from llm_fed.export.card import repository_card
 from llm_fed.export.copies import handed_out, public_content
-from llm_fed.export.peft_settings import CONFIG, setting
+from llm_fed.export.peft_settings import CONFIG
+from llm_fed.export.tensors import read_json
 from llm_fed.runs.reading import adapter_folders, read_config
 from llm_fed.settings.plugins import short
 
@@ -43,18 +43,16 @@ def push(
     """Push each client's adapter folder to `namespace/<prefix>-<client>`, and yield the address of each repository and
     whether it has changed.
 
-    With `one_repository` all go to the repository `namespace/<prefix>`, in which each client has a folder, and from
-    which `PeftModel.from_pretrained(base, repository, subfolder=client)` loads.
-
-    A repository changes in one commit, and only where its files differ from those that are pushed: what was pushed
-    before is left alone, and a push that was interrupted continues when it is given again. Files that only the Hub
-    has stay. Endpoint, token and cache are those of huggingface_hub (HF_ENDPOINT, HF_TOKEN, `hf auth login`).
+    A repository changes in one commit, and only where its files differ from those that are pushed: a push that was
+    interrupted continues when it is given again. Files that only the Hub has stay. Endpoint, token and cache are those
+    of huggingface_hub (HF_ENDPOINT, HF_TOKEN, `hf auth login`).
 
     Args:
         clients: only these; all if empty.
         private: new repositories are private; one that exists and is public is refused.
         license: the licence of the adapters; otherwise that of the base's model card, or "other" if it names none.
         prefix: instead of the run folder's name (with the method's, where it does not hold it).
+        one_repository: all go to `namespace/<prefix>`, in which each client has a folder (PEFT's `subfolder`).
 
     Raises:
         UserError: no finished run, no such client, a name that the Hub does not allow, a token that is missing, refused
@@ -159,7 +157,7 @@ def _card(folder: Path) -> ModelCard:
         raise UserError(f"{folder / peft_folders.CARD} is not a valid model card: {one_line(str(error))}") from error
 
 
-def _terms(license: str | None, hub_id: str | None, base: Path) -> tuple[dict[str, Any], str]:
+def _terms(license: str | None, hub_id: str | None, base: Path) -> tuple[dict[str, str], str]:
     """The card's licence fields, and in words where they come from."""
     if license:
         return {"license": license}, "given when the adapter was pushed"
@@ -176,7 +174,11 @@ def _terms(license: str | None, hub_id: str | None, base: Path) -> tuple[dict[st
 
 
 def _files(
-    folder: Path, repository: str, locations: Mapping[str, str], cards: Mapping[str, ModelCard], terms: dict[str, Any]
+    folder: Path,
+    repository: str,
+    locations: Mapping[str, str],
+    cards: Mapping[str, ModelCard],
+    terms: Mapping[str, str],
 ) -> list[CommitOperationAdd]:
     """What is pushed to a repository: adapters with these cards and without paths of this machine; and a card of its
     own, where each client has a folder in it."""
@@ -187,7 +189,8 @@ def _files(
         files[location + peft_folders.CARD] = str(cards[client]).encode()
     first, location = next(iter(locations.items()))
     if location:  # PEFT loads one adapter of a language model from there
-        plain = (adapters[first] / CONFIG).is_file() and not setting(adapters[first], "modules_to_save")
+        settings = adapters[first] / CONFIG
+        plain = settings.is_file() and not read_json(settings).get("modules_to_save")
         text = repository_card(repository, cards[first], location.rstrip("/") if plain else "", terms)
         files[peft_folders.CARD] = text.encode()
     return [CommitOperationAdd(name, data) for name, data in files.items()]

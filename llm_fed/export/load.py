@@ -17,6 +17,7 @@ from llm_fed.basics.errors import UserError, lookup, one_line
 from llm_fed.export import models, peft_folders
 from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal
+from llm_fed.export.tensors import read_json
 from llm_fed.kinds import Kind
 from llm_fed.kinds.images import CONFIG, PROCESSING, Images, load_images
 from llm_fed.kinds.modules import FILE as MODULE
@@ -99,7 +100,8 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
     """A client's image model from `adapters/<client>` of a run that trained whole models, or from a copy of it.
     UserError: the folder holds no such model, or one that is damaged."""
     folder = Path(folder)
-    settings, processing = (models.read_settings(folder / name) for name in (CONFIG, PROCESSING))
+    advice = "give a folder of an exported image model"
+    settings, processing = (read_json(folder / name, advice) for name in (CONFIG, PROCESSING))
     if "id2label" not in settings:
         raise UserError(f"{folder / CONFIG} names no labels; give a folder of an exported image model")
     try:
@@ -119,18 +121,11 @@ def load_image_model(folder: str | Path, *, device: str = "cpu") -> ImageModel:
 
 
 def load_own(folder: str | Path, module: nn.Module, name: str) -> nn.Module | Personal:
-    """A client's model of a run that was given a user's own module: a copy of it with the client's weights, in
-    evaluation mode; or where adapters were trained, the module with the client's.
-
-    Args:
-        module: the one that the run was given.
-        name: what stands for it in the run's configuration.
-
-    Raises:
-        UserError: the folder is damaged, or holds the weights of another module.
-    """
+    """A client's model of a run that was given a user's own `module`, by its `name` in the configuration: a copy with
+    the client's weights, in evaluation mode; or where adapters were trained, the module with the client's. UserError:
+    the folder is damaged, or holds the weights of another module."""
     folder = Path(folder)
-    base = Modules.read(module, name, models.read_settings(folder / MODULE))
+    base = Modules.read(module, name, read_json(folder / MODULE))
     if (folder / peft_folders.CONFIG).is_file():
         return load_client(folder, base)
     return base.personal(Full(), models.read(folder, Full(), base))

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from llm_fed.basics import signs
-from llm_fed.basics.errors import RunError, UserError
+from llm_fed.basics.errors import RunError, UserError, listed
 from llm_fed.basics.files import put_folder, read_file, remove, sync_files, sync_folder
 from llm_fed.export import gguf_files, gguf_tokens, model_files, older, peft_folders, peft_settings, proof
 from llm_fed.export.card import merged_card
@@ -35,7 +35,7 @@ class ExportPlan:
     """What will be written, checked as far as can be without loading the base.
 
     Attributes:
-        adapters: by client its adapter.
+        adapters: by client its folder.
         notes: what the user should know beforehand, a line each.
         gguf: whether each is a GGUF file, beside one of the base.
     """
@@ -121,9 +121,6 @@ class ExportPlan:
 def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> ExportPlan:
     """What `llm-fed export --merged` will do with the adapters of a finished run.
 
-    Args:
-        gguf: whether the models are to be GGUF files.
-
     Raises:
         UserError: see `copies.handed_out`; or these are no single adapters of a language model in full precision, or
             they change weights that several layers share, or `out` holds such a folder already, or llama.cpp does not
@@ -146,15 +143,13 @@ def plan(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = Fals
         base = replace(base, dtype="float32")  # a sum that is not rounded; llama.cpp makes smaller files of it
         Architecture.of(model.config.get_text_config())
         gguf_tokens.check(read_tokenizer(base)[0])
-    parted = [
-        client for client, path in adapters.items() if untied(model, peft_settings.read(path).structure(model), path)
-    ]
+    read = {client: peft_settings.read(path).structure(model) for client, path in adapters.items()}
+    parted = [client for client, path in adapters.items() if untied(model, read[client], path)]
     notes = []
     if parted:
-        whose = f"{', '.join(parted[:5])}{', ...' if parted[5:] else ''}"
         notes.append(
-            f"the adapter of {whose} changes the head, which in this base is the embedding, too: both are written "
-            "(tie_word_embeddings=false)"
+            f"the adapter of {listed(parted, 5)} changes the head, which in this base is the embedding, too: both are "
+            "written (tie_word_embeddings=false)"
         )
     if not gguf and (said := older.advice(model_files.settings_read(base))):
         notes.append(said)

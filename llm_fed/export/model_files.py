@@ -28,16 +28,9 @@ _COPIED = (
     "additional_chat_templates/*.jinja", "*processor_config.json", "normalizer.json", "LICENSE*", "NOTICE*",
 )  # fmt: skip
 
-
 # Of what a GenerationConfig has, what belongs to a model as well.
-_TOKENS = {
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "decoder_start_token_id",
-    "use_cache",
-    "transformers_version",
-}
+_TOKENS = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}
+_TOKENS |= {"use_cache", "transformers_version"}
 
 
 def write_weights(folder: Path, base: Base, prompt: Prompt) -> None:
@@ -50,17 +43,8 @@ def write_weights(folder: Path, base: Base, prompt: Prompt) -> None:
 
 
 def write(folder: Path, base: Base, config: BaseConfig, prompt: Prompt) -> None:
-    """Write what lies beside the weights of a model that was made of a base.
-
-    The tokenizer's are copies of the base's: transformers would save another tokenizer than it has loaded.
-
-    Args:
-        config: how the base was loaded.
-        prompt: how the model is asked, and which tokens end its answers.
-
-    Raises:
-        OSError: a file cannot be read or written.
-    """
+    """Write what lies beside the weights of a model that was made of a base. The tokenizer's files are copies of the
+    base's: transformers would save another tokenizer than it has loaded. OSError: a file cannot be read or written."""
     settings = config_of(base.model, config)
     (folder / CONFIG).write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     generation_of(base, prompt).save_pretrained(folder)

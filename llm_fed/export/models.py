@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line, require
-from llm_fed.basics.files import read_file, write_folder
+from llm_fed.basics.files import write_folder
 from llm_fed.basics.names import same_name
 from llm_fed.export import peft_folders
-from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
+from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack, read_json
 from llm_fed.kinds import Kind
 from llm_fed.kinds.wording import Model
+from llm_fed.models.lora import Lora
 from llm_fed.models.prompt import Prompt
 from llm_fed.models.structure import Structure
 from llm_fed.state import State
@@ -23,11 +23,7 @@ WEIGHTS = "model.safetensors"
 
 
 def seen(records: Iterable[Mapping[str, Any]], round: int) -> set[str]:
-    """The clients of which an answer had arrived by the end of a round.
-
-    Args:
-        records: lines of metrics.jsonl, which hold this also of a run that was interrupted.
-    """
+    """The clients of which an answer had arrived by the end of a round, by the lines of metrics.jsonl."""
     answers = [line for line in records if line["kind"] == "client"]
     return {line["client"] for line in answers if line["round"] + line.get("staleness", 0) <= round}
 
@@ -46,11 +42,7 @@ def check_names(requested: tuple[str, ...] | str, everybody: Collection[str]) ->
 
 
 def described(structure: Structure, base: Kind, labels: int, prompt: Prompt | None) -> Model:
-    """What a personal model's card says of it.
-
-    Args:
-        labels: how many a classifier tells apart.
-    """
+    """What a personal model's card says of it; `labels`: how many a classifier tells apart."""
     names = tuple(dict.fromkeys(architecture or base.name for _, architecture in structure.parts))
     origin, own = base.source, names if names != (base.name,) else ()
     return Model(
@@ -68,14 +60,12 @@ def write(
     write_folder(folder, contents(state, structure, base, card, prompt), what)
 
 
-def contents(state: State, structure: Any, base: Kind, card: str, prompt: Prompt | None = None) -> dict[str, bytes]:
+def contents(
+    state: State, structure: Structure, base: Kind, card: str, prompt: Prompt | None = None
+) -> dict[str, bytes]:
     """What the folder of one personal model holds, by path in it: an adapter as `peft_folders.contents` has it, a whole
-    model as safetensors, beside what its kind adds.
-
-    A checkpoint's model becomes a folder that transformers loads; one that is built here, and models side by side, one
-    that `load.load_image_model` loads.
-    """
-    if structure.fused:
+    model as safetensors, which transformers loads if it was a checkpoint's, and else `load.load_image_model`."""
+    if isinstance(structure, Lora):
         return peft_folders.contents(state, structure, base, card, base.beside_adapters(prompt))
     counters = {name: v for name, v in base.model_of(structure).state_dict().items() if not v.is_floating_point()}
     settings = base.settings(structure)
@@ -86,33 +76,22 @@ def contents(state: State, structure: Any, base: Kind, card: str, prompt: Prompt
     }
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """A JSON file of a folder that `write` made. UserError: it is absent or damaged."""
-    try:
-        values = load_json(read_file(path))
-        if not isinstance(values, dict):
-            raise ValueError("it is not a JSON object")
-        return values
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} is absent or damaged ({error}); give a folder of an exported image model") from error
-
-
-def read(folder: Path, structure: Any, base: Kind) -> State:
+def read(folder: Path, structure: Structure, base: Kind) -> State:
     """The state in a folder that `write` made. UserError: no such folder, damaged files, or a model of another base."""
-    if structure.fused:
+    if isinstance(structure, Lora):
         return peft_folders.read(folder, base, structure)[0]
     tensors, metadata = load(folder / WEIGHTS, "export the model again")
-    settings = {name: read_settings(folder / name) for name in base.settings(structure)}
+    settings = {name: read_json(folder / name) for name in base.settings(structure)}
     check_settings(metadata, settings, folder / next(iter(settings)))
     module = base.model_of(structure)
     entries = dict(module.named_parameters())
     buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
     known = entries | buffers
-    counters = {name for name, value in tensors.items() if not (value.is_floating_point() or name in known)}
-    floating = in_one_dtype({name: value for name, value in tensors.items() if name not in counters}, folder / WEIGHTS)
+    held = {name: value for name, value in tensors.items() if value.is_floating_point() or name in known}
+    floating = in_one_dtype(held, folder / WEIGHTS)  # but for counters
     needed = entries.keys() | (buffers.keys() & module.state_dict().keys())  # a stock file lacks what is computed anew
     for name in sorted(needed | floating.keys()):
-        theirs, ours = (str(tuple(held[name].shape)) if name in held else "absent" for held in (floating, known))
+        theirs, ours = (str(tuple(of[name].shape)) if name in of else "absent" for of in (floating, known))
         if theirs != ours:
             raise UserError(
                 f"the model {folder} does not fit the base {base.name!r}: {one_line(name)} is {theirs}, "

@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.basics.files import read_file
-from llm_fed.export.peft_settings import CONFIG, setting, trained_whole
+from llm_fed.export.peft_settings import CONFIG, trained_whole
+from llm_fed.export.tensors import read_json
 from llm_fed.models import labels
 from llm_fed.models.images import ARCHITECTURES
 from llm_fed.models.loading import is_language
@@ -26,7 +25,8 @@ def read_origin(folder: Path) -> Origin | None:
     said = _in_prompt(folder)
     if not (folder / CONFIG).is_file():
         return said
-    name, revision = (setting(folder, key) for key in ("base_model_name_or_path", "revision"))
+    settings = read_json(folder / CONFIG)
+    name, revision = settings.get("base_model_name_or_path"), settings.get("revision")
     if not (name and isinstance(name, str)) or (said and said.name == name):
         return said
     found = Origin.of(BaseConfig(name=name, revision=revision if isinstance(revision, str) else None))
@@ -34,14 +34,8 @@ def read_origin(folder: Path) -> Origin | None:
 
 
 def common_base(origins: Mapping[str, Origin | None]) -> str:
-    """Where the base lies that all these adapters are of; "" where none says it.
-
-    Args:
-        origins: by what a message calls an adapter.
-
-    Raises:
-        UserError: they are of different bases.
-    """
+    """Where the base lies that all these adapters are of, by what a message calls them; "" where none says it.
+    UserError: they are of different bases."""
     known = {name: origin for name, origin in origins.items() if origin}
     for name, origin in known.items():
         first = next(iter(known))
@@ -79,14 +73,13 @@ def say_differences(
 
 def _in_prompt(folder: Path) -> Origin | None:
     """What prompt.json says of the base."""
-    path = folder / FILE
     if read_prompt(folder) is None:  # it names what is damaged
         return None
+    values = read_json(folder / FILE)
     try:
-        values = load_json(read_file(path))
         return Origin.from_json(values[ORIGIN]) if ORIGIN in values else None
     except ValueError as error:
-        raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
+        raise UserError(f"{folder / FILE} is damaged: {one_line(str(error))}; export the adapter again") from error
 
 
 def as_trained(
@@ -120,7 +113,7 @@ def as_trained(
 def check_text(folder: Path, base: BaseConfig) -> None:
     """Refuse a PEFT folder with modules that are trained whole, where no task says that it is a classifier's, and with
     which labels. UserError: it has some; or the base cannot be found."""
-    modules = setting(folder, "modules_to_save") if (folder / CONFIG).is_file() else None
+    modules = read_json(folder / CONFIG).get("modules_to_save") if (folder / CONFIG).is_file() else None
     if not modules:
         return
     named = list(modules) if isinstance(modules, list) else [modules]

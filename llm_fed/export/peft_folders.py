@@ -8,11 +8,11 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.files import write_folder
 from llm_fed.export import fused_experts, peft_settings
@@ -22,7 +22,7 @@ from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.merge import delta
 from llm_fed.merge.factors import rank_of
 from llm_fed.models.base import Base
-from llm_fed.models.lora import Lora, extras_flaw, layout
+from llm_fed.models.lora import Lora, extras_flaw, layout, sizes
 from llm_fed.state import Layout, State
 
 WEIGHTS, CARD = "adapter_model.safetensors", "README.md"
@@ -38,14 +38,8 @@ class AdapterWarning(UserWarning):
 
 def write(folder: Path, state: State, structure: Lora, base: Base, card: str, more: Mapping[str, bytes] = {}) -> None:
     """Write one adapter as a folder that `peft.PeftModel.from_pretrained(model, folder)` loads; it appears complete or
-    not at all, see `files.write_folders`.
-
-    Args: as `contents`.
-
-    Raises:
-        UserError: the folder holds other files than an adapter's.
-        RunError: the disk is full, or the folder cannot be written.
-    """
+    not at all. Arguments are those of `contents`. UserError: the folder holds other files than an adapter's. RunError:
+    the disk is full, or the folder cannot be written."""
     write_folder(Path(folder), contents(state, structure, base, card, more), WHAT)
 
 
@@ -53,12 +47,12 @@ def contents(state: State, structure: Lora, base: Base, card: str, more: Mapping
     """What an adapter's folder holds, by path in it.
 
     What lies beneath an adapter becomes part of it, which gives it a higher rank. Several experts become one such
-    folder each, `folder/<expert>`, beside a gate.safetensors with what weighs them and with the head that they share;
-    `llm_fed.load_client` loads the whole.
+    folder each beside a gate.safetensors with what weighs them and the head that they share; `llm_fed.load_client`
+    loads the whole.
 
     Args:
         state: the entries of `bank.layout(base.model, structure)`; their dtype is kept.
-        card: the text of README.md, see `llm_fed.export.card.model_card`.
+        card: the text of README.md.
         more: further files by name.
     """
     if structure.delta:
@@ -71,17 +65,14 @@ def contents(state: State, structure: Lora, base: Base, card: str, more: Mapping
 
 def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State, Lora]:
     """Read a PEFT LoRA folder, whoever wrote it, or a folder of several experts as `write` makes it: its state (at
-    least float32) and its structure.
-
-    An rsLoRA adapter is returned as the plain LoRA that computes the same. An adapter that names another base
-    is taken with a warning if all its entries fit.
+    least float32) and its structure, of rsLoRA that of the plain LoRA that computes the same. An adapter that names
+    another base is taken with a warning if all its entries fit.
 
     Args:
         structure: the rank, scaling and target modules that the adapter must have (dropout may differ).
 
     Raises:
-        UserError: no adapter folder, damaged files, a feature that is not supported, or an adapter of another
-            base, rank or scaling.
+        UserError: no adapter folder, damaged files, a feature that is not supported, or another base, rank or scaling.
     """
     folder = Path(folder)
     if structure and structure.delta:
@@ -122,27 +113,20 @@ def check_head(folder: Path, structure: Lora, base: Base) -> None:
     """Refuse an adapter without the head that adapters of this base have. UserError: a classifier's adapter has
     none."""
     if base.heads and base.heads != structure.whole:
+        kind = "a sequence classifier" if base.tokenizer else "an image model"
         raise UserError(
-            f"the adapter {folder} has no classification head ({', '.join(base.heads)}), which an adapter of "
-            f"{a_classifier(base)} needs"
+            f"the adapter {folder} has no classification head ({', '.join(base.heads)}), which an adapter of {kind} "
+            "needs"
         )
-
-
-def a_classifier(base: Base) -> str:
-    """In words, of a base with a head."""
-    return "a sequence classifier" if base.tokenizer else "an image model"
 
 
 def _modules(base: Base, names: tuple[str, ...]) -> tuple[str, ...]:
     """The layers that PEFT's `modules_to_save` names, as `base.heads` has them: PEFT takes the ends of names, also of
     modules that hold several layers. Other names stay as they are."""
     modules = dict(base.model.named_modules())
-    held = [f"{location}." for location in modules if location and names and location.endswith(names)]
-    layers = {
-        location
-        for location, module in modules.items()
-        if isinstance(module, nn.Linear) and f"{location}.".startswith(tuple(held))
-    }
+    held = tuple(f"{location}." for location in modules if location and names and location.endswith(names))
+    linear = [location for location, module in modules.items() if isinstance(module, nn.Linear)]
+    layers = {location for location in linear if f"{location}.".startswith(held)}
     return base.heads if layers and layers == {*base.heads} else names
 
 
@@ -206,7 +190,8 @@ def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[Sta
     if flaw := extras_flaw(tensors, gate, _width(base)):
         raise UserError(f"{path} does not fit the base: {flaw}; export the adapter again")
     alike = in_one_dtype(entries | tensors, path)
-    state = State.of({name: alike[name] for name in expected.names}, {name: alike[name] for name in tensors})
+    extras = {name: alike[name] for name in tensors}
+    state = State.of({name: alike[name] for name in expected.names}, extras)
     if not state.is_finite():
         raise UserError(f"{path} holds NaN or infinite numbers; export the adapter again")
     return state, together
@@ -214,8 +199,9 @@ def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[Sta
 
 def _width(base: Base) -> int:
     """Of the features that a base computes of a prompt or a picture."""
-    model: Any = base.model
-    return model.get_submodule(base.head).in_features if base.head else model.config.get_text_config().hidden_size
+    if base.head:
+        return sizes(base.model.get_submodule(base.head))[1]
+    return int(base.model.config.get_text_config().hidden_size)
 
 
 def _alone(structure: Lora) -> Lora:
@@ -250,7 +236,7 @@ def _other_scaling(said: AdapterSettings, stored: Lora, structure: Lora) -> User
     )
 
 
-def read_tensors(folder: Path, decisive: Mapping[str, Any]) -> dict[str, Tensor]:
+def read_tensors(folder: Path, decisive: Mapping[str, Json]) -> dict[str, Tensor]:
     """All tensors of an adapter, in one dtype of at least float32."""
     path = folder / WEIGHTS
     if not path.is_file():
@@ -279,7 +265,5 @@ def _difference(expected: Layout, tensors: Mapping[str, Tensor], model: nn.Modul
 
 def _same(theirs: Tensor, own: Tensor) -> bool:
     """Whether two tensors are equal where one of them was rounded to a shorter dtype."""
-    if theirs.shape != own.shape or not own.is_floating_point():
-        return False
     shorter = [dtype for dtype in (torch.bfloat16, torch.float16) if torch.equal(theirs.to(dtype).to(theirs), theirs)]
     return any(torch.equal(theirs.to(dtype), own.to(dtype)) for dtype in (own.dtype, *shorter))

@@ -6,17 +6,18 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, BeforeValidator, Field
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from llm_fed.basics.documents import load_json
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.basics.files import read_file
+from llm_fed.export.tensors import read_json
 from llm_fed.models.base import Base
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, matching, names_of, targets
@@ -51,7 +52,10 @@ _TEXTS: WeakKeyDictionary[nn.Module, dict[tuple[Lora, Origin, str], bytes]] = We
 _DAMAGED = (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
-def _listed(given: Any) -> Any:
+T = TypeVar("T")
+
+
+def _listed(given: str | int | Sequence[str | int] | None) -> tuple[str | int, ...]:
     """None as no names, and one name as a list of it."""
     return (given,) if isinstance(given, str | int) and given != "" else tuple(given or ())
 
@@ -153,17 +157,15 @@ def read(folder: Path) -> AdapterSettings:
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"{folder} is not an adapter folder: it has no {CONFIG}")
+    values = read_json(path)
+    if (kind := values.get("peft_type")) != "LORA":
+        raise UserError(f"{path}: the adapter is of type {one_line(str(kind))}; only LORA is supported")
     try:
-        values = load_json(read_file(path))
-        kind, flaw = values["peft_type"], _flaw(folder, values)
-        made = AdapterSettings(**{**_defaults(), **values, "folder": folder})
+        if flaw := _flaw(folder, values):
+            raise flaw
+        return AdapterSettings(**{**_defaults(), **values, "folder": folder})
     except _DAMAGED as error:
         raise _not_lora(folder, error) from error
-    if kind != "LORA":
-        raise UserError(f"{path}: the adapter is of type {one_line(str(kind))}; only LORA is supported")
-    if flaw:
-        raise flaw
-    return made
 
 
 def written(structure: Lora, base: Base) -> bytes:
@@ -199,7 +201,7 @@ def merged(parents: Sequence[AdapterSettings], rank: int, layers: Sequence[str])
     first = parents[0]
     chosen = [(each.target_modules, each.exclude, each.layers, each.layer_lists) for each in parents]
     alike = first.target_modules is not None and all(each == chosen[0] for each in chosen)
-    given = load_json((first.folder / CONFIG).read_text(encoding="utf-8"))
+    given = read_json(first.folder / CONFIG)
     settings = {**_defaults(), **(given if alike else {key: given.get(key) for key in _OF_BASE if key in given})}
     settings |= {
         "r": rank, "lora_alpha": rank, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {},
@@ -208,29 +210,20 @@ def merged(parents: Sequence[AdapterSettings], rank: int, layers: Sequence[str])
     return json.dumps({key: settings[key] for key in _WRITTEN}, indent=2, sort_keys=True, default=sorted).encode()
 
 
-def decisive(alpha: float, whole: Sequence[str], dora: bool = False) -> dict[str, Any]:
+def decisive(alpha: float, whole: Sequence[str], dora: bool = False) -> dict[str, Json]:
     """What of an adapter's settings decides what it computes and is not seen in the shapes of its tensors."""
-    return {"lora_alpha": float(alpha), "modules_to_save": list(whole)} | ({"use_dora": True} if dora else {})
-
-
-def setting(folder: Path, key: str) -> Any:
-    """One value of a PEFT folder's configuration, None where it is not there. UserError: the file is missing or
-    damaged."""
-    try:
-        return load_json(read_file(folder / CONFIG)).get(key)
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"{folder / CONFIG} is damaged: {error}") from error
+    values: dict[str, Json] = {"lora_alpha": float(alpha), "modules_to_save": list(whole)}
+    if dora:
+        values["use_dora"] = True
+    return values
 
 
 def public_config(path: Path) -> bytes:
     """An adapter_config.json for others: the folder of a base on this machine is cut to its last name. UserError: the
     file is damaged."""
-    try:
-        settings = load_json(read_file(path))
-        settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
-        return json.dumps(settings, indent=2, sort_keys=True).encode()
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} is damaged: {one_line(str(error))}; export the adapter again") from error
+    settings = read_json(path)
+    settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
+    return json.dumps(settings, indent=2, sort_keys=True).encode()
 
 
 def trained_whole(folder: Path, modules: Sequence[str], heads: Sequence[str]) -> UserError:
@@ -266,7 +259,7 @@ def _usual(model: nn.Module, folder: Path) -> str | tuple[str, ...]:
     return usual if isinstance(usual, str) else tuple(usual)
 
 
-def _flaw(folder: Path, values: Mapping[str, Any]) -> UserError | None:
+def _flaw(folder: Path, values: Mapping[str, Json]) -> UserError | None:
     """Why an adapter with these settings cannot be read; an empty value means that a setting is off."""
     defaults = _defaults()
     for key, value in values.items():
@@ -275,24 +268,19 @@ def _flaw(folder: Path, values: Mapping[str, Any]) -> UserError | None:
         else:
             harmless = key in _UNDERSTOOD | _INERT or not value or value == defaults.get(key)
         if not harmless:
-            return _unsupported(folder, key, value) if key in defaults else _unknown(folder, key, values)
+            if key in defaults:
+                return _unsupported(folder, key, value)
+            by = values.get("peft_version")
+            written = f" ({one_line(by, 40)})" if isinstance(by, str) else ""
+            return UserError(
+                f"the adapter {folder} has {one_line(key, 60)}={one_line(repr(value), 100)}, which the installed "
+                f"version of PEFT ({version('peft')}) does not know; install the one that wrote it{written}, or delete "
+                f"the setting from {CONFIG} if it does not change what the adapter computes"
+            )
     return None
 
 
-def _unknown(folder: Path, key: str, values: Mapping[str, Any]) -> UserError:
-    """The error of a setting that the installed PEFT does not have, and that might change what the adapter computes."""
-    import peft  # as in `_defaults`
-
-    by = values.get("peft_version")
-    written = f" ({one_line(by, 40)})" if isinstance(by, str) else ""
-    return UserError(
-        f"the adapter {folder} has {one_line(key, 60)}={one_line(repr(values[key]), 100)}, which the installed version "
-        f"of PEFT ({peft.__version__}) does not know; install the one that wrote it{written}, or delete the setting "
-        f"from {CONFIG} if it does not change what the adapter computes"
-    )
-
-
-def _unsupported(folder: Path, key: str, value: Any) -> UserError:
+def _unsupported(folder: Path, key: str, value: Json) -> UserError:
     return UserError(f"the adapter {folder} is not plain LoRA: {key}={one_line(repr(value))} is not supported")
 
 
@@ -300,9 +288,9 @@ def _not_lora(folder: Path, error: Exception) -> UserError:
     return UserError(f"{folder / CONFIG} is not the configuration of a LoRA adapter: {one_line(repr(error))}")
 
 
-def _own(patterns: Mapping[str, Any], names: list[str], key: str) -> dict[str, Any]:
+def _own(patterns: Mapping[str, T], names: list[str], key: str) -> dict[str, T]:
     """By name the value of the first pattern that matches its end."""
-    values: dict[str, Any] = {}
+    values: dict[str, T] = {}
     for pattern, value in patterns.items():
         for name in matching(rf"(.*\.)?({pattern})", names, key):
             values.setdefault(name, value)

@@ -43,9 +43,8 @@ class Personal:
         """Greedy answers, one per prompt.
 
         Args:
-            template: the prompt template's name (default: the one saved with the adapter, or, with a warning,
-                alpaca-short).
-            max_new_tokens: the longest answer in tokens (default: the number saved with the adapter, or 128).
+            template: the prompt template's name (default: the adapter's, or, with a warning, alpaca-short).
+            max_new_tokens: the longest answer in tokens (default: the adapter's, or 128).
 
         Raises:
             UserError: it is an image model, the template is unknown, or a prompt is longer than the base's context.

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from llm_fed.basics.documents import load_json
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.files import read_file
 from llm_fed.export.peft_folders import GATE, WEIGHTS
 from llm_fed.export.peft_settings import CONFIG
+from llm_fed.export.tensors import read_json
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM takes as --max-lora-rank
 _UNSERVED = {"modules_to_save": None, "use_dora": False, "target_parameters": None, "bias": "none"}
@@ -43,13 +42,13 @@ def looked_at(folder: Path) -> tuple[str, int]:
         return "several adapters and a gate, but a server applies one adapter per request", 0
     if not (folder / CONFIG).is_file():
         return "a whole image model", 0
+    settings = read_json(folder / CONFIG)
     try:
-        settings: dict[str, Any] = load_json(read_file(folder / CONFIG))
         rank = int(settings["r"])
         read_file(folder / WEIGHTS, 0, 0)  # safetensors would wait for a pipe
         with safe_open(folder / WEIGHTS, "pt"):
             pass
-    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, SafetensorError) as error:
         raise UserError(f"the adapter {folder} is damaged ({one_line(str(error))}); export it again") from error
     for key, off in _UNSERVED.items():
         if (value := settings.get(key, off)) not in (off, []):

@@ -18,6 +18,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from llm_fed.basics import checksum
+from llm_fed.basics.documents import Json, load_json
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.files import read_file
 
@@ -25,17 +26,25 @@ _SETTINGS = "settings"
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], settings: Mapping[str, Any] = {}) -> bytes:
-    """A safetensors file with these metadata and a checksum.
-
-    Args:
-        settings: JSON values of files beside it without which the tensors mean nothing, see `check_settings`.
-    """
+def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], settings: Mapping[str, Json] = {}) -> bytes:
+    """A safetensors file with these metadata, a checksum, and one of the `settings` in files beside it, without which
+    the tensors mean nothing."""
     known = {"format": "pt", **metadata}
     if settings:
         known[_SETTINGS] = checksum.of(settings)
     data = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata=known)
     return _with_metadata(data, {**known, checksum.KEY: _digest(data, known)})
+
+
+def read_json(path: Path, advice: str = "export it again") -> dict[str, Any]:
+    """The object in a JSON file beside them. UserError: it is absent or damaged; `advice` says what to do."""
+    try:
+        values = load_json(read_file(path))
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")
+        return values
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is absent or damaged ({one_line(str(error))}); {advice}") from error
 
 
 def load(path: Path, advice: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -65,7 +74,7 @@ def in_one_dtype(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]
     return {name: tensor.to(dtype) for name, tensor in tensors.items()}
 
 
-def check_settings(metadata: Mapping[str, str], settings: Mapping[str, Any], path: Path) -> None:
+def check_settings(metadata: Mapping[str, str], settings: Mapping[str, Json], path: Path) -> None:
     """Refuse settings that are not those for which the tensors were written. UserError: `path`, which says the
     settings, has been changed."""
     if metadata.get(_SETTINGS, expected := checksum.of(settings)) != expected:

@@ -199,9 +199,9 @@ def pickled(folder):
         (lambda folder: rewrite(folder, peft_folders.WEIGHTS, lambda data: b"\xff" * 99), "damaged or cut short"),
         (
             lambda folder: rewrite(folder, peft_settings.CONFIG, lambda data: data[:-7]),
-            "not the configuration of a LoRA",
+            "config.json is absent or damaged",
         ),
-        (lambda folder: rewrite(folder, peft_settings.CONFIG, lambda data: b"[1]"), "not the configuration of a LoRA"),
+        (lambda folder: rewrite(folder, peft_settings.CONFIG, lambda data: b"[1]"), "it is not a JSON object"),
         (lambda folder: edited(folder, r="three"), "not the configuration of a LoRA"),
         (lambda folder: edited(folder, r=0), "not the configuration of a LoRA.*rank is 0"),
         (

@@ -16,7 +16,7 @@ from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.section import read_rows
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
-from llm_fed.export.models import chosen, seen
+from llm_fed.export.models import seen
 from llm_fed.federation.progress import restore
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
@@ -59,14 +59,6 @@ def test_seen_is_of_whom_an_answer_had_arrived():
         {"kind": "event", "round": 1, "client": "cyd", "event": "client failed"},
     ]
     assert [seen(records, round) for round in (1, 2, 3)] == [set(), {"bob"}, {"ada", "bob"}]
-
-
-def test_whom_each_setting_means():
-    everybody = ("ada", "bob", "cyd")
-    for setting, expected in (
-        ("all", ["ada", "bob", "cyd"]), ("none", []), ("seen", ["cyd"]), (("cyd", "ada"), ["ada", "cyd"]),
-    ):  # fmt: skip
-        assert chosen(setting, everybody, {"cyd"}) == expected
 
 
 def test_the_default_is_all_and_bad_settings_are_refused(small):

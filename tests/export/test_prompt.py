@@ -277,15 +277,6 @@ def test_a_merge_of_folders_that_do_not_say(runs, llm_fed, tmp_path):
     assert "load_client" in (tmp_path / "none/merged/README.md").read_text()
 
 
-def test_two_runs_with_different_templates(runs, llm_fed, tmp_path):
-    words = merge_words(runs["chat"], runs["alpaca-short"], tmp_path / "out")
-    llm_fed(*words).assert_refused("'chat'", "'alpaca-short'", "--template")
-    assert llm_fed(*words, "task.template=chat").code == 0
-    assert read_prompt(tmp_path / "out/ada") == read_prompt(runs["chat"] / "adapters/ada")
-    card = (tmp_path / "out/ada/README.md").read_text()
-    assert "template: chat" in card
-
-
 def test_every_client_has_the_same_file_without_a_path(runs, small):
     for run in runs.values():
         texts = [path.read_text() for path in run.glob(f"adapters/*/{FILE}")]

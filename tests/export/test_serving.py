@@ -1,6 +1,5 @@
 """Which exported folders vLLM and LoRAX can serve, and why not the others; docs/serving.md says the same."""
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,12 @@ import tiny
 import tiny_base
 from safetensors.torch import load_file, save_file
 
-from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.export import peft_folders
 from llm_fed.export.serving import line
 from llm_fed.models.lora import Lora
 
-DOCS = Path(__file__).parents[2] / "docs/serving.md"
 PLAIN = Lora(8, 16.0, 0.0, ("q_proj", "v_proj"))
 
 
@@ -74,7 +71,7 @@ def test_clients_are_named_with_their_reasons(tmp_path):
 def test_damage_is_named(tmp_path, name):
     written(tmp_path / "a", PLAIN)
     (tmp_path / "a" / name).write_bytes((tmp_path / "a" / name).read_bytes()[:40])
-    with pytest.raises(UserError, match=r"the adapter .*/a is damaged .*; export it again"):
+    with pytest.raises(UserError, match=r"/a(/adapter_config.json)? is (absent or )?damaged .*; export it again"):
         line([tmp_path / "a"])
 
 
@@ -86,16 +83,3 @@ def test_export_names_a_damaged_adapter(llm_fed, finished, tmp_path):
     path.write_bytes(path.read_bytes()[:9])
     said = llm_fed("export", tmp_path / "run", tmp_path / "out")
     assert said.code == 2 and f"the adapter {tmp_path / 'out/bob'} is damaged" in said.err
-
-
-def test_the_page_names_the_methods_with_several_adapters():
-    several = set()
-    for name, kind in methods.BUILTIN.items():
-        try:
-            if not kind().wrap(PLAIN, None).plain:
-                several.add(name)
-        except UserError:
-            continue  # it trains whole models alone
-    assert several == {"feddpa", "pfedmoe", "fedem", "fedalt"}
-    table = DOCS.read_text().split("| method |")[1].split("\n\n")[0]
-    assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == several

@@ -221,11 +221,11 @@ def test_modules_trained_whole_are_named(adapter, base, whole):
 def test_what_is_copied_is_read_first(adapter, damage):
     path = adapter / peft_settings.CONFIG
     path.write_bytes(damage)
-    with pytest.raises(UserError, match="adapter_config.json is damaged"):
+    with pytest.raises(UserError, match="adapter_config.json is absent or damaged"):
         peft_settings.public_config(path)
     path.unlink()
     path.mkdir()
-    with pytest.raises(UserError, match="adapter_config.json is damaged"):
+    with pytest.raises(UserError, match="adapter_config.json is absent or damaged"):
         peft_settings.public_config(path)
 
 
