@@ -1,19 +1,19 @@
 """Makes one folder that runs the steps of run.py on a machine that has torch, peft and accelerate, and no network.
 
-    python scripts/gpu/bundle.py OUT [--python 3.12] [--cuda 130] [--code-only]
+    python scripts/gpu/bundle.py OUT [--python 3.12] [--cuda 130]
 
-Then copy OUT there and run `bash OUT/run.sh` with the words of run.py. A real base is not part of it. --python: of that
-machine. --cuda: the version of bitsandbytes' kernels to keep, as torch names it (2.11+cu130). --code-only: no packages,
-for a machine that has llm_fed's. What is not committed is not in it either. It has at most 60 MiB.
+Then copy OUT there and run `bash OUT/run.sh` with the words of run.py. --python: of that machine. --cuda: the version
+of bitsandbytes' kernels to keep, as torch names it (2.11+cu130). What is not committed is not in it. It has at most
+60 MiB.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterable
@@ -30,18 +30,13 @@ UNUSED = ("datasets", "pyarrow", "numpy", "hf-xet")  # read tables and data of t
 TESTS = ("pytest", "hypothesis")  # what tests/conftest.py imports
 PLATFORMS = [f"manylinux{glibc}_x86_64" for glibc in ("_2_28", "_2_27", "_2_24", "_2_17", "2014")]
 KERNELS = re.compile(r"libbitsandbytes_(\w+?)\.so")
-NEEDLESS = re.compile(
-    r"(^|/)tests?/|/baseline_images/|\.(c|pyx|pxd)$|^fontTools/.*\.so$|/fonts/(afm|pdfcorefonts|ttf/STIX|ttf/cm)"
-)
+NEEDLESS = re.compile(r"(^|/)tests?/|/baseline_images/|\.(c|pyx|pxd)$|^fontTools/.*\.so$|/fonts/(afm|ttf/STIX|ttf/cm)")
 RUN = """\
 #!/usr/bin/env bash
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-if [ ! -e "$here/site" ]; then
-  mkdir "$here/site"
-  for wheel in "$here"/wheels/*.whl; do "${PYTHON:-python3}" -m zipfile -e "$wheel" "$here/site"; done
-fi
-export HF_HUB_OFFLINE=1 PYTHONPATH="$here/site:$here/package"
+[ -e "$here/code" ] || "${PYTHON:-python3}" -m tarfile -e "$here/bundle.tar.xz" "$here"
+export HF_HUB_OFFLINE=1 PYTHONPATH="$here/site"
 exec "${PYTHON:-python3}" "$here/code/scripts/gpu/run.py" "$@"
 """
 
@@ -51,38 +46,38 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--python", default=f"{sys.version_info[0]}.{sys.version_info[1]}")
     parser.add_argument("--cuda", default="")
-    parser.add_argument("--code-only", action="store_true")
     args = parser.parse_args()
-    if args.out.exists() and any(args.out.iterdir()):
-        parser.error(f"{args.out} is not empty; remove it, or name another folder")
-    (wheels := args.out / "wheels").mkdir(parents=True)
-    code(args.out)
-    if not args.code_only:
-        download(wheels, args.python)
-        for wheel in wheels.glob("*.whl"):
-            lighten(wheel, {"cpu", f"cuda{args.cuda}"})
-    size = sum(path.stat().st_size for path in args.out.rglob("*") if path.is_file())
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        code(place)
+        download(place / "wheels", args.python)
+        for wheel in (place / "wheels").glob("*.whl"):
+            with zipfile.ZipFile(wheel) as packed:
+                names = [name for name in packed.namelist() if is_needed(name, {"cpu", f"cuda{args.cuda}"})]
+                packed.extractall(place / "site", names)
+        with tarfile.open(args.out / "bundle.tar.xz", "w:xz") as packed:
+            for part in ("code", "site", "commit"):
+                packed.add(place / part, part)
+    (args.out / "run.sh").write_text(RUN)
+    size = (args.out / "bundle.tar.xz").stat().st_size
     print(f"{args.out}: {size / 2**20:.0f} MiB")
     if size > MOST:
         sys.exit(f"bundle.py: that is more than {MOST / 2**20:.0f} MiB")
 
 
-def code(out: Path) -> None:
+def code(place: Path) -> None:
     """The last commit: its scripts and tests, and llm_fed as an installed package lies."""
-    (out / "commit").write_bytes(git("rev-parse", "--short=12", "HEAD"))
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["tar", "-x", "-C", folder], input=git("archive", "HEAD"), check=True)
-        source = Path(folder)
-        for part in ("tests", "scripts/gpu", "scripts/bench", "scripts/default"):
-            shutil.copytree(source / part, out / "code" / part)
-        shutil.copy(source / "pyproject.toml", out / "code")
-        shutil.copytree(source / "llm_fed", out / "package/llm_fed", dirs_exist_ok=True)
-        for part in ("tasks", "eval", "scripts/runs", "scripts/launch"):
-            shutil.copytree(source / part, out / "package/llm_fed" / part, dirs_exist_ok=True)
-    info = out / f"package/llm_fed-{distribution('llm-fed').version}.dist-info"
+    (place / "commit").write_bytes(git("rev-parse", "--short=12", "HEAD"))
+    parts = {name: f"site/llm_fed/{name}" for name in ("tasks", "eval", "scripts/runs", "scripts/launch")}
+    parts |= {name: f"code/{name}" for name in ("tests", "scripts/gpu", "scripts/bench", "pyproject.toml")}
+    for name, goal in {"llm_fed": "site/llm_fed", **parts}.items():
+        folder = place / goal.removesuffix(name)
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["tar", "-x", "-C", folder], input=git("archive", "HEAD", name), check=True)
+    info = place / f"site/llm_fed-{distribution('llm-fed').version}.dist-info"
     info.mkdir()
     info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: llm-fed\nVersion: {info.name[8:-10]}\n")
-    (out / "run.sh").write_text(RUN)
 
 
 def git(*words: str) -> bytes:
@@ -97,7 +92,6 @@ def download(wheels: Path, python: str) -> None:
     subprocess.run([*pip, "download", "--quiet", "--no-deps", *where, *carried()], check=True)
     for source in [*wheels.glob("*.tar.gz"), *wheels.glob("*.zip")]:
         subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(wheels), str(source)], check=True)
-        source.unlink()
 
 
 def carried() -> list[str]:
@@ -126,15 +120,10 @@ def closure(names: Iterable[str], without: Iterable[str] = ()) -> set[str]:
     return found
 
 
-def lighten(wheel: Path, kernels: set[str]) -> None:
-    """Without what no step needs. Its RECORD still names it: such a wheel can be unpacked, not installed."""
-    light = wheel.with_suffix(".light")
-    with zipfile.ZipFile(wheel) as full, zipfile.ZipFile(light, "w", zipfile.ZIP_DEFLATED) as kept:
-        for item in full.infolist():
-            kernel = KERNELS.search(item.filename)
-            if not NEEDLESS.search(item.filename) and (kernel is None or kernel[1] in kernels):
-                kept.writestr(item, full.read(item), zipfile.ZIP_DEFLATED)
-    light.replace(wheel)
+def is_needed(name: str, kernels: set[str]) -> bool:
+    """Whether any step needs a file of a wheel; of bitsandbytes' kernels these."""
+    kernel = KERNELS.search(name)
+    return not NEEDLESS.search(name) and (kernel is None or kernel[1] in kernels)
 
 
 if __name__ == "__main__":

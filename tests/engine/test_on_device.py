@@ -1,16 +1,24 @@
 """Work that clients share equals the work of each alone, on the CPU and, marked `gpu`, on a GPU."""
 
+from dataclasses import replace
+from typing import Any
+
 import every
+import every_family
 import pytest
 import tiny
 import torch
 from stock_training import cohort, fitted
 
 from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.capture import USES, Captures
+from llm_fed.engine.fit import fit
 from llm_fed.engine.generation import generate, option_log_likelihoods
 from llm_fed.engine.inference import mean_losses
+from llm_fed.kinds.language import load_base
 from llm_fed.models.lora import Lora
-from llm_fed.testing.tiny import VOCABULARY, language_base
+from llm_fed.settings.config import BaseConfig
+from llm_fed.testing.tiny import SPECIAL, VOCABULARY, language_base, tokenizer
 
 STRUCTURE = Lora(rank=8, alpha=16, dropout=0.0, target_modules=("q_proj", "v_proj", "down_proj"))
 DEVICES = [
@@ -64,3 +72,35 @@ def test_answers_and_scores_in_one_batch_equal_those_alone(device):
     examples = tiny.examples(3, [9, 14])
     losses = mean_losses(AdaptedModel(model, STRUCTURE), bank, [(0, examples), (1, examples)])
     assert losses[0] != pytest.approx(losses[1], abs=1e-3)
+
+
+EXPERTS = Lora(4, 8, 0.0, ("q_proj", "v_proj"), parameters=("experts.down_proj", "experts.gate_up_proj"))
+WIDE = {"hidden_size": 64}  # of quantised layers, in blocks of 64
+BASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # family, its configuration, settings of `base`
+    **{
+        family: (family, {}, {})
+        for family in ("llama", "mistral", "gemma2", "gemma3_text", "qwen2", "qwen3", "mixtral")
+    },
+    **{f"{family}, window": (family, {"sliding_window": 4}, {}) for family in ("mistral", "gemma3_text")},
+    **{f"llama, {name}": ("llama", WIDE, {"quantization": name}) for name in ("nf4", "int8")},
+    "llama, recomputed": ("llama", {}, {"activation_checkpointing": True}),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", every.quick(BASES, ["gemma3_text, window"]))
+def test_a_base_trains_as_on_a_gpu_as_each_client_alone_as_written(device, name, tmp_path):
+    """Loaded from disk, in bfloat16; captured, without padding and fused, as far as the base allows it."""
+    family, changes, settings = BASES[name]
+    every_family.build(family, torch.float32, **changes).save_pretrained(tmp_path)
+    tokenizer(**SPECIAL).save_pretrained(tmp_path)
+    base = load_base(BaseConfig(name=str(tmp_path), dtype="bfloat16", **settings), device)
+    written = AdaptedModel(base.model, EXPERTS if family == "mixtral" else STRUCTURE, autocast=base.autocast)
+    jobs = cohort(base.model, written.structure, torch.float32, steps=(3, 3, 3), name="sgd")
+    fast = replace(written, captures=Captures(), padding_free=True, fuses=True)
+    for _ in range(USES + 1):
+        together, _ = fit(fast, jobs)
+    for job, result in zip(jobs, together, strict=True):
+        ((alone,), _) = fit(written, [job])
+        way = (alone.state - job.start).norm()
+        assert way > 0.001 and (result.state - alone.state).norm() < 0.15 * way

@@ -1,13 +1,11 @@
 """scripts/gpu: steps with tiny shapes on a CPU, what is left of them, tables of their lines, and bundles."""
 
-import argparse
 import importlib
 import json
 import re
 import subprocess
 import sys
 import venv
-import zipfile
 from collections.abc import Callable
 from importlib.metadata import distribution
 from pathlib import Path
@@ -18,7 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "scripts" / "gpu"
 HEAD = {"step": "large", "card": "Card 1", "torch": "2.11", "commit": "abc"}
-CASE = "llama-3.2-3b, 100 clients"
+BASE, CASE = "llama-3.2-3b, 8 clients", "llama-3.2-3b, 100 clients"
+TINY = (True, 100.0)  # tiny shapes, and seconds of a step
 
 
 @pytest.fixture
@@ -30,35 +29,27 @@ def module(monkeypatch) -> Callable[[str], Any]:
     return importlib.import_module
 
 
-@pytest.fixture
-def options(tmp_path) -> argparse.Namespace:
-    return argparse.Namespace(
-        steps=[], tiny=True, out=tmp_path, model=None, evidence=None, limit=100.0, here=False
-    )  # fmt: skip
-
-
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("step", ["families", "training", "generation", "large"])
-def test_each_step_measures_what_its_lines_lack(module, options, tmp_path, step):
-    """Nothing is left over from one case to the next, and each figure says with which libraries it was measured."""
+@pytest.mark.parametrize("step", ["training", "generation", "large"])
+def test_each_step_measures_what_its_lines_lack(module, tmp_path, step):
     run, about = module("run"), module("steps").STEPS[step]
-    assert run.measured(step, options) == 0, lines(tmp_path)
+    assert run.measured(step, tmp_path, *TINY) == 0, lines(tmp_path)
     found = {line["figure"]["case"]: line["figure"] for line in lines(tmp_path) if run.is_measured(line)}
     assert sorted(found) == sorted(about.tiny) and set(about.tiny) <= set(about.cases)
     for case, figure in found.items():
         assert figure["tiny"] and figure["transformers"] and figure["liger"] and about.columns.keys() & figure.keys()
-        if "all replayed" in case or "dense" in case:
+        if "dense" in case:
             assert figure["replayed"] == figure["micro_batches"] > 0, case
     before = lines(tmp_path)
-    assert run.measured(step, options) == 0 and lines(tmp_path) == before
+    assert run.measured(step, tmp_path, *TINY) == 0 and lines(tmp_path) == before
 
 
-def test_what_was_cut_off_comes_last_and_what_failed_is_tried_again(module, options, tmp_path, monkeypatch):
+def test_what_was_cut_off_comes_last_and_what_failed_is_tried_again(module, tmp_path, monkeypatch):
     run, measure, seen = module("run"), module("measure"), []
-    first, second = module("steps").STEPS["families"].tiny
+    first, second = module("steps").STEPS["generation"].tiny
 
     def measured(setting: Any, step: str, case: str) -> dict[str, Any]:
         seen.append(case)
@@ -70,37 +61,40 @@ def test_what_was_cut_off_comes_last_and_what_failed_is_tried_again(module, opti
 
     monkeypatch.setattr(measure, "measured", measured)
     with pytest.raises(KeyboardInterrupt):
-        run.measured("families", options)
-    assert run.measured("families", options) == 1 and seen == [first, second, first]
-    assert run.measured("families", options) == 0 and seen[3:] == [second]
+        run.measured("generation", tmp_path, *TINY)
+    assert run.measured("generation", tmp_path, *TINY) == 1 and seen == [first, second, first]
+    assert run.measured("generation", tmp_path, *TINY) == 0 and seen[3:] == [second]
     (tmp_path / "results.jsonl").unlink()
-    options.limit = 0.0
-    assert run.measured("families", options) == 75 and len(lines(tmp_path)) == 2
+    assert run.measured("generation", tmp_path, True, 0.0) == 75 and len(lines(tmp_path)) == 2
 
 
-def test_a_step_is_stopped_when_its_time_is_up_and_without_a_base_it_is_skipped(module, options, capsys):
-    run = module("run")
-    assert run.started("evidence", options) == 0 and "skipped, it needs --model" in capsys.readouterr().out
-    options.tiny, options.limit = False, 0.01
-    assert run.started("large", options) == 75 and capsys.readouterr().out == "large: time is up\n"
+def test_a_step_is_stopped_when_its_time_is_up(module, tmp_path, capsys):
+    assert module("run").started("large", tmp_path, False, 0.01) == 75
+    assert capsys.readouterr().out == "large: time is up\n"
 
 
 def test_an_unknown_step_is_refused():
     done = subprocess.run([sys.executable, GPU / "run.py", "nf5"], capture_output=True, text=True)
-    assert done.returncode == 2 and "there is no step nf5; known: equality families" in done.stderr
+    assert done.returncode == 2 and "there is no step nf5; known: equality training" in done.stderr
 
 
 def test_a_table_shows_the_latest_line_of_each_card_and_what_was_not_run(module):
-    table, step = module("table"), module("steps").STEPS["large"]
-    given = [
-        {**HEAD, "figure": {"case": CASE, "seconds": 9.5}},
-        {**HEAD, "figure": {"case": CASE, "seconds": 8.25, "tokens_per_second": 12345, "liger": "none"}},
-        {**HEAD, "card": "Card 2", "figure": {"case": CASE, "seconds": 1, "tiny": True}},
+    """And what an earlier sitting measured."""
+    table, count = module("table"), len(module("steps").STEPS["large"].cases)
+    figures = [
+        {"case": CASE, "seconds": 9.5},
+        {"case": CASE, "seconds": 8.25, "tokens_per_second": 12345, "liger": "none"},
+        {"case": f"{CASE}, all replayed", "seconds": 7},
     ]
-    _, _, *rows = table.table(step, given).splitlines()
-    assert rows[0] == f"| {CASE} | 8.25 | 12,345 |  |  |  | Card 1, 2.11, abc, liger none |"
-    assert rows[1] == f"| {CASE} | 1 |  |  |  |  | Card 2, tiny shapes, 2.11, abc |"
-    assert rows[2].startswith(f"| {len(step.cases) - 1} of {len(step.cases)} cases: not run |") and not rows[3:]
+    given = [{**HEAD, "figure": figure} for figure in figures]
+    given.append({**HEAD, "card": "Card 2", "figure": {"case": CASE, "seconds": 1, "tiny": True}})
+    _, _, *rows = table.table("large", given).splitlines()
+    assert rows == [
+        f"| {CASE} | 8.25 | 12,345 |  |  |  | Card 1, 2.11, abc, liger none |",
+        f"| {CASE} | 1 |  |  |  |  | Card 2, tiny shapes, 2.11, abc |",
+        f"| {CASE}, all replayed | 7 |  |  |  |  | Card 1, 2.11, abc |",
+        f"| {count - 1} of {count} cases: not run |  |  |  |  |  |  |",
+    ]
 
 
 def test_goals_are_ratios_of_what_one_card_measured(module):
@@ -110,11 +104,10 @@ def test_goals_are_ratios_of_what_one_card_measured(module):
     def line(card: str, case: str, **figure: float) -> dict[str, Any]:
         return {**HEAD, "card": card, "figure": {"case": case, **figure}}
 
-    base = "llama-3.2-3b, 8 clients"
     before = [
-        line("Card 1", f"{base}, stock PEFT, one client after another", seconds=9),
-        line("Card 2", f"{base}, all replayed", seconds=1),
-        line("Card 1", f"{base}, all replayed", seconds=1.5, tokens_per_second=30000),
+        line("Card 1", f"{BASE}, stock PEFT, one client after another", seconds=9),
+        line("Card 2", f"{BASE}, all replayed", seconds=1),
+        line("Card 1", f"{BASE}, all replayed", seconds=1.5, tokens_per_second=30000),
         line("Card 1", "smollm2-135m, ours", seconds=2),
         line("Card 1", "smollm2-135m, `generate`, one client after another", seconds=0.75),
     ]
@@ -123,7 +116,7 @@ def test_goals_are_ratios_of_what_one_card_measured(module):
     assert said[5] == ["at least 9", "6", "missed, all replayed |"]
     assert said[12:14] == [["at most 2.5", "2", "reached |"], ["at least 4", "3", "missed |"]]
     assert [row[1:] for n, row in enumerate(said) if n not in (0, 5, 12, 13)] == [["", "not run |"]] * 12
-    now = [*before, line("Card 1", base, seconds=0.9, tokens_per_second=50000)]
+    now = [*before, line("Card 1", BASE, seconds=0.9, tokens_per_second=50000)]
     assert [row.split(" | ")[-2:] for row in goals(now).splitlines()[7:8]] == [["10", "reached |"]]
 
 
@@ -149,26 +142,6 @@ def test_new_lines_are_kept_once_and_tiny_ones_never(module, tmp_path, monkeypat
     assert f"| {CASE} | 2 |" in text and "old" not in text and text.endswith("\nbehind\n")
 
 
-def made(folder: Path, *words: str) -> Path:
-    """A bundle; skipped where there is no commit to pack."""
-    if not (ROOT / ".git").exists():
-        pytest.skip("a bundle is made of a commit, and this is no clone")
-    done = subprocess.run([sys.executable, GPU / "bundle.py", folder, *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-def test_a_bundle_holds_the_code_of_a_commit(tmp_path):
-    bundle = made(tmp_path / "out", "--code-only")
-    assert {path.name for path in bundle.iterdir()} == {"run.sh", "commit", "code", "package", "wheels"}
-    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
-    assert head.startswith((bundle / "commit").read_text().strip())
-    for name in ("tasks/__init__.py", "eval/plots.py", "assets/tiny-base/config.json", "scripts/runs/flan.yaml"):
-        assert (bundle / "package/llm_fed" / name).is_file()
-    again = subprocess.run([sys.executable, GPU / "bundle.py", bundle], capture_output=True, text=True)
-    assert again.returncode == 2 and "is not empty" in again.stderr
-
-
 def test_what_is_carried(module):
     """What conftest.py imports, transformers, and kernels that the extra `gpu` names."""
     names = {re.split("[=<>]", each)[0] for each in module("bundle").carried()}
@@ -177,23 +150,23 @@ def test_what_is_carried(module):
     assert not names & {"torch", "peft", "accelerate", "numpy", "pyarrow", "llm-fed"}
 
 
-def test_wheels_are_lightened_but_for_what_is_needed(module, tmp_path):
+def test_what_of_a_wheel_is_needed(module):
     kept = {"a/libbitsandbytes_cpu.so", "a/libbitsandbytes_cuda130.so", "a/code.py", "fontTools/agl.py", "a/more.so"}
     left = {"a/libbitsandbytes_cuda128.so", "a/tests/data.bin", "a/code.c", "fontTools/misc/bezier.so"}
-    with zipfile.ZipFile(tmp_path / "a.whl", "w") as wheel:
-        for file in kept | left:
-            wheel.writestr(file, b"x")
-    module("bundle").lighten(tmp_path / "a.whl", {"cpu", "cuda130"})
-    assert set(zipfile.ZipFile(tmp_path / "a.whl").namelist()) == kept
+    is_needed = module("bundle").is_needed
+    assert {name for name in kept | left if is_needed(name, {"cpu", "cuda130"})} == kept
 
 
 @pytest.mark.slow
 def test_a_bundle_runs_where_there_is_little_else_than_torch(module, tmp_path):
-    """With tiny shapes, from another folder; the base of `start` is the package's own, and the evidence is skipped."""
+    """With tiny shapes, from another folder; it holds the code of a commit."""
     words = ["download", "--quiet", "--no-deps", "--retries", "0", "--dest", str(tmp_path / "index"), "iniconfig"]
     if subprocess.run([sys.executable, "-m", "pip", *words], capture_output=True).returncode:
         pytest.skip("no index of packages can be reached")
-    bundle, scripts = made(tmp_path / "out", "--cuda", "130"), module("bundle")
+    bundle, scripts = tmp_path / "out", module("bundle")
+    made = subprocess.run([sys.executable, GPU / "bundle.py", bundle, "--cuda", "130"], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True)
     venv.create(tmp_path / "bare", symlinks=True)
     site = next((tmp_path / "bare/lib").glob("python*/site-packages"))
     for name in scripts.closure(scripts.PRESENT, without=["typer"]):
@@ -205,10 +178,10 @@ def test_a_bundle_runs_where_there_is_little_else_than_torch(module, tmp_path):
         ["bash", bundle / "run.sh", "--tiny", "--out", "results"], cwd=tmp_path, capture_output=True, text=True,
         env={"PYTHON": str(tmp_path / "bare/bin/python"), "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
-    assert done.returncode == 0 and done.stdout.count(": done\n") == 7, (done.stdout, done.stderr[-3000:])
     steps = module("steps").STEPS
+    assert done.returncode == 0 and done.stdout.count(": done\n") == len(steps), (done.stdout, done.stderr[-3000:])
     found = {
         (line["step"], line["figure"]["case"]) for line in lines(tmp_path / "results") if "error" not in line["figure"]
     }
-    assert found == {(name, case) for name, step in steps.items() for case in step.tiny if name != "evidence"}
-    assert {line["commit"] for line in lines(tmp_path / "results")} == {(bundle / "commit").read_text().strip()}
+    assert found == {(name, case) for name, step in steps.items() for case in step.tiny}
+    assert {line["commit"] for line in lines(tmp_path / "results")} == {head[:12]}
