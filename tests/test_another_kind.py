@@ -218,21 +218,6 @@ def test_fused_is_alone(written):
         assert not torch.equal(job.start.row, alone.state.row)
 
 
-def test_it_resumes_to_the_bit(written, trained, tmp_path):
-    """A run of two rounds that goes on to four ends as one of four."""
-    settings = tree(written, "fedmerge")
-    experiment.train(from_dict(settings | {"rounds": 2}), tmp_path / "run")
-    experiment.train(from_dict(settings), tmp_path / "run")
-    assert summary(tmp_path / "run")["scores"] == summary(trained / "fedmerge")["scores"]
-    assert rows(tmp_path / "run/adapters") == rows(trained / "fedmerge/adapters")
-
-
-def test_its_adapters_are_merged(written, tmp_path):
-    """POTARA starts from a federated and a local adapter."""
-    experiment.train(from_dict(tree(written, "potara")), tmp_path / "run")
-    assert summary(tmp_path / "run")["scores"]["mean"] > 50 and len(rows(tmp_path / "run/adapters")) == 3
-
-
 def test_exports_load_here_and_in_stock_peft(written, trained):
     folder = trained / "local/adapters/bob"
     text = (folder / "README.md").read_text()

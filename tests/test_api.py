@@ -110,7 +110,3 @@ def test_image_models(tmp_path):
     assert model(pixels_of(tiny_images.pictures(2))).shape == (2, tiny_images.CLASSES)
     with pytest.raises(UserError, match="holds image models, which cannot chat"):
         result.chat(client, "What is this?")
-
-
-def test_the_version_is_the_one_that_is_installed(llm_fed):
-    assert f"llm-fed {package.__version__}" in llm_fed("--version").out

@@ -39,14 +39,6 @@ def test_each_picture_is_shifted_and_mirrored_by_itself(flip):
     assert {mirrored for _, _, mirrored in drawn} == ({False, True} if flip else {False})
 
 
-def test_small_pictures_stay_in_place():
-    """An eighth of seven pixels is none. Labels and order stay, too."""
-    before = [replace(picture, pixels=picture.pixels[:1, :7, :7]) for picture in BATCHES[0]]
-    after = augmented(before, "crop", torch.Generator())
-    assert [(p.label, p.group) for p in after] == [(p.label, p.group) for p in before]
-    assert all(torch.equal(a.pixels, b.pixels) for a, b in zip(after, before, strict=True))
-
-
 ADAM = Optimizer(0.02, "adam")
 
 

@@ -8,7 +8,6 @@ import yaml
 
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
-from llm_fed.methods.fedit import FedLoRA
 from llm_fed.settings.config import AdapterConfig, Config
 from llm_fed.settings.configfile import as_dict, flat, from_dict, load
 
@@ -21,10 +20,6 @@ def file(tmp_path):
         return path
 
     return write
-
-
-def test_an_empty_file_is_all_defaults(file):
-    assert load(file("")) == Config()
 
 
 def test_the_fixed_keys_and_their_defaults():
@@ -143,13 +138,6 @@ def test_the_word_method_replaces_the_files_section(file, words, method):
     methods.build(config.method)  # which checks and converts the hyper-parameters
 
 
-def test_hyper_parameters_are_typed():
-    built = methods.build({"name": "fedlora", "personal_lr": "1e-3"})
-    assert built == FedLoRA(personal_lr=1e-3)
-    with pytest.raises(UserError, match="method.personal_share is 'many' .str.; it takes float"):
-        methods.build({"name": "fedlora", "personal_share": "many"})
-
-
 def test_open_keys_must_be_given(file):
     path = file('base: {name: "???", dtype: float32}\ntask: {path: "???"}\n')
     with pytest.raises(UserError, match="does not set base.name and task.path; give base.name=... task.path=..."):
@@ -161,13 +149,6 @@ def test_open_keys_must_be_given(file):
 
 def test_an_open_key_of_a_method_that_is_replaced_is_not_asked_for(file):
     assert load(file('method: {name: fedmerge, num_models: "???"}\n'), ["method=fedit"]).method == {"name": "fedit"}
-
-
-def test_a_word_that_is_no_setting(file):
-    with pytest.raises(UserError, match="got 'local.steps' after the configuration file; settings look like"):
-        load(file(""), ["local.steps"])
-    with pytest.raises(UserError, match=r"local.steps is '\[1' \(str\); it takes None or int"):
-        load(file(""), ["local.steps=[1"])
 
 
 def odd_config() -> Config:

@@ -4,7 +4,6 @@ import random
 import string
 
 import pytest
-import small_run
 import yaml
 from datasets import Dataset, DatasetDict
 
@@ -12,7 +11,6 @@ from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.export.card import model_card
 from llm_fed.kinds.wording import Model
-from llm_fed.settings import paths
 from llm_fed.settings.config import ServerConfig, TaskConfig
 
 
@@ -104,9 +102,3 @@ def test_a_card_names_the_hub_data_set(path, dataset):
     )  # fmt: skip
     header = yaml.safe_load(card.split("---\n")[1])
     assert header["model-index"][0]["results"][0]["dataset"]["type"] == dataset
-
-
-def test_a_folder_in_the_place_of_a_file_keeps_working(tmp_path, offline):
-    data = small_run.write_data(tmp_path / "data")
-    assert paths.local("task.path", str(data)) == data
-    assert list(tasks.load(TaskConfig(name="files", path=str(data)), 0).clients) == ["ada", "bob", "cyd"]

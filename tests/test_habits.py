@@ -68,11 +68,6 @@ def test_other_forms_of_words(words, typed, llm_fed, tmp_path):
     assert said.code == 2 and typed in said.err
 
 
-def test_commands_of_other_programs(llm_fed):
-    assert "type llm-fed run" in llm_fed("train", "c.yaml").err
-    assert llm_fed("nonsense", "c.yaml").err.startswith("llm-fed: No such command 'nonsense'")
-
-
 def test_in_a_file_and_from_python(tmp_path):
     (tmp_path / "c.yaml").write_text("base: {name: x}\nlocal: {learning_rate: 1e-3}\n")
     with pytest.raises(UserError, match="unknown key local.learning_rate; type local.lr=1e-3"):

@@ -212,15 +212,6 @@ def test_a_run_goes_on_under_the_names_with_which_it_began(installed, small, llm
         llm_fed("run", config, *words, "rounds=2", *out).assert_refused("another configuration", said)
 
 
-def test_a_comparison_of_ones_own_method(half, small, llm_fed):
-    config = small.config(half / "c.yaml", rounds=1)
-    said = llm_fed("compare", config, "--methods", f"fedit,{NAME}", "--out", "table")
-    assert said.code == 0, said.err
-    assert {path.name for path in Path("table").iterdir() if path.is_dir()} >= {"fedit-seed0", "half-Half-seed0"}
-    llm_fed("compare", config, "--methods", "half:Haf").assert_refused("row 'half:Haf'", "the closest is 'Half'")
-    llm_fed("compare", config, "--methods", "hlf").assert_refused("there is no row or method 'hlf'")
-
-
 def test_a_flower_app_says_what_nodes_need(half, small, llm_fed):
     said = llm_fed("flower", small.config(half / "c.yaml", method={"name": NAME}))
     assert said.code == 0 and "wrote apps/c-Half" in said.out
@@ -238,26 +229,6 @@ def test_a_task_from_outside(here):
     assert data.server and [example.prompt[0] for example in data.server.train] == ["w"] * 4
     with pytest.raises(UserError, match="text, images and labelled texts do not mix; name a task like own:TASK"):
         tasks.load(TaskConfig("own:TASK", server=ServerConfig(examples=4, name="images")), 0)
-
-
-def test_a_task_of_pictures_from_outside(here):
-    outside.module(here, "own", '''
-from tiny_images import pictures
-from llm_fed.tasks import Task
-from llm_fed.tasks.common import ClientData, TaskData
-
-
-def load(config, seed):
-    clients = {f"c{k}": ClientData(f"c{k}", tuple(pictures(12, k)), test=tuple(pictures(8, 9 + k))) for k in range(4)}
-    return TaskData("own", "accuracy", clients, labels=("a", "b", "c", "d"))
-
-
-TASK = Task(load, "accuracy", "4", "made up", images=True)
-''')  # fmt: skip
-    data = tasks.load(TaskConfig("own:TASK", clients=2, noise=0.5), 0)
-    assert list(data.clients) == ["c0", "c1"] and len(data.labels) == 4
-    own = tasks.load(TaskConfig("own:TASK", server=ServerConfig(examples=5, name="own:TASK")), 0)
-    assert own.server and len(own.server.train) == 5
 
 
 @pytest.mark.parametrize(

@@ -21,13 +21,6 @@ def test_it_is_short():
     assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 
-def test_its_links_and_those_of_the_pages_lead_somewhere():
-    for page in [outside.ROOT / "README.md", outside.ROOT / "CONTRIBUTING.md", *(outside.ROOT / "docs").glob("*.md")]:
-        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
-            if "://" not in link:
-                assert (page.parent / link).exists(), f"{page.name}: {link}"
-
-
 def test_its_method_is_federated_averaging(tmp_path, here):
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "class " in block)
     outside.module(here, "printed", outside.IMPORTS + code)

@@ -8,14 +8,12 @@ import shlex
 import pytest
 import typer
 from rich.console import Console
-from rich.table import Table
 from typer.core import TyperArgument
 
-from llm_fed import cli, methods
-from llm_fed.basics.errors import UserError, closest, did_you_mean, printable
+from llm_fed import cli
+from llm_fed.basics.errors import closest, did_you_mean, printable
 from llm_fed.cli import printing
-from llm_fed.commands import compare, quickstart
-from llm_fed.eval.tables import Table as Comparison
+from llm_fed.commands import quickstart
 from llm_fed.runs.reading import finished
 from llm_fed.runs.tracking import Reporter
 
@@ -58,18 +56,6 @@ def test_names_in_brackets_are_text(capfd):
     assert shown.err == "[north]: loss :cat: [/]\n"
 
 
-def test_every_console_of_the_package_takes_brackets_as_text(capfd):
-    """Tables, too, whose cells are strings."""
-    table = Table("client")
-    for name in NAMES:
-        table.add_row(name)
-    for console in (printing.out, Reporter().console):
-        assert isinstance(console, Console)
-        console.print(table)
-        shown = capfd.readouterr()
-        assert all(name in shown.out + shown.err for name in NAMES)
-
-
 def test_version(llm_fed):
     said = llm_fed("--version")
     assert said.code == 0 and re.fullmatch(r"llm-fed \d+\.\d+\.\d+\S*\n", said.out) and said.err == ""
@@ -82,18 +68,6 @@ def test_run_prints_one_json_object(small, llm_fed, tmp_path):
     assert json.loads(said.out) == finished(tmp_path / "a")
     again = llm_fed("run", config, "--out", tmp_path / "a", "--json")
     assert again.out == said.out and "is complete" in again.err
-
-
-def test_compare_counts_its_pictures(small, llm_fed, tmp_path):
-    config = small.config(tmp_path / "c.yaml", rounds=1)
-    for methods_, count in (("local,fedit", "3 pictures"),):
-        said = llm_fed("compare", config, "--methods", methods_, "--out", tmp_path / "out")
-        assert said.code == 0 and f"{count} and the runs are in {tmp_path / 'out'}" in " ".join(said.out.split())
-        assert len(list((tmp_path / "out").glob("*.png"))) == int(count[0])
-
-
-def test_a_comparison_without_scores_draws_nothing(tmp_path):
-    assert compare._drawn(Comparison("rouge1", [0], 1, []), tmp_path, "test") == {} and not list(tmp_path.iterdir())
 
 
 def test_the_quickstart_ends_with_what_to_do_next(small, llm_fed, finished, tmp_path, monkeypatch):
@@ -122,23 +96,6 @@ def test_only_what_is_close_is_suggested():
     ]  # fmt: skip
     for far in ("num_models", "xyz", "", "lr", "temperature"):
         assert closest(far, valid) is None and did_you_mean(far, valid) == ""
-
-
-@pytest.mark.parametrize(
-    "name, key, parts",
-    [
-        ("fedit", "num_models", ["method.num_models is a setting of", "fedmerge", "fedit takes wait"]),
-        ("local", "num_models", ["fedmerge", "local takes no settings"]),
-        ("fedmerge", "personal_share", ["fedlora"]),
-        ("fedmerge", "num_model", ["the closest is 'num_models'"]),
-        ("local", "zzz", ["unknown key method.zzz; known: none"]),
-    ],
-)
-def test_a_setting_of_another_method_is_named_as_such(name, key, parts):
-    with pytest.raises(UserError) as caught:
-        methods.build({"name": name, key: 1})
-    assert all(part in str(caught.value) for part in parts), caught.value
-    assert ("closest" in str(caught.value)) == (key == "num_model")
 
 
 def test_what_others_wrote_moves_no_cursor_and_forges_no_line():

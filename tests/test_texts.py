@@ -190,11 +190,6 @@ def test_in_a_file_the_spelling_counts(file, place):
     assert flat(as_dict(load(file)))[f"{key}.{kind}"] == MEANT
 
 
-def test_in_a_block_list_too(file):
-    file.write_text("task:\n  groups:\n" + "".join(f"    - {each.strip()}\n" for each in UNQUOTED.split(", ")))
-    assert load(file).task.groups == tuple(MEANT)
-
-
 @pytest.mark.parametrize(
     "text, key, value",
     [
@@ -305,14 +300,6 @@ def test_what_a_word_cannot_say(word, said):
 def test_a_mapping_is_no_text(file):
     file.write_text("task: {template: {prompt}}")
     with pytest.raises(UserError, match="task.template is {'prompt': None} .dict.; it takes str, in quotes"):
-        load(file)
-
-
-def test_aliases_of_aliases_end(file):
-    """A file of some hundred bytes that stands for 10^9 values."""
-    lines = ["a0: &a0 [" + "x," * 9 + "]"] + [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
-    file.write_text("\n".join(lines))
-    with pytest.raises(UserError, match="aliases repeat more than"):
         load(file)
 
 

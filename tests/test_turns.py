@@ -12,7 +12,6 @@ import tiny_images
 import torch
 from equal_runs import assert_same, files
 from rich.console import Console
-from transformers import PreTrainedModel
 
 import llm_fed
 from llm_fed.basics import turns
@@ -124,14 +123,6 @@ def test_two_threads_and_one_run_folder(small, tmp_path):
     together(job, job)
     assert (tmp_path / "run/summary.json").exists() and len(said) <= 1
     assert all("another thread of this process is writing" in text for text in said)
-
-
-def test_a_weight_that_is_tied_is_not_missing(tied, monkeypatch):
-    """As where a thread of somebody else's program loads a model at the same time."""
-    monkeypatch.setattr(PreTrainedModel, "tie_weights", lambda *arguments, **settings: None)
-    model = load_base(BaseConfig(name=str(tied), dtype="float32"), "cpu").model
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert "lm_head.weight" not in dict(model.named_parameters())
 
 
 def test_a_weight_that_is_missing_is_named(tied):

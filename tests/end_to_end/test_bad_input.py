@@ -59,56 +59,6 @@ def test_a_wrong_setting(small, llm_fed, tmp_path, word, parts):
     assert not (tmp_path / "runs/a").exists()
 
 
-def test_more_clients_than_data(small, llm_fed, tmp_path):
-    config = small.config(tmp_path / "c.yaml")
-    words = ["task.partition.kind=iid", "task.partition.clients=99"]
-    llm_fed("run", config, *words, "--out", tmp_path / "a").assert_refused("task.partition.clients=99", "enough for 6")
-
-
-@pytest.mark.parametrize(
-    "text, parts",
-    [
-        ("rounds: [1\n", ["c.yaml"]),
-        ("- rounds\n", ["c.yaml", "not a mapping"]),
-        ("rounds\n", ["c.yaml", "not a mapping"]),
-        ("1: 2\n", ["unknown key 1"]),
-        ("method: [fedit]\n", ["method", "mapping"]),
-        ("method: {num_models: 2}\n", ["method", "name"]),
-        ("base: {name: '???'}\n", ["c.yaml does not set base.name", "base.name=..."]),
-        ("seed: ${nothing}\n", ["c.yaml", "nothing"]),
-    ],
-)
-def test_a_wrong_configuration_file(llm_fed, tmp_path, text, parts):
-    (tmp_path / "c.yaml").write_text(text)
-    llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "a").assert_refused(*parts)
-    assert not (tmp_path / "a").exists()
-
-
-def test_no_configuration_file(llm_fed, tmp_path):
-    llm_fed("run", tmp_path / "c.yaml").assert_refused("no configuration file", str(tmp_path / "c.yaml"))
-    llm_fed("run", tmp_path).assert_refused(str(tmp_path), "directory")
-
-
-def no_folder(data: Path) -> None:
-    shutil.rmtree(data)
-
-
-def malformed_line(data: Path) -> None:
-    with open(data / "bob/train.jsonl", "a") as file:
-        file.write('{"instruction": "w20"\n')
-
-
-@pytest.mark.parametrize(
-    "damage, parts",
-    [(no_folder, ["no such file or folder"]), (malformed_line, ["bob/train.jsonl, line 7", "malformed JSON"])],
-)
-def test_wrong_data(small, llm_fed, tmp_path, damage, parts):
-    damage(small_run.write_data(tmp_path / "data"))
-    config = small.config(tmp_path / "c.yaml", task={"path": str(tmp_path / "data")})
-    llm_fed("run", config, "--out", tmp_path / "a").assert_refused(*parts)
-    assert not (tmp_path / "a").exists()
-
-
 def test_a_base_without_a_pad_token(small, llm_fed, tmp_path):
     """It pads with EOS, which is masked: the same losses as with a pad token."""
     losses = []

@@ -63,17 +63,6 @@ def test_a_damaged_value_is_named(damaged, finished, llm_fed, tmp_path, file, ki
             records.read_object(path)
 
 
-def test_half_of_a_character_in_a_digest_is_a_finding(damaged, llm_fed, tmp_path):
-    """It was a traceback: UTF-8 has no such character, and JSON has."""
-    run = shutil.copytree(damaged.folder / "origins" / "fedmerge", tmp_path / "run")
-    path = run / "digests.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[1]["metrics"][1] = "\ud800"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    said = llm_fed("audit", run, "--sample", "1")
-    assert said.code == 1 and "does not follow from the line before it" in said.out + said.err
-
-
 def test_damage_anywhere(damaged):
     """A sample; the same every time."""
     for case in itertools.islice(damaged.cases(random.Random(7)), 12):

@@ -5,12 +5,10 @@ import json
 import every
 import pytest
 import tiny_base
-import yaml
 from pass_runs import CHANGES, adapters, apart, passes
 
 from llm_fed.engine import capture
 from llm_fed.runs.records import read_records
-from llm_fed.settings import configfile
 
 
 @pytest.mark.parametrize("method", every.quick(["fedit", "local", "fedmerge", "fedem"], ["fedem"]))
@@ -77,14 +75,3 @@ def test_what_cannot_be_fast_says_so_and_trains(words, why, small, tmp_path, llm
     assert [line["why"] for line in read_records(tmp_path / "run/timing.jsonl") if "round" in line][-1] == why
     lines = [record.getMessage() for record in caplog.records]
     assert lines.count(f"training passes are not captured: {why}") == 1
-
-
-@pytest.mark.parametrize("text", ["on", "off", "auto"])
-def test_on_and_off_are_words_in_a_file_too(text, tmp_path):
-    """YAML reads them as true and false. A saved configuration is read back, too."""
-    path = tmp_path / "c.yaml"
-    path.write_text(f"engine: {{fast: {text}}}\n")
-    found = configfile.load(path)
-    assert found.engine.fast == configfile.load({}, [f"engine.fast={text}"]).engine.fast == text
-    path.write_text(yaml.safe_dump(configfile.as_dict(found)))
-    assert configfile.load(path) == found

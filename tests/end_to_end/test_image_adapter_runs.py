@@ -12,7 +12,6 @@ import peft
 import pytest
 import tiny_images
 import torch
-import yaml
 from image_runs import Killer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification
@@ -20,7 +19,6 @@ from transformers import AutoModelForImageClassification
 from llm_fed import load_client, methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
-from llm_fed.commands import compare, section
 from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter, evaluate_run
 from llm_fed.commands.merge import merge_adapters
 from llm_fed.experiment import announce, finish
@@ -220,20 +218,6 @@ def test_the_head_in_potaras_traces(files, parents, tmp_path, monkeypatch, head)
             torch.testing.assert_close(merged[name], share * fed[name] + (1 - share) * local[name], rtol=0, atol=1e-5)
 
 
-def test_fisher_mergings_head_by_mean(files, parents, tmp_path, monkeypatch):
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    config = from_dict(configured(files, "fisher-merging of heads by mean"))
-    experiment.train(config, tmp_path, mode=Simulation({need: parents / need for need in ("fedit", "local")}))
-    for id in build.prepare(config, Reporter()).clients:
-        fed, local, merged = (
-            load_file(folder / "adapters" / id / "adapter_model.safetensors")
-            for folder in (parents / "fedit", parents / "local", tmp_path)
-        )
-        for name, value in merged.items():
-            plain = torch.allclose(value, (fed[name] + local[name]) / 2, rtol=0, atol=1e-6)
-            assert plain == ("classifier" in name)
-
-
 def test_a_frozen_head_stays_as_it_was_drawn(files, tmp_path, monkeypatch):
     """The same at all clients; the adapters are trained."""
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
@@ -251,18 +235,6 @@ def test_a_frozen_head_stays_as_it_was_drawn(files, tmp_path, monkeypatch):
     for wrong, said in (("nothing", "^local.freeze='nothing' matches none of"), (".", "leaves nothing to train")):
         with pytest.raises(UserError, match=said):
             experiment.train(from_dict({**tree, "local": {**tree["local"], "freeze": wrong}}), tmp_path / said[-8:])
-
-
-def test_a_comparison_counts_the_head_apart(files, tmp_path, monkeypatch):
-    """24 features and a bias for each of four classes, hence 100 numbers."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    rows = {"fedit": ["method=fedit"], "own heads": ["method=fedit", "method.private_head=true"]}
-    tree = {**configured(files, "fedit", rounds=1), "compare": {"rows": rows}}
-    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tree))
-    table = compare.compare(section.read_rows(tmp_path / "c.yaml"), tmp_path / "out")
-    assert "Of an adapter's parameters 100 are its head's, which is trained whole." in table.notes
-    whole, factors = (row.parameters.up for row in table.rows)
-    assert whole - factors == 100 and table.adapter == whole
 
 
 @pytest.mark.parametrize(

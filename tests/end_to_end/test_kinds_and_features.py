@@ -1,7 +1,5 @@
 """Every kind of training with everything that a run may have beside it: rules, noise, delay, resume, audit, reports."""
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,29 +70,3 @@ def test_rules_noise_and_delay(kind, name, place, tmp_path):
     assert len(list((tmp_path / "run/adapters").iterdir())) == 3
     assert all(0 <= score <= 100 for score in summary["scores"]["clients"].values())
     assert not audit(tmp_path / "run", every=True).findings
-
-
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=() if k == KINDS[3] else pytest.mark.slow) for k in KINDS])
-def test_a_comparison_is_resumed_reported_and_exported(kind, place, tmp_path, llm_fed):
-    """A run of one round goes on to two, to the bit; its report is written, and what it exports scores the same."""
-    (tmp_path / "run.yaml").write_text(json.dumps(settings(kind, place)))
-    words = ("compare", tmp_path / "run.yaml", "--methods", "fedit", "--out")
-    for rounds, out in ((1, "parts"), (2, "parts"), (2, "whole")):
-        said = llm_fed(*words, tmp_path / out, f"rounds={rounds}")
-        assert said.code == 0, said.err
-    parts, whole = (_summary(tmp_path / out / "fedit-seed0") for out in ("parts", "whole"))
-    assert parts["scores"] == whole["scores"] and parts.get("base") == whole.get("base")
-    assert _weights(tmp_path / "parts/fedit-seed0") == _weights(tmp_path / "whole/fedit-seed0")
-    assert (tmp_path / "whole/fedit-seed0/report.html").is_file()
-    again = llm_fed("eval", tmp_path / "whole/fedit-seed0", "--json")
-    assert again.code == 0, again.err
-    own = json.loads(again.out)["clients"]
-    assert {client: pytest.approx(score, abs=0.01) for client, score in whole["scores"]["clients"].items()} == own
-
-
-def _summary(folder: Path) -> Any:
-    return json.loads((folder / "summary.json").read_text())
-
-
-def _weights(folder: Path) -> dict[str, bytes]:
-    return {path.parent.name: path.read_bytes() for path in sorted(folder.rglob("adapters/*/*.safetensors"))}

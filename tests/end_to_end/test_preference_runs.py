@@ -61,12 +61,6 @@ def test_a_run_learns_what_is_preferred_and_says_how_sure_it_is(small, wards, tm
     assert (tmp_path / "run/samples.jsonl").read_text().count("\n") == 9
 
 
-def test_rouge_may_be_the_score_and_preferences_stand_beside(small, wards, tmp_path):
-    config = settings(small, wards, rounds=1, eval={"metric": "rouge1"})
-    scores = experiment.train(config, tmp_path / "run")["scores"]
-    assert scores["metric"] == "rouge1" and set(scores["beside"]) == {"preference_accuracy", "margin"}
-
-
 @pytest.mark.parametrize("reference", every.quick(["base", "last"], ["last"]))
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(small, wards, tmp_path, monkeypatch, reference):
     config = settings(small, wards, objective={"name": "dpo", "reference": reference})

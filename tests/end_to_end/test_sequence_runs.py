@@ -105,36 +105,6 @@ def test_what_does_not_go_together(place, tmp_path, words, said):
 # The head: averaged, own, or frozen at one draw
 
 
-def heads(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    name = "base_model.model.classifier.out_proj.weight"
-    return {
-        path.parent.name: load_file(path)[name] for path in sorted(folder.rglob("adapters/*/adapter_model.safetensors"))
-    }
-
-
-def test_heads_are_averaged(trained):
-    first, *others = heads(trained / "fedit").values()
-    assert all(torch.equal(first, other) for other in others)
-
-
-def test_heads_are_each_clients_own(place, tmp_path):
-    own = {"name": "fedit", "private_head": True}
-    experiment.train(from_dict({**tree(place.base, place.data, rounds=1), "method": own}), tmp_path / "run")
-    ada, bob, _ = heads(tmp_path / "run").values()
-    assert not torch.equal(ada, bob)
-
-
-def test_heads_are_frozen_at_one_draw(place, tmp_path):
-    settings = tree(place.base, place.data, "ffa")
-    settings["local"]["freeze"] = "^classifier"
-    experiment.train(from_dict({**settings, "rounds": 1}), tmp_path / "one")
-    experiment.train(from_dict({**settings, "rounds": 2}), tmp_path / "two")
-    first, *others = [*heads(tmp_path / "one").values(), *heads(tmp_path / "two").values()]
-    assert all(torch.equal(first, other) for other in others)
-
-
 # What a run does beside training
 
 
@@ -145,21 +115,6 @@ def test_a_network_gives_the_same_numbers(place, trained, tmp_path):
     link = NetworkInProcess(tmp_path, place, settings)
     there = server.train(link.config, tmp_path / "run", link)
     assert there["scores"]["clients"] == summary(trained / "fedit")["scores"]["clients"]
-
-
-def test_a_network_needs_the_names_of_the_labels(place, tmp_path):
-    settings = tree(place.base, place.data, network=NETWORK)
-    with pytest.raises(UserError, match="no machine sees all labels.*task.labels=\\[negative,positive\\]"):
-        link = NetworkInProcess(tmp_path, place, settings)
-        server.train(link.config, tmp_path / "run", link)
-
-
-def test_two_runs_are_merged_by_a_command(trained, tmp_path, llm_fed):
-    words = ["merge", "potara", "--fed", trained / "fedit", "--local", trained / "local", "--out", tmp_path / "merged"]
-    said = llm_fed(*words)
-    assert said.code == 0, said.err
-    assert sorted(weights(tmp_path / "merged")) == ["ada", "bob", "cyd"]
-    assert summary(tmp_path / "merged")["scores"]["mean"] > 50
 
 
 # Texts that are too long

@@ -5,9 +5,7 @@ import math
 
 import pytest
 
-from llm_fed import tasks
 from llm_fed.commands.evaluate import evaluate_run
-from llm_fed.settings.config import TaskConfig
 
 
 def test_a_folder_of_texts_from_init_to_scores(small, llm_fed, tmp_path):
@@ -34,11 +32,3 @@ def test_a_folder_of_texts_from_init_to_scores(small, llm_fed, tmp_path):
     refused.assert_refused("the data are texts without prompts; set eval.metric=token_likelihood")
     plain = llm_fed("run", config, *words, "task.template=plain", "--dry-run")
     assert "texts are learned without task.template=plain" in plain.err
-
-
-def test_pairs_may_be_scored_by_likelihood_too(small, llm_fed, tmp_path):
-    config = small.config(tmp_path / "c.yaml", rounds=1, eval={"metric": "token_likelihood"})
-    ran = llm_fed("run", config, "--out", tmp_path / "run", "--json")
-    scores = json.loads(ran.out)["scores"]
-    assert scores["mean"] == pytest.approx(sum(scores["clients"].values()) / 3) and 0 < scores["mean"] < 100
-    assert tasks.load(TaskConfig("files", str(small.data)), 0).metric == "rouge1"

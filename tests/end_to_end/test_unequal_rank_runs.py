@@ -123,11 +123,3 @@ def test_mistakes_are_named(small, tmp_path, method, changes, message):
     with pytest.raises(UserError, match=message) as refused:
         experiment.train(from_dict(tree(small, method, **changes)), tmp_path / "run")
     assert len(str(refused.value)) < 400 and "\n" not in str(refused.value)
-
-
-def test_over_a_network_a_list_needs_names_and_a_mapping_those_that_are_there(small, tmp_path):
-    with pytest.raises(UserError, match="a list in adapter.rank goes by the clients' order"):
-        federate(tmp_path / "a", small, tree(small, "hetlora", adapter={"rank": [1, 2, 3]}, network={"clients": 3}))
-    unknown = {"rank": {**RANKS, "dan": 2}}
-    with pytest.raises(UserError, match="names 'dan', which is no client"):
-        federate(tmp_path / "b", small, tree(small, "hetlora", adapter=unknown))

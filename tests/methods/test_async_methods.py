@@ -78,17 +78,6 @@ def test_fedasync_mixes_each_arrival_by_its_staleness():
     assert value(method, serve(method, server, state, upload("b", 4.0, 3))) == pytest.approx(12, abs=1e-12)
 
 
-def test_fedasync_takes_arrivals_of_one_round_one_by_one():
-    """Half of 10 and half of the first, then half of that and half of the second, in the drawn order, not the given."""
-    method = FedAsync(mixing=0.5)
-    server, state = start(method, "a", "b")
-    uploads = [upload("a", 20.0), upload("b", 40.0)]
-    one, two = (item.content.row.item() for item in by_arrival(server, uploads))
-    expected = ((10 + one) / 2 + two) / 2
-    for given in (uploads, uploads[::-1]):
-        assert value(method, serve(method, server, state, *given)) == pytest.approx(expected, abs=1e-12)
-
-
 def test_fedbuff_steps_when_its_buffer_is_full():
     """M = 3, eta_g = 0.5: two arrivals move nothing; the third makes 10 + 0.5 / 3 * (1 + 2 + 6) = 11.5; of four at once
     the fourth stays for the next step."""
@@ -214,24 +203,6 @@ def test_fedit_can_wait_for_the_first_answers_to_the_current_model():
     uploads = [upload("a", 1.0), upload("b", 2.0), upload("c", 6.0)]
     one, two, _ = (item.content.row.item() for item in by_arrival(server, uploads))
     assert value(method, serve(method, server, state, *uploads)) == pytest.approx(10 + (one + two) / 2, abs=1e-12)
-
-
-def test_fedit_waits_for_one_answer_of_each_client_at_most():
-    """N is the cohort's size, 2. Round 1 brings a's answer; round 2 a's second one to the same model, which does not
-    count; round 3 b's: 10 + (1 + 5) / 2 = 13. For the next model a counts again, once though it answers twice."""
-    method = FedIT(wait="first_n")
-    server, state = start(method, "a", "b", "c")
-    server.cohort = 2
-    rounds: list[tuple[list[Upload], float]] = [
-        ([upload("a", 1.0)], 10),
-        ([upload("a", 100.0)], 10),
-        ([upload("b", 5.0, 2)], 13),
-        ([upload("a", 4.0), upload("a", 4.0)], 13),
-        ([upload("c", 2.0)], 16),
-    ]
-    for round, (uploads, expected) in enumerate(rounds, 1):
-        state = serve(method, server, state, *uploads, round=round)
-        assert value(method, state) == pytest.approx(expected, abs=1e-12), round
 
 
 VARIANTS = [

@@ -80,12 +80,6 @@ def test_every_method_trains_it_or_says_why_not(kind, name, tmp_path):
     checked(kind, name, SAYS, tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_every_method_in_every_check_on_classifiers(name, tmp_path):
-    checked("classifiers", name, (says for says in CHECKS if says not in SAYS), tmp_path)
-
-
 @pytest.mark.parametrize("name", ["fml", "fedproto", "fd", "fedapen", "fedkd", "fedmoe"])
 def test_methods_of_whole_models_say_why_not(name):
     said = federation.CLASSIFIERS.refusal(methods.build({"name": name}), {"name": name})

@@ -173,9 +173,3 @@ def test_the_head_of_lg_fedavg_is_found_by_what_it_is():
     assert not torch.equal(personal["classifier.1.weight"], start["classifier.1.weight"])
     assert torch.equal(personal["classifier.1.weight"], (message + update)["head.weight"])
     assert "classifier.1.weight" not in site.memory["own"] and len(site.memory["own"].extras) > 0
-
-
-def test_a_client_begins_with_the_same_model_whenever_it_is_drawn():
-    """Also where an architecture is made for the first draw."""
-    client = Federation(FD(), of_classes(0), architectures=["resnet-9"]).clients["c0"]
-    assert client.initial().equal(client.initial())

@@ -34,12 +34,6 @@ def test_clusters_of_a_line_by_hand(linkage, most, expected):
     assert agglomerated(APART, linkage, most=most) == expected
 
 
-def test_as_many_clusters_as_are_asked_for():
-    assert agglomerated(APART, "single", clusters=2) == [[0, 1, 2, 3, 4], [5]]
-    assert agglomerated(APART, "complete", clusters=6) == [[k] for k in range(6)]
-    assert agglomerated(torch.zeros(0, 0), "average") == [] and agglomerated(torch.zeros(1, 1), "average") == [[0]]
-
-
 @pytest.mark.parametrize("linkage", ["single", "complete", "average"])
 def test_clusters_are_scipys(linkage):
     hierarchy = pytest.importorskip("scipy.cluster.hierarchy", reason="scipy is not installed")

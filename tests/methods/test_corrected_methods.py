@@ -4,7 +4,7 @@ of a language model and on whole image models.
 The reference asks for plain gradients of batches, and takes every step itself.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -169,15 +169,6 @@ def test_running_statistics_under_scaffold_go_to_the_clients_mean():
 
 def number(value: float) -> State:
     return State.of({"x": torch.tensor([value])})
-
-
-def test_with_one_client_scaffold_is_fedavg(federation):
-    """Then c is its own control variate, and the correction is zero."""
-    federation.server.clients = ("a",)
-    alone: Mapping[str, Any] = {"asked": lambda round: ["a"]}
-    found = federation.run(Scaffold(), 2, **alone)["model"]
-    federation.clients["a"].memory.clear()
-    assert_close(found, federation.run(methods.build({"name": "fedavg"}), 2, **alone), federation.server.initial())
 
 
 def test_feddyn_by_hand(federation):

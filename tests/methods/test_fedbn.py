@@ -66,15 +66,6 @@ def test_two_rounds_by_hand():
     assert not torch.equal(first["stem.0.1.weight"], second["stem.0.1.weight"])
 
 
-def test_alone_it_is_fedavg():
-    base, train = base_of("resnet-9"), {"c0": TRAIN["c0"]}
-    found = []
-    for method in (METHOD, FedIT()):
-        clients = sites(base, method, train=train)
-        found.append(personal(base, method, clients["c0"], federate(base, method, clients)))
-    assert_state(found[0], {**found[1].tensors(), **found[1].extras})
-
-
 def test_a_client_that_was_never_asked_has_fresh_layers():
     base = base_of("resnet-9")
     clients = sites(base, METHOD)

@@ -12,7 +12,6 @@ from llm_fed.basics.errors import UserError
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Delayed
-from llm_fed.merge.atlas import normalized
 from llm_fed.method import Upload
 from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
@@ -120,12 +119,6 @@ def test_anchors_are_searched_at_their_median_length():
         assert rows(state) == [[1, 0], [0, 2], [8, 0]]
 
 
-def test_of_two_lengths_the_median_is_halfway():
-    """Lengths 1 and 3 become 2; what has no direction is not counted."""
-    atlas, scales = normalized([vector(1, 0), vector(0, 0), vector(0, 3)])
-    assert atlas.tolist() == [[2, 0], [0, 0], [0, pytest.approx(2)]] and scales.tolist() == [2, 0, pytest.approx(2 / 3)]
-
-
 @pytest.mark.parametrize("importance, gone", [(True, 2), (False, 0)])
 def test_the_least_important_anchor_makes_room(importance, gone):
     """Four of four are searched; the third, along which the loss is flat, has |c| = 0. Without importance the oldest
@@ -163,15 +156,6 @@ def test_an_atlas_holds_twice_the_cohort_unless_a_size_is_given():
 
 
 # The start of the search and its regularisation
-
-
-def test_the_search_may_start_at_zero():
-    """Adam's first step is 0.01 in the direction of the example, from the fallback 1 or from 0."""
-    for fallback_start, expected in ((True, 1.01), (False, 0.01)):
-        method = Feddle(fallback_start=fallback_start, search_lr=0.01)
-        server, state = start(method, vector(50, 0))
-        state = serve(method, server, state, vector(1, 0))
-        assert state["search"]["coefficients"] == pytest.approx([expected], abs=1e-9)
 
 
 @pytest.mark.parametrize(

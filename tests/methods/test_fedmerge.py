@@ -13,10 +13,8 @@ from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.method import Upload
 from llm_fed.method.server import Server
-from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmerge import (
     FedMerge,
-    FedMergeFixed,
     coordinates,
     draw_soup,
     logit_gradient,
@@ -234,31 +232,6 @@ def run(folder, method, names, rounds=3, sizes=None, participation=1.0):
         return federate(Federation(method, LocalClients(clients, schedule, runtime), toy.server(), runtime), run)
 
 
-@pytest.mark.parametrize("soup_init", ["independent", "scaled", "shared"])
-def test_one_soup_model_is_fedit(tmp_path, soup_init):
-    merged = run(tmp_path / "merge", FedMerge(num_models=1, soup_init=soup_init), list(TARGETS))
-    fedit = run(tmp_path / "fedit", FedIT(), list(TARGETS))
-    assert merged.state["soup"][0].equal(fedit.state)
-    fixed = run(tmp_path / "fixed", FedMergeFixed(num_models=1, models_per_client=1), list(TARGETS))
-    assert fixed.state["soup"][0].equal(fedit.state)
-
-
-class OneHot(FedMergeFixed):
-    """Clients c0, c1 own model 0, c2, c3 own model 1."""
-
-    def weights(self, client):
-        return torch.tensor([1.0, 0.0] if client in ("c0", "c1") else [0.0, 1.0], dtype=torch.float64)
-
-
-def test_one_hot_weights_are_fedavg_per_cluster(tmp_path):
-    merged = run(tmp_path / "merge", OneHot(num_models=2, models_per_client=1, soup_init="independent"), list(TARGETS))
-    first = run(tmp_path / "first", FedIT(), ["c0", "c1"])
-    assert torch.allclose(merged.state["soup"][0].row, first.state.row, rtol=0, atol=1e-14)
-    # the second cluster starts from the second soup model; three rounds of 3/4 leave 1/64 of the start
-    start, target = toy.server().initial("soup", 1).row, (3 * 4.0 + 4 * -3.0) / 7
-    assert torch.allclose(merged.state["soup"][1].row, target + (start - target) / 64, atol=1e-12)
-
-
 def test_weights_specialise_and_clients_that_are_not_asked_keep_theirs(tmp_path):
     """c2 and c3 want opposite models: after 20 rounds their heaviest models differ."""
     progress = run(tmp_path / "a", FedMerge(num_models=2, weight_lr=0.5), ["c2", "c3"], rounds=20, sizes=[1, 1, 1, 1])
@@ -266,11 +239,6 @@ def test_weights_specialise_and_clients_that_are_not_asked_keep_theirs(tmp_path)
     partial = run(tmp_path / "b", FedMerge(num_models=2), list(TARGETS), rounds=1, participation=0.5)
     assert len(partial.state["logits"]) == 2
     assert FedMerge(num_models=2).report(partial.state)["weights"]["clients"] == sorted(partial.state["logits"])
-
-
-def test_a_client_draws_no_more_models_than_there_are():
-    with pytest.raises(UserError, match="models_per_client is 9; it must be 1 to num_models"):
-        FedMergeFixed(models_per_client=9)
 
 
 def test_the_published_server():

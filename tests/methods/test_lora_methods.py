@@ -1,6 +1,7 @@
 """The LoRA methods beside FedMerge: what travels, what stays, numbers derived by hand, and the special cases."""
 
 import asyncio
+import re
 from collections import Counter
 from dataclasses import replace
 
@@ -13,15 +14,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from llm_fed.basics.errors import UserError
 from llm_fed.method import Upload
 from llm_fed.methods.fedalt import FedALT
-from llm_fed.methods.fedem import FedEM
 from llm_fed.methods.fedsa import FedSA
 from llm_fed.methods.ffa import FFA
 from llm_fed.methods.ifca import IFCA
-from llm_fed.methods.pfedmoe import PFedMoE
-from llm_fed.models.lora import Lora, draw, layout
+from llm_fed.models.lora import Lora, layout
 from llm_fed.state import State
 from llm_fed.state.wire import pack
-from llm_fed.testing.federation import STRUCTURE, language_base
+from llm_fed.testing.federation import STRUCTURE
 
 
 def numbers(**entries: float) -> State:
@@ -94,29 +93,20 @@ def test_with_one_model_it_is_fedit(tmp_path, name):
     assert torch.equal((one.state if name == "fedem" else one.state["models"][0]).row, fedit.state.row)
 
 
-def test_fedem_sends_experts_and_keeps_routers(tmp_path):
-    run = go("fedem", tmp_path, settings={"num_models": 2})
+@pytest.mark.parametrize(
+    ("name", "settings", "sent", "kept"),
+    [
+        ("fedem", {"num_models": 2}, r"\.expert[01]\.lora_", r"\.router$"),
+        ("pfedmoe", {}, r"\.global\.lora_", r"\.local\.lora_|\.router$"),
+        ("feddpa", {"variant": "t"}, r"\.global\.lora_", r"\.local\.lora_"),
+    ],
+)
+def test_what_is_sent_and_what_a_client_keeps(tmp_path, name, settings, sent, kept):
+    run = go(name, tmp_path, settings=settings)
     for upload in run.uploads():
-        assert {name.split(".")[-2] for name in upload.content} == {"expert0", "expert1"}
         own = run.clients[upload.client].memory["own"]
-        assert all(name.endswith(".router") for name in own) and own.norm() > 0
-
-
-def test_experts_start_different_and_evenly_weighed():
-    structure = FedEM(num_models=3).wrap(STRUCTURE, None)
-    fresh = draw(language_base().model, structure, torch.Generator().manual_seed(0))
-    layers = "model.layers.0.self_attn.q_proj"
-    assert not torch.equal(fresh[f"{layers}.expert0.lora_A"], fresh[f"{layers}.expert1.lora_A"])
-    assert fresh[f"{layers}.router"].abs().max() == 0
-
-
-def test_pfedmoe_shares_the_global_adapter_alone(tmp_path):
-    run = go("pfedmoe", tmp_path)
-    for upload in run.uploads():
-        assert all(".global.lora_" in name for name in upload.content)
-        own = run.clients[upload.client].memory["own"]
-        assert all(".local.lora_" in name or name.endswith(".router") for name in own)
-    assert PFedMoE().wrap(STRUCTURE, None).experts == ("global", "local")
+        assert all(re.search(sent, entry) for entry in upload.content) and len(upload.content)
+        assert all(re.search(kept, entry) for entry in own) and own.norm() > 0
 
 
 def test_fedalt_sends_the_mean_of_the_others():
@@ -130,13 +120,6 @@ def test_fedalt_sends_the_mean_of_the_others():
     assert set(sent["a"]) == {"m.rest.lora"}
 
 
-def test_fedalt_alone_gets_nothing_from_the_rest(tmp_path):
-    """Of one client: exactly zero, not what rounding leaves of its adapter minus itself."""
-    state = serve(FedALT(), {"own": {}, "sum": numbers(m_own_lora=0.0)}, [Upload("a", 1, 0, numbers(m_own_lora=0.1))])
-    assert FedALT().broadcast(state, "a").row.item() == 0
-    assert FedALT().broadcast({"own": {}, "sum": numbers(m_own_lora=0.0)}, "a").row.item() == 0
-
-
 def test_fedalt_trains_its_own_and_never_the_rest(tmp_path):
     run = go("fedalt", tmp_path)
     personal = run.ask("personalize", messages := run.messages())
@@ -147,14 +130,6 @@ def test_fedalt_trains_its_own_and_never_the_rest(tmp_path):
         assert all(".own.lora_" in entry or entry.endswith(".router") for entry in own)
         # What was kept is what was sent: the server's copy is the client's own.
         assert torch.equal(own.select(r"\.own\.").row, run.state["own"][name].row)
-
-
-def test_feddpa_in_turn_trains_local_beside_global_and_global_alone(tmp_path):
-    """The upload is FedIT's own from the same start: the global adapter has trained alone."""
-    run = go("feddpa", tmp_path, settings={"variant": "t"})
-    for upload in run.uploads():
-        assert all(".global.lora_" in name for name in upload.content)
-        assert all(".local.lora_" in name for name in run.clients[upload.client].memory["own"])
 
 
 def test_feddpa_f_trains_the_local_adapter_after_the_federation_from_the_global_one(tmp_path):

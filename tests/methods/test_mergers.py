@@ -130,13 +130,6 @@ def test_what_is_no_merger_is_refused(here, text, part):
     assert part in str(refused.value), refused.value
 
 
-def test_a_setting_without_a_default_must_be_given(here):
-    outside.module(here, "own", IMPORTS + OWN + ", *, x: int)" + BODY)
-    with pytest.raises(UserError, match=r"method.x has no default in own:own; give method.x=..."):
-        methods.build({"name": "own:own"})
-    assert methods.build({"name": "own:own", "x": 3}).x == 3
-
-
 def test_it_runs_is_compared_merges_and_joins(blends, small, llm_fed, tmp_path):
     """With what it says of each client in metrics.jsonl and on the card; the same numbers by each way."""
     tree = small.tree(rounds=1, method={"name": NAME, "share": 0.75})

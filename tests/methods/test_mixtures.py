@@ -15,7 +15,6 @@ from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images
 from llm_fed.method.site import Site
 from llm_fed.methods.fedem import FedEM, expected_loss, posterior
-from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmoe import FedMoE
 from llm_fed.models.images import ARCHITECTURES
 from llm_fed.models.joined import Answer, Gate
@@ -111,14 +110,6 @@ def test_fedmoe_is_a_plain_loop(small, own, settings):
         assert method.gate == "even" or float(plain[name].gate.norm.running_mean.abs().max()) > 1e-3
 
 
-def test_without_a_rate_of_its_own_the_gate_has_that_of_the_others():
-    base = base_of("cnn")
-    same = [federate(base, FedMoE(gate_lr=lr), sites(base, FedMoE())) for lr in (None, 0.05)]
-    assert_state(same[0], same[1].tensors())
-    other = federate(base, FedMoE(gate_lr=0.5), sites(base, FedMoE()))
-    assert (same[0] - other).norm() > 1e-6
-
-
 def test_pfedmoe_is_fedmoe_with_one_architecture():
     base = base_of("cnn")
     found = {}
@@ -187,13 +178,6 @@ def test_fedem_is_expectation_maximisation(name):
         asked = mixed.updated(State.of({"weights": weights}))
         said = answer(Engine(base), stranger.answers(asked, images)).logits.softmax(1)
         torch.testing.assert_close(said, each @ weights, rtol=0, atol=1e-12)
-
-
-def test_one_model_of_fedem_is_fedavg():
-    base = base_of("resnet-9")
-    em = federate(base, FedEM(num_models=1), sites(base, FedEM(num_models=1)))
-    average = federate(base, FedIT(), sites(base, FedIT()))
-    assert_state(em, {f"expert0.{name}": value for name, value in {**average.tensors(), **average.extras}.items()})
 
 
 def test_the_steps_of_em_do_not_train_the_responsibilities():

@@ -178,16 +178,6 @@ def test_a_round_without_a_checkpoint_is_refused_before_anything_is_trained(smal
     assert not (tmp_path / "out" / "needs").exists()
 
 
-def test_a_given_run_that_kept_no_such_round(small, tmp_path):
-    """The checkpoints to keep are no part of what must agree, so a run may lack one."""
-    plain = configfile.load(small.config(tmp_path / "a.yaml", rounds=4, eval={"every": 4}))
-    run.train(plain, tmp_path / "fedit")
-    changes = {"rounds": 4, "eval": {"every": 4}, "checkpoint": {"keep_rounds": [1]}}
-    config = configfile.load(small.config(tmp_path / "b.yaml", method={"name": "mean", "fed_round": 1}, **changes))
-    with pytest.raises(UserError, match=r"no checkpoint of round 1, only of"):
-        run.train(config, tmp_path / "out", mode=Simulation({"fedit": tmp_path / "fedit"}))
-
-
 def test_an_overfitted_local_adapter_is_noted(small, parents, of_parents, tmp_path, monkeypatch, capsys):
     """With the threshold raised above the losses here, which are those of the local run."""
     monkeypatch.setattr(potara, "OVERFITTED", 10.0)
@@ -223,17 +213,6 @@ def test_a_run_exports_what_was_merged(small, parents, of_parents, tmp_path, nam
     for client, site in merge_of(small, tmp_path, name, of_parents).clients.items():
         expected = site.memory["merged"]
         torch.testing.assert_close(states(small, out, site.structure)[client].row, expected.row, rtol=0, atol=1e-5)
-
-
-def test_another_seed_gives_another_merge(small, of_parents, tmp_path):
-    """The same parents, and other examples to weigh them by."""
-    config = replace(config_of(small, tmp_path / "c.yaml", "potara", samples=3), seed=0)
-    found = []
-    for seed in (0, 1):
-        prepared = build.prepare(replace(config, seed=seed), tracking.Reporter())
-        merging.merge(prepared, of_parents)
-        found.append(prepared.method.recipe(prepared.clients["ada"])["lambda_fed"])
-    assert found[0] != found[1]
 
 
 @pytest.mark.parametrize("per_pass", every.quick([1, 2], [2]))

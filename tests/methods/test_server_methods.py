@@ -33,7 +33,6 @@ from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import EvalConfig, LocalConfig
 from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
-from llm_fed.tasks.common import Encoded
 from llm_fed.testing import federation
 
 MAKERS: list[Callable[[], Method]] = [FedFT, Center, HFCL, FedDF]
@@ -261,26 +260,6 @@ def test_distillation_of_text_is_a_plain_loop():
         optimizer.step()
     assert (found.row - student.row).abs().max() > 1e-4
     tiny_images.assert_state(found, {name: p.detach() for name, p in entries.items()}, 1e-6)  # logits are float32
-
-
-def test_labels_of_text_play_no_part_in_distillation():
-    """Another last target, which no later prediction reads."""
-    base, structure = federation.language_base(), federation.STRUCTURE
-    engine = Engine(base, EvalConfig())
-    server = Server("server", structure, LocalConfig(batch_size=2), 0,
-                  lambda g: draw(base.model, structure, g, torch.float64))  # fmt: skip
-    examples = tiny.examples(5, [9, 6, 7, 5])
-    server.data = replace(server.data, train=examples)
-    student, *teachers = (server.initial(label) for label in range(3))
-    student = student.like(student.row + 0.1)
-    found = distilled(engine, server, student, teachers)
-    server.data = replace(
-        server.data,
-        train=[Encoded([*e.input_ids[:-1], (e.input_ids[-1] + 9) % tiny.VOCABULARY], e.target) for e in examples],
-    )
-    assert distilled(engine, server, student, teachers).equal(found)
-    server.begin(1, 0.02)
-    assert not tiny_images.answer(engine, server.fit(student, epochs=2)).equal(found)
 
 
 def test_each_fit_has_its_own_teachers():

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 import toy
-from battery import go
 
 from llm_fed.engine.steps import Steps
 from llm_fed.merge.factors import decomposed, rank_of
@@ -120,14 +119,6 @@ def test_hetlora_weighs_by_the_norms_of_products():
     assert alike["q.lora_A"].tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
-def test_hetlora_at_equal_ranks_by_examples_is_fedit(tmp_path):
-    """A client that kept its own adapter instead of the one that it was sent would differ from round 2 on."""
-    het = go("hetlora", tmp_path / "het", settings={"weights": "examples", "pruning": 0.0})
-    fedit = go("fedit", tmp_path / "fedit")
-    assert het.losses() == pytest.approx(fedit.losses(), abs=1e-6)
-    torch.testing.assert_close(het.state["model"].row, fedit.state.row, rtol=0, atol=1e-6)
-
-
 def test_a_client_whose_tail_shrinks_prunes_itself_for_good(tmp_path):
     """Under a strong penalty. From then on it is sent and trains less, with the scaling that it had, so that its
     personal model is what it was sent. In round 1 B is zero, and so is every tail: it can but grow."""
@@ -196,20 +187,3 @@ def test_the_decomposition_is_that_of_the_product(components, least):
     assert len(s) >= min(least, 5) and bool((s.diff() <= 1e-12).all())
     torch.testing.assert_close(v @ v.T, torch.eye(len(v), dtype=torch.float64))
     torch.testing.assert_close(s[: min(5, components)], torch.linalg.svdvals(b @ a)[: min(5, components)])
-
-
-def test_a_new_rank_is_another_pass_and_equal_ranks_share_one(whole):
-    asked = []
-    execute = whole.runtime.engine.execute
-
-    def counted(requests):
-        asked.append([request.site for request in requests])
-        return execute(requests)
-
-    whole.runtime.engine.execute = counted
-    try:
-        with whole.undone():
-            whole.uploads()
-    finally:
-        del whole.runtime.engine.execute
-    assert sorted(asked) == [["c0"], ["c1"], ["c2"]]

@@ -1,14 +1,12 @@
 """Merging coefficients in reports, and the scripts of the Feddle paper's figures, on tiny runs."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 import tiny_images
 import yaml
 
-from llm_fed.eval.plots import plot_bands
 from llm_fed.eval.report import write_report
 from llm_fed.experiment import run as experiment
 from llm_fed.settings import configfile
@@ -62,10 +60,3 @@ def test_a_run_that_is_tested_during_training_is_not_finished_by_that(run, tmp_p
     (tmp_path / "metrics.jsonl").write_text("".join(lines[: before + 1]))
     html = write_report(tmp_path).read_text()
     assert "Not finished: 1 of 3 rounds, no final score yet." in html and ": not the final score" in html
-
-
-def test_a_curve_that_lacks_a_place_does_not_move_the_others(tmp_path):
-    curves = {"one": (["0", "1"], [1.0, 2.0], [1.0, 2.0], [1.0, 2.0]), "two": (["0.1"], [3.0], [3.0], [3.0])}
-    text = plot_bands(tmp_path / "bands.svg", curves, xlabel="x", ylabel="y", places=["0", "0.1", "1"]).read_text()
-    axis = text[text.index("matplotlib.axis_1") : text.index("matplotlib.axis_2")]
-    assert re.findall(r"<!-- ([\d.]+) -->", axis) == ["0", "0.1", "1"]

@@ -51,18 +51,3 @@ def test_who_lies_and_what_it_trains_on(attacks):
     assert wrong.test == client.test and len(wrong.train) == len(client.train)
     for false, true in zip(wrong.train, client.train, strict=True):
         assert false.prompt == true.prompt and false.answers != true.answers and false.answers[0] in true.options
-
-
-def test_the_table_marks_what_is_shown(attacks):
-    """Of three draws the median is 30, 31 and 32 points above the mean, and Krum now above and now below it."""
-    rules = {"mean": (10.0, 11, 12), "median": (40.0, 42, 44), "krum": (15.0, 3, 20)}
-    lines = [
-        {"draw": draw, "share": 0.25, "method": "fedit", "attack": "flip9", "rule": rule, "scores": {"a": score}}
-        for rule, scores in rules.items()
-        for draw, score in enumerate(scores)
-    ]
-    rows = attacks.table(lines).split("\n")
-    assert rows[0] == "| lie | method | attack | draws | mean | median | krum |"
-    assert rows[2] == "| 25% | fedit | flip9 | 3 | 11.0 ± 1.0 | 42.0 ± 2.0 + | 12.7 ± 8.7 |"
-    assert rows[4].startswith("- 25%, fedit, flip9: median > mean by 31.00 [") and len(rows) == 5
-    assert attacks.table(lines[:1]).endswith("No difference from the mean is shown.")

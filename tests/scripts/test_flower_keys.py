@@ -65,12 +65,3 @@ def test_names_that_are_no_file_names_are_refused(tmp_path, nodes):
     with pytest.raises(UserError, match="--nodes"):
         keys.make(tmp_path / "keys", "localhost", nodes)
     assert not (tmp_path / "keys").exists()
-
-
-def test_it_prints_what_comes_next(folder):
-    """Nodes are shown the public address; the SuperLink itself hears 127.0.0.1 only."""
-    said = keys.next_steps(folder, "fed.example.org", ["anna", "ben"])
-    assert "--superlink fed.example.org:9092" in said and "flower-superlink --host 127.0.0.1" in said
-    for node in ("anna", "ben"):
-        assert f"flwr supernode register {folder}/{node}.pub llm-fed --name {node}" in said
-    assert "KEYS" not in (folder / "gateway.conf").read_text()

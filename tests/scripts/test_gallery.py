@@ -19,8 +19,3 @@ def test_the_page_shows_every_picture_and_no_other(analysis):
     both = [*script.FIGURES, *script.SCREENS]
     drawn = {*both, *script.FILES, *(f"{name}_dark" for name in script.SCREENS)}
     assert set(re.findall(r"images/gallery/(\w+)\.png", PAGE)) == drawn == {path.stem for path in PICTURES.iterdir()}
-
-
-def test_pictures_are_small(analysis):
-    for path in PICTURES.iterdir():
-        assert path.stat().st_size <= analysis("gallery").LARGEST, path

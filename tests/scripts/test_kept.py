@@ -41,29 +41,12 @@ def test_what_a_comparison_has_beyond_the_file_is_appended(script, tmp_path):
     assert script.added(first, tmp_path / "b", ["local"]) == first  # of other rows nothing
 
 
-def test_base_and_rule_come_along_and_lines_say_what_they_are_of(script, tmp_path):
-    folder = comparison(tmp_path / "a", {"ada": 10.0})
-    table = json.loads((folder / "table.json").read_text())
-    of_rule = {"label": "rule", "seeds": {"0": {"round": 0, "clients": {"ada": 5.0}, "traffic": {"up": 0}}}}
-    (folder / "table.json").write_text(json.dumps({**table, "base": None, "rule": of_rule}))
-    lines = script.added([], folder, says={"base": "SmolLM2", "own_rows": "8"})
-    assert [(line["row"], line["base"], line["own_rows"]) for line in lines] == [
-        ("rule", "SmolLM2", "8"), ("fedit", "SmolLM2", "8"),
-    ]  # fmt: skip
-
-
 def test_other_scores_of_a_run_that_is_kept_are_refused(script, tmp_path):
     kept = script.added([], comparison(tmp_path / "a", {"ada": 10.0}))
     with pytest.raises(UserError, match="different scores of fedit with seed 0"):
         script.added(kept, comparison(tmp_path / "a", {"ada": 11.0}))
     with pytest.raises(UserError, match="give the --out of llm-fed compare"):
         script.added(kept, tmp_path / "none")
-
-
-def test_rows_that_are_not_kept_are_named(script):
-    lines = [{"row": "fedit", "seed": 0, "scores": {"ada": 1.0}}]
-    with pytest.raises(UserError, match="no row 'fedpol'; it has fedit"):
-        script.report(lines, ["fedpol"])
 
 
 def test_the_page_says_what_its_scores_say(script):

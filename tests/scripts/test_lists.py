@@ -29,14 +29,6 @@ def test_a_message_that_the_code_has_not_or_has_twice_is_named(monkeypatch):
             messages._only(piece, messages.collected())
 
 
-def test_messages_have_a_sign_where_values_stand(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    import messages
-
-    assert "… is not a run folder: it has no config.yaml; give the --out of an llm-fed run" in messages.collected()
-    assert messages._code("`a` ……|b") == "`a …|b`"
-
-
 def test_a_method_without_a_row_is_named(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     import lists

@@ -41,12 +41,6 @@ def test_all_read_the_planned_tokens_and_end_alike(scripts, folder):
     assert scripts.peers.apart(ends["peft"], ends["ours"], start) < 1e-3
 
 
-def test_how_far_results_lie_apart(scripts):
-    """From 0, training went to (3, 4); another result is (3, 3.5): 0.5 of 5 away."""
-    start, one, other = ({"a": torch.tensor([a]), "b": torch.tensor([b])} for a, b in ((0.0, 0), (3, 3.5), (3, 4)))
-    assert scripts.peers.apart(one, other, start) == pytest.approx(0.1)
-
-
 def test_the_table(scripts):
     found = {
         "ours": scripts.peers.Found([1.0, 2.0, 4.0], [700, 700, 700], 512.4),
@@ -81,13 +75,6 @@ def test_a_peer_that_does_other_work_ends_the_benchmark(scripts, folder, monkeyp
         scripts.peers.compare(given, ["ours", "trl"], tmp_path)
     with pytest.raises(SystemExit, match=r"peft ends 0\.5 of the way from what ours ends with"):
         scripts.peers.compare(given, ["ours", "peft"], tmp_path)
-
-
-def test_what_a_common_prefix_would_leave_out(scripts):
-    """Three prompts of 4, 3 and 3 tokens begin with the same two: two of three times two of ten tokens; a client with
-    one prompt repeats nothing."""
-    assert scripts.generation.repeated([[[7, 8, 1, 2], [7, 8, 3], [7, 8, 1]]]) == pytest.approx(4 / 10)
-    assert scripts.generation.repeated([[[7, 8, 1, 2]]]) == 0
 
 
 def test_answers_are_those_of_stock_peft(scripts):

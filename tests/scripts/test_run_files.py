@@ -9,7 +9,7 @@ import pytest
 from llm_fed import methods
 from llm_fed.basics.errors import lookup
 from llm_fed.bench import parents
-from llm_fed.commands import comparison, section
+from llm_fed.commands import section
 from llm_fed.scoring.scores import METRICS
 from llm_fed.settings import configfile
 from llm_fed.settings.config import Config
@@ -90,22 +90,6 @@ def row_is_what_its_label_says(name: str, label: str, words: list[str]) -> None:
         assert value == float(match[3])
     elif kind.startswith(("potara(", "grid(", "fedit(")):
         assert config.method["fed_round"] == int(kind.partition("(")[2][:-1]) and config.method["local_round"] == 300
-
-
-RUNS = [
-    ("commonsense.yaml", 8),  # 7 rows, and 300 rounds of FedIT for POTARA, which shares the local run
-    ("commonsense_rounds.yaml", 19),  # 18 rows, and one local run; FedIT's run is a row
-    ("potara_table2.yaml", 9),  # rows; what they merge are rows, too
-    ("fedmerge_fig6.yaml", 35),  # 24, and 6 + 5
-    ("flan.yaml", 37),  # 5 single-model methods x 4 ranks, 4 + 6 + 6 numbers of models, one step
-    ("rolebench.yaml", 38),  # 20, and 6 + 5 + 6 + 1
-    ("fedmerge_fig3.yaml", 42),  # 4 methods x 6 architectures, 3 x 6 numbers of models
-]
-
-
-@pytest.mark.parametrize(("name", "runs"), every.quick(RUNS, RUNS[:4]))
-def test_rows_share_their_runs(name, runs, tmp_path):
-    assert len(list(comparison.ComparisonPlan(section.read_rows(FOLDER / name, seeds=[0]), tmp_path).jobs())) == runs
 
 
 PERSONAL = [f"task.partition.{word}" for word in ("kind=dirichlet", "sizes=null", "clients=50", "alpha=0.1")]

@@ -53,11 +53,6 @@ def test_of_several_nodes_each_has_a_launcher_that_meets_at_the_first(sbatch):
     ]
 
 
-def test_processes_without_gpus(sbatch):
-    (said,) = sbatch("mine.yaml", PROCESSES="2")
-    assert "--nnodes 1 --node_rank 0 --nproc_per_node 2" in said
-
-
 def test_a_failure_is_the_jobs(sbatch, tmp_path):
     (tmp_path / "bin/llm-fed").write_text("#!/bin/bash\nexit 2\n")
     with pytest.raises(AssertionError):

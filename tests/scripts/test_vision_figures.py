@@ -244,28 +244,6 @@ def test_statistics_are_those_of_the_pictures(finished, analysis, monkeypatch, b
             assert not torch.equal(values, states[id].extras[name])
 
 
-def test_clients_are_scored_with_each_statistics(finished, analysis, capsys):
-    run = finished("fedavg")
-    script = analysis("batchnorm", run)
-    assert "as it is" in capsys.readouterr().out
-    built, base, states = analysis("finished").whole(run)
-    everybody = [picture for site in built.clients.values() for picture in site.train]
-    rows = {row["client"]: row for row in rows_of(run / "analysis" / "batchnorm.csv")}
-    assert list(rows) == CLIENTS
-    for id, test, model in exported(run):
-        site, labels = built.clients[id], torch.tensor([picture.label for picture in test])
-        states_by_column = {
-            "as it is": states[id],
-            "of all clients": script.recomputed(base, site.structure, states[id], everybody),
-            "of its own": script.recomputed(base, site.structure, states[id], site.train),
-        }
-        for column, state in states_by_column.items():
-            model.module.load_state_dict(state.extras, strict=False)
-            with torch.no_grad():
-                right = model(pixels(test)).argmax(1) == labels
-            assert float(rows[id][column]) == pytest.approx(100 * float(right.float().mean()), abs=1e-3)
-
-
 def test_models_of_a_kept_round_are_scored(finished, analysis, refused, capsys):
     """After the last round they are the exported ones, as nothing is trained afterwards."""
     run = finished("fedavg")
