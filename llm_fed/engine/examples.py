@@ -23,7 +23,7 @@ from llm_fed.engine.end_to_end import FlatBatch
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
 from llm_fed.engine.swapped import forwards
-from llm_fed.method.losses import divergence, head_losses, token_losses
+from llm_fed.method.losses import divergence, head_losses
 from llm_fed.models.joined import Answer, full
 from llm_fed.models.rotary import regimes, row_positions
 from llm_fed.state import State
@@ -199,7 +199,7 @@ class Text(Examples):
         return self.predictions(model, batch, all_rows=all_rows).float()
 
     def losses_of(self, logits: Tensor, batch: MicroBatch | FlatBatch) -> Tensor:
-        return token_losses(logits, batch.labels)
+        return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
 
     def losses(
         self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False, wanted: Tensor | None = None

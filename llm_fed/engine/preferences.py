@@ -11,11 +11,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.packing import MicroBatch, collate
-from llm_fed.method.losses import divergence, token_losses
+from llm_fed.method.losses import divergence
 from llm_fed.method.objectives import Likelihoods, preference_losses
 from llm_fed.models.joined import full
 from llm_fed.settings.objective import ObjectiveConfig
@@ -86,7 +87,7 @@ class Pairs(Examples):
 
     def losses_of(self, logits: Tensor, batch: PreferenceBatch) -> Tensor:
         """(N,): see `objectives`."""
-        return self._losses(token_losses(logits, batch.labels), batch)
+        return self._losses(cross_entropy(logits, batch.labels.to(logits.device), reduction="none"), batch)
 
     def _losses(self, tokens: Tensor, batch: PreferenceBatch) -> Tensor:
         """(N,) of the losses (n,) of target tokens."""

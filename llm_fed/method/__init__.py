@@ -21,8 +21,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import inert
 from llm_fed.basics.rng import derive
 from llm_fed.method.client import Client
@@ -34,7 +35,7 @@ from llm_fed.state import State
 from llm_fed.state.roles import Roles
 from llm_fed.state.wire import Message
 
-__all__ = ["Client", "Message", "Method", "Needed", "Roles", "Server", "Site", "State", "Structure", "Upload"]
+__all__ = ["Client", "Json", "Message", "Method", "Needed", "Roles", "Server", "Site", "State", "Structure", "Upload"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Parent:
 
     name: str  # of its method
     round: int | None = None  # whose models are merged; None: of the one that the run selected
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of its method, those that are not its defaults
+    settings: Mapping[str, Json] = field(default_factory=dict)  # of its method, those that are not its defaults
 
 
 @dataclass(frozen=True)
@@ -182,11 +183,11 @@ class Method:
 
     # Reports.
 
-    def report(self, state: Message) -> dict[str, Any]:
+    def report(self, state: Message) -> dict[str, Json]:
         """What to write about the server's state into metrics.jsonl after each round, as JSON values."""
         return {}
 
-    def recipe(self, client: Site) -> dict[str, Any]:
+    def recipe(self, client: Site) -> dict[str, Json]:
         """What `finish` found, as JSON values, for metrics.jsonl and the model card. A `note` is also printed."""
         return client.memory.get("recipe", {})
 

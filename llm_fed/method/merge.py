@@ -19,7 +19,7 @@ from dataclasses import MISSING, dataclass, field, make_dataclass
 from typing import Any, ClassVar
 
 from llm_fed.basics.errors import UserError
-from llm_fed.method import Method, Parent, Upload
+from llm_fed.method import Json, Method, Parent, Upload
 from llm_fed.method.client import Client
 from llm_fed.method.heads import refuse_without_head
 from llm_fed.method.server import Server
@@ -29,7 +29,7 @@ from llm_fed.settings import PositiveInt
 from llm_fed.state import State
 from llm_fed.state.wire import Message
 
-Merged = tuple[State, dict[str, Any]]  # and the recipe
+Merged = tuple[State, dict[str, Json]]  # and the recipe
 Function = Callable[..., Any]  # (client, fed, local, *, settings) -> Merged, or a coroutine of it
 
 
@@ -40,11 +40,11 @@ class Merger:
     paper: str = ""  # for model cards and `llm-fed methods`
     data_free: bool = False  # it looks at no example
     # Whether the merged adapter has twice the rank of its parents; a function says it of the settings, as in the next.
-    doubles: bool | Callable[[Any], bool] = False
+    doubles: bool | Callable[[Merge], bool] = False
     # What it does that is for held-out examples, if the client has none, in words (`Method.without_held_out`).
-    without_held_out: str | Callable[[Any], str] = ""
+    without_held_out: str | Callable[[Merge], str] = ""
     of_head: Sequence[str] = ()  # settings that count only where a head is trained beside the adapters
-    refuse: Callable[[Any], None] | None = None  # raises UserError where settings do not go together
+    refuse: Callable[[Merge], None] | None = None  # raises UserError where settings do not go together
 
     def __call__(self, function: Function) -> Function:
         own = [each for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY]

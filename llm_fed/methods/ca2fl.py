@@ -4,9 +4,9 @@ Wu, Chen, Chen; ICLR 2024)."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from llm_fed.method import Message, Method, Server, State, Upload, by_arrival
+from llm_fed.method import Json, Message, Method, Server, State, Upload, by_arrival
 from llm_fed.settings import PositiveFloat, PositiveInt
 from llm_fed.state import rebased
 
@@ -57,5 +57,5 @@ class CA2FL(Method):
                 waiting, total, buffered = [], 0.0 * total, 0
         return {"model": model, "mean": mean, "sum": total, "waiting": waiting, "buffered": buffered}
 
-    def report(self, state: Message) -> dict[str, Any]:
+    def report(self, state: Message) -> dict[str, Json]:
         return {"buffered": state["buffered"]}

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
 from llm_fed.merge.linkage import agglomerated, cosines
-from llm_fed.method import Message, Method, Server, State, Upload, averaged, mean_update
+from llm_fed.method import Json, Message, Method, Server, State, Upload, averaged, mean_update
 from llm_fed.settings import PositiveFloat
 from llm_fed.state import stack
 
@@ -67,5 +67,5 @@ class CFL(Method):
     def pool(self, state: Message) -> list[State]:
         return list(state["models"])
 
-    def report(self, state: Message) -> dict[str, Any]:
+    def report(self, state: Message) -> dict[str, Json]:
         return {"groups": state["groups"]}

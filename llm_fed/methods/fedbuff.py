@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge.robust import lacking
-from llm_fed.method import Message, Method, Server, State, Upload, by_arrival
+from llm_fed.method import Json, Message, Method, Server, State, Upload, by_arrival
 from llm_fed.settings import NonNegativeFloat, PositiveFloat, PositiveInt
 from llm_fed.state import rebased
 
@@ -77,5 +77,5 @@ class FedBuff(Method):
         update = rebased(upload.content, start.extras, model.extras)
         return (1 + upload.staleness) ** -self.staleness_exponent * update
 
-    def report(self, state: Message) -> dict[str, Any]:
+    def report(self, state: Message) -> dict[str, Json]:
         return {"buffered": state["buffered"]}

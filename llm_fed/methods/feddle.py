@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
 from llm_fed.merge.atlas import normalized
-from llm_fed.method import Message, Method, Server, State, Upload, by_arrival, refuse_inert
+from llm_fed.method import Json, Message, Method, Server, State, Upload, by_arrival, refuse_inert
 from llm_fed.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
@@ -96,7 +96,7 @@ class Feddle(Method):
             "search": {"coefficients": coefficients.tolist(), "fallback": fallback.tolist(), "losses": losses},
         }
 
-    def report(self, state: Message) -> dict[str, Any]:
+    def report(self, state: Message) -> dict[str, Json]:
         search = state["search"]
         return {key: [float(f"{value:.6g}") for value in values] for key, values in search.items()}
 

@@ -10,7 +10,7 @@ Letters: m clients of the federation, k clients that answered, d soup models, P 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch import Tensor
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
 from llm_fed.merge import robust
-from llm_fed.method import Client, Message, Method, Server, State, Upload, refuse_inert
+from llm_fed.method import Client, Json, Message, Method, Server, State, Upload, refuse_inert
 from llm_fed.settings import NonNegativeFloat, PositiveInt
 from llm_fed.state import Layout, block_of, combine, module_of, stack, unstack
 from llm_fed.state.roles import Roles, Weights
@@ -117,7 +117,7 @@ class FedMerge(Method):
             return self.weight_lr * gradient
         return self.max_step * gradient / gradient.abs().max().clamp_min(1e-30)
 
-    def report(self, state: Message) -> dict[str, Any]:
+    def report(self, state: Message) -> dict[str, Json]:
         return weights_report({client: softmax_row(state, client) for client in sorted(state["logits"])})
 
 
@@ -171,7 +171,7 @@ class FedMergeFixed(Method):
         seen = sorted({*state["seen"], *(upload.client for upload in uploads)})
         return {"soup": move_soup(server, state["soup"], uploads, deltas, mixing), "seen": seen}
 
-    def report(self, state: Message) -> dict[str, Any]:
+    def report(self, state: Message) -> dict[str, Json]:
         return weights_report({client: self.weights(client) for client in state["seen"]})
 
 
@@ -311,7 +311,7 @@ def coordinates(layout: Layout, choice: str) -> list[slice]:
     return [layout.slices[name] for name, number in numbers.items() if number in chosen]
 
 
-def weights_report(weights: dict[str, Tensor]) -> dict[str, Any]:
+def weights_report(weights: dict[str, Tensor]) -> dict[str, Json]:
     """Merging weights for metrics.jsonl, four digits each."""
     if not weights:
         return {}

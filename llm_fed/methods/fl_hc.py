@@ -4,13 +4,13 @@ Fan, Andras; IJCNN 2020, arXiv 2004.11791), Algorithm 1."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from llm_fed.merge.linkage import Linkage, agglomerated, cosines
-from llm_fed.method import Message, Method, Server, State, Upload, averaged
+from llm_fed.method import Json, Message, Method, Server, State, Upload, averaged
 from llm_fed.settings import PositiveFloat, PositiveInt
 
 
@@ -62,5 +62,5 @@ class FLHC(Method):
     def pool(self, state: Message) -> list[State]:
         return list(state["models"])
 
-    def report(self, state: Message) -> dict[str, Any]:
+    def report(self, state: Message) -> dict[str, Json]:
         return {"groups": state["groups"], "clustered": state["last"] is None}

@@ -6,19 +6,18 @@ A client keeps what was added, and is sent the last step alone if it has all bef
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from llm_fed.merge import delta
 from llm_fed.method import Client, Message, Site, State, Upload
 
 
-def begun(whole: State) -> dict[str, Any]:
+def begun(whole: State) -> dict[str, Message]:
     """The server's part of the state. `step` leads from version - 1 to version; `holds` says which version a client had
     when it last answered."""
     return {"delta": whole, "step": None, "version": 0, "holds": {}}
 
 
-def sent(state: Message, client: str) -> dict[str, Any]:
+def sent(state: Message, client: str) -> dict[str, Message]:
     """What a client is sent of it."""
     whole = state["step"] is None or state["holds"].get(client) != state["version"] - 1
     return {"version": state["version"], "whole": whole, "delta": state["delta" if whole else "step"]}
@@ -50,7 +49,7 @@ def answers(uploads: Sequence[Upload]) -> tuple[list[Upload], list[State], list[
     return ordered, adapters, [float(upload.num_examples) for upload in ordered]
 
 
-def advanced(state: Message, step: State, uploads: Sequence[Upload]) -> dict[str, Any]:
+def advanced(state: Message, step: State, uploads: Sequence[Upload]) -> dict[str, Message]:
     """The server's part of the state after a step."""
     holds = {**state["holds"], **{upload.client: upload.content["version"] for upload in uploads}}
     return {

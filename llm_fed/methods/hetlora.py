@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from llm_fed.merge.factors import heads, product_norms, rank_of, rebuilt, resized
 from llm_fed.merge.products import layers
-from llm_fed.method import Client, Message, Method, Server, Site, State, Upload
+from llm_fed.method import Client, Json, Message, Method, Server, Site, State, Upload
 from llm_fed.method.optimizer import Tail
 from llm_fed.methods import served
 from llm_fed.settings import Above, AtMost, NonNegativeFloat
@@ -87,7 +87,7 @@ class HetLoRA(Method):
     async def personalize(self, client: Site, message: Message) -> Message:
         return resized(message, client.structure.rank)
 
-    def report(self, state: Message) -> dict[str, Any]:
+    def report(self, state: Message) -> dict[str, Json]:
         return {"ranks": {name: own["rank"] for name, own in state["clients"].items()}} if state["clients"] else {}
 
     def _mean(self, padded: list[State], examples: list[float]) -> State:

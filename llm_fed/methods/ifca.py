@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.method import Client, Message, Method, Server, Site, State, Structure, Upload
+from llm_fed.method import Client, Json, Message, Method, Server, Site, State, Structure, Upload
 from llm_fed.settings import NonNegativeInt, PositiveInt
 from llm_fed.state.roles import Index, Roles, Weights
 
@@ -86,7 +86,7 @@ class IFCA(Method):
     async def personalize(self, client: Site, message: Message) -> Message:
         return message["models"][await self.choice(client, message)]
 
-    def report(self, state: Message) -> dict[str, Any]:
+    def report(self, state: Message) -> dict[str, Json]:
         return {"chosen": state["chosen"]}
 
     async def choice(self, client: Site, message: Message) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from llm_fed.state import State
+from llm_fed.state import State, outline
 from llm_fed.state.outline import skeleton
-from llm_fed.state.wire import pack, unpack
+from llm_fed.state.wire import Message, pack, unpack
 from llm_fed.testing.federation import Outcome
 
 
@@ -18,19 +18,19 @@ class Failed(AssertionError):
     """A check that a method does not pass: what was got, and what was expected."""
 
 
-def same(what: str, got: Any, expected: Any) -> None:
+def same(what: str, got: Message, expected: Message) -> None:
     """Raises: Failed: two messages are not the same bytes."""
     if pack(got) != pack(expected):
         raise Failed(f"{what} differs: {difference(got, expected) or 'its keys stand in another order'}")
 
 
-def alike(what: str, got: Any, expected: Any) -> None:
+def alike(what: str, got: Message, expected: Message) -> None:
     """Raises: Failed: two messages have other entries, shapes or dtypes."""
-    if skeleton(got) != skeleton(expected):
-        raise Failed(f"{what} looks different: {difference(got, expected, looks=True)}")
+    if flaw := outline.difference(skeleton(got), skeleton(expected), "it"):
+        raise Failed(f"{what} looks different: {flaw}")
 
 
-def close(what: str, got: Any, expected: Any, tolerance: float) -> None:
+def close(what: str, got: Message, expected: Message, tolerance: float) -> None:
     """Raises: Failed: two messages are not alike, or a number differs by more than `tolerance`."""
     alike(what, got, expected)
     one, other = load(pack(got)), load(pack(expected))  # the tensors that travel, e.g. factors of an update
@@ -60,51 +60,29 @@ def equal_runs(got: Outcome, expected: Outcome) -> None:
             raise Failed(f"a line of metrics.jsonl differs: {line.decode()}; expected {other.decode()}")
 
 
-def difference(got: Any, expected: Any, tolerance: float = 0.0, looks: bool = False, where: str = "it") -> str:
-    """The first place in which two messages differ, in words; empty where none does.
-
-    Args:
-        looks: compare names, shapes and dtypes alone.
-        where: what the messages are, or where in one they stand.
-    """
-    if isinstance(got, State) and isinstance(expected, State):
-        got, expected = ({**state.tensors(), **state.extras} for state in (got, expected))
-    if isinstance(got, dict) and isinstance(expected, dict):
-        if missing := [key for key in [*expected, *got] if key not in got or key not in expected]:
-            return f"{where} has {'no' if missing[0] in expected else 'an unexpected'} {missing[0]}"
-        pairs = {key: (value, expected[key]) for key, value in got.items()}
-    elif isinstance(got, list | tuple) and isinstance(expected, list | tuple):
-        if len(got) != len(expected):
-            return f"{where} has {len(got)} items; expected {len(expected)}"
-        pairs = {str(number): pair for number, pair in enumerate(zip(got, expected, strict=True))}
-    elif isinstance(got, Tensor) and isinstance(expected, Tensor):
-        return _tensors(got, expected, tolerance, looks, where)
-    else:
-        return _values(got, expected, tolerance, looks, where)
-    for key, (one, other) in pairs.items():
-        location = key if where == "it" else f"{where}.{key}"
-        if flaw := difference(one, other, tolerance, looks, location):
-            return flaw
+def difference(got: Message, expected: Message, tolerance: float = 0.0) -> str:
+    """The first place in which two messages differ, in words; empty where none does."""
+    if flaw := outline.difference(skeleton(got), skeleton(expected), "it"):
+        return flaw
+    others = dict(_parts(expected))
+    for where, one in _parts(got):
+        other = others[where]
+        if isinstance(one, Tensor):
+            if not _near(one, other, tolerance):
+                gap = (one.double() - other.double()).abs().flatten()
+                worst = int(gap.nan_to_num(torch.inf).argmax())
+                numbers = (f"{tensor.flatten()[worst].item():.6g}" for tensor in (one, other))
+                return f"{where} has {next(numbers)} at {worst}; expected {next(numbers)}"
+        elif one != other and not (isinstance(one, float) and abs(one - other) <= tolerance):
+            return f"{where} is {one!r:.60}; expected {other!r:.60}"
     return ""
 
 
-def _tensors(got: Tensor, expected: Tensor, tolerance: float, looks: bool, where: str) -> str:
-    if (got.shape, got.dtype) != (expected.shape, expected.dtype):
-        kinds = (f"{tuple(tensor.shape)} of {tensor.dtype}" for tensor in (got, expected))
-        return "{} is {}; expected {}".format(where, *kinds)
-    if looks or _near(got, expected, tolerance):
-        return ""
-    gap = (got.double() - expected.double()).abs().flatten()
-    worst = int(gap.nan_to_num(torch.inf).argmax())
-    one, other = got.flatten()[worst].item(), expected.flatten()[worst].item()
-    return f"{where} has {one:.6g} at {worst}; expected {other:.6g}"
-
-
-def _values(got: Any, expected: Any, tolerance: float, looks: bool, where: str) -> str:
-    same_kind = type(got) is type(expected)
-    if same_kind and (looks or (isinstance(got, float) and abs(got - expected) <= tolerance) or got == expected):
-        return ""
-    return f"{where} is {got!r:.60}; expected {expected!r:.60}"
+def _parts(message: Message) -> Iterator[tuple[str, Message]]:
+    """The values and tensors of a message, also those of states, each with its place."""
+    for where, leaf in outline.leaves(message):
+        held = {**leaf.tensors(), **leaf.extras} if isinstance(leaf, State) else {"": leaf}
+        yield from ((f"{where}.{name}".strip(".") or "it", value) for name, value in held.items())
 
 
 def _near(got: Tensor, expected: Tensor, tolerance: float) -> bool:

@@ -19,11 +19,14 @@ from typing import Any
 import torch
 
 from llm_fed import kinds, methods
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import check_kinds
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, federate
 from llm_fed.federation.schedule import Delayed, Schedule
+from llm_fed.kinds import Kind
+from llm_fed.kinds.language import Language
 from llm_fed.method import Method, Upload
 from llm_fed.method.client import Client
 from llm_fed.method.server import Server
@@ -37,7 +40,7 @@ from llm_fed.settings.config import Config, LocalConfig
 from llm_fed.settings.configfile import from_dict, overlay
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.state import State
-from llm_fed.state.wire import pack, unpack
+from llm_fed.state.wire import Message, pack, unpack
 from llm_fed.tasks.common import TaskData
 from llm_fed.testing import tiny
 
@@ -54,16 +57,14 @@ class Setup:
     """What a federation trains, and on what."""
 
     words: str
-    base: Callable[[torch.dtype], Any]
+    base: Callable[[torch.dtype], Kind]
     structure: Structure
     local: LocalConfig
-    draw: Callable[..., Any]  # of (base, structure, dtype, generator)
-    engine: Callable[[Any], Any]  # of the base
     examples: Callable[[int, int], list[Any]]  # of (client, how many)
     fused: bool  # whether clients train in one pass
     falls: float  # by how much the loss falls at least, from the first round to the last
     least: int  # bytes of a message
-    config: Mapping[str, Any]  # the sections of a configuration that ask for such models
+    config: Mapping[str, Json]  # the sections of a configuration that ask for such models
     labels: tuple[str, ...] = ()
     ranks: Mapping[str, int] = field(default_factory=dict)  # of clients' adapters, where it is not the structure's
     objective: ObjectiveConfig = ObjectiveConfig()  # the loss
@@ -80,7 +81,7 @@ class Setup:
         adapter: Any = self.structure
         return replace(adapter, rank=self.ranks.get(id, max(self.ranks.values())))
 
-    def refusal(self, method: Method, settings: Mapping[str, Any]) -> str:
+    def refusal(self, method: Method, settings: Mapping[str, Json]) -> str:
         """Why the method does not train such models, in its words; empty where it does."""
         config = from_dict({**self.config, "method": dict(settings)})
         metric = "accuracy" if self.labels else "rouge1"
@@ -94,38 +95,37 @@ class Setup:
 
 
 @cache
-def language_base(dtype: torch.dtype = torch.float64) -> Any:
+def language_base(dtype: torch.dtype = torch.float64) -> Language:
     """The base of the adapters; it is never changed."""
     return tiny.language_base(tiny.drawn(tiny.llama, 0).to(dtype).eval())
 
 
-def drawn_once(draw: Callable[[Any, Structure, torch.Generator], State]) -> Callable[..., State]:
-    """Draws of a base, each made once: a whole model takes as long to draw as to train for a step, and the federations
-    of a method ask for the same ones. Whoever asks gets a copy."""
-    drawn: dict[tuple[Structure, int], State] = {}
+def fresh(base: Kind, structure: Structure, dtype: torch.dtype, generator: torch.Generator) -> State:
+    """A draw of a base. Whoever asks gets a copy of a whole model, which takes as long to draw as to train for a step,
+    while the federations of a method ask for the same ones."""
+    if isinstance(base, Language):
+        return draw(base.model, structure, generator, dtype=dtype)
+    if structure.fused:
+        return base.draw(structure, generator)
+    state = _whole(dtype, structure, generator.initial_seed())
+    return State(state.layout, state.row.clone(), {name: value.clone() for name, value in state.extras.items()})
 
-    def again(base: Any, structure: Structure, dtype: torch.dtype, generator: torch.Generator) -> State:
-        key = structure, generator.initial_seed()
-        if key not in drawn:
-            drawn[key] = draw(base, structure, generator)
-        state = drawn[key]
-        return State(state.layout, state.row.clone(), {name: value.clone() for name, value in state.extras.items()})
 
-    return again
+@cache
+def _whole(dtype: torch.dtype, structure: Structure, seed: int) -> State:
+    return MODELS.base(dtype).draw(structure, torch.Generator().manual_seed(seed))
 
 
 STRUCTURE = Lora(rank=2, alpha=8, dropout=0.0, target_modules=("q_proj", "v_proj"))
 ADAPTERS = Setup(
     "adapters of a LLaMA", language_base, STRUCTURE, LocalConfig(steps=3, batch_size=2, lr=0.05),
-    lambda base, structure, dtype, generator: draw(base.model, structure, generator, dtype=dtype),
-    lambda base: base.engine(), tiny.answers, fused=True, falls=0.3, least=1000,
+    tiny.answers, fused=True, falls=0.3, least=1000,
     config={},
 )  # fmt: skip
 MODELS = Setup(
     "whole ResNets", cache(partial(tiny.architecture, "resnet-9")), Full(),
     LocalConfig(steps=3, batch_size=4, lr=0.003, optimizer="adam"),
-    drawn_once(lambda base, structure, generator: base.draw(structure, generator)),
-    lambda base: base.engine(), tiny.pictures_of, fused=False, falls=0.02, least=100,
+    tiny.pictures_of, fused=False, falls=0.02, least=100,
     config={"adapter": None, "task": {"name": "images"}}, labels=tuple(map(str, range(tiny.CLASSES))),
 )  # fmt: skip
 
@@ -133,8 +133,7 @@ CLASSIFIERS = Setup(
     "adapters of a RoBERTa with a head", cache(tiny.sequence_base),
     Lora(rank=2, alpha=8, dropout=0.0, target_modules=("query", "value"), whole=tiny.HEAD_OF_SEQUENCES),
     LocalConfig(steps=4, batch_size=4, lr=0.01),
-    lambda base, structure, dtype, generator: base.draw(structure, generator),
-    lambda base: base.engine(), tiny.sentences_of, fused=True, falls=0.02, least=1000,
+    tiny.sentences_of, fused=True, falls=0.02, least=1000,
     config={"task": {"name": "classification"}, "base": {"kind": "sequence-classification"}},
     labels=tuple(map(str, range(tiny.CLASSES))),
 )  # fmt: skip
@@ -152,13 +151,13 @@ PAIRS = replace(
 class Outcome:
     """A federation after its last round."""
 
-    settings: dict[str, Any]  # of the method
+    settings: Mapping[str, Json]  # of the method
     setup: Setup
     method: Method
     server: Server
     clients: dict[str, Client]
     runtime: LocalRuntime
-    state: Any
+    state: Message
     folder: Path
 
     def again(self, folder: Path, **changes: Any) -> Outcome:
@@ -188,11 +187,11 @@ class Outcome:
         last = [loss for site in self.clients.values() for loss in site.losses]
         return self.losses() + ([round(fmean(last), 5)] if last else [])
 
-    def messages(self) -> dict[str, Any]:
+    def messages(self) -> dict[str, Message]:
         """What each client would be sent next, in memory of its own."""
         return {name: unpack(pack(self.method.broadcast(self.state, name))) for name in self.clients}
 
-    def ask(self, verb: str, messages: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, verb: str, messages: Mapping[str, Message]) -> dict[str, Message]:
         """What an awaitable verb of the method returns at every client, in the round after the last."""
         for site in self.clients.values():
             site.begin(ROUNDS + 1, self.setup.local.lr)
@@ -207,7 +206,7 @@ class Outcome:
         answers = self.ask("client_update", self.messages())
         return [Upload(name, self.clients[name].num_examples, 0, answer) for name, answer in answers.items()]
 
-    def serve(self, state: Any, uploads: list[Upload]) -> Any:
+    def serve(self, state: Message, uploads: list[Upload]) -> Message:
         """The server's step; its memory is put back."""
         self.server.begin(ROUNDS + 1, self.setup.local.lr)
         before = copy(self.server.memory)
@@ -229,7 +228,7 @@ class Outcome:
 
 
 def go(
-    settings: Mapping[str, Any],
+    settings: Mapping[str, Json],
     setup: Setup,
     folder: Path,
     *,
@@ -258,7 +257,7 @@ def go(
     alone = next(whole for whole in count(rounds) if method.together(whole + 1) > rounds) - rounds
 
     def parts(structure: Structure) -> dict[str, Any]:
-        return {"structure": structure, "draw": partial(setup.draw, model, structure, dtype)}
+        return {"structure": structure, "draw": partial(fresh, model, structure, dtype)}
 
     def data(train: list[Any]) -> Data:
         return Data(train, num_labels=tiny.CLASSES)
@@ -277,7 +276,7 @@ def go(
             raise Stopped
 
     clients = {id: client(id) for id in order}
-    runtime = LocalRuntime(setup.engine(model), per_pass)
+    runtime = LocalRuntime(model.engine(), per_pass)
     server = Server(
         "server", **parts(method.wrap(setup.structure_of("server"), None)), local=setup.local, seed=seed,
         data=data([example for client in range(len(SIZES)) for example in setup.examples(client, 2)]), rounds=rounds,

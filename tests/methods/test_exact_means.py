@@ -181,7 +181,7 @@ def _bare(state: State) -> State:
 
 def test_rows_with_different_deltas_or_none_do_not_feel_each_other():
     base = language_base()
-    plain = federation.ADAPTERS.draw(base, STRUCTURE, torch.float64, torch.Generator().manual_seed(3))
+    plain = federation.fresh(base, STRUCTURE, torch.float64, torch.Generator().manual_seed(3))
     plain = plain.like(torch.randn(plain.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(4)))
     factored = delta.of_pairs({layer: (plain[b], plain[a]) for layer, a, b in layers(plain)}, plain)
     layer, a, b = next(layers(plain))
