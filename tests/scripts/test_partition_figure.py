@@ -27,7 +27,6 @@ def config(tmp_path) -> Path:
 
 
 PATHOLOGICAL = [f"task.partition.{word}" for word in ("kind=pathological", "clients=4", "classes=2", "test=0.5")]
-CLUSTER = ["task.partition.kind=cluster", "task.partition.sizes=[2,1]"]
 
 
 @pytest.fixture
@@ -61,17 +60,3 @@ def test_the_script_counts_and_draws_what_clients_hold(script, config, capsys):
     line = next(line for line in shown.splitlines() if "train examples" in line)
     assert [float(word) for word in line.split() if word[0].isdigit()] == [min(sizes), np.median(sizes), max(sizes)]
     assert (config.parent / "held.png").stat().st_size > 1000
-
-
-def test_the_script_parts_clusters_and_draws_many_cells_as_a_heat_map(script, config, monkeypatch):
-    drawn = {}
-    monkeypatch.setattr(script.module.Axes, "axhline", lambda axes, y, **_: drawn.setdefault("lines", []).append(y))
-    monkeypatch.setattr(script.module, "MAX_CIRCLES", 5)
-    imshow = script.module.Axes.imshow
-    monkeypatch.setattr(
-        script.module.Axes, "imshow", lambda axes, shown, **k: imshow(axes, drawn.setdefault("shown", shown), **k)
-    )
-    rows = script(*CLUSTER)
-    assert drawn["lines"] == [1.5]  # below two of three rows
-    assert np.nansum(drawn["shown"]) == 36 and np.isnan(drawn["shown"]).tolist() == [[0, 0, 1, 1]] * 2 + [[1, 1, 0, 0]]
-    assert {row["client"] for row in rows} == {"cluster0-client0", "cluster0-client1", "cluster1-client2"}

@@ -52,12 +52,6 @@ def test_the_table(scripts):
     ]
 
 
-def test_a_peer_that_is_not_installed_is_left_out_and_said(scripts, monkeypatch, capsys):
-    monkeypatch.setattr(scripts.peers, "NEEDED", {"trl": ("torch", "no_such_package")})
-    assert scripts.peers.installed(["ours", "trl", "floor"]) == ["ours", "floor"]
-    assert capsys.readouterr().out == "trl is left out: no_such_package is not installed (see --help)\n"
-
-
 def test_a_peer_that_does_other_work_ends_the_benchmark(scripts, folder, monkeypatch, tmp_path):
     """The one reads too few tokens; the other ends half as far from the start as the first."""
     rounds = json.loads((folder / "work.json").read_text())["rounds"]

@@ -47,12 +47,6 @@ def test_it_has_no_page_for_maintainers(site):
 
 
 @pytest.mark.slow
-def test_a_link_to_a_page_for_maintainers_leads_to_the_file(site):
-    assert 'href="source/docs/decisions.md.html"' in (site / "index.html").read_text()
-    assert "# Decisions" in (site / "source/docs/decisions.md.html").read_text()
-
-
-@pytest.mark.slow
 def test_no_page_asks_another_host(site):
     """Nor does a style sheet; links that a reader may follow are no requests."""
     pages = list(site.rglob("*.html"))
@@ -63,13 +57,6 @@ def test_no_page_asks_another_host(site):
         assert not re.findall(r"url\([\"']?(?:https?:)?//", sheet.read_text()), sheet
     assert 'src="assets/iframe-worker.js"' in (site / "index.html").read_text()
     assert (site / "assets/iframe-worker.js").is_file()
-
-
-@pytest.mark.slow
-def test_the_index_of_the_search_is_a_script(site):
-    """So that it can be read from a folder; programs are not in it, but methods are."""
-    index = (site / "search/search_index.js").read_text()
-    assert index.startswith("var __index = ") and "methods/fedmerge.html" in index and '"source/' not in index
 
 
 @pytest.mark.slow

@@ -6,14 +6,12 @@ import csv
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny_images
 import torch
 import without
 import yaml
 from matplotlib.figure import Figure
-from safetensors.torch import load_file
 
 from llm_fed import tasks
 from llm_fed.eval.plots import clusters
@@ -73,16 +71,6 @@ def figures(monkeypatch):
     return written
 
 
-@pytest.fixture
-def refused(analysis, capsys):
-    def call(part: str, *words: object) -> None:
-        with pytest.raises(SystemExit, match="2"):
-            analysis(*words)
-        assert part in capsys.readouterr().err
-
-    return call
-
-
 def rows_of(path: Path) -> list[dict[str, str]]:
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
@@ -134,51 +122,7 @@ def test_scores_of_clients_are_set_against_each_other(finished, tmp_path, analys
     ]
 
 
-def test_only_runs_on_the_same_data_are_compared(finished, tmp_path, refused):
-    one, other = (scored(finished, tmp_path, f"seed {seed}", [1, 2, 3], seed=seed) for seed in (0, 1))
-    refused("differ in seed, task or clients", "clients", one, other)
-    refused("a run is given twice", "clients", one, one)
-    (one / "summary.json").write_text('{"round": 2, "method": "standalone", "scores": {"kind": "score"}}')
-    refused("has no test scores", "clients", one)
-
-
 # Weights
-
-
-def test_gates_are_averaged_by_client_and_class(finished, analysis, figures):
-    """As the exported models' gates say of each test picture, one by one."""
-    run = finished("fedmoe")
-    analysis("weights", run)
-    rows = {(row["client"], row["class"]): row for row in rows_of(run / "analysis" / "gates.csv")}
-    shown = figures[0].axes[1].images[0].get_array().filled(np.nan)
-    for number, (id, pictures, model) in enumerate(exported(run)):
-        gates = [model.module(model._base.prepare(picture.pixels[None])).gate[0].tolist() for picture in pictures]
-        for label in ["", "0", "1", "2", "3"]:
-            chosen = [gate for picture, gate in zip(pictures, gates, strict=True) if label in ("", picture.group)]
-            if not chosen:
-                assert (id, label) not in rows and np.isnan(shown[number, int(label)])
-                continue
-            row, (own, small) = rows[id, label], np.array(chosen).T
-            found = [float(row[name]) for name in ("pictures", "own", "own std", "small", "small std")]
-            assert found == pytest.approx([len(chosen), own.mean(), own.std(), small.mean(), small.std()], abs=1e-5)
-            if label:
-                assert shown[number, int(label)] == pytest.approx(own.mean(), abs=1e-6)
-    assert np.isnan(shown).tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [1, 1, 0, 0]]  # the clusters' classes
-    assert [line.get_ydata()[0] for line in figures[0].axes[1].lines] == [1.5]
-    dots = figures[0].axes[0].lines[1].get_xdata()
-    assert dots == pytest.approx([float(rows[id, ""]["own"]) for id in CLIENTS], abs=1e-5)
-
-
-def test_mixture_weights_are_those_of_the_exported_models(finished, analysis, figures):
-    run = finished("fedem")
-    analysis("weights", run)
-    rows = rows_of(run / "analysis" / "weights.csv")
-    assert [row["client"] for row in rows] == CLIENTS
-    for row in rows:
-        weights = load_file(run / "adapters" / row["client"] / "model.safetensors")["weights"].tolist()
-        assert [float(row["expert0"]), float(row["expert1"])] == pytest.approx(weights, abs=1e-5)
-        assert weights != [0.5, 0.5]
-    assert figures[0].axes[0].get_xlabel() == "model"
 
 
 def test_merging_weights_are_drawn_with_the_lines_of_clusters(finished, analysis, figures):
@@ -203,11 +147,6 @@ def test_merging_weights_are_drawn_with_the_lines_of_clusters(finished, analysis
 def test_only_ids_that_name_a_cluster_do():
     assert clusters(CLIENTS) == ["cluster0", "cluster0", "cluster1"]
     assert clusters(["client0", "client1"]) is None and clusters(["snli-0", "snli-1", "art-0"]) is None
-
-
-def test_a_run_without_weights_is_refused(finished, tmp_path, refused):
-    refused("weighs nothing", "weights", finished("standalone"))
-    refused("is not a run folder", "weights", tmp_path)
 
 
 # Targets
@@ -242,15 +181,3 @@ def test_statistics_are_those_of_the_pictures(finished, analysis, monkeypatch, b
         for name, values in expected.items():
             torch.testing.assert_close(anew.extras[name], values)
             assert not torch.equal(values, states[id].extras[name])
-
-
-def test_models_of_a_kept_round_are_scored(finished, analysis, refused, capsys):
-    """After the last round they are the exported ones, as nothing is trained afterwards."""
-    run = finished("fedavg")
-    script = analysis("batchnorm", run)
-    analysis("batchnorm", run, "--round", 2)
-    assert rows_of(run / "analysis" / "batchnorm-2.csv") == rows_of(run / "analysis" / "batchnorm.csv")
-    built, _, states = analysis("finished").whole(run)
-    first = script.after(built, run, 1)
-    assert not any(torch.equal(first[id].row, states[id].row) for id in CLIENTS)
-    refused("give a round of checkpoint.keep_rounds", "batchnorm", run, "--round", 9)

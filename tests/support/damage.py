@@ -24,11 +24,8 @@ import image_runs
 import small_run
 import yaml
 
-import llm_fed
 from llm_fed import cli
 from llm_fed.basics import checksum
-from llm_fed.basics.errors import RunError, UserError
-from llm_fed.eval.report import write_report
 from llm_fed.experiment import run
 from llm_fed.settings import configfile
 
@@ -47,7 +44,6 @@ COMMANDS = {
     "again": ["run", "config.yaml", "--out", "run"],
     "half": ["run", "config.yaml", "--out", "run", "--json", "rounds=3"],  # of a run that was killed in round 3
     "compare": ["compare", "config.yaml", "--methods", "fedit", "--out", "."],
-    "python": [],
 }  # fmt: skip
 _STRUCTURED = (".json", ".jsonl", ".yaml")
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -133,7 +129,7 @@ class Damaged:
         shutil.copyfile(self._configs[name], work / "config.yaml")
         what, metrics = change(work / "run"), work / "run" / "metrics.jsonl"
         with contextlib.chdir(work):
-            code, out, err = call(COMMANDS[command]) if command != "python" else call([], _from_python)
+            code, out, err = call(COMMANDS[command])
         return what, code, out + err, (out, metrics.read_bytes() if command == "half" and not code else b"")
 
 
@@ -194,29 +190,14 @@ def _changed(path: Path, rng: random.Random) -> str:
     return json.dumps(value, ensure_ascii=rng.random() < 0.5)
 
 
-def _from_python(words: list[str]) -> None:
-    """What a notebook does with a run."""
-    try:
-        opened = llm_fed.open_run("run")
-        write_report(Path("run"))
-        assert isinstance(opened.records, list) and isinstance(opened.scores, dict)
-    except UserError as error:
-        print(f"llm-fed: {error.__class__.__name__}", file=sys.stderr)
-        raise SystemExit(2) from error
-    except RunError as error:
-        print(f"llm-fed: {error.__class__.__name__}", file=sys.stderr)
-        raise SystemExit(1) from error
-    raise SystemExit(0)
-
-
-def call(words: list[str], command: Callable[[list[str]], None] = cli.main) -> tuple[int, str, str]:
+def call(words: list[str]) -> tuple[int, str, str]:
     """The exit code of a command in this process (-1: an exception), and what it wrote on both streams."""
     out, err = io.StringIO(), io.StringIO()
     stdin, sys.stdin = sys.stdin, io.StringIO("w20\n/client\n/client bob\n")
     try:
         with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            command(words)
+            cli.main(words)
         return 0, out.getvalue(), err.getvalue()
     except SystemExit as ended:
         return int(ended.code or 0), out.getvalue(), err.getvalue()
