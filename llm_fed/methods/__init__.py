@@ -7,7 +7,7 @@ their package (`llm_fed.settings.plugins`).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -21,7 +21,7 @@ from llm_fed.mergers.potara import potara
 from llm_fed.mergers.slerp import slerp, slerp_of
 from llm_fed.mergers.task_arithmetic import task_arithmetic
 from llm_fed.mergers.ties import ties, ties_of
-from llm_fed.method import Method
+from llm_fed.method import Json, Method
 from llm_fed.method.merge import Merge, kind_of
 from llm_fed.methods.ca2fl import CA2FL
 from llm_fed.methods.cfl import CFL
@@ -164,7 +164,7 @@ def merger(name: str) -> type[Merge]:
     return kind
 
 
-def build(settings: dict[str, Any]) -> Method:
+def build(settings: Mapping[str, Json]) -> Method:
     """The method that `{name: ..., hyper-parameter: value, ...}` describes. UserError: an unknown name or
     hyper-parameter (the closest one is named), or a value that the method refuses."""
     name = str(settings["name"])
@@ -187,7 +187,7 @@ def build(settings: dict[str, Any]) -> Method:
         raise UserError(f"{name} refuses its settings: {error}") from error
 
 
-def canonical(settings: dict[str, Any]) -> dict[str, Any]:
+def canonical(settings: Mapping[str, Json]) -> dict[str, Json]:
     """The shortest settings of the same method: no alias, and no hyper-parameter that has its default value."""
     method = build(settings)
     kind = type(method)

@@ -276,7 +276,7 @@ def examine(
     Raises:
         UserError: no such method or setting, or the method has no rounds or trains no models that the battery has.
     """
-    method = methods.build(dict(settings))
+    method = methods.build(settings)
     if parents := " and ".join(parent.name for parent in method.parents):
         raise UserError(
             f"{settings['name']} merges runs of {parents} and has no rounds of its own, so the battery cannot test it"

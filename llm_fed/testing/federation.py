@@ -253,7 +253,7 @@ def go(
         UserError: the method refuses its settings, or such models.
         RunError: every client failed.
     """
-    method, model, sizes = methods.build(dict(settings)), setup.base(dtype), sizes or SIZES
+    method, model, sizes = methods.build(settings), setup.base(dtype), sizes or SIZES
     alone = next(whole for whole in count(rounds) if method.together(whole + 1) > rounds) - rounds
 
     def parts(structure: Structure) -> dict[str, Any]:
