@@ -28,10 +28,8 @@ from llm_fed.engine.examples import Examples
 from llm_fed.experiment import run as experiment
 from llm_fed.kinds import Kind
 from llm_fed.kinds.wording import Wording
-from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import Fit, Logits
+from llm_fed.method.requests import Logits
 from llm_fed.models.joined import Answer, full, heard
-from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.network import server
 from llm_fed.runs.records import read_records
@@ -198,24 +196,6 @@ def test_it_trains_and_scores(trained, method):
     scores = summary(trained / method)["scores"]
     assert scores["metric"] == "accuracy" and scores["mean"] > 50
     assert len(rows(trained / method / "adapters")) == 3
-
-
-def test_fused_is_alone(written):
-    """Sentences of several lengths share micro-batches; each client gets what it would get by itself."""
-    base: Any = Sentences.load(from_dict(tree(written)), TaskData("", "", {}, LABELS), "cpu")
-    base.model.double()
-    structure = Lora(3, 5, 0.1, ("query", "value"), whole=(HEAD,))
-    data = load(TaskConfig(path=str(written.data)), 0).clients.values()
-    jobs = []
-    for number, client in enumerate(data):
-        examples = base.encode(client.train)
-        batches = [examples[3 * step : 3 * step + 2 + number] for step in range(4)]
-        start = base.draw(structure, torch.Generator().manual_seed(number))
-        jobs.append(Fit.on(client.client, structure, start, batches, Optimizer(0.01), seed=number))
-    for job, fused in zip(jobs, Engine(base).execute(jobs), strict=True):
-        (alone,) = Engine(base).execute([job])
-        assert float((alone.state.row - fused.state.row).abs().max()) < 1e-10
-        assert not torch.equal(job.start.row, alone.state.row)
 
 
 def test_exports_load_here_and_in_stock_peft(written, trained):

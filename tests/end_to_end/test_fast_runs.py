@@ -4,7 +4,6 @@ import json
 
 import every
 import pytest
-import tiny_base
 from pass_runs import CHANGES, adapters, apart, passes
 
 from llm_fed.engine import capture
@@ -29,19 +28,6 @@ def test_a_fast_run_is_the_run_and_says_what_it_did(method, small, tmp_path, llm
     assert [(each["captured"], each["padding_free"]) for each in known] == [(False, False), (True, True)]
     audit = llm_fed("audit", fast)
     assert audit.code == 0 and "another environment" not in audit.out + audit.err
-
-
-def test_a_base_with_windows_trains_without_padding(small, tmp_path, llm_fed):
-    """Each token sees three, itself among them, and most texts are longer."""
-    runs = {}
-    for name, window, words in (("plain", 3, []), ("fast", 3, ["engine.fast=on"]), ("wide", 4096, [])):
-        base = tiny_base.folder(tmp_path / f"base{window}", "mistral", sliding_window=window)
-        config = small.config(tmp_path / "c.yaml", **CHANGES | {"rounds": 1}, base={"name": str(base)})
-        said = llm_fed("run", config, *words, "--out", tmp_path / name)
-        assert said.code == 0, said.err
-        runs[name] = adapters(tmp_path / name)
-    assert all(count["padded"] == 0 < count["without padding"] for count in passes(tmp_path / "fast"))
-    assert 0 < apart(runs["plain"], runs["fast"]) < 5e-6 < 1e-4 < apart(runs["plain"], runs["wide"])
 
 
 def test_a_run_that_began_as_written_may_go_on_otherwise(small, tmp_path, llm_fed):

@@ -6,13 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import equal_runs
 import every
 import peft
 import pytest
 import tiny_images
 import torch
-from image_runs import Killer
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification
 
@@ -135,17 +133,6 @@ def test_every_method_of_adapters_runs_on_a_vision_transformer(files, parents, t
         assert again.equal(one)
         where = "gate.safetensors" if not site.structure.plain else "adapter_model.safetensors"
         assert any(key.endswith("classifier.weight") for key in load_file(run / "adapters" / id / where))
-
-
-def test_a_killed_run_continues_bit_identically(files, tmp_path, monkeypatch):
-    """With adapters, routers and heads in the clients' memories, and dropout."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    config = from_dict(configured(files, "pfedmoe"))
-    experiment.train(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        experiment.train(config, tmp_path / "killed", reporter=Killer(2))
-    experiment.train(config, tmp_path / "killed")
-    assert equal_runs.files(tmp_path / "killed") == equal_runs.files(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

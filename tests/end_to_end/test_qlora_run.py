@@ -1,7 +1,7 @@
 """Whole runs on a 4-bit base, and with activation checkpointing: they train, continue, evaluate and export like any."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from llm_fed.export import peft_folders
 from llm_fed.kinds import language
 from llm_fed.kinds.language import load_base
 from llm_fed.models.base import Base
-from llm_fed.runs.folder import Run
-from llm_fed.runs.records import read_records, timed_rounds
+from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
 from llm_fed.settings.config import BaseConfig
 
@@ -58,26 +57,10 @@ def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in read_records(folder / "metrics.jsonl") if line["kind"] == "round"]
 
 
-def test_a_run_on_a_4bit_base(train, llm_fed, monkeypatch):
-    """It learns, an interrupted one ends with the same bits, and `eval` gives its scores again."""
+def test_a_run_on_a_4bit_base(train, llm_fed):
+    """It learns, and `eval` gives its scores again."""
     whole = train("whole", base=NF4, local={"steps": 8})
     assert losses(whole)[-1] < losses(whole)[0] - 0.3
-
-    def interrupted(self: Run, record: Mapping[str, Any]) -> None:
-        real(self, record)
-        if record["kind"] == "client" and record["round"] == 3:
-            raise KeyboardInterrupt
-
-    real = Run.log
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Run, "log", interrupted)
-        train("cut", base=NF4, local={"steps": 8})
-    cut = train("cut", base=NF4, local={"steps": 8})
-    assert [line["round"] for line in timed_rounds(cut)] == [1, 2, 3]
-    assert (cut / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
-    expected = adapters_of(whole)
-    assert all(torch.equal(value, expected[name]) for name, value in adapters_of(cut).items())
-
     scores = json.loads((whole / "summary.json").read_text())["scores"]
     result = json.loads(llm_fed("eval", whole, "--json").out)
     shared = result.keys() & scores.keys()

@@ -98,15 +98,11 @@ def test_the_report_of_a_search_has_its_coefficients(finished):
 
 @pytest.mark.parametrize("name", every.quick(["fedlora", "ifca", "fedmerge", "fedbuff", "feddle", "feddf"], ["feddf"]))
 def test_running_statistics_travel_and_survive(data, tmp_path, without_reports, name):
-    """A ResNet with BatchNorm: killed and continued bit-identically, and its statistics are in what is exported."""
+    """A ResNet with BatchNorm: its statistics are in what is exported."""
     base = tmp_path / "resnet"
     tiny_images.save(tiny_images.resnet(torch.float32), base)
     tree = configured(data, name, base={"name": str(base)})
     run.train(from_dict(tree), tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        run.train(from_dict(tree), tmp_path / "run", reporter=Killer(3))
-    run.train(from_dict(tree), tmp_path / "run")
-    assert files(tmp_path / "run") == files(tmp_path / "whole")
     (folder, *_) = (tmp_path / "whole/adapters").iterdir()
     statistics = {k: v for k, v in load_file(folder / "model.safetensors").items() if "running_mean" in k}
     assert statistics and all(value.abs().max() > 1e-4 for value in statistics.values())

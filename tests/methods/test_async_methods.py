@@ -121,14 +121,6 @@ def test_ca2fl_lets_absent_clients_take_part_with_their_last_update():
     assert kept == {"cache/a": 4, "cache/b": 8, "cache/c": 3}  # nobody waits
 
 
-def test_ca2fl_keeps_the_mean_of_its_cache(tmp_path):
-    """Kept incrementally over 8 rounds of late answers, it is the mean over all clients; absent ones count as zero."""
-    run = go("ca2fl", tmp_path, schedule=Delayed(tuple(SIZES), 1.0, sigma=1.0), rounds=8)
-    cache = [run.server.memory[f"cache/{name}"].row for name in SIZES]
-    mean = torch.stack(cache).sum(0) / len(SIZES)
-    torch.testing.assert_close(run.state["mean"].row, mean, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize("method", [FedBuff(buffer=1), FedBuff(buffer=1, server_lr=0.1), CA2FL(buffer=1)])
 def test_running_statistics_go_towards_what_clients_have(method):
     """Both of a cohort of two have a variance of 0.2, and each counts half: 1, 0.6, 0.4, in the next round 0.3, 0.25.
