@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from llm_fed.basics.errors import UserError, require
-from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 
 # Fused and foreach: one operation on the rows of all clients (docs/results/log/performance.md);
@@ -62,14 +61,6 @@ class Optimizer:
                 raise UserError(f"the optimizer's {key} is {value}; it must be at least 0 and finite")
         if self.momentum and self.name != "sgd":
             raise UserError(f"local.momentum is {self.momentum}, but {self.name} has none; set local.optimizer=sgd")
-
-    @classmethod
-    def of(cls, local: LocalConfig, lr: float) -> Optimizer:
-        """The run's."""
-        return cls(
-            lr, local.optimizer, local.momentum, local.weight_decay, local.clip, local.proximal, frozen=local.freeze,
-            decay=local.decay, warmup=local.warmup_steps,
-        )  # fmt: skip
 
     def factor(self, step: int, steps: int) -> float:
         """What the rates are multiplied by in a step, 0 to steps - 1, of a fit."""

@@ -132,7 +132,11 @@ class Site:
     @property
     def optimizer(self) -> Optimizer:
         """The run's optimizer, with this round's learning rate."""
-        return Optimizer.of(self.local, self.lr)
+        local = self.local
+        return Optimizer(
+            self.lr, local.optimizer, local.momentum, local.weight_decay, local.clip, local.proximal,
+            frozen=local.freeze, decay=local.decay, warmup=local.warmup_steps,
+        )  # fmt: skip
 
     async def fit(
         self,

@@ -46,7 +46,8 @@ class FedIT(Method):
         return r"\.lora_[AB]$" if self.private_head else r".*"
 
     def init(self, server: Server) -> Message:
-        refuse_without_head(self, server, "private_head")
+        if self.private_head:
+            refuse_without_head(self, server, "private_head")
         return waiting.begun(super().init(server), self.wait)
 
     def broadcast(self, state: Message, client: str) -> Message:
