@@ -139,7 +139,7 @@ CLASSIFIERS = Setup(
 )  # fmt: skip
 
 
-OBJECTIVE = {"objective": {"name": "dpo", "beta": 0.3}}
+OBJECTIVE: dict[str, Json] = {"objective": {"name": "dpo", "beta": 0.3}}
 PAIRS = replace(
     ADAPTERS, words="adapters of a LLaMA, on pairs of answers", objective=from_dict(OBJECTIVE).objective,
     base=lambda dtype: language_base(dtype).configured(from_dict(OBJECTIVE)), examples=tiny.pairs, falls=0.02,

@@ -120,18 +120,18 @@ def training(setting: Setting, case: str) -> Figure:
     first = jobs(0)
     rows = dense(first[0], steps, tokens_of(first)) if variant == DENSE else None
 
-    def round(number: int) -> None:
-        if variant == PEFT:
-            bench.one_by_one(steps)
-            return
-        its = [rows] if rows else jobs(number)
-        groups = [[job] for job in its] if variant == ALONE else [its]
-        works.extend(trained(model, group) for group in groups)
+    def run(numbers: range) -> None:
+        for number in numbers:
+            if variant == PEFT:
+                bench.one_by_one(steps)
+                continue
+            its = [rows] if rows else jobs(number)
+            groups = [[job] for job in its] if variant == ALONE else [its]
+            works.extend(trained(model, group) for group in groups)
 
-    for number in range(before):
-        round(number)
+    run(range(before))
     works[:] = [Work()]
-    seconds = setting.once(lambda: [round(before + number) for number in range(counted)]) / counted
+    seconds = setting.once(lambda: run(range(before, before + counted))) / counted
     same = variant in (PEFT, DENSE)
     tokens = sum(tokens_of(first if same else jobs(before + number)) for number in range(counted)) / counted
     return figure_of(seconds, tokens, reduce(Work.plus, works))
@@ -244,9 +244,9 @@ def stock(bench: Bench, prompts: Prompts, tokens: int) -> None:
 
 def started(setting: Setting, case: str) -> Figure:
     """`llm-fed run` and `compare`: the quickstart with few and short rounds."""
-    base, sizes = ASSETS / "tiny-base", ("rounds=1", "local.steps=1", "eval.limit=4")
+    base, sizes = ASSETS / "tiny-base", ["rounds=1", "local.steps=1", "eval.limit=4"]
     if not setting.tiny:
-        base, sizes = setting.scratch / SMALL, ("rounds=3", "local.steps=10")
+        base, sizes = setting.scratch / SMALL, ["rounds=3", "local.steps=10"]
         bench_of(setting, SMALL, "", 1, 1).model.save_pretrained(base)
         AutoTokenizer.from_pretrained(ASSETS / "tiny-base").save_pretrained(base)
     words = [
