@@ -103,7 +103,7 @@ def language_base(dtype: torch.dtype = torch.float64) -> Language:
 def fresh(base: Kind, structure: Structure, dtype: torch.dtype, generator: torch.Generator) -> State:
     """A draw of a base. Whoever asks gets a copy of a whole model, which takes as long to draw as to train for a step,
     while the federations of a method ask for the same ones."""
-    if isinstance(base, Language):
+    if isinstance(base, Language) and isinstance(structure, Lora):
         return draw(base.model, structure, generator, dtype=dtype)
     if structure.fused:
         return base.draw(structure, generator)
