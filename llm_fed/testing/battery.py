@@ -15,6 +15,7 @@ from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.methods import defaults_of
 from llm_fed.settings.plugins import place_of
+from llm_fed.state import State
 from llm_fed.state.wire import pack, unpack
 from llm_fed.testing.compare import Failed, alike, close, close_runs, equal_runs, same
 from llm_fed.testing.federation import ADAPTERS, MODELS, ROUNDS, SIZES, Outcome, Setup, Stopped, go
@@ -178,11 +179,8 @@ def _personalize(finished: bool) -> Callable[[Outcome, Path, Slack], None]:
             same(f"the memory of {name} after personalize", unpack(memory), unpack(memories[name]))
         same("the result of the second of two equal calls of personalize", second, first)
         for name, site in whole.clients.items():
-            alike(
-                f"what personalize gives {name}, for which client.assemble makes a whole state,",
-                first[name],
-                site.initial(),
-            )
+            entries, expected = (State(state.layout, state.row) for state in (first[name], site.initial()))
+            alike(f"what personalize gives {name}, for which client.assemble makes a whole state,", entries, expected)
 
     return run
 
