@@ -133,6 +133,7 @@ def merge_adapters(
     reporter, data = reporter or Reporter(), data or EvaluationData()
     if (out / "checkpoints").exists():
         raise UserError(f"{out} is the folder of a run, whose files the merge would replace; give another --out")
+    methods.merger(settings["name"])  # its name is checked before the folders are read
     parents = {option: MergeParent.parse(option, text) for option, text in zip(OPTIONS, (fed, local), strict=True)}
     records = [splits.recall_around(parent.place.folder) for parent in parents.values()]
     known = together([record for record in records if record is not None])

@@ -31,7 +31,7 @@ Line = Mapping[str, Any]  # of metrics.jsonl
 
 
 @dataclass(frozen=True)
-class _Base:
+class _Baseline:
     """The base's scores on the test split, and with them the scores of single examples and its answers, by client."""
 
     line: Line
@@ -43,14 +43,14 @@ class Baselines:
     """What the runs of one command have scored so far, so that those with the same data and base do so once."""
 
     def __init__(self) -> None:
-        self._bases: dict[str, _Base] = {}  # see `shared_by`
+        self._bases: dict[str, _Baseline] = {}  # see `shared_by`
         self._first: dict[tuple[str, str], Summary | None] = {}  # of round 0, by the same and split
 
     def remember(self, config: Config, summary: Line, folder: Path) -> None:
         """Take over what a finished run says of the base."""
         if "base" in summary:
             examples = read_examples(folder).get("base", {})
-            self._bases[shared_by(config, summary["base"]["metric"])] = _Base(summary["base"], examples, {})
+            self._bases[shared_by(config, summary["base"]["metric"])] = _Baseline(summary["base"], examples, {})
 
     def first(self, experiment: Experiment, split: str) -> Summary | None:
         """The base's scores as round 0 of a run."""
@@ -75,7 +75,7 @@ class Baselines:
             examples["rule"] = {id: rule.examples for id, rule in rules.items()}
         return found, examples
 
-    def _base(self, experiment: Experiment, run: Run) -> _Base | None:
+    def _base(self, experiment: Experiment, run: Run) -> _Baseline | None:
         key, scored = shared_by(experiment.config, experiment.metric), list[Summary]()
         if key in self._bases:
             return self._bases[key]
@@ -88,7 +88,7 @@ class Baselines:
         if (line := log_base(run, "test", score)) is None:
             return None
         examples, answers = (scored[0].examples, scored[0].predictions) if scored else ({}, {})
-        self._bases[key] = _Base(line, examples, answers)
+        self._bases[key] = _Baseline(line, examples, answers)
         return self._bases[key]
 
 
