@@ -10,8 +10,9 @@ from pathlib import Path
 import odd_terminals
 import pytest
 from odd_terminals import CLIENTS, Terminal, in_terminal
+from rich.table import Table
 
-from llm_fed.basics.terminal import Lasting, lasting_streams
+from llm_fed.basics.terminal import Lasting, lasting_streams, shown
 from llm_fed.runs.tracking import Reporter
 
 
@@ -47,6 +48,10 @@ def test_a_full_disk_behind_standard_output_is_one_line(commands):
     assert json.loads((new / "summary.json").read_text())["scores"]["clients"].keys() == set(CLIENTS)
 
 
+def test_what_an_encoding_lacks_is_an_escape():
+    assert shown("\u0141\u00f3d\u017a", "cp1252") == "\\u0141\u00f3d\\u017a" and shown("\u0141", "utf-8") == "\u0141"
+
+
 class Broken(io.StringIO):
     encoding = "utf-8"
 
@@ -76,6 +81,30 @@ def test_streams_are_as_before_afterwards():
     assert (sys.stdout, sys.stderr) == before
 
 
+def test_a_table_is_as_wide_as_its_words_need(capsys):
+    from llm_fed.basics.terminal import Terminal as Console
+
+    table = Table("a client", "score")
+    table.add_row("a-rather-long-name", "100.0")
+    Console(width=12).print(table)
+    assert "a-rather-long-name" in capsys.readouterr().out
+    narrow = Table("several words that can be broken")
+    Console(width=12).print(narrow)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 12
+
+
+def test_names_stand_beside_any_number_of_columns(capsys):
+    from llm_fed.basics.terminal import Terminal as Console
+    from llm_fed.basics.terminal import table_of_numbers
+
+    table = table_of_numbers("scores", "method", [f"score {n}" for n in range(12)])
+    table.add_row("fedlora", *["100.00"] * 12)
+    table.add_row("a-rather-long-name", *["100.00"] * 12)
+    Console(width=40).print(table)
+    shown = capsys.readouterr().out
+    assert "fedlora" in shown and "a-rather-…" in shown
+
+
 def program(*words: object, cwd: Path | None = None, **environment: str | None) -> subprocess.CompletedProcess[str]:
     kept = {name: value for name, value in os.environ.items() if name not in environment}
     kept |= {name: value for name, value in environment.items() if value is not None}
@@ -92,6 +121,12 @@ def test_nothing_is_needed_below_the_home(commands, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0 and "Traceback" not in done.stderr and "atplotlib" not in done.stderr, done.stderr
     assert (tmp_path / "run/report.html").is_file()
+
+
+def test_a_user_without_a_home_has_one_afterwards(monkeypatch, llm_fed):
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert llm_fed("--version").code == 0 and os.environ["HOME"] == "/"
 
 
 def test_a_folder_that_is_gone(tmp_path, commands, llm_fed, monkeypatch):
