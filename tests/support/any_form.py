@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
@@ -255,7 +254,7 @@ def _file(
         data, told = _encoded(text, form.encoding)
         said |= {"read"} if told else set()
     else:
-        data = _binary(values, kind)
+        data = {"parquet": _parquet, "arrow": _arrow, "xlsx": _xlsx}[kind](values)
     suffix = f".{kind}" if kind in ("jsonl", "ndjson", "csv", "tsv", "parquet", "arrow", "xlsx") else ".json"
     compression = form.compression if is_text else ""
     suffix += compression
@@ -273,7 +272,7 @@ def _csv(values: list[dict[str, Any]], separator: str, form: Form) -> str:
     writer = csv.writer(target, delimiter=separator, lineterminator=form.ends, quoting=quoting)
     writer.writerow(values[0])
     for row in values:
-        writer.writerow(map(_cell, row.values()))
+        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for v in row.values()])
         if form.blank:
             target.write(form.ends)
     return target.getvalue()
@@ -304,23 +303,28 @@ def _encoded(text: str, encoding: str) -> tuple[bytes, bool]:
     return text.encode(encoding), encoding.startswith("utf-16")
 
 
-def _binary(values: list[dict[str, Any]], kind: str) -> bytes:
+def _parquet(values: list[dict[str, Any]]) -> bytes:
     target = io.BytesIO()
-    if kind == "xlsx":
-        rows = [{name: _cell(value) for name, value in row.items()} for row in values]
-        pandas.DataFrame(rows).to_excel(target, index=False)
-        return target.getvalue()
-    table = pyarrow.Table.from_pylist(values)
-    if kind == "parquet":
-        pyarrow.parquet.write_table(table, target)
-    else:
-        with pyarrow.ipc.new_stream(target, table.schema) as writer:
-            writer.write_table(table)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(values), target)
     return target.getvalue()
 
 
-def _cell(value: Any) -> Any:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+def _arrow(values: list[dict[str, Any]]) -> bytes:
+    table, target = pyarrow.Table.from_pylist(values), io.BytesIO()
+    with pyarrow.ipc.new_stream(target, table.schema) as writer:
+        writer.write_table(table)
+    return target.getvalue()
+
+
+def _xlsx(values: list[dict[str, Any]]) -> bytes:
+    import openpyxl
+
+    book, target = openpyxl.Workbook(), io.BytesIO()
+    book.active.append([*values[0]])
+    for row in values:
+        book.active.append([json.dumps(v, ensure_ascii=False) if isinstance(v, list) else v for v in row.values()])
+    book.save(target)
+    return target.getvalue()
 
 
 def compressed(data: bytes, ending: str) -> bytes:
