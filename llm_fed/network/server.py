@@ -36,6 +36,7 @@ from llm_fed.network.summed import SummedClients
 from llm_fed.network.watching import heard
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Reporter
+from llm_fed.scoring.rules import BestRule
 from llm_fed.settings.config import Config
 from llm_fed.settings.plugins import short
 from llm_fed.state.wire import Message, WireError
@@ -237,7 +238,7 @@ class Deployment(Simulation):
 
 def _rules(built: Experiment, run: Run, replies: Mapping[str, Reply]) -> dict[str, Any]:
     """The line of the rules that the clients have scored on their own examples, logged."""
-    line = line_of(built.metric, {client: reply.rule for client, reply in replies.items() if reply.rule})
+    line = line_of(built.metric, {client: BestRule(*reply.rule) for client, reply in replies.items() if reply.rule})
     if line:
         run.log(line)
     return {"rule": line} if line else {}
