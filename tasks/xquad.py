@@ -8,7 +8,7 @@ questions, the same in each of 12 languages (`task.groups=[de,en]` chooses); not
 validation split only, so the seed shares out texts with all their questions, in every language alike: up to 600
 questions to train on, the rest to be tested on (FedMerge's earlier draft, Sec. 4.7). Texts of one article may part.
 With `task.path` a local folder is read instead, `de/{train,test}.jsonl.gz` and so on, of whose training questions 600
-are drawn, in every language at the same indices. See metrics/squad for what F1 and exact match mean outside English.
+are drawn, in every language at the same indices. See scoring.metrics for what F1 and exact match mean outside English.
 """
 
 from __future__ import annotations

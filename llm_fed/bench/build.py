@@ -12,7 +12,7 @@ from llm_fed.basics import launchers, signs
 from llm_fed.basics.errors import UserError, panics
 from llm_fed.basics.rng import Secret, generator
 from llm_fed.bench import parents, start, taking_part
-from llm_fed.bench.sites import build, scored
+from llm_fed.bench.sites import build
 from llm_fed.federation import aggregation
 from llm_fed.federation.schedule import Schedule
 from llm_fed.kinds import Kind
@@ -38,6 +38,8 @@ from llm_fed.tasks.collected import Reading
 from llm_fed.tasks.common import TaskData
 from llm_fed.tasks.record import Record
 
+SCORED_TOGETHER = 64  # clients in a pass, where fewer are asked in a round: who is not is scored, too
+
 
 @dataclass
 class Experiment:
@@ -60,7 +62,7 @@ class Experiment:
     @property
     def trainers(self) -> dict[str, Client]:
         """The clients that train."""
-        return taking_part.trainers(self.clients)
+        return {id: site for id, site in self.clients.items() if site.train}
 
     @property
     def only_tested(self) -> tuple[str, ...]:
@@ -91,33 +93,32 @@ class Experiment:
     @property
     def scored(self) -> Mapping[str, Site]:
         """Who is scored: every client, or the server alone where it holds the test examples."""
-        return scored(self.clients, self.server)
+        return {self.server.id: self.server} if self.server.data.queries.get("test") else self.clients
 
-    def evaluate(self, messages: Mapping[str, Message], split: str, **options: Any) -> Summary | None:
-        """The score of everybody who is scored, under the model that the method makes of what this one is sent;
-        `options` are those of `scoring.evaluation.evaluate`."""
-        return self.score(lambda site: self.method.personalize(site, messages[site.id]), split, **options)
+    def evaluate(self, messages: Mapping[str, Message], split: str, *, each: bool = False) -> Summary | None:
+        """The score of everybody who is scored, under the model that the method makes of what this one is sent."""
+        return self.score(lambda site: self.method.personalize(site, messages[site.id]), split, each=each)
 
-    def score_states(self, states: Mapping[str, State], split: str, **options: Any) -> Summary | None:
+    def score_states(self, states: Mapping[str, State], split: str, *, each: bool = False) -> Summary | None:
         """The score of everybody who is scored, each under its own state."""
 
         async def personal(site: Site) -> State:
             return states[site.id]
 
-        return self.score(personal, split, **options)
+        return self.score(personal, split, each=each)
 
-    def score(self, personal: Personal, split: str, **options: Any) -> Summary | None:
-        """The score of everybody who is scored, under the model that `personal` gives it."""
+    def score(self, personal: Personal, split: str, *, each: bool = False) -> Summary | None:
+        """The score of everybody who is scored, under the model that `personal` gives it; `each` as of `evaluate`."""
         limit = self.config.eval.limit
-        return evaluate(personal, self.scored, self.runtime, split=split, metric=self.metric, limit=limit, **options)
+        return evaluate(personal, self.scored, self.runtime, split=split, metric=self.metric, limit=limit, each=each)
 
     @property
     def scores_base(self) -> bool:
         """Whether the base without any adapter is scored on the test split."""
         return self.config.eval.base is not False and self.base.knows
 
-    def score_base(self, split: str, **options: Any) -> Summary | None:
-        """The scores without training; `options` as of `evaluate`."""
+    def score_base(self, split: str, *, each: bool = False) -> Summary | None:
+        """The scores without training; `each` as of `evaluate`."""
         bare, state = self.untrained()
         scored = [id for id, site in bare.items() if site.data.queries.get(split)]
         for id in scored[1:]:  # all have one model, which is measured once
@@ -127,7 +128,7 @@ class Experiment:
             return state
 
         limit = self.config.eval.limit
-        summary = evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=limit, **options)
+        summary = evaluate(personal, bare, self.runtime, split=split, metric=self.metric, limit=limit, each=each)
         if summary and (known := summary.beside.get(ABILITY)):
             everybody = dict.fromkeys(summary.clients, next(iter(known.values())))
             return replace(summary, beside={**summary.beside, ABILITY: everybody})
@@ -182,7 +183,8 @@ def prepare(
     """
     method = methods.build(config.method)
     parents.check(config, method)
-    check_trackers(config.track)
+    if config.track.with_:
+        check_trackers(config.track)
     aggregation.check(config, method)
     if method.gathers and not everybody:
         name = config.method["name"]
@@ -223,7 +225,8 @@ def prepare(
         reporter.note(start.give(config, method, [*clients.values(), server], base))
         method.init(server)  # a method that cannot start there says so now
     cohort = schedule.cohort_size if everybody else max(1, len(clients))  # of a machine's clients all may be asked
-    per_pass = choose_clients_per_pass(config.clients_per_pass, cohort, server.initial(), base.device)
+    together = max(cohort, min(len(clients), SCORED_TOGETHER))
+    per_pass = choose_clients_per_pass(config.clients_per_pass, together, server.initial(), base.device)
     engine = base.engine(config.eval)
     engine.configure(config.engine, clients.values(), base.captures)
     runtime = LocalRuntime(engine, per_pass)

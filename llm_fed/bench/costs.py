@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.method import Method, Upload
-from llm_fed.method.requests import Fit, FitHead, Fitted, Gradient, Request, Work
+from llm_fed.method.requests import Fit, FitHead, Fitted, Gradient, Request, Work, succeeded
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
+from llm_fed.models.structure import Structure
 from llm_fed.runs.reading import finished
 from llm_fed.runs.records import read_records
 from llm_fed.runtime.local import LocalRuntime
@@ -44,13 +45,7 @@ class Traffic:
     total: float = 0.0  # over the run, of all clients together and both ways
 
     def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.up_per_round + other.up_per_round,
-            self.down_per_round + other.down_per_round,
-            self.up + other.up,
-            self.down + other.down,
-            self.total + other.total,
-        )
+        return Traffic(*(own + its for own, its in zip(astuple(self), astuple(other), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -71,7 +66,7 @@ def count_parameters(
     method: Method,
     server: Server,
     clients: Mapping[str, Site],
-    layout: Callable[[Any], Layout],
+    layout: Callable[[Structure], Layout],
     parents: Sequence[Parameters] = (),
 ) -> Parameters:
     """What a method holds and sends. Nothing is trained: the server's state is
@@ -98,10 +93,8 @@ def after_a_step(method: Method, server: Server, state: Message, messages: Mappi
     """The server's state after one step on answers of the right shape to these messages. Nothing is trained."""
     answers = [Upload(client, 1, 0, method.upload_like(message)) for client, message in messages.items()]
     server.begin(1, 0.0)
-    (state,) = LocalRuntime(_Idle(), 1).run({server.id: method.server_update(server, state, answers)}).values()
-    if isinstance(state, Exception):
-        raise state
-    return state
+    work = {server.id: method.server_update(server, state, answers)}
+    return succeeded(LocalRuntime(_Idle(), 1).run(work))[server.id]
 
 
 class _Idle:
@@ -133,12 +126,9 @@ def read_traffic(run_dir: Path, last_round: int | None = None) -> Traffic:
     return Traffic(up / requested, down / requested, up / clients, down / clients, up + down)
 
 
-def read_work(run_dir: Path, last_round: int | None = None) -> ClientWork | None:
-    """What a finished run took per client that trains, up to and with `last_round` (default: all); None of a run of an
-    earlier version, which did not count it."""
+def read_work(run_dir: Path, last_round: int | None = None) -> ClientWork:
+    """What a finished run took per client that trains, up to and with `last_round` (default: all)."""
     requested, rounds, ends = (_lines(run_dir, kind, last_round) for kind in ("client", "round", "finish"))
-    if any("tokens" not in line for line in rounds):
-        return None
     steps = sum(line.get("steps", 0) for line in [*requested, *ends]) + sum(
         line.get("server_steps", 0) for line in rounds
     )

@@ -16,6 +16,7 @@ from llm_fed.federation.progress import restore
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.method.client import Client
+from llm_fed.method.requests import succeeded
 from llm_fed.runs.checkpoint import Checkpoints, check_kept
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.settings.config import Config, ExportConfig, StopConfig
@@ -101,8 +102,4 @@ def states_of_run(
     except WireError as error:
         raise RunError(f"the checkpoint of round {round} cannot be read: {error}") from error
     messages = Messages(method, progress.state, sites, config.transport)
-    states = runtime.run({id: method.personalize(site, messages[id]) for id, site in sites.items()})
-    for state in states.values():
-        if isinstance(state, Exception):
-            raise state
-    return states
+    return succeeded(runtime.run({id: method.personalize(site, messages[id]) for id, site in sites.items()}))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import accumulate
@@ -18,12 +18,11 @@ from llm_fed.kinds import Kind
 from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.method.server import Server
-from llm_fed.method.site import Data, Site
+from llm_fed.method.site import Data
 from llm_fed.models import ranks
 from llm_fed.models.structure import Structure
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.evaluation import check_options, check_pairs
-from llm_fed.scoring.notes import notes_on_length, notes_on_scores
+from llm_fed.scoring.evaluation import check_options, check_pairs, notes_on_length, notes_on_scores
 from llm_fed.scoring.scores import find
 from llm_fed.settings.config import Config
 from llm_fed.state import State
@@ -122,7 +121,7 @@ def build(
         reporter.note_once(f"warning: {note}")
     taking_part.check_lengths([*clients.values(), server] if every else [server])
     clients = clients if every else taking_part.choose(clients, method)
-    requested = tuple(taking_part.trainers(clients) or clients)
+    requested = tuple(id for id, site in clients.items() if site.train) or tuple(clients)
     schedule = schedule_of(config, requested, secret)
     if method.gathers:
         server.data = replace(server.data, train=_Gathered([site.train for site in clients.values()]), foreign=False)
@@ -154,9 +153,3 @@ def structures(config: Config, method: Method, base: Kind, clients: Sequence[str
         return {}
     each = {id: ranks.of(config.adapter, id, index) for index, id in enumerate(clients)}
     return {id: method.wrap(base.structure(config.adapter, rank=rank), None) for id, rank in each.items()}
-
-
-def scored(clients: Mapping[str, Client], server: Server) -> Mapping[str, Site]:
-    """Who is scored: every client, or the server alone where it holds the test examples."""
-    tested: Sequence[Any] = server.data.queries.get("test", ())
-    return {server.id: server} if tested else clients

@@ -23,18 +23,13 @@ UNSCORED = "these clients have no test example, so they train and are not scored
 ONE_EXAMPLE = "these clients train on a single example"
 
 
-def trainers(clients: Mapping[str, Client]) -> dict[str, Client]:
-    """Those that have a training example."""
-    return {id: site for id, site in clients.items() if site.train}
-
-
 def choose(clients: Mapping[str, Client], method: Method) -> dict[str, Client]:
     """The clients that a run of this method trains or scores.
 
     Raises:
         UserError: none of them has a training example.
     """
-    if not trainers(clients):
+    if not any(site.train for site in clients.values()):
         raise UserError(f"none of the clients {listed([*clients])} has a training example; add some")
     return {id: site for id, site in clients.items() if site.train or (method.one_model and site.data.queries["test"])}
 

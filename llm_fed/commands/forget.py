@@ -187,7 +187,7 @@ def _cost(folder: Path, others: Config) -> str:
     clients = f"{number} {'client' if number == 1 else 'clients'}"
     parents = {parent.name: folder / "needs" / parent.name for parent in methods.build(others.method).parents}
     works = [read_work(index) for index in [folder, *parents.values()] if is_finished(index)]
-    steps = sum(work.steps for work in works if work)
+    steps = sum(work.steps for work in works)
     first = f"; the runs that it merges ({', '.join(parents)}) are trained first" if parents else ""
     return f"{others.rounds:,} rounds with {clients}, about {round(steps * number):,} steps of theirs in all{first}"
 

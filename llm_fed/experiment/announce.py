@@ -6,23 +6,29 @@ import math
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
+from llm_fed.engine.drive import drive
 from llm_fed.engine.footprint import peak_of, weights
 from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit
 from llm_fed.engine.ways import describe as describe_passes
 from llm_fed.experiment import cross
+from llm_fed.experiment.baselines import looked_up
 from llm_fed.federation.aggregation import trust
 from llm_fed.federation.clients import Messages
 from llm_fed.kinds import Kind
+from llm_fed.method import Method
 from llm_fed.method.client import Client
+from llm_fed.method.requests import Fit, Fitted, Request, succeeded
 from llm_fed.method.site import Site
 from llm_fed.runtime.launch import processes
 from llm_fed.runtime.local import LocalRuntime
@@ -143,6 +149,8 @@ class RunPlan:
         complete: whether it has ended already.
         example_counts: by split, over the clients that have any; empty where the clients' data are not here.
         parameters: that each client holds and trains.
+        total_steps: of a client in the whole run, on the mean; 0 where that is not known.
+        own_steps: of these the ones after the last round.
         parents: the plans of the runs that it merges, where costs are requested.
     """
 
@@ -153,10 +161,12 @@ class RunPlan:
     complete: bool
     example_counts: Mapping[str, CountSummary]
     parameters: CountSummary
+    total_steps: int = 0
+    own_steps: int = 0
     costs: Costs | None = None
     parents: tuple[RunPlan, ...] = field(default=(), repr=False)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """The plan as JSON values."""
         return asdict(self)
 
@@ -193,25 +203,31 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
             sent = entries(method.upload_like(method.broadcast(state, client)))
     here = [site.local.steps_on(site.num_examples) for site in sites if site.train]
     steps = CountSummary.of(here if sites else [config.local.steps or 0])
+    own = steps_of(built, "finish")
+    each = steps_of(built, "client_update") or (steps.total / len(built.trainers) if sites else steps.most)
+    total = own + round(config.rounds * each * server.cohort / max(1, len(server.clients))) if requested else 0
+    alone = f", {own:,} of them alone after the last round" if own else ""
     examples, parameters = _examples(sites), _parameters(built)
     lines = {
         "method": f"{config.method['name']}{f': {method.paper}' if method.paper else ''}, "
                   f"{method.describe(config.rounds)}",
         "clients": _clients([*built.clients] or names, server.cohort),
         "examples": _describe_examples(examples, server, sites),
+        "look-up": looked_up(built),
         **(built.reading.for_people() if built.reading else {}),
         "base": _base(built),
         "training": _training(built, parameters, sent),
         "loss": config.objective.describe(),
         "each round": _work(config, steps) if requested else "",
         "trust": trust(config, method) if requested else "",
+        "work": f"about {total:,} steps of a client in all{alone}" if total else "",
         "passes": describe_passes(engine.ways, base.device, adapters=server.structure.fused, untried=engine.untried),
         "scores": _scored(built, bool(sites), bool(requested)),
         "cross": cross.planned(built).describe() if sites else "",
     }  # fmt: skip
     return RunPlan(
         config.method["name"], {label: text for label, text in lines.items() if text}, config.rounds, reached, complete,
-        examples, parameters,
+        examples, parameters, total, own,
     )  # fmt: skip
 
 
@@ -338,11 +354,29 @@ def _peak(built: Experiment, state: Message, sites: Sequence[Client], size: int 
 
     def step() -> None:
         work = {site.id: method.client_update(_copied(site, 1, size), unpack(messages[site.id])) for site in sites}
-        for outcome in LocalRuntime(copy(built.engine), len(work)).run(work).values():
-            if isinstance(outcome, Exception):
-                raise outcome
+        succeeded(LocalRuntime(copy(built.engine), len(work)).run(work))
 
     return peak_of(step, built.base.device)
+
+
+def steps_of(built: Experiment, step: Literal["client_update", "finish"]) -> int:
+    """The optimizer steps that the first client asks for in a step of the method; 0 where that does not train, or it
+    cannot be known without training."""
+    if not built.trainers or (step == "finish" and type(built.method).finish is Method.finish):
+        return 0
+    first = next(iter(built.trainers.values()))
+    site, counted = _copied(first, first.local.steps_on(first.num_examples)), 0
+
+    def count(requests: Sequence[Request[Any]]) -> Sequence[Any]:
+        nonlocal counted
+        fits = [requested for requested in requests if isinstance(requested, Fit)]
+        counted += sum(len(requested.batches) for requested in fits)
+        return [Fitted(requested.start, (0.0,)) for requested in fits] or [NotImplementedError()] * len(requests)
+
+    with suppress(Exception):  # what fails here says so in the run
+        sent = broadcast(built.method, built.method.init(built.server), [site.id], built.config.transport)
+        drive({site.id: getattr(built.method, step)(site, unpack(sent[site.id]))}, count)
+    return counted
 
 
 def _copied(site: Client, steps: int, size: int | None = None) -> Client:
@@ -381,7 +415,7 @@ def _scored(built: Experiment, here: bool, in_rounds: bool) -> str:
     return during + (f"; {tested} is tested" if "test" in has or not here else "; no test examples")
 
 
-def _dtype(base: Any) -> str:
+def _dtype(base: Kind) -> str:
     held = str(base.dtype).removeprefix("torch.")
     computed = str(base.autocast or base.dtype).removeprefix("torch.")
     return held if held == computed else f"{held}, computed in {computed}"

@@ -18,10 +18,13 @@ from llm_fed.federation.loop import log_base
 from llm_fed.runs.folder import EXAMPLES, Run
 from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import read_records
+from llm_fed.scoring.duplicates import known_answers
+from llm_fed.scoring.metrics import Prediction
 from llm_fed.scoring.rules import BestRule, best_rule
 from llm_fed.scoring.scores import Summary, summarize
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict
+from llm_fed.tasks.common import Example
 
 if TYPE_CHECKING:
     from llm_fed.bench.build import Experiment
@@ -36,7 +39,7 @@ class _Baseline:
 
     line: Line
     examples: Examples
-    answers: Mapping[str, Sequence[Any]]
+    answers: Mapping[str, Sequence[Prediction]]
 
 
 class Baselines:
@@ -59,7 +62,7 @@ class Baselines:
             self._first[key] = experiment.score_base(split)
         return self._first[key]
 
-    def answers(self, experiment: Experiment) -> Mapping[str, Sequence[Any]]:
+    def answers(self, experiment: Experiment) -> Mapping[str, Sequence[Prediction]]:
         """By client the base's predictions on its test examples, where this command has seen them."""
         known = self._bases.get(shared_by(experiment.config, experiment.metric))
         return known.answers if known else {}
@@ -70,8 +73,10 @@ class Baselines:
         found, examples = {}, {}
         if experiment.scores_base and (base := self._base(experiment, run)):
             found["base"], examples["base"] = _logged(run, base.line), base.examples
-        if rules := best_rules(experiment):
-            found["rule"] = _logged(run, _line_of_rules(experiment, rules))
+        rules = best_rules(experiment)
+        if line := line_of(experiment.metric, rules):
+            known = looked_up(experiment)
+            found["rule"] = _logged(run, line | ({"look-up": known} if known else {}))
             examples["rule"] = {id: rule.examples for id, rule in rules.items()}
         return found, examples
 
@@ -109,7 +114,7 @@ def rule_line(experiment: Experiment, split: str = "test") -> dict[str, Any] | N
 
     None where nobody has examples of it, and with `privacy.clip`.
     """
-    return _line_of_rules(experiment, best_rules(experiment, split), split) or None
+    return line_of(experiment.metric, best_rules(experiment, split), split)
 
 
 def best_rules(experiment: Experiment, split: str = "test") -> dict[str, BestRule]:
@@ -128,10 +133,6 @@ def best_rules(experiment: Experiment, split: str = "test") -> dict[str, BestRul
     return rules
 
 
-def _line_of_rules(experiment: Experiment, rules: Mapping[str, BestRule], split: str = "test") -> dict[str, Any]:
-    return line_of(experiment.metric, {id: (rule.name, rule.score) for id, rule in rules.items()}, split) or {}
-
-
 def read_examples(folder: Path) -> dict[str, Examples]:
     """The scores of single examples that a finished run has kept: by `own`, `base` and `rule`, and by client; empty
     where there are none that can be read, as of earlier versions."""
@@ -142,19 +143,14 @@ def read_examples(folder: Path) -> dict[str, Examples]:
     return {name: {line["client"]: line[name] for line in lines if name in line} for name in ("own", "base", "rule")}
 
 
-def line_of(metric: str, rules: Mapping[str, tuple[str, float]], split: str = "test") -> dict[str, Any] | None:
+def line_of(metric: str, rules: Mapping[str, BestRule], split: str = "test") -> dict[str, Any] | None:
     """A line of metrics.jsonl with the name and the score of each client's rule; None without any."""
     if not rules:
         return None
-    summary = summarize(metric, {id: score for id, (_, score) in rules.items()})
+    summary = summarize(metric, {id: rule.score for id, rule in rules.items()})
     scores = {key: value for key, value in summary.as_json().items() if key not in ("loss", "losses")}
-    return {
-        "kind": "rule",
-        "round": 0,
-        "split": split,
-        **scores,
-        "rules": {id: name for id, (name, _) in rules.items()},
-    }
+    named = {id: rule.name for id, rule in rules.items()}
+    return {"kind": "rule", "round": 0, "split": split, **scores, "rules": named}
 
 
 def rule_of(
@@ -167,6 +163,15 @@ def rule_of(
     """
     train = texts_of(site.train) if train is None else train
     return best_rule(train, texts_of(site.data.queries.get(split, ()))[:limit], metric)
+
+
+def looked_up(experiment: Experiment) -> str:
+    """How many of the clients' test answers training has shown to them, see `known_answers`; empty of pictures and
+    labels, and where the clients' data are not here."""
+    clients = [*experiment.clients.values()]
+    sites = [(texts_of(site.train), texts_of(site.data.queries.get("test", ()))) for site in clients]
+    texts = all(isinstance(each, Example) for part in sites for rows in part for each in rows[:1])
+    return known_answers(sites) if texts and not any(site.data.num_labels for site in clients) else ""
 
 
 def texts_of(encoded: Sequence[Any]) -> Sequence[Any]:

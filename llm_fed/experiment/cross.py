@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import generator
 from llm_fed.eval.warning import Cross, Examples
 from llm_fed.federation.privacy import by_example
+from llm_fed.method.requests import succeeded
 from llm_fed.method.site import Site
 from llm_fed.scoring.evaluation import measure
 from llm_fed.state import State
@@ -72,8 +74,8 @@ def planned(built: Experiment, split: str = "test") -> CrossPlan:
     if len(clients) < 2:
         if requested is True:
             raise UserError(
-                f"eval.cross=true needs at least two clients with {split} examples, but there {_are(len(clients))}; "
-                "give them some, as task.validation does for validation, or set eval.cross=auto"
+                f"eval.cross=true needs at least two clients with {split} examples, and {len(clients)} of {len(sizes)} "
+                "has them; give them some, as task.validation does for validation, or set eval.cross=auto"
             )
         return CrossPlan(why=f"it needs two clients with {split} examples")
     if by_example(config.privacy):
@@ -112,9 +114,7 @@ def scored(
             for id in plan.clients
             if id not in known
         }
-        for id, outcome in built.runtime.run(work).items():
-            if isinstance(outcome, Exception):
-                raise outcome
+        for id, outcome in succeeded(built.runtime.run(work)).items():
             answers[owner, id] = outcome.examples or (outcome.score,)
         for id in known:
             answers[owner, id] = own[id][: plan.sizes[id]]
@@ -122,17 +122,17 @@ def scored(
     return Cross(answers, known_base)
 
 
-def as_json(built: Experiment, plan: CrossPlan, cross: Cross, split: str = "test") -> dict[str, Any]:
+def as_json(built: Experiment, plan: CrossPlan, cross: Cross, split: str = "test") -> dict[str, Json]:
     """What cross.json holds."""
     return table_of(cross, built.metric, split, plan.clients) | {"limit": plan.limit or built.config.eval.limit} | (
         {"of": plan.of} if len(plan.clients) < plan.of else {}
     )  # fmt: skip
 
 
-def table_of(cross: Cross, metric: str, split: str, clients: Sequence[str]) -> dict[str, Any]:
+def table_of(cross: Cross, metric: str, split: str, clients: Sequence[str]) -> dict[str, Json]:
     """A row per client's model and a column per client whose examples it answers; None where it did not."""
     rows = [[_mean(cross.answers.get((owner, id))) for id in clients] for owner in clients]
-    table = {"metric": metric, "split": split, "clients": [*clients], "scores": rows}
+    table: dict[str, Json] = {"metric": metric, "split": split, "clients": [*clients], "scores": rows}
     base = [_mean(cross.base.get(id)) for id in clients]
     return table | ({"base": base} if any(score is not None for score in base) else {})
 
@@ -147,7 +147,3 @@ def _sample(clients: Sequence[str], seed: int) -> tuple[str, ...]:
         return tuple(clients)
     drawn = torch.randperm(len(clients), generator=generator(seed, "cross table"))[:MOST_CLIENTS].tolist()
     return tuple(clients[index] for index in sorted(drawn))
-
-
-def _are(count: int) -> str:
-    return "is none" if not count else f"{'is' if count == 1 else 'are'} {count}"

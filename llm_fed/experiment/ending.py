@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from llm_fed.basics.errors import UserError
@@ -47,7 +48,7 @@ class Ending:
             yield
             return
 
-        def heard(number: int, frame: Any) -> None:
+        def heard(number: int, frame: FrameType | None) -> None:
             self.why = "Ctrl-C"
             signal.signal(signal.SIGINT, usual)
             note(

@@ -6,10 +6,11 @@ import importlib.metadata
 import platform
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import Experiment
 from llm_fed.engine.ways import ways
@@ -60,7 +61,7 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
 
 def environment(
     device: torch.device, dtype: str, clients_per_pass: int, fast: Literal["auto", "on", "off"], *, tried: bool = True
-) -> dict[str, Any]:
+) -> dict[str, Json]:
     """The device with its name, the processes and threads, whether training passes are captured, without padding
     and fused, and the versions of the libraries.
 

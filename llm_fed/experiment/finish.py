@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from llm_fed.basics import checksum, signs
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError
 from llm_fed.basics.files import read_file, remove, write_folders
 from llm_fed.bench.build import Experiment
@@ -23,10 +24,11 @@ from llm_fed.federation.clients import Messages, finish
 from llm_fed.federation.progress import Progress, restore
 from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
+from llm_fed.method.requests import succeeded
 from llm_fed.method.site import Site
 from llm_fed.runs.folder import ENDED, Run, log_event
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.notes import notes_on_length
+from llm_fed.scoring.evaluation import notes_on_length
 from llm_fed.scoring.scores import ABILITY, METRICS, not_defined
 from llm_fed.state.wire import Message, WireError
 
@@ -125,7 +127,8 @@ def deliver(
     with signs.part("the base's answers to the samples"):
         samples.write(experiment, run, summary.predictions if summary else {}, baselines.answers(experiment))
     nowhere = {"unscored": [*experiment.scored], "undefined": tested} if tested else {}
-    record = {"kind": "score", "round": round, "split": "test"} | (summary.as_json() if summary else nowhere)
+    record: dict[str, Json] = {"kind": "score", "round": round, "split": "test"}
+    record |= summary.as_json() if summary else nowhere
     if apart := experiment.apart:
         run.log({"kind": "clients", **apart})
     if summary:
@@ -167,13 +170,8 @@ def personal_models(
         id for id, site in experiment.scored.items()
         if id in exported or site.data.queries.get("test") or site.data.queries.get(also)
     ]  # fmt: skip
-    found = experiment.runtime.run(
-        {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in wanted}
-    )
-    for state in found.values():
-        if isinstance(state, Exception):
-            raise state
-    return found
+    work = {id: experiment.method.personalize(experiment.scored[id], messages[id]) for id in wanted}
+    return succeeded(experiment.runtime.run(work))
 
 
 def spent_in(run: Run) -> dict[str, Any] | None:
@@ -193,7 +191,7 @@ def contents(
     personal: Mapping[str, Message],
     scores: Mapping[str, float],
     config_text: str,
-    spent: Mapping[str, Any] | None = None,
+    spent: Mapping[str, Json] | None = None,
     warnings: Sequence[Warned] = (),
     beside: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
@@ -224,7 +222,7 @@ def contents(
 
 
 def write_summary(
-    experiment: Experiment, run: Run, record: Mapping[str, Any], round: int, **facts: Any
+    experiment: Experiment, run: Run, record: Mapping[str, Json], round: int, **facts: Json
 ) -> dict[str, Any]:
     """The report, and last the summary, with the test scores in `record` and further `facts`."""
     config = experiment.config

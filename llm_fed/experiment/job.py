@@ -122,14 +122,11 @@ class Job:
         parents = (parent._traffic(self.outcome["needs"][name]) for name, parent in self.parents.items())
         return sum(parents, read_traffic(self.folder, last_round))
 
-    def _work(self, last_round: int | None = None) -> ClientWork | None:
-        """What training took up to a round, with that of the parents, as for bytes; None where it is not known."""
+    def _work(self, last_round: int | None = None) -> ClientWork:
+        """What training took up to a round, with that of the parents, as for bytes."""
         assert isinstance(self.outcome, dict)
-        done = read_work(self.folder, last_round)
-        for name, parent in self.parents.items():
-            its = parent._work(self.outcome["needs"][name])
-            done = done + its if done and its else None
-        return done
+        parents = (parent._work(self.outcome["needs"][name]) for name, parent in self.parents.items())
+        return sum(parents, read_work(self.folder, last_round))
 
 
 def spent_together(jobs: Iterable[Job]) -> str:

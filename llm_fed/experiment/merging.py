@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics import signs
-from llm_fed.basics.errors import ClientError, RunError, one_line
+from llm_fed.basics.errors import RunError, one_line
 from llm_fed.bench.build import Experiment
 from llm_fed.bench.parents import config_of, states_of_run
 from llm_fed.eval import merges
@@ -21,6 +21,7 @@ from llm_fed.export import models
 from llm_fed.method import Parent
 from llm_fed.method.client import Client
 from llm_fed.method.merge import Merge
+from llm_fed.method.requests import succeeded
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.records import read_object, read_records, time_of_day
 from llm_fed.runs.tracking import Reporter
@@ -127,11 +128,7 @@ def merge(experiment: Experiment, given: Mapping[str, Mapping[str, State]], last
     for id, site in experiment.clients.items():
         site.begin((last or experiment.config.rounds) + 1, experiment.config.local.lr)
         work[id] = experiment.method.finish(site, {parent: states[id] for parent, states in given.items()})
-    for outcome in experiment.runtime.run(work).values():
-        if isinstance(outcome, ClientError):
-            raise RunError(str(outcome)) from outcome
-        if isinstance(outcome, Exception):
-            raise outcome
+    succeeded(experiment.runtime.run(work))
 
 
 def join(config: Config, method: Merge, pool: Pool, steps: int | None) -> Way:

@@ -9,13 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from rich.console import Console
 
 from llm_fed import methods
 from llm_fed.basics import checksum, signs
-from llm_fed.basics.errors import ClientError, RunError, UserError, require
+from llm_fed.basics.errors import RunError, UserError, require
 from llm_fed.basics.files import read_file, write_file, write_folders
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.experiment import splits
@@ -26,6 +25,7 @@ from llm_fed.federation.clients import Messages, run_each
 from llm_fed.federation.progress import Ended, Progress, restore
 from llm_fed.kinds import Kind
 from llm_fed.method import Method
+from llm_fed.method.requests import succeeded
 from llm_fed.runs.checkpoint import BEST, Checkpoints, Place, Saved, check_kept, rounds_in
 from llm_fed.runs.folder import ENDED, SPLITS
 from llm_fed.runs.reading import comparable, read_config, saved_summary
@@ -112,21 +112,24 @@ def models_at(folder: Path, at: At, reporter: Reporter | None = None, *, base: K
     config, reporter = read_config(folder), reporter or Reporter()
     if (folder / "network.json").is_file():
         raise UserError(f"{folder} is a run over a network, so its personal models are on the clients' machines")
-    _check(folder, config, at)  # before anything is loaded
+    _round(folder, config, at)  # before anything is loaded
     rows = splits.known(folder, config)
     experiment = prepare(config, Reporter(Console(quiet=True)), base=base, known=rows.all)
-    _compute_alike(experiment, folder)
     with signs.part("the models of a round"):
         saved = _saved(folder, config, at)
         progress = restore(saved, experiment.clients, experiment.server)
         _finish(experiment, progress, reporter)
         messages = Messages(experiment.method, progress.state, experiment.scored, config.transport)
         work = {id: experiment.method.personalize(site, messages[id]) for id, site in experiment.scored.items()}
-        return RoundModels(experiment, saved.round, _good(experiment.runtime.run(work)))
+        return RoundModels(experiment, saved.round, succeeded(experiment.runtime.run(work)))
 
 
-def _check(folder: Path, config: Config, at: At) -> None:
-    """Refuse a round that the run does not have."""
+def _round(folder: Path, config: Config, at: At) -> int:
+    """The number of a round that the run has kept.
+
+    Raises:
+        UserError: it has none such.
+    """
     if methods.build(config.method).parents:
         raise UserError(
             f"{folder} is a merge, which has no rounds of its own; llm-fed merge {config.method['name']} merges those "
@@ -134,11 +137,10 @@ def _check(folder: Path, config: Config, at: At) -> None:
         )
     if isinstance(at, int):
         check_kept(folder, at)
-    elif kept := rounds_in(folder / "checkpoints"):
-        if at == BEST:
-            best_round(folder, config, kept[-1])
-    else:
+        return at
+    if not (kept := rounds_in(folder / "checkpoints")):
         raise UserError(f"{folder} has no checkpoint of any round yet; wait for its first round, or continue it")
+    return best_round(folder, config, kept[-1]) if at == BEST else kept[-1]
 
 
 def best_round(folder: Path, config: Config, newest: int) -> int:
@@ -173,17 +175,14 @@ def best_round(folder: Path, config: Config, newest: int) -> int:
 
 def _saved(folder: Path, config: Config, at: At) -> Saved:
     """A checkpoint; another process may write new ones and delete old ones meanwhile."""
-    for attempt in range(_TRIES):
-        _check(folder, config, at)
-        kept = rounds_in(folder / "checkpoints")
-        round = kept[-1] if at == LATEST else best_round(folder, config, kept[-1]) if at == BEST else int(at)
+    for _ in range(_TRIES):
+        round = _round(folder, config, at)
         try:
             return Checkpoints(folder / "checkpoints", beside=True).load(round)
         except WireError as error:
             if round in rounds_in(folder / "checkpoints"):
                 raise RunError(f"the checkpoint of round {round} cannot be read: {error}") from error
-            if attempt == _TRIES - 1 or isinstance(at, int):
-                check_kept(folder, round)
+    check_kept(folder, round)
     raise AssertionError  # check_kept has said that the round is not there
 
 
@@ -207,24 +206,6 @@ def _finish(experiment: Experiment, progress: Progress, reporter: Reporter) -> N
     for id, outcome in outcomes.items():
         if isinstance(outcome, Exception):
             reporter.note(f"{id}: it could not finish, and goes without: {outcome}")
-
-
-def _good(outcomes: Mapping[str, Any]) -> dict[str, State]:
-    for id, outcome in outcomes.items():
-        if isinstance(outcome, ClientError):
-            raise RunError(f"{id}: {outcome}") from outcome
-        if isinstance(outcome, Exception):
-            raise outcome
-    return dict(outcomes)
-
-
-def _compute_alike(experiment: Experiment, folder: Path) -> None:
-    """Pack and fuse as the run does, on which the last bits of own steps depend."""
-    try:
-        recorded = read_object(folder / "environment.json")
-    except (OSError, ValueError, RecursionError):
-        return  # damaged, or of an earlier version: nothing but last bits depends on it
-    experiment.runtime.clients_per_pass = recorded.get("clients_per_pass", experiment.runtime.clients_per_pass)
 
 
 def _ended(folder: Path) -> Ended | None:

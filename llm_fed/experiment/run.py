@@ -92,7 +92,8 @@ def train(
         secret = run.secret if run.config.privacy.clip is not None else None
         experiment = prepare(run.config, reporter, base=base, secret=secret, **mode.given(run.config, rows.all))
         run.config = config = replace(experiment.config, rounds=run.config.rounds)
-        extend.check_together(folder, run.reached, experiment.config.rounds, config.rounds)
+        if run.reached:
+            extend.check_together(folder, run.reached, experiment.config.rounds, config.rounds)
         check_scored(experiment)
         if begins:
             experiment.base.check_names(config.adapter)

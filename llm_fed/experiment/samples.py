@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from llm_fed.bench.build import Experiment
+from llm_fed.method.requests import succeeded
 from llm_fed.runs.folder import SAMPLES, Run
 from llm_fed.scoring.evaluation import predict
+from llm_fed.scoring.metrics import Prediction
 
 MAX_CLIENTS = 50  # of more, the first: a page of samples is for looking at
 
-Predictions = Mapping[str, Sequence[Any]]  # by client, of its first test examples
+Predictions = Mapping[str, Sequence[Prediction]]  # by client, of its first test examples
 
 
 def write(experiment: Experiment, run: Run, personal: Predictions, base: Predictions) -> None:
@@ -40,11 +41,9 @@ def write(experiment: Experiment, run: Run, personal: Predictions, base: Predict
         for id in clients
         if len(base.get(id, ())) < len(asked[id])
     }
-    answered = {**base, **experiment.runtime.run(work)}
+    answered = {**base, **succeeded(experiment.runtime.run(work))}
     lines = []
     for id in clients:
-        if isinstance(answered[id], Exception):
-            raise answered[id]
         examples = getattr(experiment.scored[id].data.queries["test"], "examples", None)
         for number, query in enumerate(asked[id]):
             example = examples[number] if examples else None

@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from llm_fed import kinds, tasks
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import printable
 from llm_fed.experiment import splits
 from llm_fed.experiment.announce import SPLITS, CountSummary
@@ -64,7 +65,7 @@ class ShownData:
     note: str
     tokenizer: PreTrainedTokenizerBase
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """The data as JSON values."""
         return {
             "example_counts": {split: asdict(counts) for split, counts in self.example_counts.items()},

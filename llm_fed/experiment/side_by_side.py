@@ -15,7 +15,6 @@ import time
 from _thread import interrupt_main
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGKILL, Signals
 from typing import Any, Protocol
@@ -24,6 +23,7 @@ import psutil
 import torch
 
 from llm_fed.basics import cgroups
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import check_unlinked
 from llm_fed.basics.terminal import Terminal, lasting_streams
@@ -63,7 +63,7 @@ class Process(subprocess.Popen[bytes]):
     """A run in a process of this machine."""
 
     @classmethod
-    def begin(cls, environment: Mapping[str, str], order: Mapping[str, Any], log: Path) -> Process:
+    def begin(cls, environment: Mapping[str, str], order: Mapping[str, Json], log: Path) -> Process:
         """Args: variables that it gets beside those of this one."""
         with open(log, "ab") as stream:
             process = cls(
@@ -81,15 +81,6 @@ class Process(subprocess.Popen[bytes]):
         self.stdin.close()
 
 
-@dataclass(eq=False)
-class _Running:
-    """A run that is being trained."""
-
-    job: Job
-    start: Start
-    work: RunProcess
-
-
 class SideBySide:
     """Some jobs, and several processes to train them.
 
@@ -100,15 +91,9 @@ class SideBySide:
         begins: is told of each run that begins.
     """
 
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        starts: Sequence[Start],
-        out: Path,
-        begins: Callable[[Job], None],
-    ):
+    def __init__(self, jobs: Sequence[Job], starts: Sequence[Start], out: Path, begins: Callable[[Job], None]):
         self._jobs, self._waiting = jobs, [job for job in jobs if not job.outcome]
-        self._free, self._running = [*starts], list[_Running]()
+        self._free, self._running = [*starts], dict[Job, tuple[Start, RunProcess]]()
         self._logs, self._begins = out / LOGS, begins
 
     def trained(self) -> Generator[Job, None, None]:
@@ -127,14 +112,14 @@ class SideBySide:
                     elif self._free and self._is_ready(job):
                         self._waiting.remove(job)
                         self._start(job)
-                for running in self._ended():
-                    self._end(running)
-                    yield running.job
+                for job in self._ended():
+                    self._end(job)
+                    yield job
         finally:
-            for running in self._running:
-                running.work.end()
-            for running in self._running:
-                running.work.wait()
+            for _, work in self._running.values():
+                work.end()
+            for _, work in self._running.values():
+                work.wait()
 
     def log(self, job: Job) -> Path:
         """Where what a run prints is kept."""
@@ -143,16 +128,15 @@ class SideBySide:
     def _is_ready(self, job: Job) -> bool:
         """Whether nothing that it waits for is still to come. Two merges of one run are not made at once, as each of
         them opens its folder for writing; and others wait for all of `local`, with one of which they are compared."""
-        running = {each.job for each in self._running}
-        opened = {parent for other in running for parent in other.parents.values()}
-        to_come, parents = running.union(self._waiting), {*job.parents.values()}
+        opened = {parent for other in self._running for parent in other.parents.values()}
+        to_come, parents = {*self._running, *self._waiting}, {*job.parents.values()}
         last = not job.is_local and any(other.is_local for other in to_come)
         return not (last or parents & (opened | to_come))
 
-    def _ended(self) -> list[_Running]:
+    def _ended(self) -> list[Job]:
         """The runs that have ended, once any has."""
         while self._running:
-            if ended := [running for running in self._running if running.work.poll() is not None]:
+            if ended := [job for job, (_, work) in self._running.items() if work.poll() is not None]:
                 return ended
             time.sleep(_POLL)
         return []
@@ -171,19 +155,18 @@ class SideBySide:
             check_unlinked(log)
             with open(log, "ab") as stream:
                 stream.write(f"--- {time_of_day()} {job.folder}\n".encode())
-            self._running.append(_Running(job, start, start(order, log)))
+            self._running[job] = start, start(order, log)
         except OSError as error:
             raise RunError(
                 f"cannot start a process that writes {log}: {error.strerror or error}; fewer --jobs may do"
             ) from error
 
-    def _end(self, running: _Running) -> None:
+    def _end(self, job: Job) -> None:
         """Take over what became of a run that has ended."""
-        self._running.remove(running)
-        self._free.append(running.start)
-        job = running.job
-        running.work.end()
-        if (code := running.work.returncode) == 0:
+        start, work = self._running.pop(job)
+        self._free.append(start)
+        work.end()
+        if (code := work.returncode) == 0:
             job.read()
             assert job.outcome, f"{job.folder} has no summary"
         elif code == -SIGKILL:

@@ -22,6 +22,8 @@ from llm_fed.federation.aggregation import check_cohort
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring
 from llm_fed.federation.progress import Progress
+from llm_fed.method.site import Site
+from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import other_ranks
@@ -68,7 +70,9 @@ class Simulation:
 
     def opened(self, run: Run, reporter: Reporter) -> None:
         """Before anything is loaded."""
-        _check_place(run.config, run.folder)
+        origin = start.folder_of(run.config)
+        if origin and run.folder.resolve() in (Path(origin).resolve(), *Path(origin).resolve().parents):
+            raise UserError(f"adapter.start={origin} lies in the folder of this run itself; give another --out")
         if run.moved:
             reporter.note(f"{' and '.join(run.moved)}: the same files as when this run began, under another path")
 
@@ -84,8 +88,10 @@ class Simulation:
         """The last checks before the run takes its folder over."""
         check_cohort(experiment.config, experiment.schedule.cohort_size)
         models.check_names(experiment.config.export.clients, experiment.scored)
-        with signs.part("reading the files of data and base"):
-            run.check_base()
+        if run.continues:
+            with signs.part("reading the files of data and base"):
+                base = as_dict(run.config)["base"]
+                inputs.check_base(run.folder, base, inputs.read(run.folder), run.contents)
         for line in taking_part.notes(experiment):
             reporter.note_once(line)
         if ranks := other_ranks():
@@ -100,7 +106,7 @@ class Simulation:
     def begun(self, experiment: Experiment, run: Run, reporter: Reporter) -> None:
         """After it has."""
         with signs.part("reading the files of data and base"):
-            run.remember_inputs()
+            run.remember(inputs.FILE, run.contents.of(run.config))
         if origin := start.folder_of(experiment.config):
             start.remember(run, _sites(experiment), origin)
         if run.summary() is not None:
@@ -128,19 +134,8 @@ class Simulation:
         return finish_and_deliver(experiment, run, progress, self.baselines)
 
 
-def _sites(experiment: Experiment) -> list[Any]:
+def _sites(experiment: Experiment) -> list[Site]:
     return [*experiment.clients.values(), experiment.server]
-
-
-def _check_place(config: Config, folder: Path) -> None:
-    """Refuse a run that would start from its own folder, which --fresh deletes.
-
-    Raises:
-        UserError: it would.
-    """
-    origin = start.folder_of(config)
-    if origin and folder.resolve() in (Path(origin).resolve(), *Path(origin).resolve().parents):
-        raise UserError(f"adapter.start={origin} lies in the folder of this run itself; give another --out")
 
 
 def lacks_exports(run: Run) -> bool:

@@ -12,7 +12,6 @@ from llm_fed.basics.errors import RunError
 from llm_fed.method import Method
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
-from llm_fed.runs import extend
 from llm_fed.runs.folder import log_event
 from llm_fed.runs.reading import comparable
 from llm_fed.runs.records import digest
@@ -109,10 +108,10 @@ def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Server
     run.rewind(saved.state)
     for words in run.changes[saved.state.get("data_changes", 0) :]:
         log_event(run, saved.round, "", "data changed", words)
-    progress, rows = restore(saved, clients, server), [saved.state["search"][extend.ROWS], run.scored_rows]
+    progress, rows = restore(saved, clients, server), [saved.state["scored_rows"], run.scored_rows]
     if rows[0] != rows[1]:
         progress.search_anew([], run.config)
-        run.log({"kind": "search anew", "round": progress.round, "changed": {extend.ROWS: rows}})
+        run.log({"kind": "search anew", "round": progress.round, "changed": {"rows": rows}})
     return progress
 
 
@@ -155,7 +154,7 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Serv
         "metrics": run.mark(),
         "digests": run.digests.mark(),
         "metrics_sha256": digest(run.metrics_file),
-        "search": extend.search(run.config) | {extend.ROWS: run.scored_rows},
+        "scored_rows": run.scored_rows,
         "data_changes": len(run.changes),
     }
     run.checkpoints.save(progress.round, state, rows)

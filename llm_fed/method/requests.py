@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.rng import Secret, generator
 from llm_fed.merge.moments import Evidence
 from llm_fed.method.optimizer import Optimizer
@@ -285,6 +286,20 @@ class Runtime(Protocol):
     def run(self, work: Mapping[str, Coroutine[Any, Any, Any]]) -> dict[str, Any]: ...
 
     def take_work(self) -> Work: ...
+
+
+def succeeded(outcomes: Mapping[str, Result]) -> dict[str, Result]:
+    """What `Runtime.run` returned, where all of it has to succeed: the first exception is raised.
+
+    Raises:
+        RunError: a client's work failed.
+    """
+    for id, outcome in outcomes.items():
+        if isinstance(outcome, ClientError):
+            raise RunError(f"{id}: {outcome}") from outcome
+        if isinstance(outcome, Exception):
+            raise outcome
+    return dict(outcomes)
 
 
 def augmented(pictures: Sequence[Picture], how: str, draws: torch.Generator) -> list[Picture]:

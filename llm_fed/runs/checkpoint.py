@@ -23,7 +23,7 @@ from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import check_unlinked, put_folder, read_file, remove, sync_folder, write_file
 from llm_fed.runs.records import read_object
 from llm_fed.runs.rows import Memory, RowStore, StoredRow
-from llm_fed.state.wire import WireError, pack, unpack
+from llm_fed.state.wire import Message, WireError, pack, unpack
 
 _NAME = re.compile(r"round-(\d+)")
 Rows = Mapping[str, StoredRow | Mapping[str, StoredRow]]  # a row, or the rows of one owner by key
@@ -77,7 +77,7 @@ class Checkpoints:
         """The rounds that have a checkpoint, oldest first."""
         return rounds_in(self.folder)
 
-    def save(self, round: int, state: Any, rows: Rows) -> Path:
+    def save(self, round: int, state: Message, rows: Rows) -> Path:
         """Write the checkpoint of `round`: the message `state` (`wire.pack`), and those of the `rows` that have no file
         yet.
 

@@ -9,14 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.settings.config import Config
-from llm_fed.settings.configfile import as_dict, flat
 
 if TYPE_CHECKING:
     from llm_fed.method import Method
 
-# By which scores are made.
-SCORED_BY = ("eval.metric", "eval.during", "eval.limit", "eval.max_new_tokens")
-ROWS = "rows"  # in what a checkpoint remembers of the search: a checksum of the rows that are scored
 # Which scores there are; with `eval.of_last` also which of them count in the search for the best round.
 COUNTED_BY = ("rounds", "eval.every")
 # What else may change in the middle of a run.
@@ -28,12 +24,6 @@ _DECIDES_RESULT = ("rounds", "eval.select")
 
 Changes = Mapping[str, tuple[Any, Any]]  # by dotted key, the values before and now
 Ended = Mapping[str, Any] | None  # what ended.json holds
-
-
-def search(config: Config) -> dict[str, Any]:
-    """The settings with which the best round is sought, by dotted key; a checkpoint remembers them."""
-    values = flat(as_dict(config))
-    return {key: values[key] for key in (*COUNTED_BY, "eval.of_last", *SCORED_BY)}
 
 
 def lr(config: Config, round: int) -> float:
@@ -115,27 +105,15 @@ def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str
     Args:
         folder: the run's, as the earlier command left it.
     """
-    sentences, done = [], rounds_done(folder)
-    if before.rounds != now.rounds:
-        had = f"this run had {before.rounds} rounds" + ("" if done >= before.rounds else f", of which {done} are done,")
-        sentences.append(f"{had} and continues to {now.rounds}")
-        sentences += _unlike(before, now, rounds_done(folder, parents=False), method)  # a parent says its own
-    return sentences
-
-
-def _unlike(before: Config, now: Config, done: int, method: Method) -> list[str]:
-    """Why a run with another number of rounds is not what it would have been with this number from the start."""
-    sentences = []
-    if now.local.lr != now.local.lr_end and 0 < done < now.rounds:
-        old, new = lr(before, done), lr(now, done + 1)
+    if before.rounds == now.rounds:
+        return []
+    done = rounds_done(folder)
+    had = f"this run had {before.rounds} rounds" + ("" if done >= before.rounds else f", of which {done} are done,")
+    sentences = [f"{had} and continues to {now.rounds}"]
+    which = ["local.lr_end"] * (now.local.lr != now.local.lr_end) + [str(now.method["name"])] * method.by_rounds
+    if which and 0 < rounds_done(folder, parents=False) < now.rounds:  # a parent says its own
         sentences.append(
-            f"local.lr_end={now.local.lr_end:g} is now reached in round {now.rounds}: the learning rate goes "
-            f"{'up' if new > old else 'down'} from {old:.3g} in round {done} to {new:.3g} in round {done + 1}. A run "
-            f"of {now.rounds} rounds from the start would have had other rates until here, so its results would differ"
-        )
-    if method.by_rounds and 0 < done < now.rounds:
-        sentences.append(
-            f"what {now.method['name']} does in a round depends on the number of rounds, which was {before.rounds} so "
-            f"far; the results of a run of {now.rounds} rounds from the start would differ"
+            f"what {' and '.join(which)} made of the number of rounds until here was for {before.rounds}, so the "
+            f"results of a run of {now.rounds} rounds from the start would differ"
         )
     return sentences

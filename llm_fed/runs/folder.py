@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_fed.basics import checksum
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_file, remove, sync_folder, write_file
 from llm_fed.basics.rng import Secret
@@ -84,6 +85,8 @@ class Run:
     saved: dict[str, Any] | None = None  # the configuration with which the run was begun or continued last
     before: Config | None = None  # the same, where it is continued with another one
     changes: Sequence[str] = ()
+    continues = False  # the folder holds a run that goes on
+    reached = 0  # the round of its newest checkpoint
     scored_rows: str = ""
     moved: Sequence[str] = ()  # keys of paths under which the same files lie now
     _reopened = False  # the end of a finished run is done again
@@ -101,6 +104,7 @@ class Run:
         folder = folder.absolute()  # another thread may go to another folder meanwhile
         self.folder, self.config, self._listen, self._note = folder, paths.absolute(config), listen, note
         self._fresh, self._lap, self.contents = fresh, time.perf_counter(), contents or Contents()
+        self.metrics_file, self._timing_file = folder / "metrics.jsonl", folder / "timing.jsonl"
         try:
             self._is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +118,7 @@ class Run:
         except HeldError as error:
             raise RunError(f"{error} is writing to {self.folder}; wait for it, or give another --out") from error
         except OSError as error:
-            self._discard()
+            self.__exit__()
             raise _unwritable(self.folder / NAME, error) from error
         try:
             self._check()
@@ -124,35 +128,29 @@ class Run:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._discard()
-        self._lock.release()
-
-    def _discard(self) -> None:
-        """Delete a new folder where nothing was begun."""
+        """Delete a new folder where nothing was begun, and release the lock."""
         if self._is_new and all(path.name.startswith(NAME) for path in self.folder.iterdir()):
             shutil.rmtree(self.folder)
+        self._lock.release()
 
     def _check(self) -> None:
         names = {path.name for path in self.folder.iterdir() if not path.name.startswith(NAME)}
-        names = {name for name in names if not _PARTIAL.fullmatch(name)} - {secrecy.FILE}
-        if names - {"checkpoints"} and not {"config.yaml", "checkpoints"} <= names:
+        held = {name for name in names if not _PARTIAL.fullmatch(name)} - {secrecy.FILE}
+        if held - {"checkpoints"} and not {"config.yaml", "checkpoints"} <= held:
             raise UserError(
-                f"{self.folder} is not a run folder: it holds {min(names - {'checkpoints'})} but not both of "
+                f"{self.folder} is not a run folder: it holds {min(held - {'checkpoints'})} but not both of "
                 "config.yaml and checkpoints; give another --out"
             )
-        if not self._fresh:
+        if names and not self._fresh:
             beside = [*_linked_away(self.folder / "trackers"), *(self.folder / "needs").glob("*")]
             for path in [*(self.folder / name for name in WRITTEN), *beside]:
                 check_unlinked(path)
-        if not self._fresh and (self.folder / "config.yaml").exists():
+        if "config.yaml" in names and not self._fresh:
             self.saved = saved_config(self.folder)
             self._compare(self.saved)
-
-    @property
-    def reached(self) -> int:
-        """The round of the newest checkpoint from which this run will continue; 0: it begins."""
-        is_new = self._fresh or not (self.folder / "config.yaml").exists()
-        return 0 if is_new else max(rounds_in(self.folder / "checkpoints"), default=0)
+        if "config.yaml" in names and not self._fresh:  # which may have turned out to hold nothing
+            self.continues = True
+            self.reached = max(rounds_in(self.folder / "checkpoints"), default=0)
 
     def begin(self) -> None:
         """Take the folder over: write the configuration, open the checkpoints, delete what `fresh` says, and of a
@@ -221,20 +219,6 @@ class Run:
             self.before, self._reopened = from_dict(saved), extend.reopens(changes, ended)
             self._goes_on = ended is not None and extend.goes_on(changes, ended)
 
-    def check_base(self) -> None:
-        """Refuse to continue with other files of the base; UserError says which."""
-        if self.continues:
-            inputs.check_base(self.folder, as_dict(self.config)["base"], inputs.read(self.folder), self.contents)
-
-    def remember_inputs(self) -> None:
-        """Write down what data and base hold; RunError if the disk is full."""
-        self.remember(inputs.FILE, self.contents.of(self.config))
-
-    @property
-    def continues(self) -> bool:
-        """Whether the folder holds a run that goes on."""
-        return not self._fresh and (self.folder / "config.yaml").exists()
-
     def summary(self) -> dict[str, Any] | None:
         """The content of summary.json where the run is finished, and what is asked of it has not changed."""
         is_open = self._fresh or self._reopened or (self.folder / REOPENED).exists()
@@ -272,10 +256,6 @@ class Run:
             self.remember(CONTINUED, {"round": ended["round"]})
         self._reopened = self._goes_on = True
 
-    @property
-    def metrics_file(self) -> Path:
-        return self.folder / "metrics.jsonl"
-
     def log(self, record: Mapping[str, Any]) -> None:
         """Append one line to metrics.jsonl. It holds nothing that differs between equal runs."""
         self._append(self.metrics_file, record)
@@ -297,10 +277,6 @@ class Run:
     def log_timing(self, record: Mapping[str, Any]) -> None:
         """Append one line to timing.jsonl."""
         self._append(self._timing_file, record)
-
-    @property
-    def _timing_file(self) -> Path:
-        return self.folder / "timing.jsonl"
 
     def _append(self, path: Path, record: Mapping[str, Any]) -> None:
         self._lock.check()
@@ -339,12 +315,12 @@ class Run:
         """All lines of metrics.jsonl."""
         return read_records(self.metrics_file)
 
-    def remember(self, name: str, value: Mapping[str, Any]) -> None:
+    def remember(self, name: str, value: Mapping[str, Json]) -> None:
         """Write a small JSON file of the run folder with its checksum, whole or not at all; RunError if the disk is
         full."""
         self._write(name, _as_file(value))
 
-    def conclude(self, summary: Mapping[str, Any]) -> None:
+    def conclude(self, summary: Mapping[str, Json]) -> None:
         """Take down the digests of all that the run hands out, and write summary.json, the last file: a folder that has
         it is complete. RunError if the disk is full."""
         data, now = _as_file(summary), digests.delivered(self.folder)
@@ -354,7 +330,7 @@ class Run:
         self._write("summary.json", data)
         self.forget(REOPENED)
 
-    def write_lines(self, name: str, lines: Iterable[Mapping[str, Any]]) -> None:
+    def write_lines(self, name: str, lines: Iterable[Mapping[str, Json]]) -> None:
         """Write a JSONL file of the run folder, whole or not at all; RunError if the disk is full."""
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         self._write(name, text.encode(errors="replace"))  # a text may hold half of a character
@@ -389,7 +365,7 @@ def take_down(folder: Path, changed: Mapping[str, str]) -> None:
     write_file(path, _as_file({"files": {**known, **changed}}))
 
 
-def _as_file(value: Mapping[str, Any]) -> bytes:
+def _as_file(value: Mapping[str, Json]) -> bytes:
     text = json.dumps(checksum.added(value), indent=1, ensure_ascii=False)
     return text.encode(errors="backslashreplace")  # JSON's own escape for half of a character
 

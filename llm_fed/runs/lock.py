@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +20,6 @@ from llm_fed.runs.records import time_of_day
 
 NAME = ".lock"
 _BEAT = 5.0  # seconds between two renewals of a lease
-_LOOK, _LOOKS = 0.05, 20  # seconds between two looks who holds a lock, and how many
 _PATIENCE = 30.0  # seconds after which a lease of another machine that has not been renewed is taken over
 
 
@@ -50,7 +48,7 @@ class Lock:
         try:
             self._take(note)
         except Timeout as error:
-            holder = self._first_read()
+            holder = self._read()
             here = holder.startswith(f"{os.getpid()} on {socket.gethostname()},")
             who = "thread of this process" if here else f"process ({holder})" if holder else "process"
             raise HeldError(f"another {who}") from error
@@ -98,14 +96,6 @@ class Lock:
                 f"another process has taken {self._path.parent} over, as {loss.lock_file} was not renewed for "
                 f"{_PATIENCE:.0f} s; this one ends here"
             )
-
-    def _first_read(self) -> str:
-        """Who has just taken the lock says so a moment later."""
-        for _ in range(_LOOKS):
-            if holder := self._read():
-                return holder
-            time.sleep(_LOOK)
-        return ""
 
     def _read(self) -> str:
         """`PID on HOST, since TIME`; empty where nobody has left it."""

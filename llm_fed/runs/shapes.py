@@ -182,7 +182,7 @@ _METRICS: Mapping[str, type[Shape]] = {
                       round=Count, client=Name, examples=Count, bytes_up=Count, bytes_down=Count),
     "score": ScoreLine,
     "after": _object(base=ScoreLine, what=str),
-    "rule": RuleLine,
+    "rule": _object({"look-up": str}, base=RuleLine),
     "event": _object({"client": str, "reason": str}, round=Count, event=str),
     "drop-out": _object(round=Count, client=Name),
     "search anew": _object(round=Count),

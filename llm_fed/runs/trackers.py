@@ -16,7 +16,7 @@ from typing import Any, Self
 from accelerate import Accelerator
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from llm_fed.basics.documents import load_json
+from llm_fed.basics.documents import Json, load_json
 from llm_fed.basics.errors import UserError, install, require
 from llm_fed.basics.files import read_file, write_file
 from llm_fed.settings.config import Config, TrackConfig
@@ -121,7 +121,7 @@ class Trackers:
         self._steps = max((steps for key, steps in self._kept.items() if int(key) <= round), default=0)
         self._kept = {key: steps for key, steps in self._kept.items() if int(key) <= round}
 
-    def log(self, values: Mapping[str, Any], round: int) -> None:
+    def log(self, values: Mapping[str, float], round: int) -> None:
         """Numbers of a round, by name."""
         self._log(values, "round", round)
 
@@ -136,7 +136,7 @@ class Trackers:
         self._kept[str(round)] = self._steps
         self._write(_STEPS, self._kept)
 
-    def _log(self, values: Mapping[str, Any], axis: str, location: int) -> None:
+    def _log(self, values: Mapping[str, float], axis: str, location: int) -> None:
         named = {_FORBIDDEN.sub("_", name): value for name, value in values.items()}
         for tracker in self._own if named else ():
             if tracker.name == "wandb":  # whose steps must not go back, so each axis is a value of its own
@@ -163,7 +163,7 @@ class Trackers:
             os.environ.pop(key, None)
         self._restore = {}
 
-    def _write(self, name: str, values: Mapping[str, Any]) -> None:
+    def _write(self, name: str, values: Mapping[str, Json]) -> None:
         write_file(self.folder / name, json.dumps(values).encode())
 
 

@@ -313,7 +313,7 @@ class Reporter:
         now = self.pace.where() or rounds + ("" if self.pace.loss is None else f", loss {self.pace.loss:.4f}")
         return ", ".join(filter(None, [now + self._spent, self.pace.left()]))
 
-    def _track(self, values: Mapping[str, Any], round: int) -> None:
+    def _track(self, values: Mapping[str, float], round: int) -> None:
         if self._trackers is not None:
             self._trackers.log(values, round)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -16,8 +16,9 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.names import rounded
 from llm_fed.method import State
 from llm_fed.method.objectives import Likelihoods, preference_losses, rewards
-from llm_fed.method.requests import Query
+from llm_fed.method.requests import Query, Runtime, succeeded
 from llm_fed.method.site import Data, Site
+from llm_fed.scoring.metrics import Prediction, Reference
 from llm_fed.scoring.scores import (
     ABILITY,
     CLASSIFIED,
@@ -29,6 +30,7 @@ from llm_fed.scoring.scores import (
     score,
     score_each,
     summarize,
+    without_credit,
 )
 from llm_fed.tasks.common import AnswerPair, Example, labels_of
 
@@ -52,13 +54,13 @@ class Measured:
     loss: float | None = None
     examples: tuple[float, ...] = ()
     beside: Mapping[str, float] = field(default_factory=dict)
-    predictions: Sequence[Any] = ()
+    predictions: Sequence[Prediction] = ()
 
 
 def evaluate(
     personal: Personal,
     clients: Mapping[str, Site],
-    runtime: Any,
+    runtime: Runtime,
     *,
     split: str,
     metric: str,
@@ -66,20 +68,17 @@ def evaluate(
     each: bool = False,
 ) -> Summary | None:
     """Each client's score (0-100) and loss on its own `split`, of `limit` examples at most; None where no client has
-    that split, or none a score. A client that has no example of it is named as unscored, and so is one for
-    whose examples the metric is not defined (NaN). `listen` is given each client's predictions as
-    `predict` returns them, in the order of its queries. With `each` the summary has the score of each example, too,
-    where the metric is a mean over examples."""
+    that split, or none a score. A client that has no example of it is named as unscored, and so is one for whose
+    examples the metric is not defined (NaN). With `each` the summary has the score of each example, too, where the
+    metric is a mean over examples."""
     requested = {name: client for name, client in clients.items() if client.data.queries.get(split)}
     if not requested:
         return None
     work = {name: measure(personal, client, split, metric, limit, each) for name, client in requested.items()}
-    if each and split == "test":
-        work = {name: _with_ability(personal, requested[name], measured) for name, measured in work.items()}
-    outcomes = runtime.run(work)
-    for outcome in outcomes.values():
-        if isinstance(outcome, Exception):
-            raise outcome
+    for name, client in requested.items():
+        if each and split == "test" and client.data.ability:
+            work[name] = _with_ability(personal, client, work[name])
+    outcomes = succeeded(runtime.run(work))
     undefined = [name for name, its in outcomes.items() if math.isnan(its.score)]
     outcomes = {name: its for name, its in outcomes.items() if name not in undefined}
     if not outcomes:
@@ -122,8 +121,9 @@ async def measure(
     example, too, and without `loss` no loss where it is work of its own. Of preferences also the accuracy and the
     margin, beside any metric of texts, and how good the answers are beside preference_accuracy."""
     theta, queries = await personal(client), client.data.queries[split][:limit]
-    read = _read_by(metric, client)
-    predictions: Sequence[Any]
+    read = find(metric, labelled=client.data.num_labels > 0).scores
+    predictions: Sequence[Prediction]
+    references: Sequence[Reference]
     if read in CLASSIFIED:  # the logits say both
         logits = await client.logits(theta, queries)
         predictions, references = _classified(read, logits), [example.label for example in queries]
@@ -134,7 +134,8 @@ async def measure(
         return await _preferred(client, theta, queries, split)
     else:
         compared = await preferences(client, theta, queries)
-        predictions, references = await predict(client, theta, queries, metric), references_of(metric, queries)
+        predictions = await predict(client, theta, queries, metric)
+        references = [query.correct if read == "options" else query.answers for query in queries]
         value = compared.loss if compared and client.objective.preferences else None
         if value is None and loss:
             value = await client.loss_of_answers(theta, queries)
@@ -155,10 +156,10 @@ async def _preferred(client: Site, theta: State, queries: Sequence[Query], split
     known = await preferences(client, theta, queries)
     if known is None:
         raise UserError(f"client {client.id} has no pair that fits into task.max_length; raise it")
-    beside, predictions = {"margin": known.margin}, list[Any]()
+    beside, predictions = {"margin": known.margin}, list[Prediction]()
     if split == "test":
         predictions = list(await predict(client, theta, queries, OF_ANSWERS))
-        beside[OF_ANSWERS] = score(OF_ANSWERS, predictions, references_of(OF_ANSWERS, queries))
+        beside[OF_ANSWERS] = score(OF_ANSWERS, predictions, [query.answers for query in queries])
     return Measured(known.accuracy, known.loss, known.examples, beside, predictions)
 
 
@@ -171,15 +172,11 @@ async def score_split(client: Site, theta: State, split: str) -> float:
     return (await measure(personal, client, split, client.data.metric, None, loss=False)).score
 
 
-async def predict(client: Site, theta: State, queries: Sequence[Query], metric: str) -> Sequence[Any]:
+async def predict(client: Site, theta: State, queries: Sequence[Query], metric: str) -> Sequence[Prediction]:
     """What a model says to queries of text, as the metric reads it: texts, or log-likelihoods of options."""
     if find(metric).scores == "options":
         return await client.option_scores(theta, queries)
     return await client.generate(theta, [query.prompt for query in queries])
-
-
-def _read_by(metric: str, client: Site) -> str:
-    return find(metric, labelled=client.data.num_labels > 0).scores
 
 
 async def _likelihood(client: Site, theta: State, queries: Sequence[Query]) -> tuple[float, float]:
@@ -189,13 +186,7 @@ async def _likelihood(client: Site, theta: State, queries: Sequence[Query]) -> t
     return likelihood(loss), loss
 
 
-def references_of(metric: str, queries: Sequence[Query]) -> list[Any]:
-    """What is right for each query of text, as `score` takes it."""
-    options = find(metric).scores == "options"
-    return [query.correct if options else query.answers for query in queries]
-
-
-def _classified(read: str, logits: Tensor) -> list[Any]:
+def _classified(read: str, logits: Tensor) -> list[float]:
     """What a classifier says: labels, or numbers."""
     return (logits.squeeze(-1) if read == "values" else logits.argmax(-1)).tolist()
 
@@ -262,3 +253,44 @@ def _longer(example: Example) -> float:
     """1 where the chosen answer is the longer one in letters, 0 where the other is, 0.5 for equal ones."""
     one, other = len(example.answers[0]), len(example.rejected[-1].content)
     return 0.5 if one == other else float(one > other)
+
+
+def notes_on_scores(sites: Collection[Site], metric: str) -> list[str]:
+    """A sentence for each split that has examples which score 0 whatever is answered. UserError for a reference that
+    the metric cannot read."""
+    notes = []
+    for split in dict.fromkeys(split for site in sites for split in site.data.queries):
+        answers, clients = [], []
+        for site in sites if find(metric).scores == "texts" else ():
+            queries = site.data.queries.get(split, ())
+            for each in getattr(queries, "examples", queries):  # whose tokens are not needed, see `Encodings`
+                if isinstance(each, Example | Query):
+                    answers.append(each.answers)
+                    clients.append(site.id)
+        if worthless := without_credit(metric, answers):
+            first = worthless[0]
+            notes.append(
+                f"{len(worthless)} of {len(answers)} {split} examples score 0 under {metric} whatever is answered, "
+                f"since {metric} finds too little in their references to compare, e.g. {answers[first][0][:60]!r} of "
+                f"client {clients[first]}; use exact_match (eval.metric=exact_match), which compares whole texts"
+            )
+    return notes
+
+
+def notes_on_length(sites: Collection[Site], most: int) -> dict[str, str]:
+    """By split, a note where right answers are longer than the `most` tokens of an answer (`Data.cut`)."""
+    notes = {}
+    for split in dict.fromkeys(split for site in sites for split in site.data.cut):
+        lengths = [length for site in sites for length in site.data.cut.get(split, ())]
+        number = sum(len(site.data.queries[split]) for site in sites if site.data.queries.get(split))
+        longest = max(lengths)
+        if longest > most:
+            how = f"are longer than eval.max_new_tokens={most} tokens (the longest has {longest})"
+            what = f"set eval.max_new_tokens={longest}"
+        else:
+            how, what = "do not fit into the base's context after their prompts", "lower task.max_length"
+        notes[split] = (
+            f"{len(lengths)} of {number} {split} references {how}, so that even a perfect answer is cut and scores "
+            f"less; {what}"
+        )
+    return notes

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from llm_fed.basics.errors import UserError, one_line
+from llm_fed.scoring.metrics import Prediction, Reference
 
 
 def check(key: str, name: str, thing: Any) -> None:
@@ -64,7 +65,7 @@ class OfEvaluate:
             raise UserError(f"eval.metric=evaluate:{path} is an error, of which less is better; choose a score")
         self.scale = 100 if _SAYS_ONE.search(said) or self._module.name in _UP_TO_ONE else 1
 
-    def compute(self, *, predictions: Sequence[Any], references: Sequence[Any]) -> float | list[float]:
+    def compute(self, *, predictions: Sequence[Prediction], references: Sequence[Reference]) -> float | list[float]:
         """0 to 100, of all examples or of each.
 
         Raises:
@@ -89,7 +90,7 @@ def of_evaluate(name: str) -> OfEvaluate:
     return OfEvaluate(path, key or os.path.basename(os.path.normpath(path)))
 
 
-def compute(name: str, thing: Any, predictions: Sequence[Any], references: Sequence[Any]) -> float:
+def compute(name: str, thing: Any, predictions: Sequence[Prediction], references: Sequence[Reference]) -> float:
     """The score (0-100) of N predictions by a metric from outside.
 
     Args:
@@ -104,7 +105,7 @@ def compute(name: str, thing: Any, predictions: Sequence[Any], references: Seque
     Raises:
         UserError: it returns something else. What the metric itself raises is passed on.
     """
-    wanted: list[Any] = [each if isinstance(each, int) else list(each) for each in references]
+    wanted: list[Any] = [each if isinstance(each, int | float) else list(each) for each in references]
     if all(isinstance(each, list) and len(each) == 1 for each in wanted):
         wanted = [each[0] for each in wanted]
     call = thing.compute if callable(getattr(thing, "compute", None)) else thing

@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
@@ -86,7 +86,7 @@ def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRul
     return BestRule(best, score(metric, answered, answers), tuple(score_each(metric, answered, answers)))
 
 
-def _constant(labels: Sequence[Any], metric: str, read: str) -> tuple[str, Any]:
+def _constant(labels: Sequence[float], metric: str, read: str) -> tuple[str, float]:
     """The rule that says the same of all examples, and what it says."""
     if read == "values":
         return "mean of the numbers", fmean(labels)
@@ -116,7 +116,8 @@ def _scores(rules: Mapping[str, Rule], examples: Sequence[Example], metric: str)
 
 def rules_of(train: Sequence[Example], metric: str) -> dict[str, Rule]:
     """The rules for text that apply to a client's examples, by name, in the order in which ties are broken."""
-    frequent = _most_frequent(example.answers[0] for example in train)
+    answers = Counter(example.answers[0] for example in train)
+    frequent = answers.most_common(1)[0][0]  # of equal counts the first that came
     rules: dict[str, Rule] = {"most frequent answer": lambda example: frequent}
     if find(metric).one_option:
         rules |= _of_options(lambda example: example.options, train)
@@ -155,10 +156,6 @@ def _of_options(of: Callable[[Example], Sequence[str]], train: Sequence[Example]
         "most frequent position": at_place,
         "all options": lambda example: " ".join(of(example)),
     }
-
-
-def _most_frequent(values: Iterable[Any]) -> Any:
-    return Counter(values).most_common(1)[0][0]  # of equal counts the first that came
 
 
 def describe(line: Mapping[str, Any]) -> str:

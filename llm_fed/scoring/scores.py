@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from types import ModuleType
 from typing import Any, Literal
 
 from llm_fed.basics.errors import UserError, listed
 from llm_fed.basics.names import same_name
-from llm_fed.scoring import own_metric
+from llm_fed.scoring import metrics, own_metric
+from llm_fed.scoring.metrics import Prediction, Reference
 from llm_fed.settings import objects, plugins
 
 # Below a table in which "-" stands for the score of a client that has none.
@@ -32,13 +31,14 @@ def not_defined(metric: str, clients: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Metric:
-    module: str  # in metrics/, which computes it; empty: the loss says all, or it is one from outside
+    compute: Callable[..., float] | None  # of predictions and references; None: of a loss, or one from outside
     # what a model answers: labels are those of a classifier, values numbers, and of a loss it answers nothing
     scores: Literal["texts", "options", "labels", "values", "loss", "preferences"] = "texts"
     one_option: bool = False  # whether an answer counts only if it names exactly one of the example's options
     outside: Any = None  # what computes one from outside, see `own_metric`
     negative: bool = False  # whether it may be below 0, down to -100
     two_labels: bool = False  # whether it is defined for two labels alone
+    can_score: Callable[[str], bool] | None = None  # whether an answer equal to this reference scores above 0
     is_mean: bool = True  # whether it is the mean of the scores of single examples
 
 
@@ -46,22 +46,22 @@ PREFERENCE = "preference_accuracy"  # see `preferences`
 OF_ANSWERS = "rouge1"  # by which answers are scored beside a preference_accuracy, on the test split
 BESIDE = (PREFERENCE, "margin", OF_ANSWERS)  # what may be measured beside a score
 METRICS = {
-    "rouge1": Metric("rouge"),
-    "rouge2": Metric("rouge"),
-    "rougeL": Metric("rouge"),
-    "exact_match": Metric("exact_match"),
-    "option_accuracy": Metric("option_accuracy", "options", one_option=True),
-    "commonsense_accuracy": Metric("commonsense_accuracy", one_option=True),
-    "squad_f1": Metric("squad"),
-    "squad_em": Metric("squad"),
-    "accuracy": Metric("accuracy", "labels"),
-    "f1": Metric("f1", "labels", two_labels=True, is_mean=False),
-    "f1_macro": Metric("f1", "labels", is_mean=False),
-    "matthews": Metric("matthews", "labels", negative=True, is_mean=False),
-    "pearson": Metric("correlation", "values", negative=True, is_mean=False),
-    "spearman": Metric("correlation", "values", negative=True, is_mean=False),
-    "token_likelihood": Metric("", "loss"),
-    PREFERENCE: Metric("", "preferences"),
+    "rouge1": Metric(metrics.rouge("rouge1"), can_score=metrics.has_words(1)),
+    "rouge2": Metric(metrics.rouge("rouge2"), can_score=metrics.has_words(2)),
+    "rougeL": Metric(metrics.rouge("rougeL"), can_score=metrics.has_words(1)),
+    "exact_match": Metric(metrics.exact_match),
+    "option_accuracy": Metric(metrics.option_accuracy, "options", one_option=True),
+    "commonsense_accuracy": Metric(metrics.commonsense_accuracy, one_option=True, can_score=metrics.ends_in_its_answer),
+    "squad_f1": Metric(metrics.squad_f1, can_score=lambda text: bool(metrics.squad_words(text))),
+    "squad_em": Metric(metrics.squad_em),
+    "accuracy": Metric(metrics.accuracy, "labels"),
+    "f1": Metric(metrics.f1, "labels", two_labels=True, is_mean=False),
+    "f1_macro": Metric(metrics.f1_macro, "labels", is_mean=False),
+    "matthews": Metric(metrics.matthews, "labels", negative=True, is_mean=False),
+    "pearson": Metric(metrics.pearson, "values", negative=True, is_mean=False),
+    "spearman": Metric(metrics.spearman, "values", negative=True, is_mean=False),
+    "token_likelihood": Metric(None, "loss"),
+    PREFERENCE: Metric(None, "preferences"),
 }
 
 
@@ -82,7 +82,7 @@ def find(name: str, key: str = "eval.metric", *, labelled: bool = False) -> Metr
     else:
         thing = plugins.find(key, name, plugins.METRICS, METRICS)
     own_metric.check(key, name, thing)
-    return Metric("", "labels" if labelled else "texts", outside=thing, is_mean=False)
+    return Metric(None, "labels" if labelled else "texts", outside=thing, is_mean=False)
 
 
 def reads_texts(name: str) -> bool:
@@ -114,7 +114,7 @@ class Summary:
     # client id -> score of each example, 0-100, where they were requested; not in the JSON
     examples: Mapping[str, Sequence[float]] = field(default_factory=dict, repr=False, compare=False)
     # client id -> what a language model answered to its examples; not in the JSON
-    predictions: Mapping[str, Sequence[Any]] = field(default_factory=dict, repr=False, compare=False)
+    predictions: Mapping[str, Sequence[Prediction]] = field(default_factory=dict, repr=False, compare=False)
     # what was measured beside: name -> client id -> number, such as the margin of preferences
     beside: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
@@ -172,34 +172,20 @@ def likelihood(loss: float) -> float:
     return 100 * math.exp(-loss)
 
 
-def score(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> float:
-    return score_all([metric], predictions, references)[metric]
+def score(metric: str, predictions: Sequence[Prediction], references: Sequence[Reference]) -> float:
+    """The score of predictions, 0-100.
 
+    Args:
+        predictions: a text per example; of option_accuracy also the log-likelihoods of the example's options, of labels
+            the index of one, and of values a number.
+        references: a tuple of right texts per example, with log-likelihoods the index of the right option, with labels
+            the right one's, and with values the right number.
 
-def score_each(metric: str, predictions: Sequence[Any], references: Sequence[Any]) -> list[float]:
-    """The score of each example alone; their mean is `score`. Of a metric that is no such mean nothing."""
-    if not find(metric, "metric").is_mean:
-        return []
-    pairs = zip(predictions, references, strict=True)
-    return [score(metric, [prediction], [reference]) for prediction, reference in pairs]
-
-
-def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Sequence[Any]) -> dict[str, float]:
-    """Several metrics of the same predictions, 0-100 each; those of one module share one pass over the texts.
-
-    A prediction is a text per example; of option_accuracy also the log-likelihoods of the example's options, of labels
-    the index of one, and of values a number. A reference is a tuple of right texts per example, with log-likelihoods
-    the index of the right option, with labels the right one's, and with values the right number. UserError for an
-    unknown metric, without an example, or for one without a reference; ValueError for not as many references as
-    predictions.
+    Raises:
+        UserError: an unknown metric, no example, or one without a reference.
+        ValueError: not as many references as predictions.
     """
-    wanted: dict[str, list[str]] = {}
-    outside: dict[str, Any] = {}
-    for metric in metrics:
-        if (own := find(metric, "metric")).outside is not None:
-            outside[metric] = own.outside
-        else:
-            wanted.setdefault(own.module, []).append(metric)
+    own = find(metric, "metric")
     if not predictions:
         raise UserError("There are no predictions to score: the split holds no example for this client.")
     if len(references) != len(predictions):
@@ -209,24 +195,24 @@ def score_all(metrics: Iterable[str], predictions: Sequence[Any], references: Se
             raise UserError(
                 f"Example {number} has no reference answer, so it cannot be scored. Remove it from the split."
             )
-    results: dict[str, float] = {}
-    for module, names in wanted.items():
-        settings = {"rouge_types": names} if module == "rouge" else {}
-        computed = _load(module).compute(predictions, references, **settings)
-        results |= {name: computed[name] for name in names}
-    return results | {name: own_metric.compute(name, thing, predictions, references) for name, thing in outside.items()}
+    if own.outside is not None:
+        return own_metric.compute(metric, own.outside, predictions, references)
+    assert own.compute is not None  # scores of losses and preferences are made elsewhere
+    return own.compute(predictions, references)
+
+
+def score_each(metric: str, predictions: Sequence[Prediction], references: Sequence[Reference]) -> list[float]:
+    """The score of each example alone; their mean is `score`. Of a metric that is no such mean nothing."""
+    if not find(metric, "metric").is_mean:
+        return []
+    pairs = zip(predictions, references, strict=True)
+    return [score(metric, [prediction], [reference]) for prediction, reference in pairs]
 
 
 def without_credit(metric: str, references: Sequence[Sequence[str]]) -> list[int]:
     """The positions of those examples where even an answer that equals one of its references scores 0, as when a text
     has no word that the metric counts. UserError for an unknown metric, or a reference that it cannot read."""
-    module = find(metric, "metric").module
-    can_score = getattr(_load(module), "can_score", None) if module else None
+    can_score = find(metric, "metric").can_score
     if can_score is None:
         return []
-    return [n for n, texts in enumerate(references) if texts and not any(can_score(text, metric) for text in texts)]
-
-
-def _load(module: str) -> ModuleType:
-    """The module of a metric; here, because ROUGE takes long to import and most commands score nothing."""
-    return importlib.import_module(f"llm_fed.scoring.metrics.{module}")
+    return [n for n, texts in enumerate(references) if texts and not any(map(can_score, texts))]

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from llm_fed.bench.build import prepare
-from llm_fed.experiment import finish
+from llm_fed.experiment import announce, finish
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
@@ -57,6 +57,20 @@ def test_work_is_counted_from_what_was_done(compared):
     for key in ("steps", "tokens", "bytes_up"):
         assert rows["potara"][key] == pytest.approx(rows["fedit"][key] + rows["local"][key])
     assert all(row["seconds"] > 0 and math.isfinite(row["seconds"]) for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "steps", "own"),
+    [("local", 8, 0), ("pooled", 8, 0), ("fedlora", 8, 4), ("ditto", 16, 0), ("potara", 0, 0)],
+)
+def test_the_plan_says_it_before(small, method, steps, own):
+    built = prepare(
+        from_dict(small.tree(method={"name": method}, rounds=4, local={"steps": 2})), Reporter(Console(quiet=True))
+    )
+    plan = announce.run_plan(built)
+    assert (plan.total_steps, plan.own_steps) == (steps, own)
+    line = plan.rows().get("work", "")
+    assert (f"{steps} steps of a client" in line) == bool(steps) and (f"{own} of them alone" in line) == bool(own)
 
 
 @pytest.mark.parametrize(

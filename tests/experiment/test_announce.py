@@ -126,9 +126,8 @@ def test_a_dry_run_leaves_nothing(small, llm_fed, tmp_path, monkeypatch):
     assert said.code == 0, said.err
     labels = [line[:11].strip() for line in said.out.splitlines()]
     assert labels == [
-        "run", "method", "clients", "examples", "base", "training", "each round", "trust", "scores", "cross", 
-        "messages",
-        "memory", "fits", "disk", "free",
+        "run", "method", "clients", "examples", "look-up", "base", "training", "each round", "trust", "work", "scores",
+        "cross", "messages", "memory", "fits", "disk", "free",
     ]  # fmt: skip
     assert "runs/c-fedit-seed0 would be a new run" in said.out and "round 1" not in said.err
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]

@@ -22,7 +22,7 @@ from llm_fed.runs.folder import Run
 from llm_fed.runs.inputs import Contents, difference
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.tracking import Reporter
-from llm_fed.settings.configfile import from_dict
+from llm_fed.settings.configfile import as_dict, from_dict
 
 
 class Listens(Reporter):
@@ -48,12 +48,16 @@ def elsewhere(begun) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def check_base(run: Run) -> None:
+    inputs.check_base(run.folder, as_dict(run.config)["base"], inputs.read(run.folder), run.contents)
+
+
 def continued(scene: moving.Scene) -> None:
     with Run(scene.run, from_dict(scene.small.tree())) as run:
-        run.check_base()
+        check_base(run)
         assert run.continues and run.reached == 0
         run.begin()
-        run.remember_inputs()
+        run.remember(inputs.FILE, run.contents.of(run.config))
 
 
 @pytest.mark.parametrize("moves", [("data",), ("base",), ("run",), ("all",), ("link", "run"), ("data", "base", "all")])
@@ -192,13 +196,13 @@ def test_a_base_of_the_hub_and_its_copy(begun, tmp_path, monkeypatch):
     tree = scene.small.tree()
     tree["base"] |= {"name": "lab/base", "revision": "abc"}
     with Run(scene.run, from_dict(tree)) as run:
-        run.check_base()
+        check_base(run)
         assert "base.name" in run.moved
         run.begin()
     assert saved_config(scene.run)["base"]["revision"] == "abc"
     moving.flip(cached / "model.safetensors")
     with Run(scene.run, from_dict(tree)) as run, pytest.raises(UserError, match="model.safetensors differs.*revision"):
-        run.check_base()
+        check_base(run)
 
 
 def test_differences_in_words():
@@ -220,5 +224,5 @@ def test_nothing_is_lost_of_what_a_toy_run_writes(tmp_path):
     """A configuration that names no file of this machine has an empty record."""
     with Run(tmp_path / "run", toy.config()) as run:
         run.begin()
-        run.remember_inputs()
+        run.remember(inputs.FILE, run.contents.of(run.config))
     assert json.loads((tmp_path / "run" / inputs.FILE).read_text()).keys() == {"checksum"}

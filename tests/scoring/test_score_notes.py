@@ -9,7 +9,7 @@ import pytest
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
 from llm_fed.runs.records import read_records
-from llm_fed.scoring.notes import notes_on_length, notes_on_scores
+from llm_fed.scoring.evaluation import notes_on_length, notes_on_scores
 from llm_fed.scoring.scores import score
 from llm_fed.tasks.common import Example
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 from llm_fed.engine.generation import answer_text
 from llm_fed.kinds.encoding import Encoder
 from llm_fed.method.requests import Query
-from llm_fed.scoring.metrics.exact_match import normalise
+from llm_fed.scoring.metrics import normalise
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import Encoded, Example, Template
 from llm_fed.tasks.control import answer_of, reasoning, without_surrogates

@@ -10,6 +10,7 @@ from pathlib import Path
 import small_run
 from small_run import Small
 
+from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run
 from llm_fed.settings.configfile import from_dict
 
@@ -74,6 +75,6 @@ def begin(folder: Path) -> Scene:
     (small.base / "README.md").write_text("about the base")
     with Run(folder / "run", from_dict(small.tree())) as run:
         run.begin()
-        run.remember_inputs()
+        run.remember(inputs.FILE, run.contents.of(run.config))
         run.log({"kind": "round", "round": 1})
     return Scene(small.data, small.base, folder / "run")

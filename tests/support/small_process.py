@@ -29,7 +29,7 @@ CONTEXT.set_forkserver_preload(
     [  # what a run imports, some of it only when it is first needed
         "llm_fed.cli", "llm_fed.experiment.run", "llm_fed.commands.api", "llm_fed.commands.section",
         "llm_fed.tasks.preferences", "llm_fed.kinds.language", "llm_fed.rows.readers",
-        "llm_fed.scoring.metrics.rouge", "llm_fed.eval.report.run", "llm_fed.eval.report.samples", "peft",
+        "llm_fed.scoring.rouge", "llm_fed.eval.report.run", "llm_fed.eval.report.samples", "peft",
         "transformers.models.llama.modeling_llama", "rouge_score.rouge_scorer", "matplotlib.figure",
         "matplotlib.backends.backend_agg", "PIL.features", "pyarrow.parquet", "pyarrow.pandas_compat", "pytest",
     ]

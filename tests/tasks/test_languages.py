@@ -6,7 +6,7 @@ from jsonl import write
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
-from llm_fed.scoring.scores import score_all
+from llm_fed.scoring.scores import score
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks import xnli, xquad
 from llm_fed.tasks.common import Example
@@ -141,5 +141,5 @@ def test_xnli_from_a_folder_with_labels_as_numbers_or_words(tmp_path, caplog):
     ],
 )
 def test_squad_by_hand(prediction, references, f1, em):
-    found = score_all(["squad_f1", "squad_em"], [prediction], [references])
+    found = {name: score(name, [prediction], [references]) for name in ("squad_f1", "squad_em")}
     assert found == {"squad_f1": pytest.approx(f1), "squad_em": em}

@@ -1,14 +1,15 @@
 """ROUGE-1, ROUGE-2 and ROUGE-L F1 (Lin 2004), on top of the `rouge_score` package."""
 
+from __future__ import annotations
+
 import functools
 import unicodedata
+from collections.abc import Sequence
 from itertools import islice
 
 import regex
 from nltk.stem.porter import PorterStemmer
 from rouge_score import rouge_scorer, tokenizers
-
-TYPES = ("rouge1", "rouge2", "rougeL")
 
 # Scripts that put no space between words: Han, kana, and those of South-East Asia, which Unicode's line breaking
 # calls SA (Thai, Lao, Khmer, Myanmar and their neighbours). Script extensions also cover what several scripts share,
@@ -43,22 +44,21 @@ class Tokenizer(tokenizers.Tokenizer):
         ]
 
 
-def can_score(reference: str, metric: str) -> bool:
-    """Whether an answer that equals this reference scores above 0."""
-    needed = 2 if metric == "rouge2" else 1
-    return len(list(islice(TOKEN.finditer(normalise(reference)), needed))) == needed
+def has_tokens(text: str, number: int) -> bool:
+    """Whether a text has so many: an answer that equals it scores above 0 only with one, under ROUGE-2 with two."""
+    return len(list(islice(TOKEN.finditer(normalise(text)), number))) == number
 
 
-def compute(predictions, references, rouge_types=TYPES):
-    """Mean F1 over the examples, 0-100; Porter stemmer on; each example with its best reference, per type.
+def f1_of(kind: str, said: Sequence[str], right: Sequence[Sequence[str]]) -> float:
+    """Mean F1 over the examples, 0-100; Porter stemmer on; each example with its best reference.
 
     Text is cut by script: in Chinese, Japanese, Thai, Lao, Khmer and Burmese each character is a token, elsewhere each
     word, and a text may mix them. Punctuation, symbols and emoji are no tokens, so a reference of these alone scores 0
     even against itself, and so does one of a single token under rouge2 (use exact_match there).
     """
-    scorer = rouge_scorer.RougeScorer(list(rouge_types), tokenizer=_tokenizer())
-    best = [scorer.score_multi(texts, prediction) for prediction, texts in zip(predictions, references, strict=True)]
-    return {kind: 100 * sum(example[kind].fmeasure for example in best) / len(best) for kind in rouge_types}
+    scorer = rouge_scorer.RougeScorer([kind], tokenizer=_tokenizer())
+    best = [scorer.score_multi(texts, text)[kind].fmeasure for text, texts in zip(said, right, strict=True)]
+    return float(100 * sum(best) / len(best))
 
 
 @functools.cache
