@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.footprint import peak_of, weights
-from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit
+from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit, peak_of, weights
 from llm_fed.engine.ways import describe as describe_passes
 from llm_fed.experiment import cross
 from llm_fed.federation.aggregation import trust

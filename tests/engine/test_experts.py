@@ -12,8 +12,7 @@ from torch import nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import generation, inference
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fit import fit

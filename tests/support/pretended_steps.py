@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from llm_fed.basics.rng import Secret
-from llm_fed.engine import capture, end_to_end, inference, passes
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine import capture, end_to_end, fit, inference
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.fit import FusedFit
 from llm_fed.engine.generation import generate, option_log_likelihoods
 from llm_fed.method.requests import Distillation, Fit, PerExample
@@ -47,14 +46,14 @@ def step(jobs: Sequence[Fit], number: int = 0) -> tuple[int, int]:
     with Pretended() as device:
         fused = FusedFit(AdaptedModel(moved(tiny.build("llama")), jobs[0].structure, budget=1000), jobs)  # type: ignore[arg-type]
         losses = torch.zeros(len(jobs), device=DEVICE)
-        passed, read = passes.one_pass, []
+        passed, read = fit.one_pass, []
 
         def watched(*given: Any) -> None:
             before = device.from_host
             passed(*given)
             read.append(device.from_host - before)
 
-        with patch.object(passes, "one_pass", watched):
+        with patch.object(fit, "one_pass", watched):
             for now in range(number + 1):
                 device.counted()
                 fused.step(now, {k: job.batch(now) for k, job in enumerate(jobs)}, losses)
