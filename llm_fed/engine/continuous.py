@@ -192,7 +192,7 @@ class RunningBatch:
         self, rows: Sequence[LiveAnswer], ids: Tensor, mask: Tensor, cache: Cache | None
     ) -> tuple[Tensor, Cache]:
         """The logits (N, V) of the next tokens, and the cache with those that were read."""
-        index, padded = torch.tensor([each.row for each in rows]), not bool(mask.all())
+        index, padded = torch.tensor([each.row for each in rows]), min(len(each.text) for each in rows) < mask.shape[1]
         mixes = [each.mix for each in rows if each.mix is not None]
         with self._bank.attached(index, mix=torch.cat(mixes) if mixes else None):
             logits, known = forward(self._base, ids, mask, cache, keep=1, padded=padded)

@@ -66,7 +66,6 @@ class SlotBatch(RunningBatch):
         self._layers = [SlotLayer(self) for _ in self._cache.layers]
         self._cache.layers = [*self._layers]
 
-    @torch.inference_mode()
     def read(self, new: Sequence[LiveAnswer]) -> list[LiveAnswer]:
         texts = [each.text for each in new]
         taken, self._free = self._free[: len(new)], self._free[len(new) :]
@@ -85,7 +84,6 @@ class SlotBatch(RunningBatch):
             self._mix[slots] = torch.cat([each.mix for each in new if each.mix is not None]).to(self._mix)
         return self._hear(new, self._told(taken))
 
-    @torch.inference_mode()
     def step(self) -> list[LiveAnswer]:
         assert self._recorder
         longest = max(len(each.text) for each in self._rows)

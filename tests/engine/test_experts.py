@@ -69,7 +69,7 @@ def test_a_router_reads_its_input_before_dropout(base):
     structure, one = replace(ROUTED, dropout=0.5), state(base, ROUTED, 0)
     bank = AdapterBank(base.model, structure, 1, torch.float64)
     bank.load(0, one)
-    dropped = torch.rand(bank._width, generator=torch.Generator().manual_seed(0)) < 0.5
+    dropped = torch.rand(bank.width, generator=torch.Generator().manual_seed(0)) < 0.5
     expected = one.updated(one.select("lora_B$") * 2.0)
     for name, place in bank._inputs.items():
         for expert in ROUTED.experts:

@@ -22,6 +22,7 @@ from torch.nn.attention import varlen
 from llm_fed.basics.rng import Secret
 from llm_fed.engine import capture, end_to_end, fit, inference
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
+from llm_fed.engine.continuous import RunningBatch
 from llm_fed.engine.fit import FusedFit
 from llm_fed.engine.generation import generate, option_log_likelihoods
 from llm_fed.method.requests import Distillation, Fit, PerExample
@@ -113,7 +114,9 @@ def answers(prompts: Sequence[list[int]], tokens: int, captures: capture.Capture
         base = language_base(moved(tiny.build("llama")))  # type: ignore[arg-type]
         bank = AdapterBank(base.model, LORA, len(prompts))
         device.counted()
-        with torch.no_grad():  # fake tensors do not work in inference mode
+        # Fake tensors do not work in inference mode.
+        plain = {name: inspect.unwrap(getattr(RunningBatch, name)) for name in ("read", "step")}
+        with torch.no_grad(), patch.multiple(RunningBatch, **plain):
             inspect.unwrap(generate)(
                 base, bank, list(enumerate(prompts)), max_new_tokens=tokens, batch_size=8, captures=captures,
             )  # fmt: skip
