@@ -307,7 +307,7 @@ def answer_text(base: Base, prompt: Sequence[int], tokens: Sequence[int]) -> str
     """
     read = base.tokenizer
     text = str(read.decode([*tokens], skip_special_tokens=True))
-    # Not only who asks may end a prompt with the tag, but the template.
+    # The tag begins reasoning where the template may end a prompt with it, and not where the user alone did.
     opens = base.prompt is None or filled(base.prompt.template, base.tokenizer).opens
     if opens and str(read.decode([*prompt[-8:]])).rstrip().endswith(THINK):
         return answer_of(THINK + text).strip()
