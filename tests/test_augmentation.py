@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import generator
-from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.fit import fit
 from llm_fed.experiment import run

@@ -16,7 +16,7 @@ from llm_fed.commands import doctor
 from llm_fed.engine import gradients
 from llm_fed.engine.memory import free_memory
 from llm_fed.experiment import run
-from llm_fed.models import room
+from llm_fed.models.loading import shortage
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.local import choose_clients_per_pass
 from llm_fed.settings.config import BaseConfig
@@ -127,9 +127,9 @@ def test_a_base_that_does_not_fit_is_told_before_it_is_loaded(small, monkeypatch
     ):
         limit = cgroups.MemoryLimit("memory.max of the control group /job_7", 2 * GIB, free)
         monkeypatch.setattr(cgroups, "tightest", lambda root=None, limit=limit: limit)
-        said = room.shortage(replace(base, dtype=dtype), "cpu")
+        said = shortage(replace(base, dtype=dtype), "cpu")
         assert bool(said) == short and ("memory.max of the control group /job_7" in said) == short
-        assert room.shortage(replace(base, dtype=dtype), "cuda:0") == ""
+        assert shortage(replace(base, dtype=dtype), "cuda:0") == ""
     monkeypatch.setattr(cgroups, "tightest", lambda root=None: None)
-    assert room.shortage(base, "cpu") == ""
-    assert room.shortage(replace(base, name="cnn"), "cpu") == ""
+    assert shortage(base, "cpu") == ""
+    assert shortage(replace(base, name="cnn"), "cpu") == ""

@@ -20,8 +20,8 @@ from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
-from llm_fed.models import ranks, room
-from llm_fed.models.loading import settle_dtype
+from llm_fed.models import ranks
+from llm_fed.models.loading import settle_dtype, shortage
 from llm_fed.runs.trackers import check_trackers
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.accelerate import DistributedEngine, Shared
@@ -209,7 +209,7 @@ def prepare(
         if hint := kind.hint(device):
             reporter.note_once(hint)
     launchers.check(config.base.dtype)
-    if base is None and not is_object(config.base.name) and (too_little := room.shortage(config.base, device)):
+    if base is None and not is_object(config.base.name) and (too_little := shortage(config.base, device)):
         reporter.note(too_little)
     with signs.part(f"loading the base {config.base.name}"):
         base = base or kinds.load(config, task, device)

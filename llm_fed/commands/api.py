@@ -135,7 +135,7 @@ class Result:
         Raises:
             UserError: see `model`; or it is an image model, or a number of sampling is out of its range.
         """
-        from llm_fed.engine.sampling import Sampling
+        from llm_fed.engine.continuous import Sampling
         from llm_fed.export.personal import Personal
 
         model = self.model(client)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from llm_fed import kinds
 from llm_fed.basics.errors import UserError, printable, require
-from llm_fed.engine.sampling import Sampling as Sampling
+from llm_fed.engine.continuous import Sampling as Sampling
 from llm_fed.export.load import load_client
 from llm_fed.export.origins import as_trained, read_origin
 from llm_fed.export.personal import Personal, alone

@@ -22,7 +22,7 @@ from llm_fed.bench.costs import Parameters, count_parameters
 from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.own import OwnObjects
 from llm_fed.commands.section import Rows, in_row
-from llm_fed.engine.footprint import weights
+from llm_fed.engine.memory import weights
 from llm_fed.eval.plots import Band, Point, plot_bands, plot_methods, plot_tradeoff, plot_verdict
 from llm_fed.eval.report.comparison import Draw, write_comparison
 from llm_fed.eval.tables import MAX_CLIENTS, ComparisonRow, Table, to_text

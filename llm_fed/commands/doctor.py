@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from llm_fed.basics import cgroups
-from llm_fed.models import speed
+from llm_fed.models import loading
 from llm_fed.models.loading import settle_dtype
 from llm_fed.settings.config import BaseConfig
 
@@ -57,7 +57,7 @@ def _dtypes() -> str:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     base, _ = settle_dtype(BaseConfig(dtype="auto"), device)
     cuda = device == "cuda"
-    computes = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else speed.computes_in_bfloat16()
+    computes = torch.cuda.is_bf16_supported(including_emulation=False) if cuda else loading.computes_in_bfloat16()
     return (
         f"bfloat16 is {'computed by this device' if computes else 'emulated on this device, so slow'}; base.dtype=auto "
         f"chooses {base.dtype} here"
@@ -66,7 +66,7 @@ def _dtypes() -> str:
 
 def _train(quantization: Literal["nf4"] | None) -> str:
     from llm_fed.basics.rng import generator
-    from llm_fed.engine.adapted import AdaptedModel
+    from llm_fed.engine.bank import AdaptedModel
     from llm_fed.engine.fit import fit
     from llm_fed.kinds.language import load_base
     from llm_fed.method.optimizer import Optimizer

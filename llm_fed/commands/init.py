@@ -21,7 +21,7 @@ from llm_fed.bench import taking_part
 from llm_fed.commands import columns_of, known_base, survey
 from llm_fed.commands.columns_of import UserChoices
 from llm_fed.commands.known_base import KnownBase, Tell, rates_of
-from llm_fed.models import speed
+from llm_fed.models import loading
 from llm_fed.scoring.duplicates import known_answers, near_duplicates
 from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
@@ -134,7 +134,7 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
         "look-up": known_answers((client.train, client.test) for client in data.clients.values()),
         "lengths": about_lengths,
         "answers": answers,
-        "speed": "" if torch.cuda.is_available() else speed.hint(),
+        "speed": "" if torch.cuda.is_available() else loading.bfloat16_hint(),
     }
     work = Workload.of(survey.sizes(data), PASSES, BATCH)
     return composed(

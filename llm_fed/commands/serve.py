@@ -24,8 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llm_fed.basics.errors import RunError, UserError, one_line, printable
 from llm_fed.commands.serving import Busy, ModelServer, Wanted
-from llm_fed.engine.continuous import LiveAnswer
-from llm_fed.engine.sampling import Sampling
+from llm_fed.engine.continuous import LiveAnswer, Sampling
 from llm_fed.export.personal import Conversation, Personal
 from llm_fed.tasks.control import THINK
 

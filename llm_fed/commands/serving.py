@@ -13,9 +13,8 @@ from typing import Any
 from llm_fed import kinds
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.rng import generator
-from llm_fed.engine.continuous import LiveAnswer, RunningBatch
+from llm_fed.engine.continuous import LiveAnswer, RunningBatch, Sampling
 from llm_fed.engine.generation import most_rows, room_after
-from llm_fed.engine.sampling import Sampling
 from llm_fed.experiment.rounds import opened
 from llm_fed.export.load import load_client
 from llm_fed.export.personal import Conversation, Personal, alone

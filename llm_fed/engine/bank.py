@@ -6,23 +6,31 @@ all its experts and routers, D inputs of all adapted layers together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.deltas import DeltaHook, Deltas
+from llm_fed.engine.examples import TEXT, Examples
+from llm_fed.engine.layers import Adapted, OwnLinear, TokenGroups, TokenRows, forwards
+from llm_fed.engine.memory import budget_and_overhead, within_memory
 from llm_fed.engine.routed import RoutedExperts
-from llm_fed.engine.swapped import forwards
-from llm_fed.engine.tokens import TokenGroups, TokenRows
+from llm_fed.merge.delta import under
 from llm_fed.models.base import device_of, freeze
-from llm_fed.models.deberta import is_for_all_rows
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
 from llm_fed.state import State, magnitude, pair, router
+
+if TYPE_CHECKING:
+    from llm_fed.engine.capture import Captures
+
+Result = TypeVar("Result")
 
 
 class AdapterBank:
@@ -32,6 +40,10 @@ class AdapterBank:
     takes steps sets to zero in between. So loading, reading, clipping and optimising all work on plain rows.
     Linear layers that the structure trains whole (an image model's head) are entries of the rows like the others.
     The base is frozen and put in eval mode (its own dropout is off); beyond that it is not changed.
+
+    Attributes:
+        drops: whether there is dropout; then `width` is D.
+        adapts_head: whether the layer that a language model's logits come from is adapted.
 
     Args:
         model: the base; it may be quantised or of any float dtype.
@@ -55,7 +67,7 @@ class AdapterBank:
         freeze(model)
         self.model, self.structure = model, structure
         self.targets, self.layout = targets(model, structure), layout(model, structure)
-        self.fused = fused_parameters(model, structure.parameters)
+        self.fused = fused_parameters(model, structure.parameters) if structure.parameters else {}
         self.whole = {name: model.get_submodule(name) for name in structure.whole}
         for name, module in self.whole.items():
             if not isinstance(module, nn.Linear):
@@ -72,12 +84,15 @@ class AdapterBank:
             entry = self.rows[:, span].view(shape).requires_grad_(name in trained)
             self._entries[name] = entry, self.grads[:, span].view(shape)
         self._inputs: dict[str, slice] = {}  # where each layer's inputs lie in a dropout mask
-        self._width = 0  # D
+        self.width = 0
         for name, module in self.targets.items():
-            self._inputs[name] = slice(self._width, self._width + sizes(module)[0])
-            self._width = self._inputs[name].stop
+            self._inputs[name] = slice(self.width, self.width + sizes(module)[0])
+            self.width = self._inputs[name].stop
         self._kept = max(1, round((1 - structure.dropout) * 2**16))  # of 2^16 inputs
-        self._deltas = Deltas(self.rows)
+        self.drops = self._kept < 2**16
+        head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+        self.adapts_head = any(module is head for module in self.targets.values())
+        self._deltas: Deltas | None = None
         self._attached = False
 
     def load(self, k: int, state: State) -> None:
@@ -89,21 +104,13 @@ class AdapterBank:
         if state.layout != self.layout:
             raise ValueError(f"row {k}: the state's entries are not those of {self.structure}")
         self.rows[k].copy_(state.row)
-        self._deltas.load(k, state)
+        if self._deltas or under(state):
+            self._deltas = self._deltas or Deltas(self.rows)
+            self._deltas.load(k, state)
 
     def read(self, k: int) -> State:
         """A copy of row k, on the bank's device."""
         return State(self.layout, self.rows[k].clone())
-
-    @property
-    def drops(self) -> bool:
-        """Whether there is dropout."""
-        return self._kept < 2**16
-
-    @property
-    def width(self) -> int:
-        """D"""
-        return self._width
 
     def draw_masks(
         self, seeds: Sequence[int], lengths: Sequence[int], out: Tensor | None = None, *, end_to_end: bool = False
@@ -123,7 +130,7 @@ class AdapterBank:
         device = self.rows.device
         if out is None:
             rows, tokens = (1, sum(lengths)) if end_to_end else (len(seeds), max(lengths))
-            out = torch.empty(rows, tokens, self._width, dtype=torch.bool, device=device)
+            out = torch.empty(rows, tokens, self.width, dtype=torch.bool, device=device)
         out.zero_()
         parts: Sequence[Tensor] = [mask[:length] for mask, length in zip(out, lengths, strict=False)]
         if end_to_end:
@@ -141,7 +148,7 @@ class AdapterBank:
 
     def beneath(self, owners: Sequence[int]) -> dict[str, DeltaHook]:
         """What lies beneath the adapters, by layer, for a batch whose row n goes through adapter owners[n]."""
-        return self._deltas.on(owners)
+        return self._deltas.on(owners) if self._deltas else {}
 
     def _lengths(self, name: str, module: nn.Module, chosen: Mapping[str, Tensor]) -> Tensor:
         """m / ||W + s B A|| (N, 1, out) of DoRA, by which a layer's outputs are multiplied. The divisor is a constant
@@ -154,14 +161,6 @@ class AdapterBank:
         own = torch.einsum("nor,nrq,noq->no", b, a @ a.mT, b)
         norms = (w.square().sum(1) + 2 * s * across + s * s * own).clamp_min(0).sqrt()
         return (chosen[magnitude(name)] / norms)[:, None]
-
-    @property
-    def adapts_head(self) -> bool:
-        """Whether the layer that a language model's logits come from is adapted."""
-        from transformers import PreTrainedModel
-
-        head = self.model.get_output_embeddings() if isinstance(self.model, PreTrainedModel) else None
-        return any(module is head for module in self.targets.values())
 
     @contextmanager
     def attached(
@@ -202,9 +201,8 @@ class AdapterBank:
             raise ValueError(f"weights of rows belong to the gate `mix` alone; here it is {self.structure.gate}")
         if mix is None and self.structure.gate == "mix":
             raise ValueError("the gate `mix` needs the weights of each row, and here are none")
-        handles = []
+        handles, self._attached = [], True
         try:
-            self._attached = True
             where = index.to(self.rows.device)
             takers, chosen = where if each is None else into, dict[str, Tensor]()
             # Outside the layers, so that activation checkpointing does not repeat it.
@@ -220,7 +218,7 @@ class AdapterBank:
                 if name in below:
                     handles.append(module.register_forward_hook(below[name]))
                 pairs = [pair(name, expert) for expert in self.structure.experts]
-                adapted = _Adapted(
+                adapted = Adapted(
                     name=name,
                     tokens=tokens,
                     a=_joined([chosen[a] for a, _ in pairs], dim=1),
@@ -234,24 +232,27 @@ class AdapterBank:
                 )
                 handles.append(module.register_forward_hook(adapted))
             for name, module in self.whole.items():
-                own = _Whole(name, tokens, chosen[f"{name}.weight"], chosen.get(f"{name}.bias"))
+                own = OwnLinear(name, tokens, chosen[f"{name}.weight"], chosen.get(f"{name}.bias"))
                 handles.append(module.register_forward_hook(own))
-            with forwards({routed.block: routed for routed in self._routed(chosen, len(index))}):
+            with forwards(self._routed(chosen, len(index))) if self.fused else nullcontext():
                 yield
         finally:
             for handle in handles:
                 handle.remove()
             self._attached = False
 
-    def _routed(self, chosen: Mapping[str, Tensor], num_rows: int) -> Iterator[RoutedExperts]:
-        """What the blocks of a mixture compute whose experts have adapters."""
+    def _routed(self, chosen: Mapping[str, Tensor], num_rows: int) -> dict[nn.Module, RoutedExperts]:
+        """By block of a mixture whose experts have adapters what it computes."""
         blocks: dict[str, dict[str, tuple[Tensor, Tensor]]] = {}
         for name, fused in self.fused.items():
             pairs = [pair(f"{name}.{expert}", "") for expert in range(fused.experts)]
             a, b = (torch.stack([chosen[each[span]] for each in pairs], 1) for span in (0, 1))
             blocks.setdefault(name.rpartition(".")[0], {})[fused.name] = a, b
+        found = {}
         for name, factors in blocks.items():
-            yield RoutedExperts(name, self.model.get_submodule(name), factors, self.structure.scaling, num_rows)
+            block = self.model.get_submodule(name)
+            found[block] = RoutedExperts(name, block, factors, self.structure.scaling, num_rows)
+        return found
 
 
 class _Own(torch.autograd.Function):
@@ -268,86 +269,57 @@ class _Own(torch.autograd.Function):
         return None, None, None, None
 
 
-@dataclass(frozen=True)
-class _Adapted:
-    """The forward hook of one layer while a bank is attached."""
-
-    name: str
-    tokens: TokenRows | TokenGroups
-    a: Tensor  # (N, E r, in)
-    b: Tensor  # (N, out, E r)
-    router: Tensor | None  # (N, E, in)
-    mix: Tensor | None  # (N, 1, E), or (1, S, E) of tokens
-    scaling: float
-    kept: float  # the share of the inputs that masks keep
-    mask: Tensor | None  # (N, T, in) the inputs that are kept
-    lengths: Tensor | None = None  # (N, 1, out) by which DoRA multiplies the layer's outputs
-
-    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        device = output.device  # the base's layers may lie on several
-        shared = is_for_all_rows(inputs[0])
-        given = inputs[0].expand(len(self.a), -1, -1) if shared else inputs[0]
-        x, autocast = self.tokens.inputs(self.name, given.to(device), self.a.dtype)
-        y = output.reshape(len(output), -1, output.shape[-1])
-        has, wanted = (x.shape[-1], y.shape[-1]), (self.a.shape[2], self.b.shape[1])
-        if has != wanted:
-            raise UserError(
-                f"{self.name} cannot have an adapter: it makes {has[1]} numbers of {has[0]} for each token, where its "
-                f"weight makes {wanted[1]} of {wanted[0]}; leave it out of adapter.target_modules"
-            )
-        weights, scaling = self._weights(x), self.scaling
-        mask = None if shared else self.mask
-        if mask is not None:
-            x, scaling = x * mask[:, : x.shape[1]].to(device), scaling / self.kept  # a layer may see fewer tokens
-        if self.lengths is not None:
-            y = self._with_lengths(module, x, y, scaling, mask is not None, autocast)
-            return y.view(len(y), *output.shape[1:]).to(output.dtype)
-        hidden = self.tokens.product(x, self.a.to(device))  # (N, T, E r)
-        if weights is not None:
-            experts = hidden.unflatten(-1, (weights.shape[-1], -1))
-            hidden = (experts * weights.to(hidden.dtype)[..., None]).flatten(-2)
-        y = self.tokens.added(y, hidden, self.b.to(device), scaling, autocast or y.dtype == hidden.dtype)
-        return y.view(len(y), *output.shape[1:]).to(output.dtype)
-
-    def _with_lengths(
-        self, module: nn.Module, x: Tensor, y: Tensor, scaling: float, masked: bool, autocast: bool
-    ) -> Tensor:
-        """g (W x + s B A x) + bias, g the lengths; as in PEFT dropout takes inputs from all that the adapter adds."""
-        assert self.lengths is not None
-        lengths = self.tokens.spread(self.lengths.to(y.device))
-        bias = getattr(module, "bias", None)
-        if masked:
-            w = weight_of(module)
-            plain = nn.functional.linear(x / self.kept, w if autocast else w.to(x.dtype))
-        else:
-            plain = y if bias is None else y - bias
-        hidden = self.tokens.product(self.tokens.product(x, self.a.to(y.device)), self.b.to(y.device))
-        return y + (lengths - 1) * plain + lengths * scaling * hidden
-
-    def _weights(self, x: Tensor) -> Tensor | None:
-        """g: (N, T, E), (N, 1, E), or None for a plain sum."""
-        if self.router is None:
-            return None if self.mix is None else self.mix.to(x.device)
-        scores = self.tokens.product(x, self.router.to(x.device))
-        return scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
-
-
-@dataclass(frozen=True)
-class _Whole:
-    """The forward hook of a linear layer that every row has its own of, instead of the base's."""
-
-    name: str
-    tokens: TokenRows | TokenGroups
-    weight: Tensor  # (N, out, in)
-    bias: Tensor | None  # (N, out)
-
-    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        x, _ = self.tokens.inputs(self.name, inputs[0], self.weight.dtype)
-        w = self.weight.mT
-        y = torch.bmm(x, w) if self.bias is None else torch.baddbmm(self.bias[:, None], x, w)
-        return y.view(output.shape).to(output.dtype)
-
-
 def _joined(parts: list[Tensor], dim: int) -> Tensor:
     """The experts side by side along their ranks."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+@dataclass(frozen=True)
+class AdaptedModel:
+    """A frozen base under adapters of one structure.
+
+    `model` is a causal language model or an image classifier, quantised or of any float dtype.
+    """
+
+    model: nn.Module
+    structure: Lora
+    examples: Examples = TEXT
+    autocast: torch.dtype | None = None  # compute in this dtype; the adapters keep theirs
+    budget: int | None = None  # most tokens of a micro-batch; None: by device
+    captures: Captures | None = None  # of training passes; None: they run as they are written
+    padding_free: bool = False  # whether training lays texts end to end, where it can, and not in rows with padding
+    fuses: bool = False  # whether training passes compute elementwise work `fused`
+
+    @property
+    def device(self) -> torch.device:
+        """Where the base's inputs are wanted."""
+        return device_of(self.model)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Most tokens of a micro-batch, and what one more micro-batch costs in tokens."""
+        most, overhead = budget_and_overhead(self.device)
+        return self.budget or most, overhead
+
+    def bank(self, num_rows: int, dtype: torch.dtype = torch.float32, train: str = r".*") -> AdapterBank:
+        """So many adapters around the base, all zero, see `AdapterBank`."""
+        return AdapterBank(self.model, self.structure, num_rows, dtype, train)
+
+    def bank_of(self, states: Sequence[State]) -> AdapterBank:
+        """One row for each of these states."""
+        bank = self.bank(len(states), states[0].row.dtype)
+        for row, state in enumerate(states):
+            bank.load(row, state)
+        return bank
+
+    def computing(self) -> torch.autocast:
+        """The context of a forward pass. A graph must make its own casts, as a cache does not outlive the pass."""
+        cached = None if self.captures is None else False
+        return torch.autocast(
+            self.device.type, self.autocast, enabled=self.autocast is not None, cache_enabled=cached
+        )  # fmt: skip
+
+    def within_memory(self, run: Callable[[AdaptedModel], Result]) -> Result:
+        """What `run` makes of this model, with as large a budget as memory allows."""
+        free = self.captures.clear if self.captures else lambda: None
+        return within_memory(lambda budget: run(replace(self, budget=budget)), self.limits[0], free)

@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.masks import not_captured
-from llm_fed.engine.memory import out_of_memory
-from llm_fed.engine.on_device import Static
+from llm_fed.engine.memory import Static, out_of_memory
 from llm_fed.engine.packing import Grid
-from llm_fed.engine.passes import Padded, Pass, PassInputs, one_pass
+from llm_fed.engine.passes import PassInputs, one_pass, widened
 from llm_fed.method.requests import Fit
 from llm_fed.models.rotary import context
 
@@ -47,18 +45,18 @@ class Captures:
         self.answers = True
         self._stages: dict[Hashable, CapturedPass] = {}
 
-    def passes(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str, layout: Padded) -> CapturedPass:
+    def passes(self, model: AdaptedModel, jobs: Sequence[Fit], trained: str) -> CapturedPass:
         """Those of these jobs."""
         dtype = jobs[0].start.row.dtype
         key = id(model.model), model.structure, model.autocast, type(model.examples), dtype, trained, model.fuses
         stage = self._stages.pop(key, None)
         if stage is None or len(stage.losses) < len(jobs):
-            stage = CapturedPass(self, model, model.bank(len(jobs), dtype, trained), layout)
+            stage = CapturedPass(self, model, model.bank(len(jobs), dtype, trained))
         self._stages[key] = stage  # the last one used is the last to go
         while len(self._stages) > STAGES:
             self._stages.pop(next(iter(self._stages)))
         lengths = (model.examples.length(job.examples[index]) for job in jobs for b in job.batches for index in b)
-        stage.layout, stage.longest = layout, max(lengths, default=0)
+        stage.longest = max(lengths, default=0)
         return stage
 
     def graphs(self, device: torch.device) -> Graphs:
@@ -123,42 +121,38 @@ class Recorder:
         clear_device_cache(garbage_collection=True)
 
 
-class CapturedPass(Pass):
+class CapturedPass:
     """A bank with static memory around it.
 
     Attributes:
+        grid: of the shapes of micro-batches.
         losses: (K,) what the passes of a step add to.
         longest: tokens of the longest text that a fit has.
+        recorder: says why nothing is captured any more, where that is so.
     """
 
-    def __init__(self, captures: Captures, model: AdaptedModel, bank: AdapterBank, layout: Padded):
-        super().__init__(model, bank, layout)
+    def __init__(self, captures: Captures, model: AdaptedModel, bank: AdapterBank):
+        self.model, self.bank = model, bank
         device, num_rows = model.device, len(bank.rows)
         self.losses, self.longest = torch.zeros(num_rows, device=device), 0
         config = getattr(model.model, "config", None)
         self.grid = Grid(None if config is None else context(config))
-        self._recorder = Recorder(captures, device, "training passes")
+        self.recorder = Recorder(captures, device, "training passes")
         self._shapes: dict[Hashable, Static[PassInputs]] = {}
         self._masks = torch.zeros(0, dtype=torch.bool, device=device)
 
-    @property
-    def why(self) -> str:
-        return self._recorder.why
+    def take(self, inputs: PassInputs, seeds: Sequence[int], sizes: Sequence[int]) -> bool:
+        """The pass over a micro-batch of the host; whether it was replayed.
 
-    def begin(self) -> None:
-        self.losses.zero_()
-
-    def take(self, inputs: PassInputs, seeds: Sequence[int], sizes: Sequence[int], *given: Any, **more: Any) -> bool:
-        assert self.grid is not None
-        wide = self.layout.widened(inputs, self.grid, self.longest)
+        Args:
+            seeds, sizes: of the dropout masks of its rows.
+        """
+        wide = widened(inputs, self.grid, self.longest)
         key, static = self._shape(wide)
         static.fill(wide)
         if self.bank.drops:
-            self.bank.draw_masks(seeds, sizes, out=static.item.masks, end_to_end=self.layout.flat)
-        return self._recorder.run(key, partial(one_pass, self.model, self.bank, static.item, self.losses))
-
-    def end(self, losses: Tensor) -> None:
-        losses.add_(self.losses[: len(losses)])
+            self.bank.draw_masks(seeds, sizes, out=static.item.masks, end_to_end=wide.groups is not None)
+        return self.recorder.run(key, partial(one_pass, self.model, self.bank, static.item, self.losses))
 
     def _shape(self, wide: PassInputs) -> tuple[Hashable, Static[PassInputs]]:
         """What is the same in all micro-batches that have its memory, and the memory."""
@@ -175,7 +169,7 @@ class CapturedPass(Pass):
         self._shapes[key] = static  # the last one used is the last to go
         while len(self._shapes) > SHAPES:
             self._shapes.pop(oldest := next(iter(self._shapes)))
-            self._recorder.forget(oldest)
+            self.recorder.forget(oldest)
         return key, static
 
     def _masks_of(self, rows: int, tokens: int) -> Tensor:

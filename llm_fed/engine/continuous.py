@@ -18,18 +18,79 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Cache, DynamicCache
+from transformers import Cache, DynamicCache, LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
 from transformers.cache_utils import DynamicLayer
 
-from llm_fed.basics.errors import RunError
+from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.masks import known_masks
-from llm_fed.engine.memory import is_spread
+from llm_fed.engine.memory import budget_and_overhead, is_spread
 from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
 from llm_fed.models.rotary import regimes
 
 NOT_A_NUMBER = -1  # instead of a token
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How each token of an answer is drawn.
+
+    Attributes:
+        temperature: the logits are divided by it.
+        top_p: the share of the probability of the likeliest tokens among which one is drawn (Holtzman et al. 2020).
+        seed: None: each answer is another one.
+
+    Raises:
+        UserError: a number is out of its range.
+    """
+
+    temperature: float
+    top_p: float = 1.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < float("inf"):
+            raise UserError(f"the temperature of sampling is {self.temperature:g}; it is above 0, e.g. 0.7")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top-p of sampling is {self.top_p:g}; it is above 0 and at most 1, e.g. 0.9")
+
+    @classmethod
+    def parse(cls, text: str, key: str) -> Sampling:
+        """Of `0.7`, or `0.7,0.9` with top-p.
+
+        Args:
+            key: where it stands, for the error.
+
+        Raises:
+            UserError: it is neither, or a number is out of its range.
+        """
+        try:
+            temperature, _, top_p = text.partition(",")
+            numbers = float(temperature), float(top_p or 1)
+        except ValueError:
+            raise UserError(
+                f"{key} is {text!r}; it takes a temperature and, after a comma, a top-p, e.g. 0.7 or 0.7,0.9"
+            ) from None
+        return cls(*numbers)
+
+    def __str__(self) -> str:
+        return f"temperature {self.temperature:g}" + (f", top-p {self.top_p:g}" if self.top_p < 1 else "")
+
+    def chooser(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """What draws the next tokens (N, 1) of one answer from logits (N, V)."""
+        generator = torch.Generator(device)
+        generator.seed() if self.seed is None else generator.manual_seed(self.seed)
+        warpers: list[LogitsProcessor] = [TemperatureLogitsWarper(self.temperature)]
+        warpers += [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
+
+        def choose(logits: Tensor) -> Tensor:
+            scores = logits.float()
+            for warp in warpers:
+                scores = warp(None, scores)
+            return torch.multinomial(scores.softmax(-1), 1, generator=generator)
+
+        return choose
 
 
 @dataclass(eq=False)
@@ -59,7 +120,11 @@ class LiveAnswer:
 
 
 class RunningBatch:
-    """The rows that are being written under the adapters of one bank, `most` at a time."""
+    """The rows that are being written under the adapters of one bank, `most` at a time.
+
+    Attributes:
+        joins: whether prompts can join rows that are being written.
+    """
 
     def __init__(self, base: Base, bank: AdapterBank, most: int):
         self._base, self._bank, self._most = base, bank, most
@@ -70,6 +135,7 @@ class RunningBatch:
         self._border = rotary.border if rotary is not None and rotary.read_again else None
         self._even = feels_padding(base.model.config)
         self.joins = plain(base) and not self._even
+        self._enough = max(1, most // 8)  # free rows before prompts are read beside others
 
     @property
     def size(self) -> int:
@@ -77,11 +143,16 @@ class RunningBatch:
         return len(self._rows)
 
     def takes(self, waiting: Sequence[LiveAnswer]) -> list[LiveAnswer]:
-        """Those of the waiting answers that can be read now."""
-        if self._rows and not self.joins:
+        """Those of the waiting answers that can be read now: few of many where others can join later, as with padding
+        the last ones would cost as much as the first."""
+        free = self._most - self.size
+        if not waiting or (self.size and (not self.joins or free < self._enough)):
             return []
-        chosen = list(waiting[: self._most - self.size])
-        return [each for each in chosen if not self._even or len(each.text) == len(chosen[0].text)]
+        longest = len(waiting[0].text)
+        if self.joins:
+            budget = budget_and_overhead(self._base.device)[0]
+            free = min(free, max(1, self._most // 4, budget // longest))
+        return [each for each in waiting[:free] if not self._even or len(each.text) == longest]
 
     @torch.inference_mode()
     def read(self, new: Sequence[LiveAnswer]) -> list[LiveAnswer]:
@@ -89,15 +160,14 @@ class RunningBatch:
         before, self._rows = self._rows, [*self._rows, *new]  # so that all hear of it where this fails
         ids, mask = pad_left([each.text for each in new], self._base.model.device)
         logits, cache = self._forward(new, ids, mask, None)
-        if before:
-            self._mask, mask = _level(self._mask, mask)
-            _join(self._cache, cache)
-            self._mask = torch.cat([self._mask, mask])
-        else:
-            self._mask, self._cache = mask, cache
         tokens = _chosen(new, logits)
-        self._ids = torch.cat([self._ids, tokens]) if before else tokens
-        return self._hear(len(before), tokens)
+        if before:
+            self._mask = torch.cat(_level(self._mask, mask))
+            self._ids = torch.cat([self._ids, tokens])
+            _join(self._cache, cache)
+        else:
+            self._mask, self._ids, self._cache = mask, tokens, cache
+        return self._hear(new, tokens[:, 0].tolist())
 
     @torch.inference_mode()
     def step(self) -> list[LiveAnswer]:
@@ -106,7 +176,7 @@ class RunningBatch:
         self._mask = torch.cat([self._mask, self._mask.new_ones(self.size, 1)], dim=1)
         logits, self._cache = self._forward(self._rows, self._ids, self._mask, self._cache)
         self._ids = _chosen(self._rows, logits)
-        return self._hear(0, self._ids)
+        return self._hear(self._rows, self._ids[:, 0].tolist())
 
     def fail(self, error: Exception) -> None:
         """End all answers, which hear why."""
@@ -121,22 +191,21 @@ class RunningBatch:
     def _forward(
         self, rows: Sequence[LiveAnswer], ids: Tensor, mask: Tensor, cache: Cache | None
     ) -> tuple[Tensor, Cache]:
-        index, padded = torch.tensor([each.row for each in rows]), not bool(mask.all())
-        with self._bank.attached(index, mix=mix_of(rows)):
+        """The logits (N, V) of the next tokens, and the cache with those that were read."""
+        index, padded = torch.tensor([each.row for each in rows]), min(len(each.text) for each in rows) < mask.shape[1]
+        mixes = [each.mix for each in rows if each.mix is not None]
+        with self._bank.attached(index, mix=torch.cat(mixes) if mixes else None):
             logits, known = forward(self._base, ids, mask, cache, keep=1, padded=padded)
         return logits[:, -1], known
 
-    def _hear(self, first: int, ids: Tensor) -> list[LiveAnswer]:
-        """Tell of the tokens (N, 1) of the rows from `first` on, and let rows go; those that are to be read again.
+    def _hear(self, rows: Sequence[LiveAnswer], tokens: Sequence[int]) -> list[LiveAnswer]:
+        """Tell of the tokens of these rows, and let rows go; those that are to be read again.
 
         Raises:
             RunError: the base computes NaN.
         """
         again = []
-        for n, token in enumerate(ids[:, 0].tolist()):
-            each = self._rows[first + n]
-            if each.ended:
-                continue
+        for each, token in zip(rows, tokens, strict=True):
             if token == NOT_A_NUMBER:
                 raise not_a_number(self._base, len(each.text))
             if going := token not in each.stops and not each.stopped:
@@ -148,16 +217,22 @@ class RunningBatch:
                 each.heard(None)
             elif self._border is not None and len(each.text) == self._border + 1:
                 again.append(each)
-        self._leave([n for n, each in enumerate(self._rows) if not (each.ended or each in again)])
+        kept = [n for n, each in enumerate(self._rows) if not (each.ended or each in again)]
+        if len(kept) < len(self._rows):
+            self._keep(kept)
         return again
 
-    def _leave(self, rows: list[int]) -> None:
-        """All but these rows."""
-        if len(rows) < len(self._rows):
-            self._rows = [self._rows[n] for n in rows]
-            indices = torch.tensor(rows, device=self._ids.device, dtype=torch.int64)
-            self._ids, self._mask = self._ids[indices], self._mask[indices]
-            self._cache = select(self._cache, indices) if rows else None
+    def _keep(self, kept: Sequence[int]) -> None:
+        """These rows alone."""
+        self._rows = [self._rows[n] for n in kept]
+        indices = torch.tensor(kept, device=self._ids.device, dtype=torch.int64)
+        self._ids, self._mask = self._ids[indices], self._mask[indices]
+        self._cache = select(self._cache, indices) if kept else None
+        if self.joins and kept:  # without columns that none needs any more
+            width = max(len(each.text) for each in self._rows) - 1
+            self._mask = self._mask[:, -width:]
+            for layer in _layers(self._cache):
+                layer.keys, layer.values = layer.keys[:, :, -width:], layer.values[:, :, -width:]
 
 
 def in_turn(batch: RunningBatch, waiting: Sequence[LiveAnswer]) -> Iterator[None]:
@@ -178,12 +253,6 @@ def plain(base: Base) -> bool:
     return all(type(layer) is DynamicLayer for layer in DynamicCache(config=base.model.config).layers)
 
 
-def mix_of(rows: Sequence[LiveAnswer]) -> Tensor | None:
-    """(N, E), where the gate of the bank's structure is `mix`."""
-    mixes = [row.mix for row in rows if row.mix is not None]
-    return torch.cat(mixes) if mixes else None
-
-
 def likeliest(logits: Tensor) -> Tensor:
     """(N, 1): the likeliest token of each row (N, V); NOT_A_NUMBER where any logit is none."""
     best, ids = logits.max(-1, keepdim=True)
@@ -200,7 +269,7 @@ def _chosen(rows: Sequence[LiveAnswer], logits: Tensor) -> Tensor:
 
 
 def _level(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """Both masks (N, T) in the width of the wider one, which is masked on the left."""
+    """Both masks (N, T) in the width of the wider one, masked on the left."""
     width = max(one.shape[1], other.shape[1])
     return F.pad(one, (width - one.shape[1], 0)), F.pad(other, (width - other.shape[1], 0))
 
@@ -243,7 +312,9 @@ def forward(
     known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
     before = "cache_params" if "cache_params" in known else "past_key_values"  # its names until transformers 5.23
     name = "cache" if "cache" in known else before
-    if cache is not None and not _keeps_keys(cache):
+    layers = getattr(cache, "layers", None)
+    if layers is not None and not any(hasattr(layer, "keys") for layer in layers):
+        # Where there are states alone, the mask is of the new tokens: Mamba multiplies these by all of it.
         mask = mask[:, -ids.shape[1] :]
     with known_masks(padded), base.computing():
         output = base.model(
@@ -255,13 +326,6 @@ def forward(
             **(more or {}),
         )
     return output.logits[:, -keep:], output[name]
-
-
-def _keeps_keys(cache: Cache) -> bool:
-    """Whether a mask says more to a base than which of the new tokens are real. Where there are states alone, Mamba
-    multiplies the new tokens by all of it."""
-    layers = getattr(cache, "layers", None)
-    return layers is None or any(hasattr(layer, "keys") for layer in layers)
 
 
 def select(cache: Cache | None, rows: Tensor) -> Cache:

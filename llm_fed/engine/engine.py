@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import ClientError, UserError
-from llm_fed.engine import classifying, fit, gradients, inference
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.answering import Answering, answers
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine import fit, gradients, inference
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.capture import Captures
-from llm_fed.engine.trainable import Trainable
+from llm_fed.engine.trainable import Answering, Handler, Trainable, in_chunks
 from llm_fed.engine.ways import ANSWERED, Ways, untried, ways
 from llm_fed.engine.whole import WholeModel
 from llm_fed.merge.delta import under
@@ -39,21 +37,22 @@ from llm_fed.method.requests import (
     Work,
 )
 from llm_fed.models.joined import Answer
+from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.settings.config import EngineConfig, EvalConfig
 from llm_fed.state import State
 
 
-class Engine(Answering):
+class Engine:
     """Answers the requests of all sites.
 
     Attributes:
+        answering: by type of request, and whether adapters are trained, what answers it.
         budget: most tokens of a micro-batch, found at the first training; it decides the packing, hence the bits.
         work: of all training since it was last taken.
         captures: of training passes; None: they run as they are written.
         ways: how training passes are computed.
-        untried: why `engine.fast=auto` leaves passes of this base as they are written on a GPU.
-        as_written: the reason why passes of this run are as they are written on its GPU; else empty.
+        untried: why `engine.fast=auto` leaves passes of this run as they are written on its GPU; else empty.
     """
 
     def __init__(self, base: Trainable, evaluation: EvalConfig | None = None):
@@ -63,7 +62,7 @@ class Engine(Answering):
         self.budget: int | None = None
         self.captures: Captures | None = None
         self.ways = Ways(False, False, "")
-        self.untried = self.as_written = ""
+        self.untried = ""
         self._whole: dict[Structure, WholeModel] = {}
 
     def configure(self, config: EngineConfig, sites: Iterable[Client], captures: Captures | None = None) -> None:
@@ -75,12 +74,12 @@ class Engine(Answering):
         Raises:
             UserError: the base's autocast is float16.
         """
-        self.untried = untried(self.base.model, structures=dict.fromkeys(site.structure for site in sites))
+        if config.fast == "auto" and self.base.device.type == "cuda":
+            self.untried = untried(self.base.model, structures=dict.fromkeys(site.structure for site in sites))
         if self.base.autocast == torch.float16:
             raise UserError("base.dtype=float16 would lose small gradients; use bfloat16 or float32")
         dtype = str(self.base.autocast).removeprefix("torch.")
         self.ways = ways(config.fast, self.base.device, dtype, tried=not self.untried)
-        self.as_written = self.untried if config.fast == "auto" and self.base.device.type == "cuda" else ""
         if self.ways.captured:
             self.captures = captures or Captures()
             self.captures.said.clear()
@@ -95,11 +94,11 @@ class Engine(Answering):
         requested, fused = type(requests[0]), requests[0].structure.fused
         for who, more in ((self, ()), (self.base, (self,))):
             if answer := who.answering.get((requested, fused)):
-                method = getattr(who, answer.method)
-                return [method(request, *more) for request in requests] if answer.each else method(requests, *more)
-        known = {
-            each.__name__ for each, of_adapters in {**self.answering, **self.base.answering} if of_adapters == fused
-        }
+                if answer.each:
+                    return [answer.method(who, request, *more) for request in requests]
+                answered: Sequence[Any] = answer.method(who, requests, *more)
+                return answered
+        known = [each.__name__ for each, of in (*self.answering, *self.base.answering) if of == fused]
         what = f"{'adapters of a' if fused else 'whole'} {self.base.noun}{'' if fused else 's'}"
         raise UserError(
             f"the method needs {requested.__name__}, which {what} do not support (they support "
@@ -116,9 +115,10 @@ class Engine(Answering):
         taken, self.work = self.work, Work()
         return taken
 
-    def adapted(self, structure: Any) -> AdaptedModel:
+    def adapted(self, structure: Structure) -> AdaptedModel:
         """The base under adapters of this structure."""
         base = self.base
+        assert isinstance(structure, Lora)
         return AdaptedModel(
             base.model, structure, base.examples(structure), base.autocast, self.budget, self.captures,
             self.ways.padding_free, bool(self.ways.fused),
@@ -130,11 +130,10 @@ class Engine(Answering):
             self._whole[structure] = WholeModel(self.base, structure)
         return self._whole[structure]
 
-    def bank(self, structure: Any, states: Sequence[State]) -> AdapterBank:
+    def bank(self, structure: Structure, states: Sequence[State]) -> AdapterBank:
         """One row for each of these states."""
         return self.adapted(structure).bank_of(states)
 
-    @answers(Fit)
     def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:
         if (
             any(callable(request.loss) for request in requests)
@@ -149,19 +148,17 @@ class Engine(Answering):
         if len({request.private is None for request in requests}) > 1:
             raise ValueError("fits with privacy and fits without it do not train in one pass")
         results, work = fit.fit(self.adapted(requests[0].structure), requests)
-        if self.as_written and not work.requested:
-            work = replace(work, requested=("captured",), why=self.as_written)
+        if self.untried and not work.requested:
+            work = replace(work, requested=("captured",), why=self.untried)
         self.budget = work.budget or self.budget  # found once, then kept: the packing decides the bits of a result
         self.work = self.work.plus(work)
         return results
 
-    @answers(Fit, of="whole", each=True)
     def fit_whole(self, request: Fit) -> Fitted | ClientError:
         result, work = self.whole(request.structure).fit(request)
         self.work = self.work.plus(work)
         return result
 
-    @answers(MeanLosses, each=True)
     def mean_losses(self, request: MeanLosses) -> list[float]:
         """Each client alone: it may ask for many states, and its examples fill micro-batches by themselves."""
         bank = self.bank(request.structure, request.states)
@@ -170,23 +167,20 @@ class Engine(Answering):
         mix = self._mixing_weights(request.structure, beside)
         return inference.mean_losses(self.adapted(request.structure), bank, requested, mix=mix)
 
-    @answers(MeanLosses, of="whole", each=True)
     def mean_losses_whole(self, request: MeanLosses) -> list[float]:
         model = self.whole(request.structure)
         labels = model.examples.collate(request.examples).labels
         logits = (model.answer(state, request.examples).logits for state in request.states)
         return [float(nn.functional.cross_entropy(each, labels)) for each in logits]
 
-    @answers(GradientMoments)
     def gradient_moments(self, requests: Sequence[GradientMoments]) -> Sequence[Evidence | ClientError]:
         if any(under(request.first) or under(request.second) for request in requests):
             raise UserError("gradient moments need plain adapters, but this method adds frozen weights beneath them")
-        structure: Any = requests[0].structure
-        if structure.gate == "mix":
+        model = self.adapted(requests[0].structure)
+        if model.structure.gate == "mix":
             raise UserError("gradient moments need plain adapters, but this method weighs two of them by each prompt")
-        return gradients.evidence(self.adapted(structure), requests)
+        return gradients.evidence(model, requests)
 
-    @answers(Gradient, each=True)
     def gradient(self, request: Gradient) -> tuple[float, State]:
         """With another head, which is fixed, the gradient of the model's own head is zero."""
         model = self.adapted(request.structure)
@@ -195,30 +189,23 @@ class Engine(Answering):
         mix = self._mixing_weights(request.structure, [(request.state, example) for example in request.examples])
         return gradients.mean_gradient(model, request, mix)
 
-    @answers(Gradient, of="whole", each=True)
     def gradient_whole(self, request: Gradient) -> tuple[float, State]:
         return self.whole(request.structure).gradient(request)
 
-    @answers(Features)
     def features(self, requests: Sequence[Features]) -> Sequence[Tensor]:
         examples = [example for request in requests for example in request.examples]
         return self.base.features(requests[0].structure, examples).split(
             [len(request.examples) for request in requests]
         )
 
-    @answers(Logits, of="both")
     def logits(self, requests: Sequence[Logits]) -> Sequence[Tensor]:
         return [answer.logits for answer in self._answer(requests)]
 
-    @answers(FitHead, of="both")
     def heads(self, requests: Sequence[FitHead]) -> Sequence[State]:
         """For each the linear head (weight, bias) that classifies the features of its examples best."""
         answered = zip(self._answer(requests), requests, strict=True)
-        return [
-            classifying.fit_head(answer.features, self._labels(requested), requested) for answer, requested in answered
-        ]
+        return [_fit_head(answer.features, self._labels(requested), requested) for answer, requested in answered]
 
-    @answers(Answers, of="whole")
     def _answer(self, requests: Sequence[Any]) -> Sequence[Answer]:
         """What a classifier makes of each request's examples under its state, in float32 at least, on the CPU."""
         structure = requests[0].structure
@@ -229,19 +216,49 @@ class Engine(Answering):
         bank = self.bank(structure, [each.state for each in requests])
         requested = [(each.state, example) for each in requests for example in each.examples]
         mix = self._mixing_weights(structure, requested)
-        answer = classifying.in_chunks(
+        answer = in_chunks(
             self.base, self.base.examples(structure), examples,
             lambda part: bank.attached(index[part], mix=None if mix is None else mix[part]),
         )  # fmt: skip
         return answer.split([len(each.examples) for each in requests])
 
-    def _mixing_weights(self, structure: Any, requested: Sequence[tuple[State, Any]]) -> Tensor | None:
-        """(len(asked), 2): the experts' weights for each example under the state beside which it stands; None unless
-        there are examples that decide them."""
-        if structure.gate != "mix" or not requested:
+    def _mixing_weights(self, structure: Structure, requested: Sequence[tuple[State, Any]]) -> Tensor | None:
+        """(len(requested), 2): the experts' weights for each example under the state beside which it stands; None
+        unless there are examples that decide them."""
+        if not isinstance(structure, Lora) or structure.gate != "mix" or not requested:
             return None
         own = self.base.features(structure, [example for _, example in requested])
         return inference.similarity_weights(own, [state for state, _ in requested])
 
     def _labels(self, requested: FitHead) -> Tensor:
         return self.base.examples(requested.structure).collate(requested.examples).labels
+
+    answering: ClassVar[Answering] = {
+        (Fit, True): Handler(fit),
+        (Fit, False): Handler(fit_whole, each=True),
+        (MeanLosses, True): Handler(mean_losses, each=True),
+        (MeanLosses, False): Handler(mean_losses_whole, each=True),
+        (GradientMoments, True): Handler(gradient_moments),
+        (Gradient, True): Handler(gradient, each=True),
+        (Gradient, False): Handler(gradient_whole, each=True),
+        (Features, True): Handler(features),
+        (Logits, True): Handler(logits),
+        (Logits, False): Handler(logits),
+        (FitHead, True): Handler(heads),
+        (FitHead, False): Handler(heads),
+        (Answers, False): Handler(_answer),
+    }
+
+
+def _fit_head(features: Tensor, labels: Tensor, requested: FitHead) -> State:
+    """The linear head (weight, bias) trained, by Adam, on the features (N, H) of its examples and their labels (N,)."""
+    features = features.to(requested.head.row)
+    parameters = [nn.Parameter(tensor.clone()) for tensor in requested.head.tensors().values()]
+    optimizer = torch.optim.Adam(parameters, lr=requested.lr)
+    for batch in requested.batches:
+        optimizer.zero_grad()
+        chosen = torch.tensor(batch)
+        logits = nn.functional.linear(features[chosen], *parameters)
+        nn.functional.cross_entropy(logits, labels[chosen]).backward()
+        optimizer.step()
+    return State.of(dict(zip(requested.head, parameters, strict=True)))

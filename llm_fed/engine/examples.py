@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import end_to_end
 from llm_fed.engine.end_to_end import FlatBatch
+from llm_fed.engine.layers import forwards
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
-from llm_fed.engine.swapped import forwards
 from llm_fed.method.losses import divergence, head_losses
 from llm_fed.models.joined import Answer, full
 from llm_fed.models.rotary import regimes, row_positions
@@ -49,15 +49,6 @@ class LastLayer:
         self.inputs = inputs
         self.stand_in = weight.new_empty(()).expand(*inputs.shape[:-1], len(weight))
         return self.stand_in
-
-    def gives(self, logits: Tensor) -> bool:
-        """Whether these logits of the model are what the layer gave, and nothing was made of it."""
-        return logits.untyped_storage()._cdata == self.stand_in.untyped_storage()._cdata
-
-    def losses(self, labels: Tensor) -> Tensor:
-        """(n,): see `head_losses`."""
-        weight = self.layer.weight
-        return head_losses(self.inputs.flatten(0, 1).to(weight.dtype), weight, self.layer.bias, labels)
 
 
 def last_layer(model: Any) -> LastLayer | None:
@@ -215,8 +206,10 @@ class Text(Examples):
         if not all_rows and (last := last_layer(model)):
             with forwards({last.layer: last}):
                 logits = self.predictions(model, batch)
-            if last.gives(logits):
-                return last.losses(batch.labels)
+            if logits.untyped_storage()._cdata == last.stand_in.untyped_storage()._cdata:  # nothing was made of them
+                weight = last.layer.weight
+                inputs = last.inputs.flatten(0, 1).to(weight.dtype)
+                return head_losses(inputs, weight, last.layer.bias, batch.labels)
             _CHANGES_LOGITS.add(model)
         return self.losses_of(full(self.predictions(model, batch, all_rows=all_rows)), batch)
 

@@ -18,13 +18,12 @@ from torch import Tensor, nn
 from llm_fed.basics import signs
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.basics.rng import derive
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.examples import Batch, Examples
 from llm_fed.engine.inference import log_likelihoods
-from llm_fed.engine.memory import activation_checkpointing
-from llm_fed.engine.on_device import on_device
-from llm_fed.engine.passes import Flat, Padded, Pass, PassInputs, refusal
+from llm_fed.engine.memory import activation_checkpointing, on_device
+from llm_fed.engine.packing import divided
+from llm_fed.engine.passes import PassInputs, inputs_of, one_pass, refusal
 from llm_fed.engine.steps import Steps, together
 from llm_fed.method.requests import Fit, Fitted, Work
 
@@ -32,13 +31,7 @@ PLACE = "example"  # the column that each fit has: the place of a target's examp
 
 
 def names_of(jobs: Sequence[Fit]) -> tuple[str, ...]:
-    """The columns that the functions of these fits are given; empty where none has a function.
-
-    Raises:
-        UserError: examples differ in their further columns.
-    """
-    if not any(callable(job.loss) for job in jobs):
-        return ()
+    """The columns that the functions of these fits are given. UserError: examples differ in their further columns."""
     found = {tuple(getattr(example, "extra", {})) for job in jobs for example in job.examples}
     if len(found) > 1:
         several = " and ".join(sorted(", ".join(names) or "none" for names in found))
@@ -119,18 +112,18 @@ class FusedFit:
     def __init__(self, model: AdaptedModel, jobs: Sequence[Fit]):
         self.model, self.jobs, self.examples, self.device = model, jobs, model.examples, model.device
         requested = {"captured": model.captures is not None, "padding_free": model.padding_free}
-        self.work = Work(budget=model.most_tokens, requested=tuple(name for name, on in requested.items() if on))
+        self.work = Work(budget=model.limits[0], requested=tuple(name for name, on in requested.items() if on))
         self.private = jobs[0].private is not None  # then all are: see `Engine.fit`
-        self.why = refusal(model, jobs) if requested["captured"] or requested["padding_free"] else ""
-        layout = (Flat if model.padding_free and not self.why else Padded)(model.examples)
+        self.mixed = model.structure.gate == "mix"
+        self.why = refusal(model, jobs) if self.work.requested else ""
+        self.flat = model.padding_free and not self.why
         trained = "|".join(f"(?:{pattern})" for pattern in dict.fromkeys(job.train for job in jobs))
-        if model.captures and not self.why:
-            self.passes: Pass = model.captures.passes(model, jobs, trained, layout)
-        else:
-            self.passes = Pass(model, model.bank(len(jobs), jobs[0].start.row.dtype, trained), layout)
+        self.captured = None  # static memory, in whose bank the jobs train
         if model.captures and self.why:
             model.captures.say(f"training passes are not captured: {self.why}")
-        self.bank = self.passes.bank
+        elif model.captures:
+            self.captured = model.captures.passes(model, jobs, trained)
+        self.bank = self.captured.bank if self.captured else model.bank(len(jobs), jobs[0].start.row.dtype, trained)
         for k, job in enumerate(jobs):
             self.bank.load(k, job.start)
         self.steps = [
@@ -139,7 +132,8 @@ class FusedFit:
         ]
         self.teachers = model.bank_of(jobs[0].teachers) if jobs[0].teachers else None  # then it is the only job
         self.taught: dict[int, Tensor] = {}  # by index of an example what the teachers answered, for all epochs
-        self.names = names_of(jobs)  # of the columns that losses of their own are given; empty: none has one
+        self.own = any(callable(job.loss) for job in jobs)
+        self.names = names_of(jobs) if self.own else ()  # of the columns that losses of their own are given
 
     def run(self) -> tuple[list[Fitted | ClientError], Work]:
         last = max(len(job.batches) for job in self.jobs)
@@ -162,28 +156,30 @@ class FusedFit:
                     loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
                 signs.step(step + 1, last, loss)
         results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
-        return results, replace(self.work, why=self.why or self.passes.why)
+        return results, replace(self.work, why=self.why or (self.captured.recorder.why if self.captured else ""))
 
     def step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:
         """One optimizer step of every client that has seen a batch; their mean losses are added to `losses` (K,).
         Nothing here waits for the device."""
         examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
         lengths = [self.examples.length(example) for _, _, example in examples]
-        passes = self.passes
-        batches, padded = passes.layout.divided(lengths, self.work.budget, self.model.overhead, passes.grid)
+        captured, limits = self.captured, self.model.limits
+        batches, padded = divided(lengths, *limits, captured.grid if captured else None, flat=self.flat)
         self.work = replace(
             self.work,
             tokens=self.work.tokens + sum(sum(self.examples.sizes(example)) for _, _, example in examples),
             padded=self.work.padded + padded,
             micro_batches=self.work.micro_batches + len(batches),
-            padding_free=self.work.padding_free + passes.layout.flat * len(batches),
+            padding_free=self.work.padding_free + self.flat * len(batches),
         )
-        weights, drifts = self._weights(seen), self._drifts(seen)
+        weights, drifts = self._weights(seen), self._drifts(seen) if self.examples.drifts else {}
         self.bank.grads.zero_()
-        passes.begin()
+        if captured:
+            captured.losses.zero_()
         for chosen in batches:
             self._take(step, [examples[i] for i in chosen], weights[chosen], drifts, losses)
-        passes.end(losses)
+        if captured:
+            losses += captured.losses[: len(losses)]
         for steps in self.steps:
             steps.step(seen)
         if self.private:
@@ -195,14 +191,23 @@ class FusedFit:
     ) -> None:
         """The pass over a micro-batch of examples (k, n, example)."""
         owners, examples = [k for k, _, _ in rows], [example for _, _, example in rows]
-        indices = [self.jobs[k].batches[step][n] for k, n, _ in rows]
         drift = torch.tensor([drifts[k] for k in owners], dtype=torch.float64) if drifts else None
-        inputs = self.passes.layout.inputs(examples, owners, weights, self._mix(owners), drift)
+        mix = self._mix(owners) if self.mixed else None
+        inputs = inputs_of(self.examples, examples, owners, weights, mix, drift, flat=self.flat)
+        seeds, sizes = self._dropout(step, rows) if self.bank.drops else ([], [])
+        if self.captured:
+            replayed = self.captured.take(inputs, seeds, sizes)
+            self.work = replace(self.work, replayed=self.work.replayed + replayed)
+            return
+        inputs = on_device(inputs, self.device)
+        masks = self.bank.draw_masks(seeds, sizes, end_to_end=self.flat) if seeds else None
+        of_rows = self.examples.by_row(torch.tensor(owners)).tolist()
+        indices = [self.jobs[k].batches[step][n] for k, n, _ in rows]
+        wanted = self._taught(self.teachers, indices, inputs.batch) if self.teachers else None
+        inputs = replace(inputs, masks=masks, below=self.bank.beneath(of_rows), wanted=wanted)
+        own = partial(own_losses, self.jobs, columns_of(self.names, examples, indices)) if self.own else None
         each = self.bank.rows.new_zeros(len(rows), self.bank.layout.size) if self.private else None
-        own = partial(own_losses, self.jobs, columns_of(self.names, examples, indices)) if self.names else None
-        taught = partial(self._taught, self.teachers, indices) if self.teachers else None
-        replayed = self.passes.take(inputs, *self._dropout(step, rows), losses, each, own, taught)
-        self.work = replace(self.work, replayed=self.work.replayed + replayed)
+        one_pass(self.model, self.bank, inputs, losses, each, own)
         if each is not None:
             for steps in self.steps:
                 steps.add_clipped(each, owners)
@@ -215,20 +220,19 @@ class FusedFit:
 
     def _drifts(self, seen: Mapping[int, Sequence[Any]]) -> dict[int, float]:
         """By client z of KTO: how far its model is from the reference, by the batch's answers to other prompts."""
-        if not self.examples.drifts:
-            return {}
         requested = [(k, example) for k in seen for example in seen[k]]
         owners, others = [k for k, _ in requested], [example.other for _, example in requested]
-        logps = log_likelihoods(self.model, self.bank, others, mix=self._mix(owners), rows=owners)
+        logps = log_likelihoods(
+            self.model, self.bank, others, mix=self._mix(owners) if self.mixed else None, rows=owners
+        )
         far: dict[int, list[float]] = {k: [] for k in seen}
         for (k, example), logp in zip(requested, logps, strict=True):
             far[k].append(logp - example.reference[1])
         return {k: max(0.0, fmean(values)) if values else 0.0 for k, values in far.items()}
 
-    def _mix(self, owners: Sequence[int]) -> Tensor | None:
-        """(examples, E): the weights of experts of each client's example, where the gate is `mix`."""
-        mixed = self.bank.structure.gate == "mix"
-        return torch.tensor([self.jobs[k].mix for k in owners]) if mixed else None
+    def _mix(self, owners: Sequence[int]) -> Tensor:
+        """(examples, E): the weights of experts of each client's example."""
+        return torch.tensor([self.jobs[k].mix for k in owners])
 
     def _taught(self, teachers: AdapterBank, indices: Sequence[int], batch: Batch) -> Tensor:
         """The mean of the teachers' logits, (targets, C).

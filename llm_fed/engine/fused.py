@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from llm_fed.engine.swapped import forwards
+from llm_fed.engine.layers import forwards
 from llm_fed.models.base import device_of
 
 ROTATE = "apply_rotary_pos_emb"  # what families call their function, which their layers look up when they run

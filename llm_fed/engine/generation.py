@@ -18,12 +18,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics import signs
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.capture import Captures
 from llm_fed.engine.continuous import (
     LiveAnswer,
     RunningBatch,
+    Sampling,
     forward,
     in_turn,
     not_a_number,
@@ -33,7 +33,6 @@ from llm_fed.engine.continuous import (
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.inference import log_likelihoods
 from llm_fed.engine.memory import within_memory
-from llm_fed.engine.sampling import Sampling
 from llm_fed.engine.slots import SlotBatch, allowed
 from llm_fed.models.base import Base
 from llm_fed.models.families import feels_padding
@@ -77,7 +76,7 @@ def generate(
         batch_size: rows of a forward pass at most, whichever adapter they use; half as many where memory does not
             suffice.
         mix: (len(requests), E), where the gate of the bank's structure is `mix`.
-        captures, fuses: as of `SlotBatch`.
+        captures, fuses: as of `SlotBatch`; None: steps run as they are written.
         free: gives memory back where it does not suffice, before fewer rows are tried.
 
     Raises:
@@ -101,12 +100,14 @@ def generate(
                 texts[i] = answer_text(base, requests[i][1], answers[i])
                 signs.answered(1)
 
-        waiting = [
-            LiveAnswer(row, [*prompt], rooms[i], stops, partial(hear, i), None if mix is None else mix[i : i + 1])
-            for i, (row, prompt) in ((i, requests[i]) for i in left)
-        ]
-        slots = allowed(base)
-        batch = SlotBatch(base, bank, rows, columns, captures, fuses) if slots else RunningBatch(base, bank, rows)
+        waiting = []
+        for i in left:
+            row, prompt = requests[i]
+            own = None if mix is None else mix[i : i + 1]
+            waiting.append(LiveAnswer(row, [*prompt], rooms[i], stops, partial(hear, i), own))
+        batch = RunningBatch(base, bank, rows)
+        if captures and captures.answers and allowed(base, bank):
+            batch = SlotBatch(base, bank, rows, columns, captures, fuses)
         with closing(batch):
             for _ in in_turn(batch, waiting):
                 pass
@@ -306,12 +307,9 @@ def answer_text(base: Base, prompt: Sequence[int], tokens: Sequence[int]) -> str
     """
     read = base.tokenizer
     text = str(read.decode([*tokens], skip_special_tokens=True))
-    if _opens(base) and str(read.decode([*prompt[-8:]])).rstrip().endswith(THINK):
+    # The tag begins reasoning where the template may end a prompt with it, and not where the user alone did.
+    opens = base.prompt is None or filled(base.prompt.template, base.tokenizer).opens
+    if opens and str(read.decode([*prompt[-8:]])).rstrip().endswith(THINK):
         return answer_of(THINK + text).strip()
     tag = read.get_added_vocab().get(THINK) if THINK in text else None
     return (text if tag is not None and tag not in tokens else answer_of(text)).strip()
-
-
-def _opens(base: Base) -> bool:
-    """Whether the template may end a prompt with the tag of reasoning, and not only who asks."""
-    return base.prompt is None or filled(base.prompt.template, base.tokenizer).opens

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.memory import activation_checkpointing, free_memory
-from llm_fed.engine.on_device import on_device
+from llm_fed.engine.bank import AdaptedModel
+from llm_fed.engine.memory import activation_checkpointing, free_memory, on_device
 from llm_fed.engine.packing import plan
 from llm_fed.merge.moments import Evidence, Moments
 from llm_fed.method.requests import Gradient, GradientMoments
@@ -46,7 +45,7 @@ def mean_gradient(model: AdaptedModel, requested: Gradient, mix: Tensor | None =
     def run(model: AdaptedModel) -> tuple[float, State]:
         bank, total = model.bank_of([requested.state]), 0.0
         with activation_checkpointing(model.model):
-            for chosen in plan(lengths, model.most_tokens, model.overhead):
+            for chosen in plan(lengths, *model.limits):
                 batch = examples.collate([requested.examples[i] for i in chosen])
                 index = examples.by_row(torch.zeros(len(chosen), dtype=torch.int64))
                 weights = None if mix is None else examples.by_row(mix[chosen])
@@ -126,7 +125,8 @@ def _chunks(
     states = states.to(device)
     lengths = [examples.length(example) for _, example in units]
     most = _most_rows(states) // size
-    planned = plan(lengths, model.most_tokens // size, model.overhead)
+    budget, overhead = model.limits
+    planned = plan(lengths, budget // size, overhead)
     chunks = [chosen[at : at + most] for chosen in planned for at in range(0, len(chosen), most)]
     bank = model.bank(size * max(map(len, chunks)), states.dtype)
     for chosen in chunks:

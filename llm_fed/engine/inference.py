@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.examples import TEXT, inputs_of
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import plan
@@ -35,7 +34,7 @@ def _target_losses(
     example, on the CPU. Examples of equal length share a micro-batch, whoever asks. Losses are read at the end, so that
     a GPU need not wait for the host between micro-batches."""
     of, found, owners = model.examples, [torch.zeros(0)], [torch.zeros(0, dtype=torch.int64)]
-    for chosen in plan([of.length(example) for _, example in work], model.most_tokens, model.overhead):
+    for chosen in plan([of.length(example) for _, example in work], *model.limits):
         batch, index = of.collate([work[i][1] for i in chosen]), torch.tensor([work[i][0] for i in chosen])
         weights = None if mix is None else of.by_row(mix[chosen])
         within = nullcontext() if bank is None else bank.attached(of.by_row(index), mix=weights)

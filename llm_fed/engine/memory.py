@@ -1,21 +1,27 @@
-"""What fits into the device's memory: token budgets, retries with half of it, recomputed activations."""
+"""What fits into the device's memory: token budgets, retries with half of it, recomputed activations, what training
+takes; and what lies there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.errors import RunError
-from llm_fed.engine.swapped import forwards
+from llm_fed.engine.layers import forwards
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
 def budget_and_overhead(device: torch.device) -> tuple[int, int]:
@@ -95,3 +101,95 @@ def memory_limit(device: torch.device) -> str:
     """What allows less memory than the machine has free, in words; empty of a GPU, and where nothing does."""
     _, limit = cgroups.free_memory() if device.type != "cuda" else (0, None)
     return "" if limit is None else limit.name
+
+
+def on_device(item: Item, device: torch.device) -> Item:
+    """A dataclass of the host with its tensors on a device, also those of dataclasses in it; nobody waits for it."""
+    if device.type == "cpu":
+        return item
+    return _mapped(item, lambda tensor: _pinned(tensor, device).to(device, non_blocking=True))
+
+
+class Static(Generic[Item]):
+    """Memory of a device that takes the tensors of one dataclass after another, all of equal shapes.
+
+    Attributes:
+        item: the dataclass with its tensors there, always the same ones.
+    """
+
+    def __init__(self, like: Item, device: torch.device):
+        self.item = _mapped(like, lambda tensor: torch.zeros_like(tensor, device=device))
+        self._own = list(_tensors(self.item))
+
+    def fill(self, item: Item) -> None:
+        """Copy what lies on the host, without waiting for it."""
+        for own, given in zip(self._own, _tensors(item), strict=True):
+            own.copy_(_pinned(given, own.device), non_blocking=True)
+
+
+def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
+    """In memory of the host from which a GPU can copy by itself."""
+    return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+
+
+def _mapped(item: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(item, Tensor):
+        return change(item)
+    if is_dataclass(item) and not isinstance(item, type):
+        return replace(item, **{field.name: _mapped(getattr(item, field.name), change) for field in fields(item)})
+    return item
+
+
+def _tensors(item: Any) -> Iterator[Tensor]:
+    if isinstance(item, Tensor):
+        yield item
+    elif is_dataclass(item) and not isinstance(item, type):
+        for field in fields(item):
+            yield from _tensors(getattr(item, field.name))
+
+
+def weights(modules: Iterable[nn.Module]) -> int:
+    """Bytes of the parameters and buffers of models, as they are held: quantised ones packed, without their scales."""
+    held = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
+
+
+def peak_of(work: Callable[[], None], device: torch.device) -> int:
+    """Bytes that tensors take at the most while work is done, beyond what was there before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        return torch.cuda.max_memory_allocated(device) - before
+    with _Alive() as alive:
+        work()
+    return alive.peak
+
+
+class _Alive(TorchDispatchMode):
+    """Within, counts the storages that operations make, each once, until nothing holds it any more.
+
+    Attributes:
+        peak: the most bytes that were alive at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        seen = {_place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        found = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(found):
+            if isinstance(leaf, Tensor) and (location := _place(leaf)) not in seen:
+                storage = leaf.untyped_storage()
+                self._made[location] = StorageWeakRef(storage), storage.nbytes()
+        self._made = {location: made for location, made in self._made.items() if not made[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self._made.values()))
+        return found
+
+
+def _place(tensor: Tensor) -> int:
+    """Equal for tensors that share their memory."""
+    return tensor.untyped_storage()._cdata

@@ -119,10 +119,23 @@ def filled(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return batches
 
 
-def padded_tokens(lengths: Sequence[int], batches: Sequence[Sequence[int]], grid: Grid | None = None) -> int:
-    """Tokens that the micro-batches hold, padding included."""
-    sizes = ((len(batch), max(lengths[i] for i in batch)) for batch in batches)
-    return sum(grid.rows(rows) * grid.tokens(tokens) if grid else rows * tokens for rows, tokens in sizes)
+def divided(
+    lengths: Sequence[int], budget: int, overhead: int, grid: Grid | None = None, *, flat: bool = False
+) -> tuple[list[list[int]], int]:
+    """The micro-batches of examples of these lengths, side by side or end to end (`flat`), and the tokens that they
+    hold, padding included. Arguments as of `plan`."""
+    padded = 0
+    if flat:
+        batches = filled(lengths, budget)
+        for batch in batches:
+            tokens = sum(lengths[i] for i in batch)
+            padded += grid.end_to_end(tokens) if grid else tokens
+        return batches, padded
+    batches = plan(lengths, budget, overhead, grid)
+    for batch in batches:
+        longest = max(lengths[i] for i in batch)
+        padded += grid.rows(len(batch)) * grid.tokens(longest) if grid else len(batch) * longest
+    return batches, padded
 
 
 @dataclass(frozen=True)

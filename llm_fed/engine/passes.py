@@ -1,8 +1,8 @@
-"""The forward and backward passes of training, and how a micro-batch lies in them: in rows with padding, or end to end
-without. A pass runs as it is written; `capture` wraps it.
+"""The forward and backward pass of training, and how a micro-batch lies in it: in rows with padding, or end to end
+without.
 
-Shape letters: K rows of a bank, N rows of a micro-batch, T tokens, n losses, P parameters, G adapters, E experts, C
-classes or words.
+Shape letters: K rows of a bank, N rows of a micro-batch, n losses, P parameters, G adapters, E experts, C classes or
+words.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from llm_fed.engine import end_to_end, packing
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.deltas import DeltaHook
 from llm_fed.engine.end_to_end import FAMILIES, FlatBatch, attention, flattened, quantised
 from llm_fed.engine.examples import Examples
 from llm_fed.engine.fused import fused
+from llm_fed.engine.layers import TokenGroups, groups_of
 from llm_fed.engine.memory import is_spread
-from llm_fed.engine.on_device import on_device
-from llm_fed.engine.packing import Grid, filled, padded_tokens, plan, repeated
-from llm_fed.engine.tokens import TokenGroups, groups_of
+from llm_fed.engine.packing import Grid, repeated
 from llm_fed.merge.delta import under
 from llm_fed.method.requests import Fit
 from llm_fed.models.rotary import regimes
@@ -52,93 +50,70 @@ class PassInputs:
     groups: TokenGroups | None = None
 
 
-class Padded:
-    """Examples side by side, padded on the right."""
+def inputs_of(
+    of: Examples,
+    examples: Sequence[Any],
+    owners: Sequence[int],
+    weights: Tensor,
+    mix: Tensor | None = None,
+    drifts: Tensor | None = None,
+    *,
+    flat: bool = False,
+) -> PassInputs:
+    """A micro-batch on the host.
 
-    flat = False
-
-    def __init__(self, of: Examples):
-        self.of = of
-
-    def divided(
-        self, lengths: Sequence[int], budget: int, overhead: int, grid: Grid | None
-    ) -> tuple[list[list[int]], int]:
-        """The micro-batches of examples of these lengths, and their tokens with padding."""
-        batches = plan(lengths, budget, overhead, grid)
-        return batches, padded_tokens(lengths, batches, grid)
-
-    def inputs(
-        self, examples: Sequence[Any], owners: Sequence[int], weights: Tensor, mix: Tensor | None, drifts: Tensor | None
-    ) -> PassInputs:
-        """A micro-batch on the host.
-
-        Args:
-            examples: those of one client side by side.
-            owners: the client of each.
-            weights: (examples,) what the losses of each count.
-            mix: (examples, E), where the gate is `mix`.
-            drifts: (examples,) z of KTO.
-        """
-        of, owner, batch = self.of, torch.tensor(owners), self.of.collate(examples)
-        if drifts is not None:
-            batch = replace(batch, drift=drifts)
-        return PassInputs(
-            batch, of.by_row(owner), owner[batch.rows], weights[batch.rows], of.by_row(torch.arange(len(owner))),
-            owners, mix=None if mix is None else of.by_row(mix),
-        )  # fmt: skip
-
-    def widened(self, inputs: PassInputs, grid: Grid, longest: int) -> PassInputs:
-        """The same in a shape of the grid; further rows repeat the last one, and further targets weigh nothing."""
-        batch = packing.widened(inputs.batch, grid)
-        rows = len(batch.input_ids)
-        mix = None if inputs.mix is None else repeated(inputs.mix, rows)
-        return replace(
-            _with_targets(inputs, len(batch.labels)), batch=batch, index=repeated(inputs.index, rows),
-            into=repeated(inputs.into, rows), mix=mix,
-        )  # fmt: skip
+    Args:
+        examples: those of one client side by side.
+        owners: the client of each.
+        weights: (examples,) what the losses of each count.
+        mix: (examples, E), where the gate is `mix`.
+        drifts: (examples,) z of KTO.
+        flat: texts lie end to end in one row, and not in rows with padding.
+    """
+    owner = torch.tensor(owners)
+    if flat:
+        batch: Any = flattened(examples)
+        clients, groups = groups_of(owners, [of.length(example) for example in examples])
+        if mix is not None:
+            mix = mix[[owners.index(k) for k in clients]][groups.of]
+        index, into = torch.tensor(clients), torch.arange(len(clients))
+        return PassInputs(batch, index, owner[batch.rows], weights[batch.rows], into, owners, mix, groups=groups)
+    batch = of.collate(examples)
+    if drifts is not None:
+        batch = replace(batch, drift=drifts)
+    index, into = of.by_row(owner), of.by_row(torch.arange(len(owner)))
+    mix = None if mix is None else of.by_row(mix)
+    return PassInputs(batch, index, owner[batch.rows], weights[batch.rows], into, owners, mix)
 
 
-class Flat(Padded):
-    """Texts end to end in one row, client by client."""
+def widened(inputs: PassInputs, grid: Grid, longest: int) -> PassInputs:
+    """The same in a shape of the grid. Further rows, or tokens, are of the last client, and further targets weigh
+    nothing.
 
-    flat = True
-
-    def divided(
-        self, lengths: Sequence[int], budget: int, overhead: int, grid: Grid | None
-    ) -> tuple[list[list[int]], int]:
-        batches = filled(lengths, budget)
-        sums = [sum(lengths[i] for i in batch) for batch in batches]
-        return batches, sum(map(grid.end_to_end, sums) if grid else sums)
-
-    def inputs(
-        self, examples: Sequence[Any], owners: Sequence[int], weights: Tensor, mix: Tensor | None, drifts: Tensor | None
-    ) -> PassInputs:
-        batch, owner = flattened(examples), torch.tensor(owners)
-        clients, groups = groups_of(owners, [len(example.input_ids) for example in examples])
-        return PassInputs(
-            batch, torch.tensor(clients), owner[batch.rows], weights[batch.rows], torch.arange(len(clients)), owners,
-            mix=None if mix is None else mix[[owners.index(k) for k in clients]][groups.of], groups=groups,
-        )  # fmt: skip
-
-    def widened(self, inputs: PassInputs, grid: Grid, longest: int) -> PassInputs:
-        """Further tokens belong to the last client.
-
-        Args:
-            longest: tokens of the longest text of all batches that should have few shapes.
-        """
-        groups, batch = inputs.groups, end_to_end.widened(inputs.batch, grid, longest)
-        assert groups is not None
-        tokens = batch.input_ids.shape[1]
-        ends = groups.ends.clone()
-        ends[-1] = tokens
-        groups = replace(groups, ends=ends, of=repeated(groups.of, tokens))
-        mix = None if inputs.mix is None else repeated(inputs.mix, tokens)
-        return replace(_with_targets(inputs, len(batch.labels)), batch=batch, groups=groups, mix=mix)
-
-
-def _with_targets(inputs: PassInputs, targets: int) -> PassInputs:
-    weights = torch.nn.functional.pad(inputs.weights, (0, targets - len(inputs.weights)))
-    return replace(inputs, owner=repeated(inputs.owner, targets), weights=weights, owners=())
+    Args:
+        longest: tokens of the longest text of all batches that should have few shapes.
+    """
+    groups, rows = inputs.groups, len(inputs.index)
+    if groups is None:
+        batch: Any = packing.widened(inputs.batch, grid)
+        wide = rows = len(batch.input_ids)
+    else:
+        batch = end_to_end.widened(inputs.batch, grid, longest)
+        wide, ends = batch.input_ids.shape[1], groups.ends.clone()
+        ends[-1] = wide
+        groups = replace(groups, ends=ends, of=repeated(groups.of, wide))
+    targets = len(batch.labels)
+    return replace(
+        inputs,
+        batch=batch,
+        index=repeated(inputs.index, rows),
+        owner=repeated(inputs.owner, targets),
+        weights=nn.functional.pad(inputs.weights, (0, targets - len(inputs.weights))),
+        into=repeated(inputs.into, rows),
+        owners=(),
+        mix=None if inputs.mix is None else repeated(inputs.mix, wide),
+        groups=groups,
+    )
 
 
 def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
@@ -164,58 +139,6 @@ def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
     return ""
 
 
-class Pass:
-    """The passes of a fit.
-
-    Attributes:
-        grid: of the shapes of micro-batches; None: they have any.
-        layout: how examples lie.
-    """
-
-    grid: Grid | None = None
-
-    def __init__(self, model: AdaptedModel, bank: AdapterBank, layout: Padded):
-        self.model, self.bank, self.layout = model, bank, layout
-
-    @property
-    def why(self) -> str:
-        """Some micro-batches are not replayed though that is requested; empty where all are, or none need be."""
-        return ""
-
-    def begin(self) -> None:
-        """A step."""
-
-    def take(
-        self,
-        inputs: PassInputs,
-        seeds: Sequence[int],
-        sizes: Sequence[int],
-        losses: Tensor,
-        each: Tensor | None = None,
-        own: Callable[[PassInputs, Tensor], Tensor] | None = None,
-        taught: Callable[[Any], Tensor | None] | None = None,
-    ) -> bool:
-        """The pass over a micro-batch of the host; whether it was replayed.
-
-        Args:
-            seeds, sizes: of the dropout masks of its rows.
-            losses: (K,) to which the weighted losses are added.
-            each: (examples, P) that takes the gradients of single examples, instead of the bank.
-            own: losses (n,) of the inputs and logits (n, C), instead of the examples' own.
-            taught: what teachers answer to a batch on the device.
-        """
-        inputs = on_device(inputs, losses.device)
-        masks = self.bank.draw_masks(seeds, sizes, end_to_end=self.layout.flat)
-        rows = self.layout.of.by_row(torch.tensor(inputs.owners)).tolist()
-        wanted = taught(inputs.batch) if taught else None
-        inputs = replace(inputs, masks=masks, below=self.bank.beneath(rows), wanted=wanted)
-        one_pass(self.model, self.bank, inputs, losses, each, own)
-        return False
-
-    def end(self, losses: Tensor) -> None:
-        """All micro-batches of a step were taken; `losses` (K,) as given to each."""
-
-
 def one_pass(
     model: AdaptedModel,
     bank: AdapterBank,
@@ -224,8 +147,14 @@ def one_pass(
     each: Tensor | None = None,
     own: Callable[[PassInputs, Tensor], Tensor] | None = None,
 ) -> None:
-    """Add the gradients of a micro-batch to the bank's, or to `each`. It reads nothing of the host's memory but for
-    `own`, so that a graph can hold it. Arguments as of `Pass.take`."""
+    """Add the gradients of a micro-batch on the device to the bank's. It reads nothing of the host's memory but for
+    `own`, so that a graph can hold it.
+
+    Args:
+        losses: (K,) to which the weighted losses are added.
+        each: (examples, P) that takes the gradients of single examples, instead of the bank.
+        own: losses (n,) of the inputs and logits (n, C), instead of the examples' own.
+    """
     bank_in_place = bank.attached(
         inputs.index, inputs.masks, inputs.mix, each=each, into=inputs.into, below=inputs.below, groups=inputs.groups
     )

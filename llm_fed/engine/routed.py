@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.tokens import TokenGroups
+from llm_fed.engine.layers import TokenGroups
 
 
 @dataclass(frozen=True)

@@ -19,19 +19,17 @@ from llm_fed.state import FACTORS, Layout, State, factor_of, module_of
 
 def together(fits: Sequence[Fit]) -> list[list[int]]:
     """The indices of the fits that `Steps` can take together: what they train, and how, is equal at every step."""
+    known: list[tuple[object, ...]] = []
     groups: list[list[int]] = []
     for k, fit in enumerate(fits):
-        alike = (group for group in groups if _settings(fits[group[0]]) == _settings(fit))
-        if (group_of_fit := next(alike, None)) is None:
-            groups.append([k])
+        steps = 0 if fit.optimizer.decay == "constant" else len(fit.batches)
+        settings = fit.optimizer, fit.train, fit.optimizer.correction is None, steps
+        if settings in known:
+            groups[known.index(settings)].append(k)
         else:
-            group_of_fit.append(k)
+            known.append(settings)
+            groups.append([k])
     return groups
-
-
-def _settings(fit: Fit) -> tuple[object, ...]:
-    steps = 0 if fit.optimizer.decay == "constant" else len(fit.batches)
-    return fit.optimizer, fit.train, fit.optimizer.correction is None, steps
 
 
 _Tail = tuple[Tensor, Tensor, Tensor, Tensor]  # of A and of B, values and gradients
@@ -94,6 +92,8 @@ class Steps:
             if job.optimizer.correction is not None:
                 self._corrections[k] = self._parts_of(job.optimizer.correction)
         self._active = list(self._fits)
+        clips = self._settings.clip is not None
+        self._adds = bool(clips or self._settings.proximal or self._settings.tail or self._corrections)
 
     def _parts_of(self, state: State) -> list[Tensor]:
         if state.layout != self._layout:
@@ -160,7 +160,8 @@ class Steps:
         for k in self._active:
             if (private := self._fits[k].private) is not None:
                 self._add_noise(k, private)
-        self._add_terms()
+        if self._adds:
+            self._add_terms()
         factor = self._settings.factor(self._taken, self._steps)
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor

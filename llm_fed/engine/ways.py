@@ -82,7 +82,7 @@ def describe(ways: Ways, device: torch.device, *, adapters: bool, untried: str) 
     if not adapters:
         return ""
     if not ways.captured:
-        return f"as they are written, as {untried}; engine.fast may be on" if untried and device.type == "cuda" else ""
+        return f"as they are written, as {untried}; engine.fast may be on" if untried else ""
     if device.type != "cuda":
         return f"as on a GPU (engine.fast=on), which gains nothing on {device}"
     flat = ", without padding" if ways.padding_free else ""

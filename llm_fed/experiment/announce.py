@@ -18,8 +18,7 @@ import torch
 from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.drive import drive
-from llm_fed.engine.footprint import peak_of, weights
-from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit
+from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit, peak_of, weights
 from llm_fed.engine.ways import describe as describe_passes
 from llm_fed.experiment import cross
 from llm_fed.experiment.baselines import looked_up
@@ -374,8 +373,8 @@ def steps_of(built: Experiment, step: Literal["client_update", "finish"]) -> int
         return [Fitted(requested.start, (0.0,)) for requested in fits] or [NotImplementedError()] * len(requests)
 
     with suppress(Exception):  # what fails here says so in the run
-        sent = broadcast(built.method, built.method.init(built.server), [site.id], built.config.transport)
-        drive({site.id: getattr(built.method, step)(site, unpack(sent[site.id]))}, count)
+        messages = Messages(built.method, built.method.init(built.server), [site.id], built.config.transport)
+        drive({site.id: getattr(built.method, step)(site, messages[site.id])}, count)
     return counted
 
 

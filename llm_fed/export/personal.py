@@ -65,7 +65,7 @@ class Personal:
         Args:
             prompt: a text, or a conversation whose last message is to be answered.
             template: the template or its name (default: as in `generate`).
-            sampling: an `engine.sampling.Sampling`, how tokens are drawn (default: the answer is greedy, as in scores).
+            sampling: an `engine.continuous.Sampling` (default: the answer is greedy, as in scores).
 
         Raises:
             UserError: as `generate`, before the first piece.

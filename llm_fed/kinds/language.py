@@ -19,18 +19,18 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from llm_fed.basics import turns
 from llm_fed.basics.errors import UserError, lookup
 from llm_fed.engine import generation, inference
-from llm_fed.engine.answering import answers
 from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.continuous import Sampling
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.examples import TEXT, Examples
 from llm_fed.engine.generation import most_rows, room_after
 from llm_fed.engine.preferences import examples_of
-from llm_fed.engine.sampling import Sampling
+from llm_fed.engine.trainable import Answering, Handler
 from llm_fed.kinds import wording
 from llm_fed.kinds.encoding import Encoder, Texts
 from llm_fed.kinds.kind import Encoding, Kind, Note, Shown
 from llm_fed.method.requests import AnswerLoss, Generate, LogLikelihoods, OptionScores
-from llm_fed.models import prompt, speed
+from llm_fed.models import loading, prompt
 from llm_fed.models.base import freeze
 from llm_fed.models.families import check_family
 from llm_fed.models.loading import (
@@ -110,7 +110,7 @@ class Language(Kind):
 
     @classmethod
     def hint(cls, device: str) -> str:
-        return speed.hint() if device == "cpu" else ""
+        return loading.bfloat16_hint() if device == "cpu" else ""
 
     @classmethod
     def saves(cls, config: BaseConfig) -> list[str]:
@@ -213,7 +213,6 @@ class Language(Kind):
         own = inference.features(self, [prompt for _, prompt in requested])
         return inference.similarity_weights(own, [state for state, _ in requested])
 
-    @answers(Generate)
     def generate(self, requests: Sequence[Generate], engine: Engine) -> Sequence[list[str]]:
         structure, states = requests[0].structure, [request.state for request in requests]
         prompts = [(row, prompt) for row, request in enumerate(requests) for prompt in request.prompts]
@@ -224,13 +223,12 @@ class Language(Kind):
             max_new_tokens=engine.evaluation.max_new_tokens,
             batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt in prompts]),
-            captures=engine.captures if engine.captures and engine.captures.answers else None,
+            captures=engine.captures,
             fuses=bool(engine.ways.fused),
             free=engine.free,
         )
         return list(_shared_out(texts, [len(request.prompts) for request in requests]))
 
-    @answers(AnswerLoss)
     def answer_losses(self, requests: Sequence[AnswerLoss], engine: Engine) -> Sequence[float]:
         """Of all clients in the same passes, as little memory as training takes being enough."""
         structure, states = requests[0].structure, [request.state for request in requests]
@@ -242,7 +240,6 @@ class Language(Kind):
             lambda within: inference.mean_losses(within, bank, list(enumerate(examples)), mix=mix)
         )
 
-    @answers(LogLikelihoods, each=True)
     def log_likelihoods(self, requested: LogLikelihoods, engine: Engine) -> list[tuple[float, ...]]:
         """Of one client after another: its examples fill micro-batches by themselves."""
         model, bank = engine.adapted(requested.structure), None
@@ -269,7 +266,6 @@ class Language(Kind):
         weights = self.mixing_weights(structure, [(requested.state, example.prompt) for example in examples])
         return None if weights is None else weights.repeat_interleave(torch.tensor(count), dim=0)
 
-    @answers(OptionScores)
     def option_scores(self, requests: Sequence[OptionScores], engine: Engine) -> Sequence[list[list[float]]]:
         structure, states = requests[0].structure, [request.state for request in requests]
         queries = [
@@ -286,6 +282,13 @@ class Language(Kind):
             free=engine.free,
         )
         return list(_shared_out(scores, [len(request.queries) for request in requests]))
+
+    answering: ClassVar[Answering] = {
+        (Generate, True): Handler(generate),
+        (AnswerLoss, True): Handler(answer_losses),
+        (LogLikelihoods, True): Handler(log_likelihoods, each=True),
+        (OptionScores, True): Handler(option_scores),
+    }
 
 
 def _mixes(structure: Structure) -> bool:

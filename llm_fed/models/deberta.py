@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-_MARK = "all_rows_share_it"
+FOR_ALL_ROWS = (
+    "for_all_rows"  # an attribute of inputs (1, T, in) for which each row gets outputs (N, T, out) of its own
+)
 
 
 def with_own_positions(model: nn.Module) -> None:
@@ -45,7 +47,8 @@ def _bias(
         )
     span, heads = layer.pos_ebd_size, layer.num_attention_heads
     delta = relative.reshape(relative.shape[-2:]).to(query.device)
-    positions = for_all_rows(table[None, : 2 * span])
+    positions = table[None, : 2 * span]
+    setattr(positions, FOR_ALL_ROWS, True)
     scale = float(torch.tensor(query.shape[-1] * scale_factor, dtype=torch.float32).sqrt())  # as transformers rounds it
     bias: Tensor | float = 0.0
     if "c2p" in layer.pos_att_type:
@@ -65,13 +68,3 @@ def _by_head(projected: Tensor, heads: int, rows: int) -> Tensor:
 
 def _clamped(indices: Tensor, span: int) -> Tensor:
     return torch.clamp(indices, 0, 2 * span - 1).long()
-
-
-def for_all_rows(inputs: Tensor) -> Tensor:
-    """Inputs (1, T, in), marked: a layer in which each row has an adapter of its own gives (N, T, out) for them."""
-    setattr(inputs, _MARK, True)
-    return inputs
-
-
-def is_for_all_rows(inputs: Tensor) -> bool:
-    return getattr(inputs, _MARK, False)

@@ -54,9 +54,7 @@ def is_block(module: nn.Module) -> bool:
 def fused_parameters(model: nn.Module, chosen: Sequence[str]) -> dict[str, FusedParameter]:
     """Those whose names end with one of `chosen`, by name and in module order, as PEFT finds them. UserError: one of
     `chosen` matches nothing, or what is no parameter of fused experts."""
-    if not chosen:
-        return {}
-    known = _all(model)
+    known = _all(model) if chosen else {}
     for ending in chosen:
         if not any(_ends(name, ending) for name in known):
             other = next((name for name, _ in model.named_parameters() if _ends(name, ending)), "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -22,14 +25,17 @@ from transformers import (
 )
 from transformers.utils import find_adapter_config_file
 
+from llm_fed.basics import cgroups
 from llm_fed.basics.errors import UserError, no_locks, panics
-from llm_fed.models import forms, speed
+from llm_fed.models import forms
 from llm_fed.models.families import check_family
 from llm_fed.settings import objects
 from llm_fed.settings.config import BaseConfig, Dtype
+from llm_fed.settings.paths import base_folder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZATIONS = {"nf4": 4, "int8": 8}  # bits
+CPU = Path("/proc/cpuinfo")
 
 
 def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
@@ -43,13 +49,53 @@ def settle_dtype(config: BaseConfig, device: str) -> tuple[BaseConfig, str]:
     kind = torch.device(device).type
     dtype: Dtype
     dtype, why, other = "float32", "this is a CPU", "=bfloat16"
-    if kind == "cpu" and speed.computes_in_bfloat16() is False:
+    if kind == "cpu" and computes_in_bfloat16() is False:
         return replace(config, dtype=dtype), f"computing in {dtype}; this CPU has no instructions for bfloat16"
     if kind == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         dtype, why, other = "bfloat16", "this GPU has it", "=float32"
     elif kind != "cpu":
         why, other = f"this device ({kind}) is not known to have bfloat16", ""
     return replace(config, dtype=dtype), f"computing in {dtype}, because {why}; base.dtype{other} overrides"
+
+
+def computes_in_bfloat16() -> bool | None:
+    """Whether this CPU has instructions for bfloat16, by its flags (avx512_bf16, amx_bf16; of ARM bf16); None where the
+    system does not say."""
+    flags = re.search(r"^(?:flags|Features)\s*:(.*)$", CPU.read_text(), re.MULTILINE) if CPU.is_file() else None
+    return None if flags is None else any(flag.endswith("bf16") for flag in flags[1].split())
+
+
+def bfloat16_hint() -> str:
+    """A line for a CPU that computes in bfloat16; empty for another one."""
+    return "this CPU computes in bfloat16, so base.dtype=bfloat16 may train faster" if computes_in_bfloat16() else ""
+
+
+def shortage(config: BaseConfig, device: str) -> str:
+    """What is too little, in words, for the weights of a base on the CPU; empty where they fit, and where a container
+    or a job has no limit: without one the system may swap, but a process over its limit is killed without a message.
+
+    Args:
+        config: with a dtype other than `auto`.
+    """
+    free, limit = cgroups.free_memory()
+    folder = base_folder(config.name, config.revision)
+    if limit is None or device != "cpu" or config.quantization or folder is None:
+        return ""
+    try:
+        numbers = 0
+        for path in folder.glob("*.safetensors"):
+            with safe_open(str(path), framework="pt") as file:  # only its header is read
+                numbers += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+    except (OSError, SafetensorError):  # loading says what is wrong
+        return ""
+    size = numbers * DTYPES[config.dtype].itemsize
+    if size <= free:
+        return ""
+    half = ", or base.dtype=bfloat16 where half of it suffices" if config.dtype == "float32" else ""
+    return (
+        f"the base takes {size / 1e9:.2f} GB in {config.dtype}, but {limit.name} leaves {free / 1e9:.2f} GB, so the "
+        f"kernel may kill this run without a message; it needs more memory, or a smaller base{half}"
+    )
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, declared: int | Sequence[int] | None) -> set[int]:

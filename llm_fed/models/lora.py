@@ -9,7 +9,7 @@ import difflib
 import math
 import re
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -25,6 +25,7 @@ from llm_fed.settings import check_fields
 from llm_fed.settings.config import MODULES, AdapterConfig
 from llm_fed.state import FACTORS, Layout, State, factor_of, magnitude, pair, router
 
+ALL = "all-linear"  # as PEFT has it: all linear layers but the head
 _LONGEST = 2.0  # seconds for a regular expression; an honest one takes milliseconds on thousands of names
 _MOVED = (  # what becomes of adapters on layers of a mixture
     "where PEFT takes the names of layers for others; name the attention layers, e.g. "
@@ -149,7 +150,7 @@ def targets(model: nn.Module, structure: Lora) -> dict[str, nn.Module]:
     chosen = structure.target_modules
     modules = {name: module for name, module in model.named_modules() if name}
     linear, names = _linear(modules), names_of(model, chosen)
-    if _is_all_linear(chosen):
+    if str(chosen).lower() == ALL:
         names = [name for name in names if name not in structure.whole]
         if mixture := next((name for name in modules if name.endswith(".experts")), None):
             raise UserError(
@@ -174,7 +175,7 @@ def _unfit(
         inner = _endings([layer for layer in linear if layer.startswith(f"{name}.")], 1)
         within = f", such as {', '.join(inner[:8])} within it" if inner else ""
         return f"a {type(modules[name]).__name__}; only linear layers can be adapted{within}"
-    if any(f"{part}.experts" in modules for part in _parts(name)):
+    if any(name.startswith(each.removesuffix("experts")) for each in modules if each.endswith(".experts")):
         return f"which belongs to a mixture of experts, {_MOVED}"
     unfelt = read_layers(getattr(model, "config", None))
     if name.rpartition(".")[2] in unfelt:
@@ -190,7 +191,7 @@ def names_of(model: nn.Module, chosen: tuple[str, ...] | str) -> list[str]:
     """The modules that target modules match as PEFT reads them, by name and in module order, whatever they are.
     UserError: it is no regular expression, or one that takes too long."""
     modules = {name: module for name, module in model.named_modules() if name}
-    if _is_all_linear(chosen):
+    if str(chosen).lower() == ALL:
         from transformers import PreTrainedModel  # takes seconds to import, and a wrong setting is to be named at once
 
         head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
@@ -201,21 +202,11 @@ def names_of(model: nn.Module, chosen: tuple[str, ...] | str) -> list[str]:
     return [name for name in modules if name in chosen or name.endswith(endings)]
 
 
-def _is_all_linear(chosen: tuple[str, ...] | str) -> bool:
-    return isinstance(chosen, str) and chosen.lower() == "all-linear"
-
-
 def _linear(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
     """Those that can be adapted."""
     from transformers.pytorch_utils import Conv1D  # as in `names_of`
 
     return {name: module for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
-
-
-def _parts(name: str) -> Iterator[str]:
-    """The names of the modules that a module lies in, from the innermost."""
-    while name := name.rpartition(".")[0]:
-        yield name
 
 
 def matching(pattern: str, names: Iterable[str], key: str = "adapter.target_modules") -> list[str]:
@@ -319,12 +310,14 @@ def layout(model: nn.Module, structure: Lora) -> Layout:
         if structure.gate == "router":
             names.append(router(name))
             shapes.append((len(structure.experts), inputs))
-    for name, (inputs, outputs) in expert_sizes(model, structure).items():
-        names += pair(name, "")
-        shapes += [(structure.rank, inputs), (outputs, structure.rank)]
-    for name, parameter in whole_parameters(model, structure).items():
-        names.append(name)
-        shapes.append(tuple(parameter.shape))
+    if structure.parameters:
+        for name, (inputs, outputs) in expert_sizes(model, structure).items():
+            names += pair(name, "")
+            shapes += [(structure.rank, inputs), (outputs, structure.rank)]
+    if structure.whole:
+        for name, parameter in whole_parameters(model, structure).items():
+            names.append(name)
+            shapes.append(tuple(parameter.shape))
     return Layout(tuple(names), tuple(shapes))
 
 
@@ -359,8 +352,9 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
     """
     indices = layout(model, structure)
     state = State(indices, torch.zeros(indices.size, dtype=dtype))
-    for name, parameter in whole_parameters(model, structure).items():
-        state[name].copy_(parameter.detach())
+    if structure.whole:
+        for name, parameter in whole_parameters(model, structure).items():
+            state[name].copy_(parameter.detach())
     for name, module in targets(model, structure).items() if structure.dora else ():
         state[magnitude(name)].copy_(torch.linalg.vector_norm(weight_of(module).to(dtype), dim=1))
     for name in state:

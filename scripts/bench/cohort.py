@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
-from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.fit import fit
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit, Work

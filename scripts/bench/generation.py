@@ -8,10 +8,9 @@ options behind it; its rows are sorted by length, too. Both must say the same. T
     python scripts/bench/generation.py --base BASE --data FLAN
     python scripts/bench/generation.py --base BASE --task commonsense --data COMMONSENSE --new-tokens 32
 
-Ours answers in slots, where the next prompt takes the place of an answer that has ended. Beside it stands ours in
-batches, which other families of bases have; `--no-stock` leaves stock PEFT out. What a client's prompts begin with,
-ours reads once per batch where that pays; the last line says how much of the prompts that is. Without --base and
---data: the tiny base that llm_fed ships, on the quickstart's planted clients.
+In ours the next prompts take the place of answers that have ended; `--no-stock` leaves stock PEFT out. The last line
+says how much of the prompts is a repetition of what a client's prompts begin with. Without --base and --data: the tiny
+base that llm_fed ships, on the quickstart's planted clients.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import peers
@@ -34,7 +32,6 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.rng import generator
-from llm_fed.engine import generation
 from llm_fed.engine.generation import most_rows
 from llm_fed.models.prompt import stop_tokens
 
@@ -64,10 +61,6 @@ class Bench:
     def texts(self) -> Said:
         asked = {id: [query.prompt for query in queries] for id, queries in self.queries.items()}
         return self.run({id: self.sites[id].generate(self.states[id], prompts) for id, prompts in asked.items()})
-
-    def texts_in_batches(self) -> Said:
-        with patch.object(generation, "allowed", lambda base: False):
-            return self.texts()
 
     def scores(self) -> Said:
         return self.run(
@@ -192,7 +185,7 @@ def main() -> None:
     scored = [query for queries in bench.options.values() for query in queries]
     print(f"{len(asked)} clients, {args.threads} threads, batches of {args.batch_size}; CPU seconds")
     said = f"{sum(map(len, asked))} answers of at most {args.new_tokens} tokens"
-    ways = {"ours": bench.texts, "ours in batches": bench.texts_in_batches}
+    ways = {"ours": bench.texts}
     timed(said, ways | ({} if args.no_stock else {STOCK: bench.stock_texts}), args.repeats)
     said = f"{sum(len(query.options) for query in scored)} options of {len(scored)} prompts"
     if scored and not args.no_stock:

@@ -28,7 +28,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 import llm_fed
 from llm_fed.basics.rng import generator
 from llm_fed.engine import generation
-from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.capture import Captures
 from llm_fed.engine.fit import fit
 from llm_fed.engine.fused import has_library

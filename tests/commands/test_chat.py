@@ -16,7 +16,7 @@ from llm_fed import load_client, open_run
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import chat as chatting
 from llm_fed.engine import generation
-from llm_fed.engine.sampling import Sampling
+from llm_fed.engine.continuous import Sampling
 from llm_fed.experiment import run as experiment
 from llm_fed.export.personal import Personal, alone
 from llm_fed.kinds.language import load_base

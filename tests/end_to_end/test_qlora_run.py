@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from llm_fed import load_client
-from llm_fed.engine import passes as training_passes
+from llm_fed.engine import fit as training
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
@@ -130,9 +130,9 @@ def test_activation_checkpointing_recomputes_and_changes_nothing(train, monkeypa
         count("training")
         passed(*args, **settings)
 
-    passed = training_passes.one_pass
+    passed = training.one_pass
     monkeypatch.setattr(language, "load_base", counted)
-    monkeypatch.setattr(training_passes, "one_pass", counted_pass)
+    monkeypatch.setattr(training, "one_pass", counted_pass)
     plain = adapters_of(train("plain"))
     once = dict(passes)
     recomputed = adapters_of(train("recomputed", base={"activation_checkpointing": True}))

@@ -15,11 +15,11 @@ import torch
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.rng import Secret
 from llm_fed.engine import capture, packing
-from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.capture import USES, Captures
 from llm_fed.engine.fit import fit
 from llm_fed.engine.masks import not_captured
-from llm_fed.engine.packing import Grid, collate, padded_tokens, plan, widened
+from llm_fed.engine.packing import Grid, collate, divided, plan, widened
 from llm_fed.merge.delta import beneath, of_pairs
 from llm_fed.method.requests import Distillation, Fitted, PerExample
 from llm_fed.models.lora import Lora
@@ -294,7 +294,7 @@ def test_the_plan_is_the_cheapest_within_the_budget(grid):
     for case in range(60):
         lengths = torch.randint(1, 60, (1 + case % 7,), generator=draws).tolist()
         budget, overhead = (64, 256)[case % 2], (0, 40)[case // 2 % 2]
-        batches = plan(lengths, budget, overhead, grid)
+        batches, tokens = divided(lengths, budget, overhead, grid)
         assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
         ordered, best = sorted(lengths), math.inf
         for count in range(len(lengths)):
@@ -302,7 +302,7 @@ def test_the_plan_is_the_cheapest_within_the_budget(grid):
                 parts = [ordered[begin:end] for begin, end in zip((0, *cuts), (*cuts, None), strict=True)]
                 if all(size(part) <= budget or len(part) == 1 for part in parts):
                     best = min(best, sum(size(part) + overhead for part in parts))
-        assert padded_tokens(lengths, batches, grid) + overhead * len(batches) == best
+        assert tokens + overhead * len(batches) == best
     assert plan([], 64, 0, grid) == []
 
 

@@ -12,8 +12,7 @@ from torch import nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import generation, inference
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.examples import TEXT
 from llm_fed.engine.fit import fit
@@ -70,7 +69,7 @@ def test_a_router_reads_its_input_before_dropout(base):
     structure, one = replace(ROUTED, dropout=0.5), state(base, ROUTED, 0)
     bank = AdapterBank(base.model, structure, 1, torch.float64)
     bank.load(0, one)
-    dropped = torch.rand(bank._width, generator=torch.Generator().manual_seed(0)) < 0.5
+    dropped = torch.rand(bank.width, generator=torch.Generator().manual_seed(0)) < 0.5
     expected = one.updated(one.select("lora_B$") * 2.0)
     for name, place in bank._inputs.items():
         for expert in ROUTED.experts:

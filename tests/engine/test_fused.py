@@ -1,7 +1,6 @@
 """Fused elementwise work is what a base computes itself, to rounding; and nobody else notices."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -13,14 +12,12 @@ from transformers.models.llama import modeling_llama
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import fused
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.capture import USES, Captures, CudaGraphs
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.fit import fit
 from llm_fed.engine.fused import Kernels
 from llm_fed.engine.generation import generate
-from llm_fed.engine.passes import Padded
 from llm_fed.engine.ways import Ways, describe, untried, ways
 from llm_fed.models.lora import Lora
 from llm_fed.settings.config import EngineConfig
@@ -80,10 +77,9 @@ def test_what_was_captured_with_it_is_not_replayed_without():
     captures = Captures()
     jobs = cohort(tiny.build("llama"), LORA, torch.float32, name="sgd")
     model = AdaptedModel(tiny.build("llama"), LORA, captures=captures)
-    rows = Padded(model.examples)
-    assert captures.passes(model, jobs, ".*", rows) is captures.passes(model, jobs, ".*", rows)
-    fused = captures.passes(replace(model, fuses=True), jobs, ".*", rows)
-    assert fused is not captures.passes(model, jobs, ".*", rows)
+    assert captures.passes(model, jobs, ".*") is captures.passes(model, jobs, ".*")
+    fused = captures.passes(replace(model, fuses=True), jobs, ".*")
+    assert fused is not captures.passes(model, jobs, ".*")
 
 
 def test_it_leaves_everything_as_it_was():
@@ -153,10 +149,8 @@ def test_auto_leaves_alone_what_no_gpu_has_run(kind, change, why):
     ],
 )
 def test_auto_leaves_alone_what_no_gpu_has_trained(change, why):
-    engine = Engine(language_base(tiny.build("llama")))
-    engine.configure(EngineConfig(), [SimpleNamespace(structure=replace(LORA, **change), private=None)])
-    assert why in engine.untried and bool(why) == bool(engine.untried)
-    assert not engine.as_written  # on a CPU that is a matter of course
+    said = untried(tiny.build("llama"), structures=[replace(LORA, **change)])
+    assert why in said and bool(why) == bool(said)
 
 
 def test_nothing_trains_in_float16():
@@ -170,7 +164,7 @@ def test_a_run_records_why_its_passes_are_as_they_are_written():
     jobs = cohort(engine.base.model, LORA, torch.float64)
     engine.fit(jobs)
     assert not engine.take_work().requested
-    engine.as_written = "no GPU has tried it"
+    engine.untried = "no GPU has tried it"
     engine.fit(jobs)
     work = engine.take_work()
     assert work.why == "no GPU has tried it" and work.passes() == {"replayed": 0, "as written": work.micro_batches}

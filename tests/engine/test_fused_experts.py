@@ -16,8 +16,7 @@ from torch import nn
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import generation
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.fit import fit
 from llm_fed.export import gguf_files, peft_folders, serving
 from llm_fed.export.folding import fold

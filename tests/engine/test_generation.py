@@ -10,6 +10,7 @@ from transformers import GenerationConfig
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine import generation
+from llm_fed.engine.capture import Captures
 from llm_fed.engine.continuous import RunningBatch
 from llm_fed.engine.generation import most_rows, option_log_likelihoods
 from llm_fed.engine.slots import SlotBatch, allowed
@@ -28,7 +29,8 @@ def test_answers_are_those_of_stock_peft_whatever_the_batch(kind, changes):
         assert setting.generate(batch_size=batch_size) == expected
     assert setting.generate(setting.prompts[::-1], batch_size=3) == expected[::-1]
     batches = [RunningBatch(setting.base, setting.bank, 4)]  # in which a server answers
-    batches += [SlotBatch(setting.base, setting.bank, 4, 40)] if allowed(setting.base) else []
+    if allowed(setting.base, setting.bank):
+        batches.append(SlotBatch(setting.base, setting.bank, 4, 40, Captures()))
     for batch in batches:
         came = running(batch, setting.base, setting.prompts, 12)
         assert [setting.base.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in came] == expected

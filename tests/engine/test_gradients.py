@@ -9,7 +9,7 @@ from torch import Tensor
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
 from llm_fed.engine import adapted, gradients
-from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.gradients import evidence
 from llm_fed.merge.moments import Moments
 from llm_fed.method.requests import GradientMoments

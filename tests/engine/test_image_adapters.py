@@ -13,8 +13,7 @@ from tiny_images import LORA, assert_state, cross_entropy, stock, trained_by
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images, Pictures
@@ -185,7 +184,7 @@ def test_per_example_gradients_are_those_of_a_loop(base, structure, budget):
 
 def test_pictures_are_mixed_by_similarity(base, monkeypatch):
     """alpha = scale * the mean cosine of what the base's own head reads, by hand; several clients in passes of four."""
-    monkeypatch.setattr("llm_fed.engine.classifying.budget_and_overhead", lambda device: (20, 0))
+    monkeypatch.setattr("llm_fed.engine.trainable.budget_and_overhead", lambda device: (20, 0))
     pictures = tiny_images.pictures(6)
     engine = Engine(base)
     sites = {id: tiny_images.party(base, pictures, id, MIXED) for id in "ab"}

@@ -10,7 +10,7 @@ import tiny
 import torch
 from stock_training import cohort, fitted
 
-from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.capture import USES, Captures
 from llm_fed.engine.fit import fit
 from llm_fed.engine.generation import generate, option_log_likelihoods

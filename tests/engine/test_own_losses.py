@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import Secret
-from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.fit import fit
 from llm_fed.engine.preferences import examples_of

@@ -32,16 +32,15 @@ from transformers import (
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine import end_to_end
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.capture import USES, Captures
 from llm_fed.engine.end_to_end import FlatSequences, attend, flattened, one_by_one
 from llm_fed.engine.fit import fit
+from llm_fed.engine.layers import TokenGroups, groups_of
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import Grid, collate, filled
 from llm_fed.engine.passes import refusal
 from llm_fed.engine.preferences import examples_of
-from llm_fed.engine.tokens import TokenGroups, groups_of
 from llm_fed.method.requests import Fit, Fitted, Work
 from llm_fed.models.lora import Lora
 from llm_fed.settings.objective import ObjectiveConfig

@@ -8,8 +8,7 @@ from stock_training import cohort, fitted, per_example_gradients, stock
 from torch import nn
 from transformers import PreTrainedModel
 
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.method.requests import Fit
 from llm_fed.models.lora import Lora
 

@@ -13,7 +13,7 @@ from answers import SLIDING, Setting
 from hypothesis import strategies as st
 
 from llm_fed.basics.errors import RunError
-from llm_fed.engine import generation, slots
+from llm_fed.engine import continuous, slots
 from llm_fed.engine.capture import Captures, Graphs
 from llm_fed.engine.generation import generate
 
@@ -28,21 +28,17 @@ EACH = [(kind, dtype) for kind in sorted(slots.FAMILIES) for dtype in (torch.flo
 
 
 @pytest.mark.parametrize(("kind", "dtype"), every.quick(EACH, [*EACH[::2], ("llama", torch.float32)]))
-def test_slots_say_what_rows_in_batches_say(kind, dtype, monkeypatch):
+def test_slots_say_what_rows_in_batches_say(kind, dtype):
     setting = Setting(kind, dtype=dtype)
-    assert slots.allowed(setting.base)
-    in_slots = [answered(setting, size) for size in (1, 100)]
-    in_slots += [answered(setting, 3, captures) for captures in (None, Captures())]
-    monkeypatch.setattr(generation, "allowed", lambda base: False)
+    assert slots.allowed(setting.base, setting.bank)
     expected = answered(setting, 4)
     assert len({len(answer.split()) for answer in expected}) > 2
-    assert all(answers == expected for answers in in_slots)
+    assert all(answered(setting, size, Captures()) == expected for size in (1, 3, 100))
 
 
 def test_only_layers_that_see_all_tokens_are_in_slots():
-    assert not slots.allowed(Setting("qwen3", **SLIDING).base)
-    assert not slots.allowed(Setting("mistral", sliding_window=4).base)
-    assert not slots.allowed(Setting("gpt2").base)
+    for setting in (Setting("qwen3", **SLIDING), Setting("mistral", sliding_window=4), Setting("gpt2")):
+        assert not slots.allowed(setting.base, setting.bank)
 
 
 def test_the_next_prompt_takes_a_slot_that_is_free():
@@ -125,33 +121,31 @@ def test_any_prompts_in_any_slots(seed, size, width):
     failing = [OutOfMemory(draws.randrange(12)), Counted(RuntimeError("not permitted"))]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots, "WIDTH", width)
-        in_slots = [answered(setting, size, captures) for captures in (None, Captures(), *failing)]
-        patch.setattr(generation, "allowed", lambda base: False)
-        assert all(answers == answered(setting, 4) for answers in in_slots)
+        expected = answered(setting, 4)
+        assert all(answered(setting, size, captures) == expected for captures in (Captures(), *failing))
 
 
-@pytest.mark.parametrize("captures", [None, Captures()])
-def test_nothing_is_kept_of_what_was_known(captures, monkeypatch):
+def test_nothing_is_kept_of_what_was_known(monkeypatch):
     """Also before Python looks for circles: an evaluation of a large base would not fit twice."""
-    memory, kept = slots.Slots.memory, []
+    put, kept = slots.SlotLayer.put, []
 
-    def watched(self, like):
-        kept.append(weakref.ref(new := memory(self, like)))
-        return new
+    def watched(self, *given):
+        put(self, *given)
+        kept.append(weakref.ref(self.keys))
 
-    monkeypatch.setattr(slots.Slots, "memory", watched)
+    monkeypatch.setattr(slots.SlotLayer, "put", watched)
     setting = Setting()
     gc.disable()
     try:
-        answered(setting, 3, captures)
-        assert len(kept) == 4 and not any(each() is not None for each in kept)
+        answered(setting, 3, Captures())
+        assert kept and not any(each() is not None for each in kept)
     finally:
         gc.enable()
 
 
 @pytest.mark.parametrize("captures", [None, Captures()])
 def test_after_an_interrupt_answers_are_what_they_were(captures, monkeypatch):
-    setting, real, calls = Setting(), slots.forward, 0
+    setting, real, calls = Setting(), (continuous if captures is None else slots).forward, 0
     expected = answered(setting, 3, captures)
 
     def interrupted(*given, **options):
@@ -161,7 +155,7 @@ def test_after_an_interrupt_answers_are_what_they_were(captures, monkeypatch):
             raise KeyboardInterrupt
         return real(*given, **options)
 
-    monkeypatch.setattr(slots, "forward", interrupted)
+    monkeypatch.setattr(continuous if captures is None else slots, "forward", interrupted)
     with pytest.raises(KeyboardInterrupt):
         answered(setting, 3, captures)
     assert answered(setting, 3, captures) == expected

@@ -13,8 +13,7 @@ from stock_training import batches_of, cohort, fitted, stock, successes
 
 from llm_fed.basics.errors import ClientError, RunError, UserError
 from llm_fed.basics.rng import generator
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.fit import fit
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import Fit, Fitted

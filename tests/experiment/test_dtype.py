@@ -17,7 +17,7 @@ from llm_fed.commands.evaluate import evaluate_run
 from llm_fed.commands.section import read_rows
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment import simulation
-from llm_fed.models import speed
+from llm_fed.models import loading
 from llm_fed.models.loading import settle_dtype
 from llm_fed.network.node import Node
 from llm_fed.runs.folder import Run
@@ -25,7 +25,7 @@ from llm_fed.runs.reading import saved_config
 from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.configfile import from_dict
 
-HINT = speed.hint  # which other tests do without, see without.py
+HINT = loading.bfloat16_hint  # which other tests do without, see without.py
 AUTO = {"dtype": "auto"}
 
 
@@ -68,7 +68,7 @@ def interrupted(monkeypatch):
     ],
 )  # fmt: skip
 def test_what_auto_means_on_a_device(monkeypatch, device, has_it, dtype, line):
-    monkeypatch.setattr(speed, "computes_in_bfloat16", lambda: None)
+    monkeypatch.setattr(loading, "computes_in_bfloat16", lambda: None)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_it and not including_emulation)
     assert settle_dtype(BaseConfig("x"), device) == (BaseConfig("x", dtype=dtype), line)
     assert settle_dtype(BaseConfig("x", dtype="float16"), device) == (BaseConfig("x", dtype="float16"), "")
@@ -78,8 +78,8 @@ def test_what_auto_means_on_a_device(monkeypatch, device, has_it, dtype, line):
 def test_a_cpu_says_by_its_flags_what_it_has(monkeypatch, tmp_path, flags, has_it):
     """Nobody is told to compute in bfloat16 on a CPU that would be slow in it."""
     (tmp_path / "cpuinfo").write_text(f"model name : x\nflags\t\t: {flags}\n" if flags else "model name : x\n")
-    monkeypatch.setattr(speed, "CPU", tmp_path / "cpuinfo")
-    assert speed.computes_in_bfloat16() is has_it
+    monkeypatch.setattr(loading, "CPU", tmp_path / "cpuinfo")
+    assert loading.computes_in_bfloat16() is has_it
     assert ("base.dtype=bfloat16 overrides" in settle_dtype(BaseConfig("x"), "cpu")[1]) == (has_it is not False)
 
 
@@ -189,8 +189,8 @@ def test_a_library_call_takes_auto_too(small, finished):
 
 def test_a_cpu_that_is_faster_in_bfloat16_is_told(small, llm_fed, tmp_path, monkeypatch):
     """Where float32 is chosen by `auto`, once; not where it is given, and not on a CPU that gains nothing."""
-    monkeypatch.setattr(speed, "hint", HINT)
-    monkeypatch.setattr(speed, "computes_in_bfloat16", lambda: True)
+    monkeypatch.setattr(loading, "bfloat16_hint", HINT)
+    monkeypatch.setattr(loading, "computes_in_bfloat16", lambda: True)
     settings = small.tree(rounds=1, base=AUTO, local={"steps": 1}, eval={"every": 0, "max_new_tokens": 1})
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(settings))
     said = "this CPU computes in bfloat16"
@@ -199,5 +199,5 @@ def test_a_cpu_that_is_faster_in_bfloat16_is_told(small, llm_fed, tmp_path, monk
     table = llm_fed("compare", tmp_path / "c.yaml", "--methods", "local,fedit", "--out", tmp_path / "table")
     assert table.code == 0 and table.err.count(said) == 1
     assert said not in llm_fed("run", tmp_path / "c.yaml", "base.dtype=float32", "--out", tmp_path / "given").err
-    monkeypatch.setattr(speed, "computes_in_bfloat16", lambda: False)
+    monkeypatch.setattr(loading, "computes_in_bfloat16", lambda: False)
     assert "so base.dtype=bfloat16 may" not in llm_fed("run", tmp_path / "c.yaml", "--out", tmp_path / "slow").err

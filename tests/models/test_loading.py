@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.fit import fit
 from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.kinds.language import load_base

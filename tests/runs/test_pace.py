@@ -133,12 +133,12 @@ def test_nothing_is_said_once_a_run_has_ended(small, tmp_path, monkeypatch, endi
 
 
 def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monkeypatch):
-    from llm_fed.engine import slots
+    from llm_fed.engine import continuous
 
     monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    load, begin = language.load_base, slots.pad_left
+    load, begin = language.load_base, continuous.pad_left
     monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(0.1), load(*given))[1])
-    monkeypatch.setattr(slots, "pad_left", lambda *given: (time.sleep(0.04), begin(*given))[1])
+    monkeypatch.setattr(continuous, "pad_left", lambda *given: (time.sleep(0.04), begin(*given))[1])
     log = Log()
     reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.02)
     tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1, "base": False})

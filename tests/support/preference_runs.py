@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from llm_fed.engine import gradients, inference
-from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.engine import Engine
 from llm_fed.engine.preferences import examples_of
 from llm_fed.kinds.encoding import beside

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from llm_fed.basics.rng import Secret
-from llm_fed.engine import capture, end_to_end, inference, passes
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine import capture, end_to_end, fit, inference
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
+from llm_fed.engine.continuous import RunningBatch
 from llm_fed.engine.fit import FusedFit
 from llm_fed.engine.generation import generate, option_log_likelihoods
 from llm_fed.method.requests import Distillation, Fit, PerExample
@@ -47,14 +47,14 @@ def step(jobs: Sequence[Fit], number: int = 0) -> tuple[int, int]:
     with Pretended() as device:
         fused = FusedFit(AdaptedModel(moved(tiny.build("llama")), jobs[0].structure, budget=1000), jobs)  # type: ignore[arg-type]
         losses = torch.zeros(len(jobs), device=DEVICE)
-        passed, read = passes.one_pass, []
+        passed, read = fit.one_pass, []
 
         def watched(*given: Any) -> None:
             before = device.from_host
             passed(*given)
             read.append(device.from_host - before)
 
-        with patch.object(passes, "one_pass", watched):
+        with patch.object(fit, "one_pass", watched):
             for now in range(number + 1):
                 device.counted()
                 fused.step(now, {k: job.batch(now) for k, job in enumerate(jobs)}, losses)
@@ -114,7 +114,9 @@ def answers(prompts: Sequence[list[int]], tokens: int, captures: capture.Capture
         base = language_base(moved(tiny.build("llama")))  # type: ignore[arg-type]
         bank = AdapterBank(base.model, LORA, len(prompts))
         device.counted()
-        with torch.no_grad():  # fake tensors do not work in inference mode
+        # Fake tensors do not work in inference mode.
+        plain = {name: inspect.unwrap(getattr(RunningBatch, name)) for name in ("read", "step")}
+        with torch.no_grad(), patch.multiple(RunningBatch, **plain):
             inspect.unwrap(generate)(
                 base, bank, list(enumerate(prompts)), max_new_tokens=tokens, batch_size=8, captures=captures,
             )  # fmt: skip

@@ -16,8 +16,7 @@ from transformers.pytorch_utils import Conv1D
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine import generation, inference
-from llm_fed.engine.adapted import AdaptedModel
-from llm_fed.engine.bank import AdapterBank
+from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.fit import fit
 from llm_fed.engine.passes import refusal
 from llm_fed.method.optimizer import Optimizer

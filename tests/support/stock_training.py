@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from llm_fed.basics.rng import generator
-from llm_fed.engine.adapted import AdaptedModel
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.fit import fit
 from llm_fed.engine.gradients import evidence
 from llm_fed.method.optimizer import Optimizer

@@ -22,7 +22,7 @@ from llm_fed.commands import compare
 from llm_fed.eval import plots
 from llm_fed.eval.report import pictures as drawn
 from llm_fed.experiment import announce
-from llm_fed.models import speed
+from llm_fed.models import loading as bases
 from llm_fed.settings import plugins
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def measures(patch: pytest.MonkeyPatch) -> None:
     rather than ten times in a run, and what a step takes is not found out by taking it."""
     patch.setattr(announce, "_peak", lambda *asked: 2**20)
     patch.setattr(cgroups, "group_limits", _once_for_this_machine(cgroups.group_limits))
-    patch.setattr(speed, "hint", lambda: "")
+    patch.setattr(bases, "bfloat16_hint", lambda: "")
 
 
 def _once_for_this_machine(read: Callable[[Path], T]) -> Callable[[Path], T]:

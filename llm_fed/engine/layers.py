@@ -1,20 +1,39 @@
-"""Whose tokens a layer is given: rows of a batch that each go through an adapter of their own, or sequences end to end
-in one row, of which each adapter has a stretch.
+"""What layers compute while a bank is attached. Their tokens are rows of a batch that each go through an adapter of
+their own, or sequences end to end in one row, of which each adapter has a stretch.
 
-Shape letters: N rows, T tokens of each, S tokens of one row, G adapters.
+Shape letters: N rows, T tokens of each, S tokens of one row, G adapters, E experts, r rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
+from llm_fed.models.deberta import FOR_ALL_ROWS
+from llm_fed.models.lora import weight_of
 
 ALIGNED = 8  # numbers of 16 bits: torch's grouped product wants rows of whole 16 bytes
+
+
+@contextmanager
+def forwards(changed: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
+    """Within, these modules compute these functions; accelerate replaces their own `forward`, too."""
+    before = [vars(module).get("forward") for module in changed]
+    for module, forward in changed.items():
+        module.forward = forward
+    try:
+        yield
+    finally:
+        for module, own in zip(changed, before, strict=True):
+            del module.forward
+            if own is not None:
+                module.forward = own
 
 
 @dataclass(frozen=True)
@@ -89,6 +108,81 @@ class TokenGroups:
         """The tokens of each adapter; waits for a GPU."""
         ends = self.ends.tolist()
         return [slice(begin, end) for begin, end in zip((0, *ends), ends, strict=False)]
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """The forward hook of one layer while a bank is attached."""
+
+    name: str
+    tokens: TokenRows | TokenGroups
+    a: Tensor  # (N, E r, in)
+    b: Tensor  # (N, out, E r)
+    router: Tensor | None  # (N, E, in)
+    mix: Tensor | None  # (N, 1, E), or (1, S, E) of tokens
+    scaling: float
+    kept: float  # the share of the inputs that masks keep
+    mask: Tensor | None  # (N, T, in) the inputs that are kept
+    lengths: Tensor | None = None  # (N, 1, out) by which DoRA multiplies the layer's outputs
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        device = output.device  # the base's layers may lie on several
+        shared = getattr(inputs[0], FOR_ALL_ROWS, False)
+        given = inputs[0].expand(len(self.a), -1, -1) if shared else inputs[0]
+        x, autocast = self.tokens.inputs(self.name, given.to(device), self.a.dtype)
+        y = output.reshape(len(output), -1, output.shape[-1])
+        has, wanted = (x.shape[-1], y.shape[-1]), (self.a.shape[2], self.b.shape[1])
+        if has != wanted:
+            raise UserError(
+                f"{self.name} cannot have an adapter: it makes {has[1]} numbers of {has[0]} for each token, where its "
+                f"weight makes {wanted[1]} of {wanted[0]}; leave it out of adapter.target_modules"
+            )
+        gates, scaling, mask = self.mix, self.scaling, None if shared else self.mask
+        if self.router is not None:
+            scores = self.tokens.product(x, self.router.to(device))
+            gates = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(-1)
+        if mask is not None:
+            x, scaling = x * mask[:, : x.shape[1]].to(device), scaling / self.kept  # a layer may see fewer tokens
+        if self.lengths is not None:
+            y = self._with_lengths(module, x, y, scaling, mask is not None, autocast)
+            return y.view(len(y), *output.shape[1:]).to(output.dtype)
+        hidden = self.tokens.product(x, self.a.to(device))  # (N, T, E r)
+        if gates is not None:
+            experts = hidden.unflatten(-1, (gates.shape[-1], -1))
+            hidden = (experts * gates.to(device, hidden.dtype)[..., None]).flatten(-2)
+        y = self.tokens.added(y, hidden, self.b.to(device), scaling, autocast or y.dtype == hidden.dtype)
+        return y.view(len(y), *output.shape[1:]).to(output.dtype)
+
+    def _with_lengths(
+        self, module: nn.Module, x: Tensor, y: Tensor, scaling: float, masked: bool, autocast: bool
+    ) -> Tensor:
+        """g (W x + s B A x) + bias, g the lengths; as in PEFT dropout takes inputs from all that the adapter adds."""
+        assert self.lengths is not None
+        lengths = self.tokens.spread(self.lengths.to(y.device))
+        bias = getattr(module, "bias", None)
+        if masked:
+            w = weight_of(module)
+            plain = nn.functional.linear(x / self.kept, w if autocast else w.to(x.dtype))
+        else:
+            plain = y if bias is None else y - bias
+        hidden = self.tokens.product(self.tokens.product(x, self.a.to(y.device)), self.b.to(y.device))
+        return y + (lengths - 1) * plain + lengths * scaling * hidden
+
+
+@dataclass(frozen=True)
+class OwnLinear:
+    """The forward hook of a linear layer that every row has its own of, instead of the base's."""
+
+    name: str
+    tokens: TokenRows | TokenGroups
+    weight: Tensor  # (N, out, in)
+    bias: Tensor | None  # (N, out)
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x, _ = self.tokens.inputs(self.name, inputs[0], self.weight.dtype)
+        w = self.weight.mT
+        y = torch.bmm(x, w) if self.bias is None else torch.baddbmm(self.bias[:, None], x, w)
+        return y.view(output.shape).to(output.dtype)
 
 
 class _Product(torch.autograd.Function):
