@@ -142,7 +142,7 @@ def test_no_folder_for_temporary_files(commands, llm_fed, monkeypatch, tmp_path)
         patch.setattr("tempfile.gettempdir", none)
         patch.setattr("llm_fed.experiment.run.train", lambda *_, **__: none())
         said = llm_fed("run", commands.config, "--out", tmp_path / "run")
-    said.assert_refused("set TMPDIR to one", code=1)
+    said.assert_refused("set TMPDIR to a folder", code=1)
 
 
 def test_names_of_files_that_are_no_text(small, llm_fed, tmp_path):

@@ -18,7 +18,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import llm_fed as package
 from llm_fed.basics.errors import UserError
-from llm_fed.commands import api
+from llm_fed.commands import init
 from llm_fed.method import Method
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs.reading import saved_config
@@ -522,7 +522,7 @@ def test_a_program_gets_what_init_proposes(small, said, words, lr, template, met
     base = base_of(small)
     base[1].chat_template = CHAT
     data = None if "task" in said else rows_of(small)
-    settings = configfile.load(api._completed(said, words, base, data), words)
+    settings = configfile.load(init.completed(said, words, base, data), words)
     assert (settings.local.lr, settings.local.lr_end) == lr
     assert (settings.task.template, settings.method["name"]) == (template, method)
 

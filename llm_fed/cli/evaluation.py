@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,6 +22,7 @@ from llm_fed.cli.printing import (
     print_cross,
     print_scores,
     print_warnings,
+    words_of,
 )
 from llm_fed.cli.program import app
 
@@ -66,7 +68,7 @@ def evaluate(
     """Score the personal adapters of a run, or a base model with or without an adapter. Scores are 0-100."""
     from llm_fed.settings import configfile
 
-    words = settings or []
+    words = [*(settings or [])]
     if run_dir is not None and "=" in str(run_dir) and not run_dir.exists():  # no folder, but the first setting
         run_dir, words = None, [str(run_dir), *words]
     if (run_dir is None) == (base is None):
@@ -74,8 +76,10 @@ def evaluate(
     if cross and run_dir is None:
         raise UserError("--cross compares the adapters of a run's clients, so it needs a run folder and not --base")
     configfile.keys_of(words, "the run folder" if run_dir is not None else "--base")
+    options = {"eval.metric": metric, "eval.limit": limit, "task.name": task, "task.path": data}
+    words += words_of({**options, "task.template": template, "base.dtype": dtype})
     # What follows takes seconds, so mistakes are named first.
-    from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter, evaluate_beside
+    from llm_fed.commands.evaluate import evaluate_adapter, evaluate_beside
     from llm_fed.experiment.run import quiet
 
     quiet()
@@ -86,15 +90,16 @@ def evaluate(
                             "task.path=FOLDER or task.template=chat")  # fmt: skip
         from llm_fed.experiment.rounds import opened
 
-        requested: dict[str, Any] = {"split": split, "metric": metric, "limit": limit, "settings": words}
         with opened(run_dir, everybody=True) as folder:
             if cross:
                 from llm_fed.commands.cross import cross_scores
 
                 own = folder == run_dir
-                print_cross(run_dir if own else None, cross_scores(folder, keep=own, **requested), as_json)
+                print_cross(
+                    run_dir if own else None, cross_scores(folder, split=split, settings=words, keep=own), as_json
+                )
                 return
-            result = evaluate_beside(folder, **requested)
+            result = evaluate_beside(folder, split=split, settings=words)
         if as_json:
             known = {kind: result.get(kind) for kind in ("base", "rule")}
             print(json.dumps(result["scores"] | known | {"warnings": result["warnings"]}))
@@ -102,15 +107,7 @@ def evaluate(
             print_scores(beside_baselines({result["method"]: result}))
             print_warnings(result)
         return
-    summary = evaluate_adapter(
-        str(base),
-        adapter,
-        EvaluationData(task, data, template, dtype),
-        split=split,
-        metric=metric,
-        limit=limit,
-        settings=words,
-    )
+    summary = evaluate_adapter(str(base), adapter, words, split=split)
     if as_json:
         print(json.dumps(summary.as_json()))
     else:
@@ -146,9 +143,30 @@ def audit(
 ) -> None:
     """Check a run against its recorded digests, and reproduce some of its rounds. The exit code is 0 if all that was
     looked at is the same, 1 if anything differs, and 3 if nothing differs but something could not be verified."""
-    from llm_fed.commands.audit import show
+    if sum(given is not None for given in (rounds, sample)) + every > 1:
+        raise UserError("give only one of --rounds, --sample and --all")
+    try:
+        chosen = [int(word) for word in rounds.split(",")] if rounds else []
+    except ValueError as error:
+        raise UserError(f"--rounds {rounds} is not a list of rounds; give numbers, e.g. --rounds 1,5") from error
+    from llm_fed.audit import audit as auditing  # takes seconds, so mistakes are named first
+    from llm_fed.experiment.run import quiet
 
-    raise typer.Exit(show(run_dir, rounds, sample, every, as_json))
+    quiet()
+    found = auditing.audit(run_dir, rounds=chosen, sample=sample, every=every)
+    outcome = {0: "nothing differs", 1: "differs", 3: "not verified"}[found.code]
+    if as_json:
+        print(json.dumps({"outcome": outcome, **asdict(found)}))
+        raise typer.Exit(found.code)
+    for line in found.checked:
+        print(printable(f"checked      {line}"))
+    for line in found.unchecked:
+        print(printable(f"NOT VERIFIED {line}"))
+    for item in found.findings:
+        where = f"round {item.round}" + (f", {item.client}" if item.client else "")
+        print(printable(f"DIFFERS      {where}: {item.kind}: {item.what}"))
+    print(f"{len(found.findings)} findings" if found.findings else outcome)
+    raise typer.Exit(found.code)
 
 
 @app.command(rich_help_panel="Use a finished run")
@@ -227,7 +245,8 @@ def chat(
     with ExitStack() as stack:
         if run_dir is not None:
             folder = stack.enter_context(opened(run_dir, everybody=True, latest=True))
-            begun = chatting.of_run(folder, client, max_new_tokens, drawn, system)
+            begun = chatting.of_run(folder, client)
         else:
-            begun = chatting.of_base(str(base), adapter, template, dtype, max_new_tokens, drawn, system)
+            begun = chatting.of_base(str(base), adapter, template, dtype)
+        begun.most, begun.sampling, begun.system = max_new_tokens, drawn, system
         chatting.talk(begun, input if someone else lambda _: input(), shows_help=someone)

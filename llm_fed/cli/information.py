@@ -109,14 +109,9 @@ def doctor(
     from llm_fed.experiment.run import quiet
 
     quiet()
-    if base is None:
-        from llm_fed.commands.doctor import examine
+    from llm_fed.commands import doctor as checks
 
-        findings = examine()
-    else:
-        from llm_fed.commands.bases import known_of
-
-        findings = known_of(base)
+    findings = checks.examine() if base is None else checks.known_of(base)
     if as_json:
         print(json.dumps(findings))
     else:

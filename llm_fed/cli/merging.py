@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from llm_fed.basics.errors import UserError
-from llm_fed.cli.printing import TEMPLATE, Allow, Json, out, print_scores
+from llm_fed.cli.printing import TEMPLATE, Allow, Json, out, print_scores, words_of
 from llm_fed.cli.program import app
-
-if TYPE_CHECKING:
-    from llm_fed.commands.evaluate import EvaluationData
 
 
 @app.command(rich_help_panel="Merge")
@@ -64,65 +61,56 @@ def merge(
     POTARA, Fisher merging, task arithmetic, TIES, DARE, SLERP, mean, grid."""
     options = {"rank": rank, "density": density, "drop": drop}
     given = {name: value for name, value in options.items() if value is not None}
-    if fed is None or local is None:
-        if fed or local or client or task:
-            raise UserError("--fed and --local name the two parents, at whose --client; give both")
-        about = {"path": data, "template": template, "dtype": dtype}
-        _several([Path(word) for word in words], method or "linear", out_dir, weights, given, base, about, as_json)
-    elif method or weights or given:
+    both = fed is not None and local is not None
+    if not both and (fed or local or client or task):
+        raise UserError("--fed and --local name the two parents, at whose --client; give both")
+    if both and (method or weights or given):
         raise UserError(
             "--method, --weights, --rank, --density and --drop are of folders alone; leave out --fed, --local"
         )
+    from llm_fed.settings import configfile
+
+    configfile.keys_of(words[1:] if both else [], "the method")  # what follows takes seconds, so mistakes come first
+    from llm_fed.experiment.run import quiet
+
+    quiet()
+    about = words_of({"task.name": task, "task.path": data, "task.template": template, "base.dtype": dtype})
+    if fed is not None and local is not None:
+        _parents(words[0], [*words[1:], *about], fed, local, base, out_dir, client, as_json)
     else:
-        from llm_fed.settings import configfile
-
-        configfile.keys_of(words[1:], "the method")  # what follows takes seconds, so mistakes are named first
-        from llm_fed.commands.evaluate import EvaluationData
-
-        source = EvaluationData(task, data, template, dtype)
-        _parents(words[0], words[1:], fed, local, base, out_dir, source, client, as_json)
+        scored = about if data else []
+        _several([Path(word) for word in words], method or "linear", out_dir, weights, given, base, scored, as_json)
 
 
 def _several(
-    folders: list[Path], method: str, out_dir: Path, weights: str | None, given: dict[str, Any], base: str | None,
-    about: dict[str, Any], as_json: bool,
+    folders: list[Path], method: str, out_dir: Path, weights: str | None, given: dict[str, int | float],
+    base: str | None, scored: list[str], as_json: bool,
 ) -> None:  # fmt: skip
+    from llm_fed.commands.merge_folders import merge_folders
+
     try:
         shares = [float(each) for each in weights.split(",")] if weights else None
     except ValueError as error:
         raise UserError(f"--weights is {weights!r}; it must be numbers with commas, such as 0.5,0.3,0.2") from error
-    from llm_fed.commands.merge_folders import merge_folders
-
-    source = None
-    if about["path"]:
-        from llm_fed.commands.evaluate import EvaluationData
-        from llm_fed.experiment.run import quiet
-
-        quiet()
-        source = EvaluationData(**about)
-    merged = merge_folders(folders, method, out_dir, weights=shares, settings=given, base=base, data=source)
+    recipe, scores = merge_folders(folders, method, out_dir, weights=shares, settings=given, base=base, scored=scored)
     if as_json:
-        print(json.dumps({"folder": str(merged.folder), **merged.recipe, "scores": merged.scores}))
+        print(json.dumps({"folder": str(out_dir), **recipe, "scores": scores}))
         return
-    for folder, score in merged.scores.items():
+    for folder, score in scores.items():
         out.print(f"{score:8.2f}  {folder}")
-    lost = f"; {merged.recipe['lost']:.1%} of it is cut off by the rank" if "lost" in merged.recipe else ""
+    lost = f"; {recipe['lost']:.1%} of it is cut off by the rank" if "lost" in recipe else ""
     out.print(f"wrote the merge of {len(folders)} adapters by {method} to {out_dir}{lost}")
 
 
 def _parents(
-    method: str, settings: list[str], fed: str, local: str, base: str | None, out_dir: Path, source: EvaluationData,
-    client: str | None, as_json: bool,
+    method: str, settings: list[str], fed: str, local: str, base: str | None, out_dir: Path, client: str | None,
+    as_json: bool,
 ) -> None:  # fmt: skip
-    from llm_fed.commands import merge as posthoc
+    from llm_fed.commands import merge as merging
     from llm_fed.eval.merges import for_terminal
-    from llm_fed.experiment.run import quiet
 
-    quiet()
-    recipes = posthoc.merge_adapters(
-        {"name": method}, fed, local, out_dir, base=base, data=source, client=client, words=settings
-    )
-    scores = posthoc.scores_in(out_dir)
+    recipes = merging.merge_adapters(method, fed, local, out_dir, base=base, client=client, words=settings)
+    scores = merging.scores_in(out_dir)
     if as_json:
         clients = {client: {"folder": str(out_dir / client), **recipe} for client, recipe in recipes.items()}
         print(json.dumps({"method": method, "clients": clients} | ({"scores": scores} if scores else {})))
@@ -166,9 +154,10 @@ def join(
     from llm_fed.experiment.run import quiet
 
     quiet()
-    joined = joining.join(run_dir, data, out_dir, examples=examples, steps=steps, words=settings or [])
+    recipe = joining.join(run_dir, data, out_dir, examples=examples, steps=steps, words=settings or [])
     if as_json:
-        print(json.dumps({"folder": str(joined.folder), **joined.recipe}))
+        print(json.dumps({"folder": str(out_dir), **recipe}))
         return
-    for line in joined.for_terminal():
+    for line in joining.for_terminal(recipe):
         out.print(line)
+    out.print(f"the PEFT folder is {out_dir}")

@@ -55,6 +55,11 @@ def beside_baselines(results: dict[str, dict[str, Any]]) -> dict[str, dict[str, 
     return known | {name: result["scores"] for name, result in results.items()}
 
 
+def words_of(options: Mapping[str, object]) -> list[str]:
+    """The settings that options stand for, those that are given."""
+    return [f"{key}={value}" for key, value in options.items() if value is not None]
+
+
 def program_name() -> str:
     """How to call this program from here: by its name, or where it is not on the path by its file."""
     beside = Path(sys.executable).with_name("llm-fed")

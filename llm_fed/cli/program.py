@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, get_type_hints
@@ -130,10 +129,8 @@ def _exit_codes(arguments: list[str]) -> Iterator[None]:
     except RunError as error:
         _stop(error, 1)
     except OSError as error:
-        if _lacks_temporary_folder():
-            _stop(
-                "no folder for temporary files can be written; set TMPDIR to one that can, then repeat the command", 1
-            )
+        if error.filename is None and "temporary" in str(error.strerror):  # as tempfile says it
+            _stop(f"{error.strerror}; set TMPDIR to a folder that can be written, then repeat the command", 1)
         if error.errno not in _OF_THE_DISK:
             raise
         where = error.filename or "a file"
@@ -163,14 +160,6 @@ def _instead(text: str, arguments: list[str]) -> str:
     known = configfile.flat(configfile.as_dict(Config()))
     advice = f"{key}={value or '...'}" if key in known else habits.instead(key, value, known)
     return f"No such option {name!r}; settings have no dashes: type {advice}" if advice else ""
-
-
-def _lacks_temporary_folder() -> bool:
-    try:
-        tempfile.gettempdir()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def _stop(message: object, code: int) -> NoReturn:

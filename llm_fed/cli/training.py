@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -24,7 +24,9 @@ from llm_fed.cli.printing import (
 from llm_fed.cli.program import app
 
 if TYPE_CHECKING:
+    from llm_fed.commands.compare import Planned
     from llm_fed.eval.tables import Table
+    from llm_fed.eval.variance import Drawn
     from llm_fed.eval.verdict import Verdict
 
 
@@ -188,7 +190,7 @@ def compare(
         numbers = [int(seed) for seed in seeds.split(",") if seed]
     except ValueError as error:
         raise UserError(f"--seeds is {seeds!r}; it takes whole numbers separated by commas, e.g. 0,1,2") from error
-    at_a_time: Any = int(jobs) if jobs.isdecimal() else jobs
+    at_a_time = int(jobs) if jobs.isdecimal() else jobs
     rows = section.read_rows(config, settings or [], names_of("--methods", methods), numbers, draws or 0)
     rows.check()
     from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
@@ -230,7 +232,7 @@ def _chosen(table: Table, folder: Path) -> list[str]:
     return [f"by validation: {best}, before {', '.join(others)}. Next:", *lines]
 
 
-def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
+def _print_plan(plan: Planned, as_json: bool) -> None:
     if as_json:
         print(json.dumps(plan))
         return
@@ -261,7 +263,7 @@ def verdict(
     from llm_fed.commands import api, finished
 
     found = api.verdict(
-        finished.read_scores(scores), drawn=cast(Any, drawn), test_share=test_share, these_clients=these_clients
+        finished.read_scores(scores), drawn=cast("Drawn", drawn), test_share=test_share, these_clients=these_clients
     )
     _print_verdict(found, str(found).splitlines(), out_dir, as_json)
 

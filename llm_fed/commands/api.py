@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_fed.basics import documents
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import write_file
 from llm_fed.commands.own import NO_OBJECTS, OwnObjects
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from llm_fed.kinds import Kind
     from llm_fed.runs.frames import Frames
 
-Given = str | Path | Mapping[str, Any]  # a YAML file, or its content as nested dictionaries
+Given = str | Path | Mapping[str, Json]  # a YAML file, or its content as nested dictionaries
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,7 +71,7 @@ class Result:
     rule: dict[str, float]
     rules: dict[str, str]
     adapters: dict[str, Path]
-    warnings: list[dict[str, Any]] = field(default_factory=list)
+    warnings: list[dict[str, Json]] = field(default_factory=list)
     allow: tuple[str, ...] = ()
     own: OwnObjects | None = None
 
@@ -155,8 +156,15 @@ class Result:
     @cached_property
     def _loaded(self) -> Kind:
         """The base, loaded once for all clients."""
-        with self._at_hand():
-            return self._load()
+        from llm_fed import kinds, tasks
+        from llm_fed.experiment.run import quiet
+        from llm_fed.runtime.launch import choose_device
+
+        quiet()
+        config = self._config
+        with self._at_hand(), plugins.allowing(self.allow):
+            seeds = config.federation_seed, config.evaluation_seed
+            return kinds.load_alone(config, lambda: tasks.load(config.task, *seeds), choose_device(config.device))
 
     def _at_hand(self) -> AbstractContextManager[None]:
         """Within it, the run's base is found, also under the name that another object of the same kind had."""
@@ -164,17 +172,6 @@ class Result:
         for base in [thing for (key, _), thing in objects.items() if key == "base.name"]:
             objects["base.name", self._config.base.name] = base
         return given(objects)
-
-    def _load(self) -> Kind:
-        from llm_fed import kinds, tasks
-        from llm_fed.experiment.run import quiet
-        from llm_fed.runtime.launch import choose_device
-
-        quiet()
-        device = choose_device(self._config.device)
-        with plugins.allowing(self.allow):
-            config, seeds = self._config, (self._config.federation_seed, self._config.evaluation_seed)
-            return kinds.load_alone(config, lambda: tasks.load(config.task, *seeds), device)
 
 
 def run(
@@ -217,13 +214,15 @@ def run(
     """
     from llm_fed.runs.tracking import Callbacks
 
-    _refuse(others, "run")
+    if others:
+        _refuse(others, "run")
     config, hooks = {} if config is None else config, Callbacks.of(callbacks)
     own = OwnObjects.of(base=base, data=data, method=method, metric=metric)
-    with own.at_hand():
+    with given(own.given):
         if isinstance(config, Mapping):
-            said = [*own.words, *words] + ["method="] * (method is not None)
-            config = _completed(config, said, base, data)
+            from llm_fed.commands import init
+
+            config = init.completed(config, [*own.words, *words], base, data)
         resolved = resolve(config, words, out, start, own)
         folder = default_folder(config, resolved) if out is None else Path(out)
         from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
@@ -231,8 +230,8 @@ def run(
 
         experiment.quiet()
         reporter = Reporter(callbacks=hooks)
-        if own.describe:
-            reporter.note(own.describe)
+        if own.given:
+            reporter.note(own.note)
         experiment.train(resolved, folder, fresh=fresh, reporter=reporter)
         allowed = list(plugins.named_in(configfile.as_dict(resolved)).values())
         result = replace(open_run(folder, allow=allowed), own=own)
@@ -248,14 +247,6 @@ def _refuse(others: Mapping[str, Any], function: str) -> None:
         word = f"{key}={value}" if key in known else habits.instead(key, value, known)
         advice = f'; write the setting as a text behind the configuration, "{word}"' if word else ""
         raise UserError(f"llm_fed.{function} has no argument {key}={advice}")
-
-
-def _completed(config: Mapping[str, Any], words: Sequence[str], base: Any, data: Any) -> dict[str, Any]:
-    """A program's configuration with what `init` proposes where it and the words say nothing."""
-    from llm_fed.commands import init
-
-    base, data = (None if isinstance(given, str) else given for given in (base, data))  # of which the words say it
-    return configfile.merged(init.unsaid(config, words, base, data), configfile.created(config))
 
 
 def resolve(
@@ -372,16 +363,19 @@ def compare(
     """
     from llm_fed.commands import section
 
-    _refuse(others, "compare")
+    if others:
+        _refuse(others, "compare")
     folder, own = Path(out), OwnObjects.of_rows(methods, base=base, data=data, metric=metric)
     if isinstance(config, Mapping):
-        tree = documents.plain(_completed(config, [*own.words, *words, "method="], base, data))
+        from llm_fed.commands import init
+
+        tree = documents.plain(init.completed(config, [*own.words, *words, "method="], base, data))
         path, text = folder / "comparison.yaml", documents.dump(tree)
         folder.mkdir(parents=True, exist_ok=True)
         write_file(path, text.encode())
     else:
         path = Path(config)
-    with own.at_hand():
+    with given(own.given):
         rows = section.read_rows(path, words, own.labels, seeds, draws, own)
         rows.check()
         from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first

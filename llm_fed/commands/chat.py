@@ -59,11 +59,8 @@ class Chat:
         self.choose(self.client)
 
     def choose(self, client: str | None) -> None:
-        """Go on with a client's adapter, or with the base alone; the conversation begins anew.
-
-        Raises:
-            UserError: there is no such client, or its adapter cannot be read.
-        """
+        """Go on with a client's adapter, or with the base alone; the conversation begins anew. UserError: there is no
+        such client, or its adapter cannot be read."""
         if client is None:
             self._prompt = (
                 self._prompt
@@ -120,44 +117,21 @@ class Chat:
         return f"{who}; {how}" + ("" if self.remembers else "; each prompt is answered on its own") + system + drawn
 
 
-def of_run(
-    folder: Path,
-    client: str | None,
-    most: int | None = None,
-    sampling: Sampling | None = None,
-    system: str = "",
-) -> Chat:
-    """With the adapters of a finished run, beginning with `client`, or else the first one.
-
-    Raises:
-        UserError: it has none, or they are of image models, or the client is not among them.
-    """
+def of_run(folder: Path, client: str | None) -> Chat:
+    """With the adapters of a finished run, beginning with `client`, or else the first one. UserError: it has none, or
+    they are of image models, or the client is not among them."""
     config = read_config(folder)
     kinds.check_writes(
         config, f"{folder} trained {{noun}}s, which cannot chat; load_client or load_image_model loads them"
     )
     adapters = exported(folder)
     first = next(iter(adapters)) if client is None else require("--client", client, adapters)
-    return Chat(load_base(config.base, choose_device(config.device)), adapters, None, most, first, sampling, system)
+    return Chat(load_base(config.base, choose_device(config.device)), adapters, client=first)
 
 
-def of_base(
-    name: str,
-    adapter: Path | None,
-    template: str | None,
-    dtype: str | None,
-    most: int | None = None,
-    sampling: Sampling | None = None,
-    system: str = "",
-) -> Chat:
-    """With a base, and an adapter's folder if there is one; the base is loaded as when the adapter was trained.
-
-    Args:
-        dtype: of the base, instead of that of training.
-
-    Raises:
-        UserError: one of them cannot be loaded.
-    """
+def of_base(name: str, adapter: Path | None, template: str | None, dtype: str | None) -> Chat:
+    """With a base, and an adapter's folder if there is one; the base is loaded as when the adapter was trained, but for
+    a `dtype`. UserError: one of them cannot be loaded."""
     config = from_dict({"base": {"name": name, "dtype": dtype or "float32"}})
     config = overlay(config, [f"task.template={template}"] if template else [], "--base")
     origin = adapter or Path(os.path.expanduser(name))  # or a base with an adapter folded in
@@ -167,7 +141,7 @@ def of_base(
         base = replace(base, prompt=prompt_for(base, origin))
     folders = {adapter.resolve().name: adapter} if adapter else {}
     client = next(iter(folders), None)
-    return Chat(base, folders, template and config.task.template, most, client, sampling, system)
+    return Chat(base, folders, template and config.task.template, client=client)
 
 
 def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:

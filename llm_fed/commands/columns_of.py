@@ -16,6 +16,7 @@ from llm_fed.rows import columns as usual_columns
 from llm_fed.rows.columns import REQUIRED
 from llm_fed.rows.layout import FolderLayout
 from llm_fed.settings.config import ColumnsConfig, PartitionConfig
+from llm_fed.settings.configfile import section
 from llm_fed.tasks.examples import SAMPLE
 from llm_fed.tasks.files import plan_of
 
@@ -31,35 +32,28 @@ class UserChoices:
     method: str | None = None
 
 
-def decide(path: Path, given: UserChoices) -> tuple[dict[str, Any], PartitionConfig, str]:
+def decide(path: Path, given: UserChoices) -> tuple[dict[str, str], PartitionConfig, str]:
     """The columns that the configuration has to name (the usual names need not be), how rows become clients, and how
-    the column of the clients was chosen, if it was.
-
-    Raises:
-        UserError: it is not plain.
-    """
+    the column of the clients was chosen, if it was. UserError: it is not plain."""
     looked = _Looked.at(path, given)
     if looked.file is None:
         return looked.chosen, PartitionConfig(), ""  # loading it says what is wrong
     form = usual_columns.form_of(looked.chosen, looked.names, looked.sample)
-    if form == "pairs":
-        looked.chosen.update(_prompt_and_answer(looked.file, looked.names, looked.chosen))
+    label = usual_columns.pick(usual_columns.LABELS, looked.names)  # an answer where the base writes texts
+    if form == "pairs" and label and not _found("answer", looked.names, looked.chosen.values()):
+        looked.chosen.setdefault("answer", label)
     roles = {role: _found(role, looked.names, ()) for role in usual_columns.FORMS[form]} | looked.chosen
     return looked.divided({role: name for role, name in roles.items() if name})
 
 
-def decide_labelled(path: Path, given: UserChoices) -> tuple[dict[str, Any], PartitionConfig, str, list[str]]:
-    """The same of texts with labels, and labels of the first rows.
-
-    Raises:
-        UserError: it is not plain.
-    """
+def decide_labelled(path: Path, given: UserChoices) -> tuple[dict[str, str], PartitionConfig, str, list[str]]:
+    """The same of texts with labels, and labels of the first rows. UserError: it is not plain."""
     looked = _Looked.at(path, given)
     if looked.file is None:
         return looked.chosen, PartitionConfig(), "", []
     with said_as_options():
         roles = usual_columns.resolve_labelled(
-            ColumnsConfig(**looked.chosen), looked.names, looked.sample, looked.file, whose=True, side=True
+            section(ColumnsConfig, looked.chosen), looked.names, looked.sample, looked.file, whose=True, side=True
         )
     labels = [str(value).strip() for row in looked.sample if (value := row.get(roles["answer"])) is not None]
     return *looked.divided(roles), labels
@@ -89,10 +83,10 @@ class _Looked:
     given: UserChoices
     layout: FolderLayout
     files: list[Source]
-    file: str | None  # the first that has rows, or of which something has to be asked
+    file: str | None  # the first that has rows
     sample: list[dict[str, Any]]
     names: list[str]  # of its columns
-    chosen: dict[str, Any]  # role -> column, as far as it is not the usual one
+    chosen: dict[str, str]  # role -> column, as far as it is not the usual one
 
     @classmethod
     def at(cls, path: Path, given: UserChoices) -> _Looked:
@@ -100,11 +94,15 @@ class _Looked:
             root, layout = plan_of(path, ColumnsConfig(client=given.columns.get("client")))
         names = [name for part in layout.parts if part.split == "train" for name in part.files]
         files = [file_rows(root / name, layout.keys(name), layout.features) for name in names]
-        file, sample = _first_rows(files, given.columns)
+        file, sample = None, list[dict[str, Any]]()
+        for each in files:
+            if sample := [row.values for row in islice(each, SAMPLE) if isinstance(row, Row)]:
+                file = each.where
+                break
         names = list(dict.fromkeys(name for values in sample for name in values))
         return cls(path, given, layout, files, file, sample, names, dict(given.columns))
 
-    def divided(self, roles: Mapping[str, str]) -> tuple[dict[str, Any], PartitionConfig, str]:
+    def divided(self, roles: Mapping[str, str]) -> tuple[dict[str, str], PartitionConfig, str]:
         """The columns to name, how rows become clients, and how their column was chosen; `roles` are known by now."""
         dealt, named = self.given.clients, {part.client for part in self.layout.parts} - {None}
         if dealt is not None and (named or "client" in self.chosen):
@@ -124,40 +122,3 @@ class _Looked:
             )
         how = f"by the column {found[0]} ({found[1]:,} values); --client chooses another"
         return {**self.chosen, "client": found[0]}, PartitionConfig(), how
-
-
-def _prompt_and_answer(file: str, names: Sequence[str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """Those of the two that have no usual name. A label is an answer where the base writes texts."""
-    columns: dict[str, str] = {}
-    for role in (role for role in REQUIRED if role not in chosen):
-        taken = {*chosen.values(), *columns.values()}
-        if _found(role, names, taken):
-            continue
-        label = usual_columns.pick(usual_columns.LABELS, names) if role == "answer" else None
-        if label:
-            columns[role] = label
-        else:
-            options = " and ".join(f"--{each} COLUMN" for each in REQUIRED)
-            raise UserError(f"{file}: none of the columns {', '.join(names)} looks like the {role}; give {options}")
-    return columns
-
-
-def _first_rows(files: Sequence[Source], given: Mapping[str, str]) -> tuple[str | None, list[dict[str, Any]]]:
-    """Some rows of the first file that has any that can be read; of files with other columns, of the first in which
-    prompt or answer has no usual name and is not given."""
-    first: tuple[str | None, list[dict[str, Any]]] = None, []
-    seen: set[tuple[str, ...]] = set()
-    for file in files:
-        rows = [row.values for row in islice(file, SAMPLE) if isinstance(row, Row)]
-        names = tuple(dict.fromkeys(name for values in rows for name in values))
-        if not rows or names in seen:
-            continue
-        seen.add(names)
-        first = first if first[1] else (file.where, rows)
-        known = {role: name for role, name in given.items() if name in names}
-        unclear = usual_columns.form_of(known, names, rows) == "pairs" and not all(
-            known.get(role) or _found(role, names, ()) for role in REQUIRED
-        )
-        if unclear:
-            return file.where, rows
-    return first

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, Literal
+from typing import Any, Final, TypedDict
 
 from rich.console import Console
 
@@ -41,7 +41,7 @@ from llm_fed.settings.paths import public_text
 from llm_fed.tasks import natural
 
 RAY: Final = "ray"  # as a number of jobs: as many as Ray's machines can train
-Jobs = int | Literal["ray"]
+Jobs = int | str  # a number, or RAY
 HEAD = ("local", "pooled")  # methods of the first rows, between which the others are read
 
 
@@ -67,13 +67,21 @@ def compare(rows: Rows, out: Path, *, reporter: Reporter | None = None, jobs: Jo
         return _trained(prepared, reporter, out)
 
 
-def dry_run(rows: Rows, out: Path, *, jobs: Jobs = 1) -> dict[str, Any]:
-    """What `compare` would do with the same arguments, as JSON values: its runs, and how many at a time. Nothing is
-    trained or written.
+class PlannedRun(TypedDict):
+    folder: str
+    complete: bool
+    begun: bool
+    starts_from: list[str]
 
-    Raises:
-        UserError, RunError: as `compare` before its first run.
-    """
+
+class Planned(TypedDict):
+    jobs: int | str
+    runs: list[PlannedRun]
+
+
+def dry_run(rows: Rows, out: Path, *, jobs: Jobs = 1) -> Planned:
+    """What `compare` would do with the same arguments, as JSON values: its runs, and how many at a time. Nothing is
+    trained or written. UserError, RunError: as `compare` before its first run."""
     prepared = _prepare(rows, out.absolute(), Reporter(), jobs)
     return {
         "jobs": len(prepared.shares) or RAY,
@@ -103,11 +111,11 @@ def _prepare(rows: Rows, out: Path, reporter: Reporter, jobs: Jobs) -> _Prepared
     check_jobs(jobs, rows.own)
     with reporter.working(), turns.taken(reporter.note):
         plan = ComparisonPlan(rows, out)
-        for note in [*plan.notes, *([rows.own.describe] if rows.own.describe else [])]:
+        for note in [*plan.notes, *([rows.own.note] if rows.own.given else [])]:
             reporter.note(note)
         bases = Bases(reuse=True)
         table, waiting = _empty_table(plan, bases), sum(not job.outcome for job in plan.jobs())
-        if jobs == RAY:
+        if isinstance(jobs, str):
             return _Prepared(plan, table, bases, [] if waiting else [{}])
         if (processes := min(jobs, waiting)) < 2:
             return _Prepared(plan, table, bases, [{}])
@@ -116,16 +124,13 @@ def _prepare(rows: Rows, out: Path, reporter: Reporter, jobs: Jobs) -> _Prepared
 
 
 def check_jobs(jobs: Jobs, own: OwnObjects) -> None:
-    """Refuse a number of jobs that cannot be.
-
-    Raises:
-        UserError: it is no number from 1 on, or several processes would need what only this one has; or Ray is missing.
-    """
+    """Refuse a number of jobs that cannot be. UserError: it is no number from 1 on, or several processes would need
+    what only this one has; or Ray is missing."""
     if jobs == RAY:
         on_ray.check_installed()
-    elif type(jobs) is not int or jobs < 1:
+    elif isinstance(jobs, str | bool) or jobs < 1:
         raise UserError(f"--jobs is {jobs!r}; it takes a whole number from 1 on, or {RAY}")
-    if jobs != 1 and own.describe:
+    if jobs != 1 and own.given:
         raise UserError(
             f"jobs={jobs} trains in other processes, which cannot look up objects of this program; leave it out, or "
             "give names, such as module:Name, in the place of objects"

@@ -23,8 +23,6 @@ def cross_scores(
     folder: Path,
     *,
     split: str = "test",
-    metric: str | None = None,
-    limit: int | None = None,
     settings: Sequence[str] = (),
     reporter: Reporter | None = None,
     keep: bool = True,
@@ -45,7 +43,7 @@ def cross_scores(
         RunError: the disk is full, or the folder cannot be written.
     """
     reporter = reporter or Reporter()
-    config = scoring_config(folder, split=split, metric=metric, limit=limit, settings=settings, reporter=reporter)
+    config = scoring_config(folder, split, settings, reporter)
     experiment, states = reopen(folder, config, settings, reporter)
     sizes = {id: len(site.data.queries.get(split, ())[: config.eval.limit]) for id, site in experiment.scored.items()}
     clients = [id for id, size in sizes.items() if size]
@@ -65,7 +63,9 @@ def cross_scores(
         f"{examples} answers; --limit N takes at most N examples of each client"
     )
     plan = cross.CrossPlan(tuple(clients), sizes, len(clients), config.eval.limit)
-    alike = split == "test" and not settings and experiment.metric == _metric(folder)
+    metric = finished(folder)["scores"].get("metric")  # of the run's own test
+    same_rows = all(word.startswith(("eval.limit=", "eval.metric=")) for word in settings)
+    alike = split == "test" and experiment.metric == metric and same_rows
     base = read_examples(folder).get("base", {}) if alike else {}
     found = cross.scored(experiment, plan, states, {}, base, split)
     table = cross.as_json(experiment, plan, found, split)
@@ -80,8 +80,3 @@ def cross_scores(
         raise RunError(f"cannot write {folder / CROSS}: {error.strerror or error}") from error
     write_anew(folder, CROSS)
     return table
-
-
-def _metric(folder: Path) -> str | None:
-    """Of the run's own test."""
-    return finished(folder)["scores"].get("metric")

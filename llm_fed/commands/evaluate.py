@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from llm_fed import kinds, tasks
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.files import write_folders
 from llm_fed.bench.build import Experiment, prepare
@@ -56,8 +57,6 @@ def evaluate_run(
     folder: Path,
     *,
     split: str = "test",
-    metric: str | None = None,
-    limit: int | None = None,
     settings: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> Summary:
@@ -70,25 +69,18 @@ def evaluate_run(
         UserError: the folder is no finished run, or the split has no example.
     """
     reporter = reporter or Reporter()
-    config = scoring_config(folder, split=split, metric=metric, limit=limit, settings=settings, reporter=reporter)
+    config = scoring_config(folder, split, settings, reporter)
     return _score(*reopen(folder, config, settings, reporter), split)
 
 
 def evaluate_beside(
-    folder: Path, *, split: str = "test", reporter: Reporter | None = None, **options: Any
+    folder: Path, *, split: str = "test", settings: Sequence[str] = (), reporter: Reporter | None = None
 ) -> dict[str, Any]:
     """The same, as `scores`, beside those of the base (`base`) and of the best rule that trains nothing (`rule`), where
-    these are known; `eval.base=false` leaves out the base. `warnings` are those of the run.
-
-    Args:
-        options: those of `evaluate_run`.
-
-    Raises:
-        UserError: see `evaluate_run`.
-    """
+    these are known; `eval.base=false` leaves out the base. `warnings` are those of the run."""
     reporter = reporter or Reporter()
-    config = scoring_config(folder, split=split, reporter=reporter, **options)
-    experiment, states = reopen(folder, config, options.get("settings", ()), reporter)
+    config = scoring_config(folder, split, settings, reporter)
+    experiment, states = reopen(folder, config, settings, reporter)
     found = {"base": _base(folder, experiment, split), "rule": rule_line(experiment, split)}
     known = {kind: line for kind, line in found.items() if line}
     warnings = finished(folder).get("warnings", [])  # of the run's own test
@@ -107,20 +99,9 @@ def _base(folder: Path, experiment: Experiment, split: str) -> dict[str, Any] | 
     return summary.as_json() if summary else None
 
 
-def scoring_config(
-    folder: Path,
-    *,
-    split: str,
-    metric: str | None = None,
-    limit: int | None = None,
-    settings: Sequence[str] = (),
-    reporter: Reporter,
-) -> Config:
-    """A run's configuration as its adapters are scored under it; the arguments are those of `evaluate_run`.
-
-    Raises:
-        UserError: a word is wrong, or there is no such split.
-    """
+def scoring_config(folder: Path, split: str, settings: Sequence[str], reporter: Reporter) -> Config:
+    """A run's configuration as its adapters are scored under it; the arguments are those of `evaluate_run`. UserError:
+    a word is wrong, or there is no such split."""
     require("--split", split, SPLITS)
     config = lay_over(read_config(folder), settings, "the run folder")
     keys = keys_of(settings, "the run folder")
@@ -134,8 +115,7 @@ def scoring_config(
             f"{' and '.join(moved)} changes which examples are held out, so some of those scored now may be training "
             "examples"
         )
-    evaluation = replace(config.eval, metric=metric or config.eval.metric)
-    return replace(config, eval=evaluation if limit is None else replace(evaluation, limit=limit))
+    return config
 
 
 def reopen(
@@ -168,11 +148,7 @@ def reopen(
 
 
 def _leave_out(experiment: Experiment, folder: Path, reporter: Reporter) -> None:
-    """Score no client that came after the run, and say so.
-
-    Raises:
-        UserError: no other client is left.
-    """
+    """Score no client that came after the run, and say so. UserError: no other client is left."""
     known = {*adapter_folders(folder), experiment.server.id}
     if not (later := [id for id in experiment.scored if id not in known]):
         return
@@ -201,38 +177,18 @@ def lay_over(config: Config, words: Sequence[str], where: str, also: tuple[str, 
     return found
 
 
-@dataclass(frozen=True)
-class EvaluationData:
-    """Whose examples a base or an adapter is given where no run says so, and how."""
-
-    task: str | None = None
-    path: Path | None = None  # a file of examples, or the task's folder
-    template: str | None = None  # of prompts; None: the one that the adapters' folders say
-    dtype: str | None = None  # of the base; None: the one that the adapters' folders say, or float32
-
-    @property
-    def words(self) -> list[str]:
-        """The setting of the template, if there is one."""
-        return [f"task.template={self.template}"] if self.template else []
-
-
-def config_of(base: str, data: EvaluationData, method: Mapping[str, Any], **evaluation: Any) -> Config:
-    """The configuration of what is scored or merged without a run."""
-    task = {"name": data.task or "files", "path": str(data.path) if data.path else None}
-    base_settings = {"name": base, "dtype": data.dtype or "float32"}
-    settings = {"metric": None, **evaluation}
-    return from_dict({"base": base_settings, "task": task, "method": method, "eval": settings})
+def alone_config(base: str, method: Mapping[str, Json]) -> Config:
+    """The configuration of what is scored or merged without a run, before any word is laid over it."""
+    settings = {"name": base, "dtype": "float32"}
+    return from_dict({"base": settings, "task": {"name": "files"}, "method": dict(method)})
 
 
 def evaluate_adapter(
     base_name: str,
     adapter: Path | None,
-    data: EvaluationData,
+    settings: Sequence[str],
     *,
     split: str = "test",
-    metric: str | None = None,
-    limit: int | None = None,
-    settings: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> Summary:
     """One PEFT adapter, or a language model without any, on every client of a task, or on the examples of one file.
@@ -240,19 +196,18 @@ def evaluate_adapter(
     The base is loaded as it was when the adapter was trained, but for what `settings` say of it.
 
     Args:
-        data: without a template here or in the adapter's folder, alpaca-short is used, with a note.
-        settings: `key=value` words laid over the configuration that the other arguments make, see `lay_over`.
+        settings: `key=value` words that say what is scored, see `lay_over`: `task.path=FILE` or `task.name=NAME`.
+            Without a template there or in the adapter's folder alpaca-short is used, with a note.
 
     Raises:
         UserError: the adapter is not one of this base, or there is nothing to score.
     """
     require("--split", split, SPLITS)
-    words, reporter = [*data.words, *settings], reporter or Reporter()
-    keys = [*keys_of(words, "--base"), *(["base.dtype"] if data.dtype else [])]
+    reporter, keys = reporter or Reporter(), keys_of(settings, "--base")
     origin = adapter or Path(os.path.expanduser(base_name))  # or a base with an adapter folded in
-    config = lay_over(config_of(base_name, data, {"name": "local"}, metric=metric, limit=limit), words, "--base")
+    config = lay_over(alone_config(base_name, {"name": "local"}), settings, "--base")
     config = replace(config, base=as_trained(config.base, read_origin(origin), keys, reporter.note))
-    named = data.task is not None or "task.name" in keys
+    named = "task.name" in keys
     if not (named or config.task.path):
         raise UserError("--base needs examples to score; give --task NAME or --data FILE")
     if adapter and not named:
@@ -350,7 +305,7 @@ def examples_of(path: Path, task: TaskConfig) -> ClientData:
 
 
 def _score(experiment: Experiment, states: Mapping[str, State], split: str) -> Summary:
-    async def personal(site: Site) -> Any:
+    async def personal(site: Site) -> State:
         return states[site.id]
 
     summary = experiment.score(personal, split)

@@ -39,11 +39,8 @@ class _FinishedRun:
 
 
 def compare_runs(folders: Sequence[Path]) -> Verdict:
-    """The verdict on finished runs, paired by the federation's and the training's seed.
-
-    Raises:
-        UserError: a folder is no finished run, or runs cannot be compared; it says which.
-    """
+    """The verdict on finished runs, paired by the federation's and the training's seed. UserError: a folder is no
+    finished run, or runs cannot be compared; it says which."""
     runs = [_FinishedRun(folder, read_config(folder), finished(folder)) for folder in dict.fromkeys(folders)]
     values = [_values(run.config, _APART) for run in runs]
     runs = _level(runs)
@@ -77,11 +74,8 @@ def read_scores(path: Path) -> pd.DataFrame:
 
 
 def write(verdict: Verdict, out: Path) -> list[str]:
-    """verdict.md and, where there is an interval, verdict.png in a folder; their names.
-
-    Raises:
-        RunError: they cannot be written.
-    """
+    """verdict.md and, where there is an interval, verdict.png in a folder; their names. RunError: they cannot be
+    written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_file(out / "verdict.md", verdict.as_markdown().lstrip().encode())

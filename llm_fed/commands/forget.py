@@ -95,11 +95,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _checked(folder: Path, config: Config, record: Record | None, client: str) -> Record:
-    """What the run knows of its rows.
-
-    Raises:
-        UserError: it cannot be trained again as it was, or should not be; or has no such client.
-    """
+    """What the run knows of its rows. UserError: it cannot be trained again as it was, or should not be; or has no such
+    client."""
     if (folder / "network.json").exists():
         raise UserError(
             f"{folder} is a run over a network, whose rows are on other machines, so nobody can train it again here; "
@@ -143,11 +140,8 @@ def _hindrances(folder: Path, config: Config, client: str) -> dict[str, bool]:
 
 
 def _check_data(folder: Path, config: Config, record: Record, client: str) -> None:
-    """Refuse a run whose data have changed, but for the client's rows, which may have been deleted already.
-
-    Raises:
-        UserError: what has changed.
-    """
+    """Refuse a run whose data have changed, but for the client's rows, which may have been deleted already. UserError:
+    what has changed."""
     task = replace(config.task, groups=record.clients, clients=None, sample_clients=False)
     now = tasks.load(task, config.federation_seed, config.evaluation_seed, record, absent=True).record
     assert now is not None  # `tasks.load` makes one

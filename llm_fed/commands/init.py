@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,19 +16,23 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from llm_fed import methods, tasks
 from llm_fed.basics import documents
+from llm_fed.basics.documents import Json, Tree
 from llm_fed.basics.errors import RunError, UserError, listed
 from llm_fed.basics.files import write_file
 from llm_fed.bench import taking_part
 from llm_fed.commands import columns_of, known_base, survey
 from llm_fed.commands.columns_of import UserChoices
 from llm_fed.commands.known_base import KnownBase, Tell, rates_of
+from llm_fed.kinds.sequences import head_for, named_labels
 from llm_fed.models import loading
+from llm_fed.models.families import writes
 from llm_fed.scoring.duplicates import known_answers, near_duplicates
 from llm_fed.settings import configfile, paths
 from llm_fed.settings.config import LIKELIHOOD, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import Reading
 from llm_fed.tasks.common import Example, TaskData
 from llm_fed.tasks.given import has_pictures
+from llm_fed.tasks.labelled import number
 
 BASE, ITS_TEMPLATE = "Qwen/Qwen3-0.6B", "chat"
 # The method that is proposed for texts, and why in one line; docs/init.md has the measurements. How much is trained.
@@ -35,6 +40,11 @@ ALONE = "local"  # also the method of one client, and the one that every other i
 WHY = "nothing was shown to be better where clients are unlike; the comparison below says whether sharing helps here"
 PASSES, BATCH = 8, 4  # over the training examples of a median client in all; examples per step
 STEPS, ROUNDS = (4, 40), (5, 50)  # least and most; a round has half a pass where that lies between them
+# Of texts with labels, where the base is an encoder or has a classification head.
+LABEL_PASSES, LABEL_BATCH = 10, 16
+CLASSES = 20  # different whole numbers up to which they are taken for classes
+MOST_LABELS = 100  # that are written into the file
+STEP = 8  # tokens to whose multiple the longest text is rounded up
 RIVALS = ("fedit", "fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
 SHARES, SHARE = ("fedlora", "fedavg+"), 0.5  # methods that leave a share of the steps to each client, and which
@@ -95,14 +105,12 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
     Raises:
         UserError: the data cannot be read, neither they nor the user say what is what, or there is no such method.
     """
-    from llm_fed.commands import labelled
-
     path, base = paths.local("DATA", given.data), given.base or BASE
     if given.method:
         methods.build({"name": given.method})
     known = known_base.look_up(base, tell) if given.base else None
-    if known and labelled.wanted(known):
-        return labelled.draft(path, given, base, known)
+    if known and known.config is not None and not writes(known.config):
+        return _draft_labelled(path, given, base, known)
     try:
         columns, partition, chosen = columns_of.decide(path, given)
     except UserError as error:
@@ -110,12 +118,13 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
             raise UserError(f"{path} holds pictures; docs/init.md has a configuration for them to copy") from error
         raise
     known = known or known_base.look_up(base, tell)
-    config = TaskConfig("files", str(path), columns=ColumnsConfig(**columns), bad_rows="skip", partition=partition)
+    named = configfile.section(ColumnsConfig, columns)
+    config = TaskConfig("files", str(path), columns=named, bad_rows="skip", partition=partition)
     with columns_of.said_as_options():
         data = tasks.load(config, 0)
     seen = Seen.of(data)
     reading, warnings = seen.reading, seen.warnings
-    template = _template(base, known, reading)
+    template = "{prompt}" if reading.texts else _template(base, known)
     if known.problem:
         warnings.append(
             f"{base} cannot be loaded here: {known.problem}. It is taken for a language model that writes texts, whose "
@@ -125,7 +134,7 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
     enough, about_lengths, longer = _lengths(seen, known, template, survey.number(data))
     warnings += longer
     metric, answers = _metric(seen.examples, reading)
-    objective = _objective(reading)
+    objective, about_objective = _objective(reading)
     findings = {
         **about_clients(data, chosen),
         "columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items()),
@@ -153,10 +162,87 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
         template=template,
         why=_why(template, known.config is not None),
         max_length=enough.longest if enough else None,
-        **objective,
+        objective={"name": objective} if objective else None,
+        about_objective=about_objective,
         too_long=False,
         about_eval=" `base: false` leaves out the score of the base without an adapter.",
     )  # fmt: skip
+
+
+def _draft_labelled(path: Path, given: UserChoices, base: str, known: KnownBase) -> Draft:
+    """A configuration for labelled texts. UserError: the data cannot be read, a label is none that the base's head has,
+    or nothing says whose the rows are."""
+    assert known.config is not None  # it writes no texts
+    columns, partition, chosen, labels = columns_of.decide_labelled(path, given)
+    name = "regression" if are_numbers(labels) else "classification"
+    named = configfile.section(ColumnsConfig, columns)
+    config = TaskConfig(name, str(path), columns=named, bad_rows="skip", partition=partition)
+    data = tasks.load(config, 0)
+    head_for(known.config, data, base, None)  # it refuses labels that a head with names does not have
+    seen = Seen.of(data)
+    reading, examples = seen.reading, seen.examples
+    longest, about_lengths, too_long = _lengths_of_texts(examples, known)
+    numbers = name == "regression"
+    roles = {"prompt": "text", "input": "second text", "answer": "number" if numbers else "label"}
+    findings = {
+        **about_clients(data, chosen),
+        "columns": ", ".join(f"{roles.get(role, role)} = {column}" for role, column in reading.roles.items()),
+        **seen.remarks,
+        "labels": "" if numbers else _about_labels(examples, data),
+        "answers": "a number for each text, scored by Pearson's correlation" if numbers
+        else "one label for each text, scored by accuracy",
+        "lengths": about_lengths,
+        "alike": "" if any(example.pair for example in examples) else near_duplicates(data).words(),
+    }  # fmt: skip
+    written = list(data.labels) if not numbers and len(data.labels) <= MOST_LABELS else None
+    work = Workload.of(survey.sizes(data), LABEL_PASSES, LABEL_BATCH)
+    return composed(
+        given, data, work, rates_of(known.config, answers=False), findings, seen.warnings,
+        answers=False,
+        task=name,
+        base=base,
+        columns=columns,
+        labels=None if named_labels(known.config) else written,
+        dealt=partition.clients,
+        skipped=len(reading.skipped),
+        max_length=longest,
+        too_long=too_long,
+        about_eval=" metric: spearman compares ranks alone." if numbers
+        else " metric: f1_macro or matthews counts rare labels as much as frequent ones.",
+    )  # fmt: skip
+
+
+def are_numbers(labels: Sequence[str]) -> bool:
+    """Whether labels are numbers to be predicted, and not names of classes."""
+    numbers = [number(label) for label in labels]
+    if any(value is None for value in numbers):
+        return False
+    return any(value != int(value) for value in numbers if value is not None) or len(set(numbers)) > CLASSES
+
+
+def _lengths_of_texts(examples: Sequence[Example], known: KnownBase) -> tuple[int | None, str, bool]:
+    """The largest length to set, what was seen in words, and whether texts have to be cut."""
+    tokenizer = known.tokenizer
+    assert tokenizer is not None  # where there is a configuration
+    pairs = any(example.pair for example in examples)
+    first = [str(example.prompt) for example in examples]
+    made = tokenizer(first, [example.pair for example in examples] if pairs else None).input_ids
+    lengths = sorted(map(len, made))
+    limits = getattr(known.config, "max_position_embeddings", None), tokenizer.model_max_length
+    limit = min((value for value in limits if isinstance(value, int) and value > 0), default=lengths[-1])
+    words = f"{lengths[len(lengths) // 2]} tokens (median), {lengths[-1]} at most"
+    cut = lengths[-1] > limit
+    if cut:
+        more = sum(length > limit for length in lengths)
+        words += f"; the base reads {limit}, so the ends of {more} of {len(lengths)} texts are cut"
+    return min(limit, -(-lengths[-1] // STEP) * STEP), words, cut
+
+
+def _about_labels(examples: Sequence[Example], data: TaskData) -> str:
+    counts = Counter(example.answers[0] for example in examples)
+    label, most = counts.most_common(1)[0]
+    share = f"{100 * most / counts.total():.0f} % of the texts"
+    return f"{len(data.labels)}: {listed(data.labels, SHOWN)}; the most frequent is {label}, {share}"
 
 
 def _holds_pictures(path: Path) -> bool:
@@ -190,7 +276,7 @@ class Seen:
 
 def composed(
     given: UserChoices, data: TaskData, work: Workload, rates: Mapping[str, float], findings: Mapping[str, str],
-    warnings: list[str], *, evaluation: Mapping[str, Any] | None = None, answers: bool = True, **values: Any,
+    warnings: list[str], *, evaluation: Mapping[str, Json] | None = None, answers: bool = True, **values: Any,
 ) -> Draft:  # fmt: skip
     """The draft of these data; `values` are those of the template alone."""
     method, several = given.method or ALONE, len(data.clients) > 1
@@ -202,47 +288,53 @@ def composed(
     return Draft(text, said, warnings, method, tuple(settings["rows"]), answers)
 
 
-def unsaid(config: Mapping[str, Any], words: Sequence[str], base: Any, data: Any) -> dict[str, Any]:
-    """What `draft` would write of method, rates and template, as nested values, where a program's configuration and
-    words say nothing of them. Nothing but for a user's own texts and a base that writes texts and is at hand, as
-    benchmarks have the settings of their papers.
+def completed(config: Mapping[str, Json], words: Sequence[str], base: Any, data: Any) -> dict[str, Any]:
+    """A program's configuration with what `draft` would write of method, rates and template where it and its words say
+    nothing. Only for a user's own texts and a base that writes texts and is at hand, as benchmarks have the settings of
+    their papers.
 
     Args:
-        base, data: the objects instead of the configuration's; None: none.
+        words: with those that stand for arguments; an argument that is an object has none.
+        base, data: the arguments; None: none.
     """
-    from llm_fed.commands import labelled
-
-    said = configfile.flat(documents.plain(configfile.created(config)))
+    tree = configfile.created(config)
+    said = configfile.flat(documents.plain(tree))
     said |= {key: value for key, _, value in (word.partition("=") for word in words)}
-    own = said.get("task.name") == "files" if data is None else not has_pictures(data)
+    own = said.get("task.name") == "files" if data is None or isinstance(data, str) else not has_pictures(data)
     whole = "adapter" in said and said["adapter"] in (None, "null")
-    known = _known(said.get("base.name") if base is None else base)
-    if whole or not own or known is None or known.config is None or labelled.wanted(known):
-        return {}
+    named = base is None or isinstance(base, str)
+    known = None if whole or not own else _known(said.get("base.name") if named else base)
+    if known is None or known.config is None or not writes(known.config):
+        return tree
     learns = said.get("objective.name", said.get("objective", "sft")) == "sft"
-    proposed: dict[str, dict[str, Any]] = {
-        "local": {} if {"local.lr", "local.lr_end"} & {*said} else dict(rates_of(known.config, answers=learns)),
-        "task": {} if "task.template" in said else {"template": _template("", known, Reading())},
-        "method": {} if any(key.partition(".")[0] == "method" for key in said) else {"name": ALONE},
-    }
-    return {section: values for section, values in proposed.items() if values}
+    proposed: dict[str, Tree] = {}
+    if not {"local.lr", "local.lr_end"} & {*said}:
+        proposed["local"] = {**rates_of(known.config, answers=learns)}
+    if "task.template" not in said:
+        proposed["task"] = {"template": _template("", known)}
+    if not any(key.partition(".")[0] == "method" for key in said):
+        proposed["method"] = {"name": ALONE}
+    return configfile.merged(proposed, tree)
 
 
 def _known(base: Any) -> KnownBase | None:
     """What is known of the base of a Python program; None where it is no language model, or none is given."""
     if isinstance(base, str):
         try:
-            return known_base.look_up(base, lambda line: None)
+            return known_base.look_up(base)
         except UserError:  # the run says what is wrong with it
             return None
+    from transformers import PreTrainedModel
+
     model, tokenizer = base if isinstance(base, tuple | list) and len(base) == 2 else (None, None)
-    config = getattr(model, "config", None)
-    return KnownBase(tokenizer, config.get_text_config()) if config is not None else None
+    return KnownBase(tokenizer, model.config.get_text_config()) if isinstance(model, PreTrainedModel) else None
 
 
-def settings_of(method: str, work: Workload, rates: Mapping[str, Any], evaluation: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(
+    method: str, work: Workload, rates: Mapping[str, float], evaluation: Mapping[str, Json]
+) -> dict[str, Any]:
     """What the file says of method, training and evaluation."""
-    own: dict[str, Any] = {"name": method}
+    own: dict[str, Json] = {"name": method}
     if method == "fedmerge":
         own["num_models"] = min(MODELS, work.clients)
     if method in SHARES:
@@ -309,9 +401,7 @@ def write(path: Path, text: str) -> None:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def _template(base: str, known: KnownBase, reading: Reading) -> str:
-    if reading.texts:
-        return "{prompt}"
+def _template(base: str, known: KnownBase) -> str:
     if known.tokenizer is None:
         return ITS_TEMPLATE if base == BASE else "alpaca-short"
     return "chat" if known.tokenizer.chat_template else "alpaca-short"
@@ -350,13 +440,13 @@ def _metric(examples: Sequence[Example], reading: Reading) -> tuple[str | None, 
     return None, "free text, scored by ROUGE-1"
 
 
-def _objective(reading: Reading) -> dict[str, Any]:
-    """What the file says of the loss, where the data say what is preferred."""
+def _objective(reading: Reading) -> tuple[str, str]:
+    """The name of the loss and what it does, where the data say what is preferred."""
     if "rejected" in reading.roles:
-        return {"objective": {"name": "dpo"}, "about_objective": "Learns which of two answers is preferred (DPO)"}
+        return "dpo", "Learns which of two answers is preferred (DPO)"
     if "label" in reading.roles:
-        return {"objective": {"name": "kto"}, "about_objective": "Learns which answers are desirable (KTO)"}
-    return {}
+        return "kto", "Learns which answers are desirable (KTO)"
+    return "", ""
 
 
 def _about_work(work: Workload) -> str:
@@ -393,7 +483,7 @@ def rendered(**values: Any) -> str:
     return environment.get_template("init.yaml.jinja").render(**values)
 
 
-def _flow(value: Any) -> str:
+def _flow(value: Json) -> str:
     """A value in YAML on one line: {a: 1, b: text}."""
     # Of what cannot be seen YAML would make spaces, unless it is spelled out.
     plain = repr(value).isprintable() and "\\" not in repr(value)

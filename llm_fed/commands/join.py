@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,25 +33,17 @@ from llm_fed.tasks.splits import ByContent
 SHOWN = 5  # weights on a terminal, the largest
 
 
-@dataclass(frozen=True)
-class JoinedClient:
-    """A new client's adapter: its folder, and how it was made."""
-
-    folder: Path
-    recipe: dict[str, Any]
-
-    def for_terminal(self) -> list[str]:
-        """A few lines on what it was made of."""
-        recipe = self.recipe
-        weights = sorted(recipe.get("weights", {}).items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{weight:.2f} {name}" for name, weight in weights[:SHOWN] if weight >= 0.005)
-        lines = {"pool": recipe["pool"], "weights": shown}
-        if "loss" in recipe:
-            lines["loss"] = (
-                f"{recipe['loss']:.3f} nats per target token on {recipe['examples']} examples "
-                f"({recipe['loss_of_equal_weights']:.3f} with equal weights)"
-            )
-        return [*(f"{what:<9}{words}" for what, words in lines.items() if words), f"the PEFT folder is {self.folder}"]
+def for_terminal(recipe: Mapping[str, Any]) -> list[str]:
+    """A few lines on what a new client's adapter was made of."""
+    weights = sorted(recipe.get("weights", {}).items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{weight:.2f} {name}" for name, weight in weights[:SHOWN] if weight >= 0.005)
+    lines = {"pool": recipe["pool"], "weights": shown}
+    if "loss" in recipe:
+        lines["loss"] = (
+            f"{recipe['loss']:.3f} nats per target token on {recipe['examples']} examples "
+            f"({recipe['loss_of_equal_weights']:.3f} with equal weights)"
+        )
+    return [f"{what:<9}{words}" for what, words in lines.items() if words]
 
 
 def join(
@@ -63,8 +55,9 @@ def join(
     steps: int | None = None,
     words: Sequence[str] = (),
     reporter: Reporter | None = None,
-) -> JoinedClient:
-    """Give the owner of a file a personal adapter from the pool of a finished run, and write it to `out`.
+) -> dict[str, Any]:
+    """Give the owner of a file a personal adapter from the pool of a finished run, and write it to `out`; how it was
+    made.
 
     Args:
         data: a file of examples, as a client of the run would have it.
@@ -98,7 +91,7 @@ def join(
         config=documents.dump(as_dict(config)), recipe=recipe,
     )  # fmt: skip
     models.write(out, state, structure, base, card, prompt)
-    return JoinedClient(out, recipe)
+    return recipe
 
 
 def _personal(

@@ -44,7 +44,7 @@ class KnownBase:
     problem: str = ""
 
 
-def look_up(name: str, tell: Tell) -> KnownBase:
+def look_up(name: str, tell: Tell = lambda line: None) -> KnownBase:
     """Look at a folder, else at the Hub's cache on this machine, else at the Hub.
 
     Args:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llm_fed import methods, tasks
+from llm_fed.basics.documents import Json
 
 
-def of_methods() -> list[dict[str, Any]]:
+def of_methods() -> list[dict[str, Json]]:
     return methods.builtin() + methods.outside()
 
 
-def of_tasks() -> list[dict[str, Any]]:
+def of_tasks() -> list[dict[str, Json]]:
     return tasks.describe()

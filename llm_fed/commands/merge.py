@@ -12,11 +12,12 @@ from typing import Any
 
 from llm_fed import kinds, methods, tasks
 from llm_fed.basics import checksum, documents, signs
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError, require
 from llm_fed.basics.files import write_file
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.parents import states_of_run
-from llm_fed.commands.evaluate import EvaluationData, config_of, examples_of, lay_over
+from llm_fed.commands.evaluate import alone_config, examples_of, lay_over
 from llm_fed.eval.merges import draw_curves
 from llm_fed.experiment import splits
 from llm_fed.experiment.merging import merge
@@ -102,13 +103,12 @@ Parents = dict[str, MergeParent]  # by option
 
 
 def merge_adapters(
-    settings: Mapping[str, Any],
+    method: str,
     fed: str,
     local: str,
     out: Path,
     *,
     base: str | None = None,
-    data: EvaluationData | None = None,
     client: str | None = None,
     words: Sequence[str] = (),
     reporter: Reporter | None = None,
@@ -117,12 +117,12 @@ def merge_adapters(
     also the folder of a finished run, with their test scores.
 
     Args:
-        settings: of a merger, with its name (`methods.merger`).
+        method: the name of a merger (`methods.merger`); `words` have its settings.
         fed, local: the two adapters, each DIR or DIR@ROUND.
         base: instead of the base that they name.
-        data: for two PEFT folders, from whose examples the weights come; a run brings its clients' examples.
         client: only this one.
-        words: `key=value` words laid over the configuration, of the run or of this merge, see `evaluate.lay_over`.
+        words: `key=value` words laid over the configuration, of the run or of this merge, see `evaluate.lay_over`. Of
+            two PEFT folders they say from whose examples the weights come; a run brings its clients' examples.
 
     Returns:
         By client how its adapter was made.
@@ -130,16 +130,16 @@ def merge_adapters(
     Raises:
         UserError: the adapters do not belong together, or there is no data to weigh them by.
     """
-    reporter, data = reporter or Reporter(), data or EvaluationData()
+    reporter = reporter or Reporter()
     if (out / "checkpoints").exists():
         raise UserError(f"{out} is the folder of a run, whose files the merge would replace; give another --out")
-    methods.merger(settings["name"])  # its name is checked before the folders are read
+    methods.merger(method)  # its name is checked before the folders are read
     parents = {option: MergeParent.parse(option, text) for option, text in zip(OPTIONS, (fed, local), strict=True)}
     records = [splits.recall_around(parent.place.folder) for parent in parents.values()]
     known = together([record for record in records if record is not None])
-    config, keys = _config(settings, parents, base, data, words, reporter)
+    config, keys = _config(method, parents, base, words, reporter)
     runs = any(parent.config for parent in parents.values())
-    if runs or data.task or "task.name" in keys:
+    if runs or "task.name" in keys:
         task = tasks.load(config.task, config.federation_seed, config.evaluation_seed, known)
     else:
         task = _one_client(config.task, known)
@@ -158,41 +158,40 @@ def merge_adapters(
     recipes = {id: origins[id] | experiment.method.recipe(site) for id, site in experiment.clients.items()}
     _write_adapters(experiment, out, states, recipes, prompt)
     if runs:
-        facts = {"kind": "merge", "rounds": {name: round for name, round in rounds.items() if round is not None}}
+        known_rounds = {name: round for name, round in rounds.items() if round is not None}
+        facts: dict[str, Json] = {"kind": "merge", "rounds": known_rounds}
         _write_run(experiment, out, states, [{**facts, "client": id, **recipes[id]} for id in recipes], known)
     draw_curves(recipes, experiment.metric, out / "curves.png")
     return recipes
 
 
 def _config(
-    settings: Mapping[str, Any],
+    method: str,
     parents: Parents,
     base: str | None,
-    data: EvaluationData,
     words: Sequence[str],
     reporter: Reporter,
 ) -> tuple[Config, Collection[str]]:
     """The configuration of the merge, and which of its settings were given explicitly."""
-    kind = methods.merger(settings["name"])
+    kind = methods.merger(method)
     name = base or common_base({option: parent.origin for option, parent in parents.items()})
     if not name:
         raise UserError("neither adapter names its base; give --base NAME")
     runs = [parent.config for parent in reversed(parents.values()) if parent.config]
-    words = [*data.words, *words]
-    keys = {*keys_of(words, "the method"), *(["base.dtype"] if data.dtype else [])}
+    keys = keys_of(words, "the method")
     for key, instead in (("base.name", "--base NAME"), ("method.name", "the method's name as the first word")):
         if key in keys:
             raise UserError(f"{key} cannot be set here; give {instead}")
-    if runs and (data.task or data.path):
+    if runs and {"task.name", "task.path"} & {*keys}:
         raise UserError("--task and --data only work with two PEFT folders; leave them out, as a run brings its own")
-    config = replace(runs[0], method=dict(settings)) if runs else config_of(name, data, method=dict(settings))
+    config = replace(runs[0], method={"name": method}) if runs else alone_config(name, {"name": method})
     config = lay_over(config, words, "the method", also=("method.",))
     config = replace(config, base=replace(config.base, name=name))
     if runs:
         return config, keys
     first = next((parent.origin for parent in parents.values() if parent.origin), None)
     config = replace(config, base=as_trained(config.base, first, keys, reporter.note))
-    if not (data.task or "task.name" in keys):
+    if "task.name" not in keys:
         for parent in parents.values():
             check_text(parent.place.folder, config.base)
         if not (kind.merger.data_free or config.task.path):
@@ -239,7 +238,7 @@ def _choose(experiment: Experiment, client: str | None, every: bool) -> None:
 
 def _distances(
     experiment: Experiment, given: Mapping[str, Mapping[str, State]], parents: Parents, reporter: Reporter
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, Json]]:
     """By client its two parents, and how far apart they are; a note where they hardly share an initialisation."""
     fed, local = (str(parent.place) for parent in parents.values())
     distances = {id: round(distance(*(states[id] for states in given.values())), 4) for id in experiment.clients}
@@ -261,11 +260,8 @@ def distance(fed: State, local: State) -> float:
 
 
 def _said(parents: Parents, base: Kind, keys: Collection[str], reporter: Reporter) -> Prompt | None:
-    """How the parents' prompts are put; of two that differ where that can be, a run's before a folder's.
-
-    Raises:
-        UserError: they were trained with different templates, and none is given.
-    """
+    """How the parents' prompts are put; of two that differ where that can be, a run's before a folder's. UserError:
+    they were trained with different templates, and none is given."""
     # The configuration of a merge is that of the local run, or else of the federated one, which hence comes first.
     order = [option for option in ("--local", "--fed") if parents[option].config]
     order += [option for option in ("--fed", "--local") if not parents[option].config]
@@ -313,7 +309,7 @@ def _write_adapters(
     experiment: Experiment,
     out: Path,
     states: Mapping[str, State],
-    recipes: Mapping[str, Mapping[str, Any]],
+    recipes: Mapping[str, Mapping[str, Json]],
     prompt: Prompt | None,
 ) -> None:
     config, method, base = experiment.config, experiment.method, experiment.base
@@ -330,7 +326,7 @@ def _write_run(
     experiment: Experiment,
     out: Path,
     states: Mapping[str, State],
-    lines: Sequence[Mapping[str, Any]],
+    lines: Sequence[Mapping[str, Json]],
     known: Record | None,
 ) -> None:
     """Score what was merged on the test examples, and write what makes `out` the folder of a finished run.
@@ -365,7 +361,7 @@ def _write_run(
             raise RunError(f"cannot write {out / name}: {error.strerror or error}") from error
 
 
-def scores_in(out: Path) -> dict[str, Any] | None:
+def scores_in(out: Path) -> dict[str, Json] | None:
     """The test scores of a merge's output; None where it merged no runs."""
     try:
         done = saved_summary(out) or {}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, lookup
 from llm_fed.basics.files import write_folder
 from llm_fed.basics.names import rounded
+from llm_fed.commands.evaluate import evaluate_adapter
 from llm_fed.export import factor_folders, peft_folders
 from llm_fed.export.card import merge_card
 from llm_fed.export.factor_folders import Factors
@@ -21,23 +21,6 @@ from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import FILE, read_prompt
 from llm_fed.runs.tracking import Reporter
 
-if TYPE_CHECKING:
-    from llm_fed.commands.evaluate import EvaluationData
-
-
-@dataclass(frozen=True)
-class MergedFolder:
-    """One adapter out of several.
-
-    Attributes:
-        recipe: the method, its settings and each parent's weight, as JSON values.
-        scores: on `--data`, of each parent and of the merge, 0-100; empty without data.
-    """
-
-    folder: Path
-    recipe: dict[str, Any]
-    scores: dict[str, float]
-
 
 def merge_folders(
     folders: Sequence[Path],
@@ -45,11 +28,11 @@ def merge_folders(
     out: Path,
     *,
     weights: Sequence[float] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, float] | None = None,
     base: str | None = None,
-    data: EvaluationData | None = None,
+    scored: Sequence[str] = (),
     reporter: Reporter | None = None,
-) -> MergedFolder:
+) -> tuple[dict[str, Json], dict[str, float]]:
     """Merge PEFT LoRA folders, whoever wrote them, into the PEFT folder `out`.
 
     Ranks, alphas, rsLoRA, rank patterns and the layers themselves may differ: an adapter adds nothing to a layer that
@@ -59,7 +42,11 @@ def merge_folders(
         weights: of each, by which its product is multiplied (default: see `_shares`).
         settings: of the method, by the names of its rule's keyword arguments.
         base: its name, which is then not looked up in the folders; needed to score where they do not name it.
-        data: examples of which each parent and the merge are scored.
+        scored: words of `evaluate_adapter` that say on which examples each parent and the merge are scored.
+
+    Returns:
+        The method with its settings and each parent's weight; and where `scored` says so the score of each parent and
+        of the merge, 0-100.
 
     Raises:
         UserError: they do not belong together, or the method has no such setting; or see `factor_folders.read`.
@@ -79,7 +66,8 @@ def merge_folders(
     parents = [factor_folders.read(folder) for folder in folders]
     _check_heads(folders, parents)
     merged, lost = rule(factor_folders.aligned(parents), share, **given)
-    recipe = {"method": method, **given, "weights": {str(each): w for each, w in zip(folders, share, strict=True)}}
+    of_each = {str(folder): weight for folder, weight in zip(folders, share, strict=True)}
+    recipe: dict[str, Json] = {"method": method, **given, "weights": of_each}
     recipe |= {"lost": rounded(lost)} if lost else {}
     contents = factor_folders.contents(merged, factor_folders.mean_head(parents, share), parents)
     files = {
@@ -88,7 +76,7 @@ def merge_folders(
         **_beside(folders, origins, reporter),
     }
     write_folder(out, files, peft_folders.WHAT)
-    return MergedFolder(out, recipe, _scores([*folders, out], location, data, reporter) if data else {})
+    return recipe, _scores([*folders, out], location, scored, reporter) if scored else {}
 
 
 def _check_heads(folders: Sequence[Path], parents: Sequence[Factors]) -> None:
@@ -115,21 +103,16 @@ def _beside(folders: Sequence[Path], origins: Mapping[str, Origin | None], repor
     return {path.name: path.read_bytes() for path in files}
 
 
-def _scores(folders: Sequence[Path], base: str, data: EvaluationData, reporter: Reporter) -> dict[str, float]:
+def _scores(folders: Sequence[Path], base: str, words: Sequence[str], reporter: Reporter) -> dict[str, float]:
     if not base:
         raise UserError("none of the adapters names its base, so they cannot be scored; give --base NAME")
-    from llm_fed.commands.evaluate import evaluate_adapter  # what is only merged needs no base, and no second for it
-
-    said = {str(each): evaluate_adapter(base, each, data, reporter=reporter) for each in folders}
+    said = {str(each): evaluate_adapter(base, each, words, reporter=reporter) for each in folders}
     return {folder: rounded(summary.mean) for folder, summary in said.items()}
 
 
 def _shares(method: str, given: Sequence[float] | None, count: int) -> Sequence[float]:
     """A weight for each of `count` adapters: by default 1 over their number, or for ties, which takes a mean itself, 1.
-
-    Raises:
-        UserError: another number of weights, or weights that a method has no use for.
-    """
+    UserError: another number of weights, or weights that a method has no use for."""
     if given is None:
         return [1.0 if method == "ties" else 1 / count] * count
     if len(given) != count:

@@ -6,25 +6,14 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.settings import objects, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.paths import public
-
-_ONLY_HERE = (
-    "{} gave objects of this program: the run folder can be read without them, but only the same call continues it"
-)
-
-
-# Of `llm_fed.run` by argument, the settings that a name in its place stands for.
-_SETTINGS = {
-    "base": ("base.name={}",), "data": ("task.name=files", "task.path={}"), "method": ("method.name={}",),
-    "metric": ("eval.metric={}",),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,14 +31,16 @@ class OwnObjects:
 
     words: tuple[str, ...] = ()
     given: Mapping[tuple[str, str], Any] = field(default_factory=dict)
-    settings: Mapping[str, Any] | None = None
+    settings: Mapping[str, Json] | None = None
     dtype: str | None = None
     labels: tuple[str, ...] = ()
     rows: Mapping[str, OwnObjects] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, *, label: str = "", **arguments: Any) -> OwnObjects:
-        """The arguments `base`, `data`, `method` and `metric` of `llm_fed.run`.
+    def of(
+        cls, *, base: Any = None, data: Any = None, method: Any = None, metric: Any = None, label: str = ""
+    ) -> OwnObjects:
+        """The arguments of `llm_fed.run`.
 
         Args:
             label: of a row of a comparison, which names its method where nothing else does.
@@ -57,31 +48,34 @@ class OwnObjects:
         Raises:
             UserError: one of them is nothing that can stand there.
         """
-        named = {key: value for key, value in arguments.items() if isinstance(value, str)}
-        words = [text.format(value) for key, value in named.items() for text in _SETTINGS[key]]
-        things = {key: value for key, value in arguments.items() if value is not None and key not in named}
+        words: list[str] = []
         given: dict[tuple[str, str], Any] = {}
         settings, dtype = None, None
-        if "base" in things:
-            name, base, dtype = _base(things["base"])
-            given["base.name", name] = base
-        if "data" in things:
-            given |= _data(things["data"])
-        for key, setting in (("method", "method.name"), ("metric", "eval.metric")):
-            if key in things:
-                name, own = _method(things[key], label) if key == "method" else (_metric(things[key]), None)
-                settings = settings or own
-                words.append(f"{setting}={name}")
-                given |= {(setting, name): things[key]} if objects.is_object(name) else {}
+        if isinstance(base, str):
+            words.append(f"base.name={base}")
+        elif base is not None:
+            name, thing, dtype = _base(base)
+            given["base.name", name] = thing
+        if isinstance(data, str):
+            words += ["task.name=files", f"task.path={data}"]
+        elif data is not None:
+            from llm_fed import tasks
+
+            given |= {("task.name", name): task for name, task in tasks.of_object(data).items()}
+        if method is not None:
+            name, settings = (method, None) if isinstance(method, str) else _method(method, label)
+            words.append(f"method.name={name}")
+            given |= {("method.name", name): method} if objects.is_object(name) else {}
+        if metric is not None:
+            name = metric if isinstance(metric, str) else _metric(metric)
+            words.append(f"eval.metric={name}")
+            given |= {("eval.metric", name): metric} if objects.is_object(name) else {}
         return cls(tuple(words), given, settings, dtype)
 
     @classmethod
     def of_rows(cls, methods: Mapping[str, Any] | Sequence[Any], **shared: Any) -> OwnObjects:
-        """The arguments of `llm_fed.compare`; names in a sequence of methods are left to the file.
-
-        Raises:
-            UserError: one of them is nothing that can stand there, or two methods have one label.
-        """
+        """The arguments of `llm_fed.compare`; names in a sequence of methods are left to the file. UserError: one of
+        them is nothing that can stand there, or two methods have one label."""
         labelled = list(methods.items()) if isinstance(methods, Mapping) else [(_label(each), each) for each in methods]
         rows: dict[str, OwnObjects] = {}
         names = {label for label, method in labelled if label is method}  # one of them may be that of a row of the file
@@ -91,18 +85,13 @@ class OwnObjects:
             if label in rows or label in names:
                 raise UserError(f"methods= has two named {label!r}; give a dictionary {{label: method}}")
             rows[str(label)] = cls.of(method=method, label=str(label))
-        return replace(cls.of(**shared), labels=tuple(str(label) for label, _ in labelled), rows=rows)
-
-    def at_hand(self) -> AbstractContextManager[None]:
-        """Within it, the objects are found by their names."""
-        return objects.given({**self.given, **{key: it for row in self.rows.values() for key, it in row.given.items()}})
+        own = cls.of(**shared)
+        given = {**own.given, **{key: thing for row in rows.values() for key, thing in row.given.items()}}
+        return replace(own, given=given, labels=tuple(str(label) for label, _ in labelled), rows=rows)
 
     def laid_over(self, config: Config, label: str = "") -> Config:
-        """The configuration, of a row of a comparison that of its `label`, with the names of the objects.
-
-        Raises:
-            UserError: it names something else instead of one.
-        """
+        """The configuration, of a row of a comparison that of its `label`, with the names of the objects. UserError: it
+        names something else instead of one."""
         names = {key: name for key, name in reversed([*self.given])}  # the first of each key
         if "task.name" in names:
             task = config.task
@@ -121,11 +110,15 @@ class OwnObjects:
         return self.rows[label].laid_over(config) if label in self.rows else config
 
     @property
-    def describe(self) -> str:
-        """What only this program has; empty where commands can go on with the run."""
-        words = dict.fromkeys(f"{objects.WORD[key]}=" for key, _ in self.given)
-        words |= {"methods=": None} if any(row.given for row in self.rows.values()) else {}
-        return _ONLY_HERE.format(" and ".join(words)) if words else ""
+    def note(self) -> str:
+        """What of a run only this program has, of objects that are given."""
+        names = {key: f"{objects.WORD[key]}=" for key, _ in self.given}
+        if self.rows and "method.name" in names:
+            names["method.name"] = "methods="
+        return (
+            f"{' and '.join(names.values())} gave objects of this program: the run folder can be read without them, "
+            "but only the same call continues it"
+        )
 
 
 NO_OBJECTS = OwnObjects()
@@ -139,6 +132,7 @@ def _label(method: Any) -> str:
 def _base(base: Any) -> tuple[str, Any, str]:
     """(its name, the base as a kind takes it, its dtype)"""
     from torch import nn
+    from transformers import PreTrainedModel
 
     from llm_fed.kinds import Kind
 
@@ -149,27 +143,16 @@ def _base(base: Any) -> tuple[str, Any, str]:
         raise UserError(
             f"base= is {base!r:.60}; give (model, tokenizer), a torch.nn.Module that classifies, a Kind, or a name"
         )
-    if not isinstance(base, tuple | Kind) and callable(getattr(model, "get_input_embeddings", None)) and _writes(model):
+    if model is base and isinstance(model, PreTrainedModel) and model.can_generate():
         raise UserError(f"base= is a {type(model).__name__} without its tokenizer; give base=(model, tokenizer)")
-    called = str(getattr(model, "name_or_path", "") or "")
+    called = str(model.name_or_path or "") if isinstance(model, PreTrainedModel) else ""
     name = objects.named(public(called) if called else type(model).__name__)
     floating = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None)
-    dtype = str(getattr(model, "dtype", floating)).removeprefix("torch.")
-    return name, base, dtype
+    dtype = model.dtype if isinstance(model, PreTrainedModel) else floating
+    return name, base, str(dtype).removeprefix("torch.")
 
 
-def _writes(model: Any) -> bool:
-    return bool(callable(getattr(model, "can_generate", None)) and model.can_generate())
-
-
-def _data(data: Any) -> dict[tuple[str, str], Any]:
-    """The data as tasks: as they are, and as labelled texts."""
-    from llm_fed import tasks
-
-    return {("task.name", name): task for name, task in tasks.of_object(data).items()}
-
-
-def _method(method: Any, label: str) -> tuple[str, dict[str, Any] | None]:
+def _method(method: Any, label: str) -> tuple[str, dict[str, Json] | None]:
     """(its name, its settings where it is an object itself)"""
     from llm_fed import methods
     from llm_fed.method import Method

@@ -6,10 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import httpx
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError, one_line
 from llm_fed.commands.evaluate import export
 from llm_fed.experiment.rounds import opened
@@ -17,6 +18,9 @@ from llm_fed.export.peft_folders import WEIGHTS
 from llm_fed.export.serving import looked_at
 from llm_fed.runs.checkpoint import Place, rounds_in
 from llm_fed.runs.reading import exported, finished
+
+if TYPE_CHECKING:
+    from llm_fed.commands.api import Result
 
 _NAME = re.compile(r"(.+)@(\d+)")  # of what was published: client, round
 SECONDS = 120  # in which an adapter is loaded, or answers
@@ -39,21 +43,17 @@ class Publisher:
     out: Path | None = None
     key: str = ""
 
-    def on_round(self, line: Mapping[str, Any]) -> None:
+    def on_round(self, line: Mapping[str, Json]) -> None:
         if rounds_in(Place.parse(self.run).folder / "checkpoints"):
             self.publish()
 
-    def on_end(self, result: Any) -> None:
+    def on_end(self, result: Result) -> None:
         self.publish()
 
     def publish(self) -> list[str]:
         """Load each client's adapter as `client@round`, and once all of them answer, unload those of earlier rounds;
-        the new names.
-
-        Raises:
-            UserError: the run has no round yet, or adapters that vLLM cannot serve; or another run has taken a name.
-            RunError: the server cannot be reached or refuses an adapter; what it served before stays.
-        """
+        the new names. UserError: the run has no round yet, or adapters that vLLM cannot serve; or another run has taken
+        a name. RunError: the server cannot be reached or refuses an adapter; what it served before stays."""
         with opened(self.run, everybody=True, latest=True) as view:
             folders, round = exported(view), finished(view)["round"]
             for client, folder in folders.items():
@@ -90,7 +90,7 @@ class Publisher:
         except (ValueError, LookupError, TypeError) as error:
             raise RunError(f"{self.url}/v1/models is no list of models ({one_line(repr(error))})") from error
 
-    def _ask(self, verb: str, route: str, **values: Any) -> httpx.Response:
+    def _ask(self, verb: str, route: str, **values: str | int) -> httpx.Response:
         where = f"{self.url.removesuffix('/')}/v1/{route}"
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:

@@ -134,11 +134,7 @@ class Section:
 
 
 def read_section(path: str | Path) -> Section:
-    """The `compare` section of a file.
-
-    Raises:
-        UserError: the file cannot be read, or the section is not as it should be.
-    """
+    """The `compare` section of a file. UserError: the file cannot be read, or the section is not as it should be."""
     section = plain(configfile.read(path).get("compare", {}))
     example = "compare: {seeds: [0, 1], rows: {some label: [method=fedit, adapter.rank=16]}}"
     if not isinstance(section, dict):

@@ -350,11 +350,7 @@ def _log(line: str) -> None:
 
 
 def listening(host: str, port: int, key: str) -> socket.socket:
-    """A socket at this address.
-
-    Raises:
-        UserError: another program listens there, or anybody could ask without a key.
-    """
+    """A socket at this address. UserError: another program listens there, or anybody could ask without a key."""
     if host not in LOOPBACK and not key:
         raise UserError(f"--host {host} would answer anybody who can reach it; set --api-key, or leave out --host")
     found = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

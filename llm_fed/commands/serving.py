@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from llm_fed import kinds
 from llm_fed.basics.errors import RunError, UserError
@@ -19,6 +18,7 @@ from llm_fed.experiment.rounds import opened
 from llm_fed.export.load import load_client
 from llm_fed.export.personal import Conversation, Personal, alone
 from llm_fed.kinds.language import Language, load_base
+from llm_fed.models.lora import Lora
 from llm_fed.models.prompt import stop_tokens
 from llm_fed.models.rotary import context
 from llm_fed.runs.checkpoint import Place
@@ -66,7 +66,7 @@ class ModelServer:
     def __init__(self, base: Language, models: Mapping[str, Personal], rows: int, queue: int):
         """`rows` of a batch at most, and at most `queue` answers that wait."""
         self.base, self._queue, self._ends = base, queue, False
-        groups: dict[Any, list[tuple[str, Personal]]] = {}
+        groups: dict[Lora, list[tuple[str, Personal]]] = {}
         for name, personal in models.items():
             groups.setdefault(personal.structure, []).append((name, personal))
         self.models, self._batches = dict[str, Served](), list[RunningBatch]()
@@ -87,11 +87,8 @@ class ModelServer:
         return {"running": sum(batch.size for batch in self._batches), "waiting": sum(map(len, self.waiting))}
 
     def prompt(self, name: str, given: str | Conversation) -> list[int]:
-        """The tokens of a conversation, put as the model was trained, or of a text as it stands.
-
-        Raises:
-            UserError: the model's template has no place for it, or it is too long.
-        """
+        """The tokens of a conversation, put as the model was trained, or of a text as it stands. UserError: the model's
+        template has no place for it, or it is too long."""
         base = self.models[name].personal.base
         if isinstance(given, str):
             tokens = list(base.tokenizer(without_surrogates(given))["input_ids"])
@@ -112,11 +109,7 @@ class ModelServer:
     def ask(
         self, name: str, prompt: Sequence[int], wanted: Wanted, heard: Callable[[int | Exception | None], None]
     ) -> LiveAnswer:
-        """Begin an answer, of which `heard` is told in another thread.
-
-        Raises:
-            Busy: too many wait.
-        """
+        """Begin an answer, of which `heard` is told in another thread. Busy: too many wait."""
         served = self.models[name]
         base = served.personal.base
         most = wanted.most if wanted.most is not None else base.prompt.max_new_tokens
@@ -187,11 +180,8 @@ class ModelServer:
 
 
 def of_runs(locations: Sequence[str], queue: int) -> ModelServer:
-    """A server of RUN, RUN@ROUND and RUN@best: their clients by name, of a round as `client@round`.
-
-    Raises:
-        UserError: they have no adapters, are not of language models, or not of one base.
-    """
+    """A server of RUN, RUN@ROUND and RUN@best: their clients by name, of a round as `client@round`. UserError: they
+    have no adapters, are not of language models, or not of one base."""
     with ExitStack() as stack:
         configs: list[Config] = []
         folders: dict[str, Path] = {}

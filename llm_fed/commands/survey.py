@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llm_fed.basics.errors import UserError, listed
 from llm_fed.bench import taking_part
@@ -106,7 +106,7 @@ def number(data: TaskData) -> int:
     return sum(len(part) for client in data.clients.values() for part in _parts(client))
 
 
-def _parts(client: ClientData) -> tuple[Sequence[Any], ...]:
+def _parts(client: ClientData) -> tuple[Sequence[Example], ...]:
     return client.train, client.validation, client.test
 
 

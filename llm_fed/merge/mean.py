@@ -14,11 +14,8 @@ WEIGHTS = tuple(step / 10 for step in range(11))
 
 
 def mean(states: Sequence[State], weights: Sequence[float] | None = None) -> State:
-    """`sum_k w_k states[k] / sum_k w_k`; without weights the plain mean.
-
-    Raises:
-        ValueError: no states, another number of weights, or weights that do not sum to a positive number.
-    """
+    """`sum_k w_k states[k] / sum_k w_k`; without weights the plain mean. ValueError: no states, another number of
+    weights, or weights that do not sum to a positive number."""
     weights = [1.0] * len(states) if weights is None else list(weights)
     if len(weights) != len(states) or sum(weights) <= 0:
         raise ValueError(f"{len(weights)} weights that sum to {sum(weights)} for {len(states)} states")

@@ -45,7 +45,7 @@ def lacking(uploads: int, settings: ServerStepConfig) -> str:
 
     One liar must never hold more than the share that the rule can bear; Krum's proof wants n > 2f + 2.
     """
-    if _bears(uploads, settings):
+    if settings.aggregation == "mean" or _bears(uploads, settings):
         return ""
     least = next(n for n in range(uploads, 10_000) if all(_bears(n + k, settings) for k in range(20)))
     return (
@@ -55,8 +55,6 @@ def lacking(uploads: int, settings: ServerStepConfig) -> str:
 
 
 def _bears(uploads: int, settings: ServerStepConfig) -> bool:
-    if settings.aggregation == "mean":
-        return True
     if uploads * settings.liars < 1 - _TINY:
         return False
     return "krum" not in settings.aggregation or uploads >= 2 * _liars(uploads, settings) + 3

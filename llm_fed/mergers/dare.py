@@ -4,7 +4,7 @@ Li; ICML 2024), for a federated and a local adapter."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -49,8 +49,8 @@ def dare_of(
     return factored(states, lambda layer, products: dropped(weighed(products, weights), drop, 0, layer), rank)
 
 
-def dropped(products: Tensor, drop: float, *seed: Any) -> Tensor:
+def dropped(products: Tensor, drop: float, seed: int, *where: str) -> Tensor:
     """The sum (out, in) of what is left of K products (K, out, in) whose entries are dropped with this probability,
-    rescaled; `seed` decides which."""
-    kept = torch.rand(products.shape, generator=generator(seed[0], "drop", *seed[1:])).to(products.device) >= drop
+    rescaled; `seed` and `where` decide which."""
+    kept = torch.rand(products.shape, generator=generator(seed, "drop", *where)).to(products.device) >= drop
     return (kept * products).sum(0) / (1 - drop)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.names import rounded
 from llm_fed.merge.mean import WEIGHTS, mix_factors, mix_products
 from llm_fed.method.client import Client
@@ -28,7 +29,7 @@ def by_training_examples(settings: Any) -> str:
     return "their training examples give the Fisher information" if settings.fisher_data == "held-out" else ""
 
 
-def examples_of(client: Client, count: int, source: Literal["train", "held-out"]) -> tuple[list[Any], dict[str, Any]]:
+def examples_of(client: Client, count: int, source: Literal["train", "held-out"]) -> tuple[list[Any], dict[str, Json]]:
     """Up to `count` examples, training ones where a client has no held-out one; and what they are, for the recipe."""
     held_out = source == "held-out" and bool(client.data.held_out)
     examples = client.sample(count, held_out=held_out)

@@ -12,7 +12,7 @@ from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.section import read_rows, read_section
 from llm_fed.eval import plots
 from llm_fed.experiment import finish, run
-from llm_fed.runs.reading import config_text, scores_by_round
+from llm_fed.runs.reading import config_text
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import ABILITY
 from llm_fed.settings import configfile
@@ -338,37 +338,6 @@ def test_scores_by_round_are_those_of_training(small, tmp_path, monkeypatch):
                 lines = read_records(out / f"{label}-seed{seed}" / "metrics.jsonl")
                 scores.append([line for line in lines if line["kind"] == "score" and line["round"] == round][0]["mean"])
             assert (low[place], mean[place], high[place]) == (min(scores), sum(scores) / 2, max(scores))
-
-
-def test_a_run_that_nobody_could_test_has_no_curve(tmp_path):
-    lines = [
-        {"kind": "score", "round": 3, "split": "test"},
-        {
-            "kind": "score",
-            "round": 0,
-            "split": "test",
-            "metric": "rouge1",
-            "clients": {"a": 5},
-            "mean": 5,
-            "worst_half": 5,
-        },
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert scores_by_round(tmp_path, "test") == {}
-
-
-def test_a_legend_stays_inside_its_picture(tmp_path, monkeypatch):
-    """Eleven long names: fewer columns, and a higher picture; the plot itself keeps its place."""
-    drawn = []
-    monkeypatch.setattr(plots.style, "save", lambda figure, path: drawn.append(figure) or path)
-    for number in (2, 11):
-        curves = {f"feddle out of domain {n}": ([1, 2], [n, n], [n, n], [n, n]) for n in range(number)}
-        plots.plot_bands(tmp_path / "p.png", curves, xlabel="round", ylabel="accuracy")
-    for figure in drawn:
-        figure.draw_without_rendering()
-        assert figure.legends[0].get_window_extent().width <= figure.bbox.width and len(figure.legends) == 1
-    few, many = (figure.axes[0].get_window_extent().height for figure in drawn)
-    assert many > 0.8 * few
 
 
 def test_draws_are_seeds_and_go_on(small, tmp_path, llm_fed, trained):

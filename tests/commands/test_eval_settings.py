@@ -9,7 +9,7 @@ import tiny_images
 import torch
 
 from llm_fed.basics.errors import UserError
-from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter, lay_over
+from llm_fed.commands.evaluate import evaluate_adapter, lay_over
 from llm_fed.runs.reading import read_config
 
 
@@ -106,7 +106,7 @@ def test_a_bare_image_base_is_refused(tmp_path):
     tiny_images.save(tiny_images.vit(torch.float32), tmp_path / "vit")
     path = tiny_images.npz(tmp_path / "a.npz", train=24, test=12)
     with pytest.raises(UserError, match="head is trained with its adapter.*--adapter DIR"):
-        evaluate_adapter(str(tmp_path / "vit"), None, EvaluationData("images", path))
+        evaluate_adapter(str(tmp_path / "vit"), None, ["task.name=images", f"task.path={path}"])
 
 
 def test_merge_takes_settings(llm_fed, small, finished, tmp_path):

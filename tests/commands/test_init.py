@@ -64,14 +64,14 @@ def test_a_narrow_base_learns_answers_in_larger_steps_than_preferences(small, ll
 
 
 def test_each_file_has_columns_of_its_own(small, llm_fed, tmp_path):
-    """Where no column has a usual name, `--prompt` and `--answer` are asked for; they are columns of all files then."""
+    """Where no column has a usual name, `--prompt` is asked for; it is a column of all files then."""
     write(tmp_path / "d/east.jsonl", rows(30, "q", "a"))
     write(tmp_path / "d/north.jsonl", rows(30, "prompt", "response", 7))
     call = ("init", tmp_path / "d", "--force", "--base", small.base, "--out", tmp_path / "c.yaml")
     said = llm_fed(*call)
     assert said.code == 0, said.err
     write(tmp_path / "d/west.jsonl", rows(30, "frage", "antwort", 3))
-    llm_fed(*call).assert_refused("west.jsonl", "frage, antwort", "give --prompt COLUMN and --answer COLUMN")
+    llm_fed(*call).assert_refused("west.jsonl", "frage, antwort", "give --prompt COLUMN")
     llm_fed(*call, "--prompt", "frage", "--answer", "antwort").assert_refused("east.jsonl", "--prompt 'frage' is not")
     (tmp_path / "d/west.jsonl").unlink()  # what is left has usual names, but a slip is no name of any
     llm_fed(*call, "--prompt", "fraeg").assert_refused("--prompt 'fraeg' is not a column")
@@ -125,9 +125,7 @@ def test_one_file_with_a_client_column_or_without(small, llm_fed, tmp_path):
 def test_columns_that_nobody_could_guess(small, llm_fed, tmp_path):
     write(tmp_path / "d/a.jsonl", rows(30, "x1", "x2"))
     asked = ("init", tmp_path / "d", "--base", small.base, "--out", tmp_path / "c.yaml")
-    llm_fed(*asked).assert_refused(
-        "none of the columns x1, x2 looks like the prompt", "--prompt COLUMN and --answer COLUMN"
-    )
+    llm_fed(*asked).assert_refused("no column for the prompt among x1, x2", "give --prompt COLUMN")
     assert llm_fed(*asked, "--prompt", "x1", "--answer", "x2").code == 0
 
 

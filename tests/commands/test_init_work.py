@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_fed.commands import init, known_base, labelled
+from llm_fed.commands import init, known_base
 from llm_fed.commands.init import ROUNDS, STEPS, Workload
 
 
@@ -25,9 +25,9 @@ def test_two_hundred_clients_of_fourteen_examples_are_not_drilled():
 sizes = st.lists(st.integers(1, 200_000), min_size=1, max_size=350)
 
 
-@given(sizes, st.sampled_from([init, labelled]))
-def test_within_limits(sizes, module):
-    found = Workload.of(sizes, module.PASSES, module.BATCH)
+@given(sizes, st.sampled_from([(init.PASSES, init.BATCH), (init.LABEL_PASSES, init.LABEL_BATCH)]))
+def test_within_limits(sizes, goal):
+    found = Workload.of(sizes, *goal)
     assert ROUNDS[0] <= found.rounds <= ROUNDS[1] and STEPS[0] <= found.steps <= STEPS[1]
 
 

@@ -62,18 +62,18 @@ def test_the_weights_are_a_softmax_of_the_losses():
 def test_a_pool_of_clients_is_weighed_by_the_examples(local, small, base, tmp_path):
     """A newcomer with bob's examples gets mostly bob's adapter, and what is written is the sum that the card tells."""
     joined = join(local, file_of(small, "bob"), tmp_path / "new")
-    weights = joined.recipe["weights"]
+    weights = joined["weights"]
     assert list(weights) == list(CLIENTS) and sum(weights.values()) == pytest.approx(1, abs=1e-5)
     assert max(weights, key=weights.get) == "bob"
-    assert joined.recipe["loss"] < joined.recipe["loss_of_equal_weights"]
-    assert joined.recipe["pool"] == "the adapters of the 3 clients of local after round 3"
-    assert joined.recipe["examples"] == 6
+    assert joined["loss"] < joined["loss_of_equal_weights"]
+    assert joined["pool"] == "the adapters of the 3 clients of local after round 3"
+    assert joined["examples"] == 6
     states = [adapter(local / "adapters" / client, base) for client in weights]
     expected = combine(states, torch.tensor(list(weights.values())))
     assert torch.allclose(adapter(tmp_path / "new", base).row, expected.row, atol=1e-4)
     card = (tmp_path / "new/README.md").read_text()
     recipe = yaml.safe_load(card.partition("## Recipe of the merge\n\n```yaml\n")[2].partition("```")[0])
-    assert recipe == joined.recipe and recipe["run"] == "run" and str(tmp_path) not in card
+    assert recipe == joined and recipe["run"] == "run" and str(tmp_path) not in card
 
 
 def test_the_pool_of_fedmerge_is_its_soup(finished, small, base, tmp_path, llm_fed):
@@ -96,7 +96,7 @@ def test_the_pool_of_fedmerge_is_its_soup(finished, small, base, tmp_path, llm_f
 def test_other_methods_with_several_models_at_the_server(small, tmp_path, name):
     settings = {"ifca": {"warmup_rounds": 1}, "fedmerge-fixed": {"models_per_client": 1}}[name]
     folder = train(small, tmp_path, {"name": name, "num_models": 2, **settings}, rounds=1, export={"clients": "none"})
-    recipe = join(folder, file_of(small, "ada"), tmp_path / "new").recipe
+    recipe = join(folder, file_of(small, "ada"), tmp_path / "new")
     assert recipe["pool"] == f"the 2 models of {name}'s server after round 1"
     assert sum(recipe["weights"].values()) == pytest.approx(1, abs=1e-5)
 
@@ -104,22 +104,22 @@ def test_other_methods_with_several_models_at_the_server(small, tmp_path, name):
 def test_steps_train_the_merge_further(local, small, base, tmp_path):
     data = file_of(small, "cyd")
     alone, trained = (join(local, data, tmp_path / name, steps=k) for name, k in (("alone", None), ("trained", 4)))
-    assert trained.recipe == {**alone.recipe, "steps": 4}
+    assert trained == {**alone, "steps": 4}
     assert not adapter(tmp_path / "alone", base).equal(adapter(tmp_path / "trained", base))
     again = join(local, data, tmp_path / "again", steps=4)
-    assert again.recipe == trained.recipe
+    assert again == trained
     assert adapter(tmp_path / "again", base).equal(adapter(tmp_path / "trained", base))
 
 
 def test_fewer_examples_are_a_draw_of_them(local, small, tmp_path):
-    assert join(local, file_of(small, "ada"), tmp_path / "new", examples=2).recipe["examples"] == 2
+    assert join(local, file_of(small, "ada"), tmp_path / "new", examples=2)["examples"] == 2
 
 
 def test_one_adapter_for_all_is_handed_on(small, base, tmp_path):
     """And where the run hid its clients by noise, the card says that the newcomer is not hidden."""
     folder = train(small, tmp_path, {"name": "fedit"}, rounds=1, privacy={"clip": 1.0})
     joined = join(folder, file_of(small, "ada"), tmp_path / "new")
-    assert joined.recipe["weights"] == {"fedit": 1.0}
+    assert joined["weights"] == {"fedit": 1.0}
     assert adapter(tmp_path / "new", base).equal(adapter(folder / "adapters/bob", base))
     assert "noise of the run does not cover" in (tmp_path / "new/README.md").read_text()
 
@@ -147,7 +147,7 @@ def test_a_method_with_two_parents_trains_the_local_one(small, base, tmp_path, l
 
 def test_potara_weighs_them_by_its_closed_form(small, tmp_path):
     folder = train(small, tmp_path, {"name": "potara"}, rounds=1)
-    recipe = join(folder, file_of(small, "ada"), tmp_path / "new", steps=4).recipe
+    recipe = join(folder, file_of(small, "ada"), tmp_path / "new", steps=4)
     assert 0 <= recipe["lambda_fed"] <= 1 and recipe["steps"] == 4 and recipe["a"] > 0
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers import AutoModelForImageClassification
 from llm_fed import load_client, methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
-from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter, evaluate_run
+from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run
 from llm_fed.commands.merge import merge_adapters
 from llm_fed.experiment import announce, finish
 from llm_fed.experiment import run as experiment
@@ -260,11 +261,15 @@ def test_experts_are_loaded_for_use(files, tmp_path, monkeypatch):
         personal.generate(["a prompt"])
 
 
-POTARA = {"name": "potara", "samples": 4, "grid": True}
+SETTINGS = ["method.samples=4", "method.grid=true"]
+
+
+def task_of(files: Path) -> list[str]:
+    return ["task.name=images", f"task.path={files / 'own.npz'}"]
 
 
 def test_two_runs_merged_afterwards_are_the_runs_of_the_method(parents, tmp_path):
-    merged = merge_adapters(POTARA, str(parents / "fedit"), str(parents / "local"), tmp_path)
+    merged = merge_adapters("potara", str(parents / "fedit"), str(parents / "local"), tmp_path, words=SETTINGS)
     logged = {x["client"]: x for x in read_records(parents / "potara/metrics.jsonl") if x["kind"] == "merge"}
     assert [*merged] == ["client0", "client1", "client2"]
     for client, recipe in merged.items():
@@ -279,8 +284,7 @@ def test_two_runs_merged_afterwards_are_the_runs_of_the_method(parents, tmp_path
 
 def test_two_folders_are_merged_with_a_task_of_images(files, parents, tmp_path):
     fed, local = (str(parents / name / "adapters/client0") for name in ("fedit", "local"))
-    data = EvaluationData("images", files / "own.npz")
-    ((client, found),) = merge_adapters(POTARA, fed, local, tmp_path, data=data).items()
+    ((client, found),) = merge_adapters("potara", fed, local, tmp_path, words=[*SETTINGS, *task_of(files)]).items()
     assert (client, found["samples"]) == ("all", 4) and 0 < found["lambda_fed"] < 1
     one, other, own = (
         load_file(Path(folder) / "adapter_model.safetensors") for folder in (fed, local, tmp_path / "all")
@@ -293,9 +297,9 @@ def test_two_folders_are_merged_with_a_task_of_images(files, parents, tmp_path):
 def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
     fed, local = (str(parents / name / "adapters/client0") for name in ("fedit", "local"))
 
-    def refused(match: str, *sources: str, data: EvaluationData | None = None) -> None:
+    def refused(match: str, *sources: str, words: Sequence[str] = ()) -> None:
         with pytest.raises(UserError, match=match):
-            merge_adapters(POTARA, *sources, tmp_path / "out", data=data)
+            merge_adapters("potara", *sources, tmp_path / "out", words=[*SETTINGS, *words])
         assert not (tmp_path / "out").exists()
 
     whole = tmp_path / "whole"
@@ -308,8 +312,7 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
     (bare / "adapter_config.json").write_text(json.dumps({**settings, "modules_to_save": None}))
     kept = {name: value for name, value in load_file(bare / "adapter_model.safetensors").items() if "lora" in name}
     save_file(kept, bare / "adapter_model.safetensors")
-    data = EvaluationData("images", files / "own.npz")
-    refused(r"bare has no classification head \(classifier\)", fed, str(bare), data=data)
+    refused(r"bare has no classification head \(classifier\)", fed, str(bare), words=task_of(files))
     which = (
         r"has a classification head \(classifier\), so it is for an image model, or a sequence classifier; give --task"
     )
@@ -319,11 +322,11 @@ def test_what_of_images_cannot_be_merged(files, parents, tmp_path):
 def test_one_adapter_is_scored_on_a_task_of_images(files, parents, tmp_path):
     """On all test pictures, of which each client of the run had a third."""
     folder = parents / "fedit/adapters/client0"
-    found = evaluate_adapter(str(files / "vit"), folder, EvaluationData("images", files / "own.npz"))
+    found = evaluate_adapter(str(files / "vit"), folder, task_of(files))
     shares = json.loads((parents / "fedit/summary.json").read_text())["scores"]["clients"]
     assert found.metric == "accuracy" and found.clients == {"all": pytest.approx(sum(shares.values()) / 3)}
     with pytest.raises(UserError, match="it is for an image model, or a sequence classifier; give --task"):
-        evaluate_adapter(str(files / "vit"), folder, EvaluationData(path=files / "own.npz"))
+        evaluate_adapter(str(files / "vit"), folder, [f"task.path={files / 'own.npz'}"])
 
 
 def test_a_head_of_another_module_is_refused(tmp_path):

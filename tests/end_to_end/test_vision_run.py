@@ -119,7 +119,7 @@ def test_a_run_is_scored_again_and_exported(finished, tmp_path, name):
     again = evaluate_run(folder)
     assert (again.clients, again.metric) == (scores["clients"], "accuracy")
     if name == "local":
-        assert set(evaluate_run(folder, split="validation", limit=1).clients.values()) <= {0.0, 100.0}
+        assert set(evaluate_run(folder, split="validation", settings=["eval.limit=1"]).clients.values()) <= {0.0, 100.0}
     for path in export(folder, tmp_path):
         assert {file.name for file in path.iterdir()} == {
             "README.md", "config.json", "model.safetensors", "preprocessor_config.json"

@@ -19,7 +19,7 @@ from stock_training import stock as trained_by_stock
 from torch import nn
 
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.commands.bases import COMPARED
+from llm_fed.commands.doctor import COMPARED
 from llm_fed.engine import generation
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.export import peft_folders

@@ -15,7 +15,6 @@ from llm_fed import tasks
 from llm_fed.audit.audit import audit
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.commands.compare import compare
-from llm_fed.commands.evaluate import EvaluationData
 from llm_fed.commands.finished import compare_runs
 from llm_fed.commands.join import join
 from llm_fed.commands.merge import merge_adapters
@@ -239,10 +238,15 @@ def test_a_merge_of_folders_holds_no_row_out_that_their_runs_have_trained_on(tre
     for folder in runs.values():
         run.train(from_dict(tree(method={"name": folder.name}, seed=3)), folder)
     fed, local = (str(folder / "adapters/ada") for folder in runs.values())
-    given = EvaluationData("files", data, "plain") if whose == "task" else EvaluationData(None, data / "ada.jsonl")
+    given = ["task.name=files", f"task.path={data}"] if whose == "task" else [f"task.path={data / 'ada.jsonl'}"]
     with growing_runs.built() as built:
         merge_adapters(
-            {"name": "grid"}, fed, local, tmp_path / "out", data=given, client="ada", words=["task.max_length=64"]
+            "grid",
+            fed,
+            local,
+            tmp_path / "out",
+            client="ada",
+            words=[*given, "task.template=plain", "task.max_length=64"],
         )
     (one,) = built
     assert one.held and not one.held & one.trained

@@ -67,7 +67,7 @@ def test_loss_of_text(small, tmp_path, method, loss_on, during, limit):
     assert [line["split"] for line in lines] == [during] * 3 + ["test"]
     if during == "test":
         assert lines[-2]["losses"] == pytest.approx(expected, rel=1e-4)
-    again = evaluate.evaluate_run(tmp_path / "run", limit=limit)
+    again = evaluate.evaluate_run(tmp_path / "run", settings=[f"eval.limit={limit}"] if limit else [])
     assert again.losses == pytest.approx(expected, rel=1e-4)
 
 

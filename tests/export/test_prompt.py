@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, BitsAndBytesConfig, GenerationConfig
 from llm_fed import load_client
 from llm_fed.basics import checksum
 from llm_fed.basics.errors import UserError
-from llm_fed.commands.evaluate import EvaluationData, evaluate_adapter, evaluate_run, reopen
+from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run, reopen
 from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
@@ -183,9 +183,9 @@ def test_a_folder_that_does_not_say_is_warned_of(runs, small, base, tmp_path, ca
         assumed = client.generate(prompts(small), max_new_tokens=5)
     assert assumed == load_client(runs["alpaca-short"] / "adapters/ada", str(base)).generate(prompts(small))
     client.generate(["w4"], template="alpaca-short")  # nothing to warn of
-    evaluate_adapter(str(base), folder, EvaluationData(path=data))
+    evaluate_adapter(str(base), folder, [f"task.path={data}"])
     assert "does not name its prompt template, so alpaca-short is used" in capsys.readouterr().err
-    evaluate_adapter(str(base), folder, EvaluationData(path=data, template="plain"))
+    evaluate_adapter(str(base), folder, [f"task.path={data}", "task.template=plain"])
     assert "does not name" not in capsys.readouterr().err
 
 
@@ -193,14 +193,8 @@ def test_a_folder_that_does_not_say_is_warned_of(runs, small, base, tmp_path, ca
 def test_eval_of_a_folder_scores_as_the_run(runs, small, base, name, capsys):
     given = evaluate_run(runs[name]).clients["ada"]
     data, folder = small.data / "ada/test.jsonl", runs[name] / "adapters/ada"
-    seen: list[float] = [evaluate_adapter(str(base), folder, EvaluationData(path=data), metric="rouge1").mean]
-    assert seen == [given] and "does not name" not in capsys.readouterr().err
-    other = "plain" if name == "chat" else "chat"
-    explicit = evaluate_adapter(str(base), folder, EvaluationData(path=data, template=other), metric="rouge1")
-    word = evaluate_adapter(
-        str(base), folder, EvaluationData(path=data), metric="rouge1", settings=[f"task.template={other}"]
-    )
-    assert explicit == word
+    words = [f"task.path={data}", "eval.metric=rouge1"]
+    assert evaluate_adapter(str(base), folder, words).mean == given and "does not name" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

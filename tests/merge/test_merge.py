@@ -164,18 +164,10 @@ def test_ties_of_the_grid_go_to_the_middle():
     [
         ({"name": "potara", "damping": -1.0}, "damping"),
         ({"name": "potara", "samples": 0}, "samples"),
-        ({"name": "potara", "fisher": "exact"}, "fisher"),
-        ({"name": "potara", "space": "product"}, "space"),
-        ({"name": "potara", "fisher_data": "test"}, "fisher_data"),
         ({"name": "potara", "space": "delta", "per_factor": True}, "per_factor"),
-        ({"name": "fisher-merging", "samples": -3}, "samples"),
         ({"name": "mean", "weight": 1.5}, "weight"),
-        ({"name": "grid", "space": "x"}, "space"),
     ],
 )
 def test_settings_out_of_range(settings, message):
     with pytest.raises(UserError, match=f"method.{message}"):
         methods.build(settings)
-
-
-# Runs: all share one FedIT and one local run.

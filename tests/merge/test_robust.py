@@ -170,13 +170,6 @@ def test_the_order_of_uploads_does_not_matter(rule):
     np.testing.assert_allclose(found(rule, rows[order], shares[order]), found(rule, rows, shares), rtol=1e-9)
 
 
-@pytest.mark.parametrize("rule", [*RULES[:-1], "centered-clipping"])
-def test_equal_uploads_give_that_upload(rule):
-    """Clipping too: no upload is longer than the median norm."""
-    row = draw(2, 1)
-    np.testing.assert_allclose(found(rule, row.repeat(N, axis=0)), row[0], rtol=1e-7)
-
-
 @pytest.mark.parametrize("rule", RULES)
 def test_several_shares_at_once_and_wide_rows_in_parts(rule, monkeypatch):
     rows = draw(4)

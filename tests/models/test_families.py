@@ -8,7 +8,7 @@ import tiny_base
 from transformers import BertConfig
 
 from llm_fed.basics.errors import UserError
-from llm_fed.commands.bases import known_of
+from llm_fed.commands.doctor import known_of
 from llm_fed.kinds.language import load_base
 from llm_fed.models import families
 from llm_fed.models.families import check_family, feels_padding
