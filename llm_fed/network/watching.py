@@ -114,7 +114,8 @@ def heard(
 ) -> dict[str, Any]:
     """What summary.json says of the rules, the base and of warnings, from what the clients say; see `watch`."""
     facts: dict[str, Any] = {}
-    if line := line_of(experiment.metric, {client: reply.rule for client, reply in replies.items() if reply.rule}):
+    rules = {client: BestRule(*reply.rule) for client, reply in replies.items() if reply.rule}
+    if line := line_of(experiment.metric, rules):
         facts["rule"] = line
         run.log(line)
     if summary := summary_of(experiment.metric, {id: reply.of_base for id, reply in replies.items()}):
