@@ -53,7 +53,7 @@ def decide_labelled(path: Path, given: UserChoices) -> tuple[dict[str, str], Par
         return looked.chosen, PartitionConfig(), "", []
     with said_as_options():
         roles = usual_columns.resolve_labelled(
-            section(ColumnsConfig, looked.chosen), looked.names, looked.sample, looked.file, whose=True, side=True
+            section(ColumnsConfig, {**looked.chosen}), looked.names, looked.sample, looked.file, whose=True, side=True
         )
     labels = [str(value).strip() for row in looked.sample if (value := row.get(roles["answer"])) is not None]
     return *looked.divided(roles), labels

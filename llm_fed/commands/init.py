@@ -118,7 +118,7 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
             raise UserError(f"{path} holds pictures; docs/init.md has a configuration for them to copy") from error
         raise
     known = known or known_base.look_up(base, tell)
-    named = configfile.section(ColumnsConfig, columns)
+    named = configfile.section(ColumnsConfig, {**columns})
     config = TaskConfig("files", str(path), columns=named, bad_rows="skip", partition=partition)
     with columns_of.said_as_options():
         data = tasks.load(config, 0)
@@ -175,7 +175,7 @@ def _draft_labelled(path: Path, given: UserChoices, base: str, known: KnownBase)
     assert known.config is not None  # it writes no texts
     columns, partition, chosen, labels = columns_of.decide_labelled(path, given)
     name = "regression" if are_numbers(labels) else "classification"
-    named = configfile.section(ColumnsConfig, columns)
+    named = configfile.section(ColumnsConfig, {**columns})
     config = TaskConfig(name, str(path), columns=named, bad_rows="skip", partition=partition)
     data = tasks.load(config, 0)
     head_for(known.config, data, base, None)  # it refuses labels that a head with names does not have

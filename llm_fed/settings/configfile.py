@@ -161,7 +161,7 @@ def merged(
     return tree
 
 
-def _no_section(where: str, value: Tree | Mapping[str, Tree], section: type) -> UserError:
+def _no_section(where: str, value: Tree, section: type) -> UserError:
     key, named = where.rstrip("."), "name" in hints(section) and isinstance(plain(value), str)
     example = f", such as {key}.name={plain(value)}" if named else ""
     return UserError(f"{key} is {plain(value)!r}; it takes a mapping of settings{example}")
@@ -176,7 +176,7 @@ def from_dict(tree: dict[str, Any]) -> Config:
     return config
 
 
-def section(kind: type[Section], tree: Tree | Mapping[str, Tree], where: str = "") -> Section:
+def section(kind: type[Section], tree: Tree, where: str = "") -> Section:
     """A dataclass of settings from nested values, as `read` gives them; UserError as of `load`. `where`: the prefix of
     its keys in messages."""
     if not isinstance(tree, dict):
