@@ -56,13 +56,13 @@ class _Body(BaseModel):
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return [text for text in given if text]
 
-    def wanted(self, most: int | None = None) -> Wanted:
+    def wanted(self, likeliest: int | None, most: int | None = None) -> Wanted:
         """UserError where it asks for what is not there."""
         for key, value in (self.model_extra or {}).items():
             if value not in NOTHING and not (key in ONE and value == 1):
                 raise UserError(f"{key} is not supported here; leave it out")
         drawn = Sampling(self.temperature, self.top_p or 1.0, self.seed) if self.temperature else None
-        return Wanted(most or self.max_tokens, drawn)
+        return Wanted(most or self.max_tokens, drawn, likeliest)
 
 
 class TextPart(BaseModel):
@@ -80,6 +80,8 @@ class ChatBody(_Body):
 
     messages: list[ChatTurn] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
 
     def turns(self) -> list[dict[str, str]]:
         """The messages with their content as text. UserError where there is nothing to answer."""
@@ -96,6 +98,7 @@ class CompletionBody(_Body):
     """Of /v1/completions."""
 
     prompt: str | Annotated[list[str], Field(min_length=1)]
+    logprobs: int | None = Field(None, ge=0, le=5)
 
 
 @dataclass
@@ -148,6 +151,28 @@ class Writing:
         new, self.sent = self.text[self.sent : until], max(self.sent, until)
         return new
 
+    def log_probabilities(self, first: int = 0) -> JsonValue:
+        """Of its tokens from the `first` on, in the form of the route; None where nobody has asked for them."""
+        if self.answer is None or self.answer.likeliest is None:
+            return None
+        known, decode = self.answer.logprobs[first : len(self.tokens)], self.personal.base.tokenizer.decode
+
+        def entry(token: int, value: float) -> dict[str, JsonValue]:
+            text = decode([token])
+            return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+        if self.chat:
+            content: list[JsonValue] = [
+                {**entry(each.token, each.value), "top_logprobs": [entry(*pair) for pair in each.likeliest]}
+                for each in known
+            ]
+            return {"content": content}
+        return {
+            "tokens": [decode([each.token]) for each in known],
+            "token_logprobs": [each.value for each in known],
+            "top_logprobs": [{decode([token]): value for token, value in each.likeliest} for each in known],
+        }
+
     def stop(self) -> None:
         """Nobody listens any more, so its row is free."""
         if self.answer is not None:
@@ -187,7 +212,8 @@ class Routes:
 
     async def chat(self, body: ChatBody, request: Request) -> Response:
         try:
-            wanted = body.wanted(body.max_completion_tokens)
+            likeliest = (body.top_logprobs or 0) if body.logprobs else None
+            wanted = body.wanted(likeliest, body.max_completion_tokens)
             return await self._answer(request, body, [body.turns()], wanted, chat=True)
         except UserError as error:
             return _error(400, str(error))
@@ -195,7 +221,7 @@ class Routes:
     async def complete(self, body: CompletionBody, request: Request) -> Response:
         prompts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         try:
-            return await self._answer(request, body, prompts, body.wanted(), chat=False)
+            return await self._answer(request, body, prompts, body.wanted(body.logprobs), chat=False)
         except UserError as error:
             return _error(400, str(error))
 
@@ -232,7 +258,7 @@ class Routes:
         finally:
             for writing in writings:
                 writing.stop()
-        choices = [head.choice(n, each.text, each.finish) for n, each in enumerate(writings)]
+        choices = [head.choice(n, each.text, each.finish, each.log_probabilities()) for n, each in enumerate(writings)]
         return JSONResponse(head.reply(choices, False, _usage(writings)))
 
     def _described(self, name: str) -> dict[str, JsonValue]:
@@ -286,11 +312,11 @@ class ReplyHead:
         reply: dict[str, JsonValue] = {"id": name, "object": kind, "created": self.created, "model": self.model}
         return {**reply, "choices": choices, **({"usage": usage} if usage else {})}
 
-    def choice(self, n: int, text: str, finish: str | None, part: bool = False) -> JsonValue:
+    def choice(self, n: int, text: str, finish: str | None, likely: JsonValue, part: bool = False) -> JsonValue:
         said: dict[str, JsonValue] = {"text": text}
         if self.chat:
             said = {"delta" if part else "message": {"role": "assistant", "content": text}}
-        return {"index": n, **said, "logprobs": None, "finish_reason": finish}
+        return {"index": n, **said, "logprobs": likely, "finish_reason": finish}
 
 
 async def _whole(writing: Writing, request: Request) -> None:
@@ -309,10 +335,12 @@ async def _events(head: ReplyHead, writings: Sequence[Writing], told: bool) -> A
     """Server-sent events, a part each; a client that leaves ends this, and so the answers."""
     try:
         for n, writing in enumerate(writings):
+            told_tokens = 0
             while not writing.finish:
                 text = writing.add(await writing.news.get())
                 if text or writing.finish:
-                    yield _event(head.reply([head.choice(n, text, writing.finish or None, part=True)], True))
+                    likely, told_tokens = writing.log_probabilities(told_tokens), len(writing.tokens)
+                    yield _event(head.reply([head.choice(n, text, writing.finish or None, likely, part=True)], True))
         if told:
             yield _event(head.reply([], True, _usage(writings)))
         yield "data: [DONE]\n\n"

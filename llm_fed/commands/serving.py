@@ -40,6 +40,7 @@ class Wanted:
 
     most: int | None = None  # tokens; None: as the model's folder says
     sampling: Sampling | None = None  # None: greedy, as scored
+    likeliest: int | None = None  # alternatives to each token, with log-probabilities; None: none are told
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ class ModelServer:
         most = wanted.most if wanted.most is not None else base.prompt.max_new_tokens
         choose = wanted.sampling.chooser(base.model.device) if wanted.sampling else None
         room = room_after(base, len(prompt), most)
-        answer = LiveAnswer(served.row, [*prompt], room, stop_tokens(base), heard, choose=choose)
+        ends, likeliest = stop_tokens(base), wanted.likeliest
+        answer = LiveAnswer(served.row, [*prompt], room, ends, heard, choose=choose, likeliest=likeliest)
         with self._news:
             if self.failure is not None:
                 raise self.failure

@@ -93,6 +93,15 @@ class Sampling:
         return choose
 
 
+@dataclass(frozen=True)
+class LogProbability:
+    """Of one token of an answer, in nats, and of the likeliest tokens at its place."""
+
+    token: int
+    value: float
+    likeliest: tuple[tuple[int, float], ...]
+
+
 @dataclass(eq=False)
 class LiveAnswer:
     """An answer that waits or is being written.
@@ -104,6 +113,7 @@ class LiveAnswer:
         heard: is given each token as it is known; at the end None, or why there is no end.
         mix: (1, E), where the gate of the bank's structure is `mix`.
         choose: instead of the likeliest token.
+        likeliest: how many alternatives to each token `logprobs` has; None: no log-probabilities are computed.
         stopped: nobody listens any more.
         ended: no token may come any more.
     """
@@ -115,8 +125,10 @@ class LiveAnswer:
     heard: Callable[[int | Exception | None], None]
     mix: Tensor | None = None
     choose: Callable[[Tensor], Tensor] | None = None
+    likeliest: int | None = None
     stopped: bool = False
     ended: bool = field(default=False, init=False)
+    logprobs: list[LogProbability] = field(default_factory=list, init=False)
 
 
 class RunningBatch:
@@ -167,7 +179,7 @@ class RunningBatch:
             _join(self._cache, cache)
         else:
             self._mask, self._ids, self._cache = mask, tokens, cache
-        return self._hear(new, tokens[:, 0].tolist())
+        return self._hear(new, tokens[:, 0].tolist(), logits)
 
     @torch.inference_mode()
     def step(self) -> list[LiveAnswer]:
@@ -176,7 +188,7 @@ class RunningBatch:
         self._mask = torch.cat([self._mask, self._mask.new_ones(self.size, 1)], dim=1)
         logits, self._cache = self._forward(self._rows, self._ids, self._mask, self._cache)
         self._ids = _chosen(self._rows, logits)
-        return self._hear(self._rows, self._ids[:, 0].tolist())
+        return self._hear(self._rows, self._ids[:, 0].tolist(), logits)
 
     def fail(self, error: Exception) -> None:
         """End all answers, which hear why."""
@@ -198,17 +210,21 @@ class RunningBatch:
             logits, known = forward(self._base, ids, mask, cache, keep=1, padded=padded)
         return logits[:, -1], known
 
-    def _hear(self, rows: Sequence[LiveAnswer], tokens: Sequence[int]) -> list[LiveAnswer]:
-        """Tell of the tokens of these rows, and let rows go; those that are to be read again.
+    def _hear(
+        self, rows: Sequence[LiveAnswer], tokens: Sequence[int], logits: Tensor | None = None
+    ) -> list[LiveAnswer]:
+        """Tell of the tokens of these rows, of logits (N, V), and let rows go; those that are to be read again.
 
         Raises:
             RunError: the base computes NaN.
         """
         again = []
-        for each, token in zip(rows, tokens, strict=True):
+        for n, (each, token) in enumerate(zip(rows, tokens, strict=True)):
             if token == NOT_A_NUMBER:
                 raise not_a_number(self._base, len(each.text))
             if going := token not in each.stops and not each.stopped:
+                if logits is not None and each.likeliest is not None:
+                    each.logprobs.append(_log_probability(logits[n], token, each.likeliest))
                 each.text.append(token)
                 each.room -= 1
                 each.heard(token)
@@ -266,6 +282,13 @@ def _chosen(rows: Sequence[LiveAnswer], logits: Tensor) -> Tensor:
         if each.choose is not None and int(ids[n]) != NOT_A_NUMBER:
             ids[n] = each.choose(logits[n : n + 1])[0]
     return ids
+
+
+def _log_probability(logits: Tensor, token: int, likeliest: int) -> LogProbability:
+    """Of logits (V,)."""
+    known = logits.float().log_softmax(-1)
+    values, ids = known.topk(likeliest)
+    return LogProbability(token, float(known[token]), tuple(zip(ids.tolist(), values.tolist(), strict=True)))
 
 
 def _level(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -92,11 +92,15 @@ def test_answers_are_those_of_chat_alone_and_all_at_once(client, run):
 
 
 def test_a_stream_is_the_answer_in_pieces(client):
-    whole = chat(client, "bob", "w20 w21")
+    whole = chat(client, "bob", "w20 w21", logprobs=True, top_logprobs=2)
     parts = list(chat(client, "bob", "w20 w21", stream=True, stream_options={"include_usage": True}))
     assert "".join(part.choices[0].delta.content for part in parts if part.choices) == whole.choices[0].message.content
-    assert parts[-1].usage == whole.usage and whole.usage.completion_tokens >= len(whole.choices[0].message.content) / 9
+    assert parts[-1].usage == whole.usage and whole.usage.completion_tokens == len(whole.choices[0].logprobs.content)
     assert [part.choices[0].finish_reason for part in parts[:-1]][-1] == whole.choices[0].finish_reason
+    first = whole.choices[0].logprobs.content[0]
+    assert first.logprob == first.top_logprobs[0].logprob > first.top_logprobs[1].logprob
+    told = chat(client, "bob", "w20 w21", stream=True, logprobs=True, top_logprobs=2)
+    assert [each for part in told for each in part.choices[0].logprobs.content] == whole.choices[0].logprobs.content
 
 
 def test_where_an_answer_ends(client):
@@ -108,8 +112,9 @@ def test_where_an_answer_ends(client):
     assert cut.choices[0].text == whole[: whole.index(stop)] and cut.choices[0].finish_reason == "stop"
     parts = client.completions.create(model="base", prompt="w20 w21 w22", max_tokens=8, stop=stop, stream=True)
     assert "".join(part.choices[0].text for part in parts) == cut.choices[0].text
-    many = client.completions.create(model="base", prompt=["w20 w21 w22", "w23"], max_tokens=8)
+    many = client.completions.create(model="base", prompt=["w20 w21 w22", "w23"], max_tokens=8, logprobs=2)
     assert [choice.index for choice in many.choices] == [0, 1] and many.choices[0].text == whole
+    assert len(many.choices[0].logprobs.token_logprobs) == 8 and len(many.choices[0].logprobs.top_logprobs[0]) <= 2
 
 
 def test_a_seed_decides_what_is_drawn(client):
@@ -135,7 +140,6 @@ CASES = [
     ({"temperature": -1}, 400, ("temperature",)),
     ({"n": 3}, 400, ("n is not supported",)),
     ({"presence_penalty": 1}, 400, ("presence_penalty is not supported",)),
-    ({"logprobs": True, "top_logprobs": 2}, 400, ("logprobs is not supported",)),
     ({"tools": [{"type": "function"}]}, 400, ("tools is not supported",)),
     ({"n": 1, "frequency_penalty": 0, "tools": [], "user": "u"}, 200, ()),
 ]
