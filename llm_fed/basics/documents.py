@@ -170,12 +170,13 @@ def dump(values: Any, *, unicode: bool = False) -> str:
 def load_json(text: str | bytes) -> Any:
     """The values of a JSON document; ValueError where it is none, nested too deeply, or has a key twice."""
     try:
-        return json.loads(text, object_pairs_hook=_unique)
+        return json.loads(text, object_pairs_hook=unique)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The pairs of a JSON object; ValueError where a key is there twice."""
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]

@@ -23,6 +23,7 @@ import pyarrow
 import pyarrow.ipc
 import pyarrow.parquet
 
+from llm_fed.basics.documents import unique
 from llm_fed.basics.errors import UserError, install, one_line
 from llm_fed.rows import BadRow, Cell, Row, Rows, Source, declared, formats
 from llm_fed.rows.formats import NOTHING, SEPARATORS, DataFile
@@ -262,7 +263,7 @@ def _lines(source: Source, data: DataFile) -> Rows:
             yield BadRow(where, "bytes that are not UTF-8; write the line again")
             continue
         try:
-            record = json.loads(line)
+            record = json.loads(line, object_pairs_hook=unique)
         except _ERRORS as error:
             at = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
             yield BadRow(where, f"malformed JSON ({one_line(at)}); {_NEED}")
@@ -279,7 +280,7 @@ def _row(source: Source, at: str, record: Cell) -> Row | BadRow:
 
 def _values(source: Source, text: str) -> list[Cell]:
     """The values that stand one after another in a text."""
-    decoder, values, start, end = json.JSONDecoder(), [], 0, 0
+    decoder, values, start, end = json.JSONDecoder(object_pairs_hook=unique), [], 0, 0
     try:
         while found := _NEXT.search(text, end):
             start = found.start()
