@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain
@@ -177,6 +177,7 @@ def _ends(text: str) -> Iterator[int]:
     yield from (len(text), len(text.rstrip("\n")), len(text.rstrip()))
 
 
+GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")  # how a chat template marks what the assistant writes
 # Of the conversation by which a template's habits are found. Most tokenizers have a token of a space and "the".
 _USER, _REPLY = "Which one?", "the first"
 
@@ -187,6 +188,7 @@ class ChatTemplate:
     def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase):
         self.template, self.tokenizer = template, tokenizer
         self.safe = SafeTokenizer(tokenizer, template.text)
+        self._marked = GENERATION.search(template.text) is not None
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
         """What the assistant's next message follows; UserError where the template fails, or takes no tools."""
@@ -209,6 +211,8 @@ class ChatTemplate:
             marks = Marks(self.safe.spelled, [text])
             (reply,) = self.safe.encode([marks.hide_reply(text, self.safe.pattern)], marks)
             more = [*reply, self._eos]
+        elif not any(found.target):
+            raise UserError("the chat template marks no token of a conversation as the assistant's")
         elif replies[len(turns) - 1].stop is None:
             more = [self._eos]
         return Encoded([*found.input_ids, *more], [*found.target, *[True] * len(more)])
@@ -252,12 +256,15 @@ class ChatTemplate:
         return [turns[1]._replace(content=f"{turns[0].content}\n\n{turns[1].content}"), *turns[2:]]
 
     def render(self, messages: Messages, requested: bool) -> str:
-        """What the template writes in transformers' sandbox, with the beginning of the next reply if it is `requested`;
-        UserError where it fails."""
+        """What the template writes, with the beginning of the next reply if it is `requested`."""
         options: dict[str, Any] = {"chat_template": self.template.text, "date_string": self.template.date}
         options |= {"add_generation_prompt": requested, "tokenize": False}
+        return str(self._tried(lambda: self.tokenizer.apply_chat_template(messages, **options)))
+
+    def _tried(self, render: Callable[[], Any]) -> Any:
+        """What `render` makes with the template, in transformers' sandbox; UserError where it fails."""
         try:
-            return str(self.tokenizer.apply_chat_template(messages, **options))
+            return render()
         except Exception as error:  # of any kind: the template is a program of whoever made the base
             said = one_line(str(error)) or type(error).__name__
             raise UserError(
@@ -267,13 +274,16 @@ class ChatTemplate:
     def _encoded(self, rendering: Rendering, replies: Mapping[int, ReplySpan], turns: Sequence[Turn] = ()) -> Encoded:
         """The tokens of a rendering, up to the last reply where the template writes no end behind it; the targets are
         the replies that are `turns` to be trained."""
+        generated = self._generated(rendering) if self._marked and turns else None
         segments, trained, loose, at = list[str](), list[bool](), {0}, 0
         for number, (start, end, stop) in replies.items():
-            finish = end if stop is None else stop
-            segments += [rendering.text[at:start], rendering.text[start:finish]]
-            trained += [False, bool(turns) and turns[number].trained]
-            if stop is not None:
-                loose.add(len(segments))
+            begin, finish = start, end if stop is None else stop
+            if generated is not None:
+                own = next((span for span in generated if span[0] <= end and span[1] > start), None)
+                begin = finish if own is None else max(start, own[0])
+            segments += [rendering.text[at:start], rendering.text[start:begin], rendering.text[begin:finish]]
+            trained += [False, False, bool(turns) and turns[number].trained]
+            loose |= {len(segments) - 1, *([len(segments)] if stop else [])}
             at = finish
         last = replies.get(len(rendering.messages) - 1)
         if last is None or last.stop is not None:
@@ -291,6 +301,17 @@ class ChatTemplate:
                     f"{one_line(turns[number].content)[:60]!r} as it stands, so that its tokens cannot be found; leave "
                     "this conversation out, or choose another base"
                 )
+
+    def _generated(self, rendering: Rendering) -> list[Span]:
+        from transformers.utils.chat_template_utils import render_jinja_template  # takes a second to import
+
+        given: dict[str, Any] = {**self.tokenizer.special_tokens_map, "date_string": self.template.date}
+        written: Any = self._tried(
+            lambda: render_jinja_template(
+                [rendering.messages], chat_template=self.template.text, return_assistant_tokens_mask=True, **given
+            )
+        )
+        return cast(list[Span], written[1][0])
 
     # What the template does with every conversation
 

@@ -130,14 +130,19 @@ def test_a_system_text_stands_before_the_first_question_where_the_template_takes
     )
 
 
-def test_marks_that_leave_out_the_end():
-    """A model must learn to end its turn, whatever a template marks as the assistant's."""
+def test_marks_that_leave_out_the_end_or_a_turn():
+    """A model must learn to end its turn; a turn without marks is none of the assistant's."""
     tokenizer, style = tokenizers()["bytes"]
     tokenizer.chat_template = form_for("with marks", style).text.replace(
         "{{ m.content }}<|im_end|>{% endgeneration %}", "{{ m.content }}{% endgeneration %}<|im_end|>"
     )
     found = encode_conversation(TALK, tokenizer, template="chat")
     assert [text for text, target in parts(found, tokenizer) if target] == ["Bay 4.<|im_end|>", "Shelf 2.<|im_end|>"]
+    tokenizer.chat_template = form_for("with marks", style).text.replace(
+        "m.role == 'assistant'", "m.role == 'assistant' and loop.last"
+    )
+    found = encode_conversation(TALK, tokenizer, template="chat")
+    assert [text for text, target in parts(found, tokenizer) if target] == ["Shelf 2.<|im_end|>"]
 
 
 def test_a_template_is_changed_only_where_its_prompt_goes_on_in_another_way():
