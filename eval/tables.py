@@ -106,7 +106,7 @@ class ComparisonRow:
         return MeanAndStd.of(each.average if name == "average" else each.worst_half for each in results)
 
     def beside(self, name: str) -> MeanAndStd | None:
-        """As `summary`, of what was measured beside the score."""
+        """The summary of what was measured beside the score."""
         return MeanAndStd.of(result.beside.get(name) for result in self.results.values())
 
     @property

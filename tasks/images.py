@@ -134,7 +134,7 @@ def load(config: TaskConfig, seed: int, only: int | None = None) -> TaskData:
 def of_gallery(
     gallery: Gallery, source: ImageDataset, config: TaskConfig, seed: int, only: int | None = None
 ) -> TaskData:
-    """The same of pictures that are known; the other arguments are those of `load`."""
+    """The clients of pictures that are in memory; the other arguments are those of `load`."""
     if source.fine and gallery.groups is not None:
         gallery = dataclasses.replace(gallery, labels=np.array(gallery.groups), classes=None)
     if config.labels is not None:

@@ -176,7 +176,7 @@ def _plain(label: str) -> str:
 
 
 def _form(label: str) -> str:
-    """The same for labels that differ in case, or in the form of letters (full width, ligatures) only."""
+    """A label without case, and without forms of letters (full width, ligatures): equal for labels that look alike."""
     return unicodedata.normalize("NFKC", _plain(label)).casefold()
 
 

@@ -127,7 +127,7 @@ class Record:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """As `from_json` reads it: 9 bytes a row."""
+        """The record as `from_json` reads it: 9 bytes a row."""
         packed = {key: _text(getattr(self, key).astype(kind)) for key, kind in _ARRAYS.items()}
         changes = [change._asdict() for change in self.changes]
         return {"written": self.checksum, **packed, "clients": list(self.clients), "changes": changes}

@@ -146,7 +146,7 @@ class Experiment:
         return Shared.of(self.engine, [*self.clients.values(), self.server], self.base, self.method)
 
     def spread(self, ranks: Ranks) -> Experiment:
-        """The same with its clients' work spread over all ranks.
+        """This experiment with its clients' work spread over all ranks.
 
         Raises:
             UserError, RunError: another rank cannot build it, or has built something else.

@@ -47,7 +47,7 @@ def decide(path: Path, given: UserChoices) -> tuple[dict[str, str], PartitionCon
 
 
 def decide_labelled(path: Path, given: UserChoices) -> tuple[dict[str, str], PartitionConfig, str, list[str]]:
-    """The same of texts with labels, and labels of the first rows. UserError: it is not plain."""
+    """What `decide` returns, for texts with labels, and the labels of the first rows. UserError: it is not plain."""
     looked = _Looked.at(path, given)
     if looked.file is None:
         return looked.chosen, PartitionConfig(), "", []

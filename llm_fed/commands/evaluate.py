@@ -76,7 +76,7 @@ def evaluate_run(
 def evaluate_beside(
     folder: Path, *, split: str = "test", settings: Sequence[str] = (), reporter: Reporter | None = None
 ) -> dict[str, Any]:
-    """The same, as `scores`, beside those of the base (`base`) and of the best rule that trains nothing (`rule`), where
+    """What `evaluate` returns, as `scores`, beside the scores of the base (`base`) and of the best rule that trains nothing (`rule`), where
     these are known; `eval.base=false` leaves out the base. `warnings` are those of the run."""
     reporter = reporter or Reporter()
     config = scoring_config(folder, split, settings, reporter)

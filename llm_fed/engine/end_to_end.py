@@ -66,7 +66,7 @@ def flattened(examples: Sequence[TokenSequence]) -> FlatBatch:
 
 
 def widened(batch: FlatBatch, grid: Grid, longest: int = 0) -> FlatBatch:
-    """The same in a shape of the grid. Further tokens are beginnings of the last sequence, so that they hold nothing
+    """The batch in a shape of the grid. Further tokens are beginnings of the last sequence, so that they hold nothing
     that is not finite where it does not; further targets are the last one, and further sequences are empty.
 
     Args:
@@ -167,7 +167,7 @@ _UNKNOWN = (
 def one_by_one(
     query: Tensor, key: Tensor, value: Tensor, sequences: FlatSequences, scaling: float | None, window: int | None
 ) -> Tensor:
-    """The same sequence by sequence: (S, H, D)."""
+    """Attention of one sequence after another, without a kernel: (S, H, D)."""
     lengths, parts = [at.stop - at.start for at in sequences.stretches()], []
     for q, k, v in zip(*(each.split(lengths, 2) for each in (query, key, value)), strict=True):
         seen = None if window is None else _seen(q.shape[2], window, q.device)

@@ -159,7 +159,7 @@ class Examples(ABC):
         raise self._not_classified()
 
     def under_head(self, head: State) -> Examples:
-        """The same, where the model's own head is replaced by a linear one (weight, bias).
+        """These examples, where the model's own head is replaced by a linear one (weight, bias).
 
         Raises:
             UserError: the examples are not classified.

@@ -264,7 +264,7 @@ def _grows_otherwise(base: Base, request: Scored) -> bool:
 def _score_whole(
     base: Base, bank: AdapterBank, requests: Mapping[int, Scored], mix: Tensor | None
 ) -> dict[int, list[float]]:
-    """As `_score`, of prompts that are read anew with each option."""
+    """The log-likelihoods of options whose prompts are read anew with each option."""
     owners = [i for i, (_, _, options) in requests.items() for _ in options]
     texts = [
         Encoded([*prompt, *option], [False] * len(prompt) + [True] * len(option))

@@ -160,7 +160,7 @@ def collate(examples: Sequence[TokenSequence]) -> MicroBatch:
 
 
 def widened(batch: MicroBatch, grid: Grid) -> MicroBatch:
-    """The same in a shape of the grid. Further rows and targets repeat the last one: so they hold nothing that is not
+    """The batch in a shape of the grid. Further rows and targets repeat the last one: so they hold nothing that is not
     finite where the last one does not, and where the weights of these targets are 0, they change no gradient."""
     (rows, tokens), targets = batch.input_ids.shape, len(batch.labels)
     wide = grid.tokens(tokens)

@@ -87,7 +87,7 @@ def inputs_of(
 
 
 def widened(inputs: PassInputs, grid: Grid, longest: int) -> PassInputs:
-    """The same in a shape of the grid. Further rows, or tokens, are of the last client, and further targets weigh
+    """The inputs in a shape of the grid. Further rows, or tokens, are of the last client, and further targets weigh
     nothing.
 
     Args:

@@ -180,7 +180,7 @@ def spent_in(run: Run) -> dict[str, Any] | None:
 
 
 def spent_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The same of lines of metrics.jsonl."""
+    """The privacy that was spent, from the lines of metrics.jsonl; None where there was none."""
     line = next((line for line in reversed(lines) if line["kind"] == "privacy"), None)
     return {key: line[key] for key in ("epsilon", "delta", "where", "unit") if key in line} if line else None
 

@@ -44,8 +44,8 @@ def dare(
 def dare_of(
     states: Sequence[State], weights: Sequence[float], *, drop: float = 0.5, rank: int | None = None
 ) -> tuple[State, float]:
-    """The same of any number of adapters, each multiplied by its weight, and how much a lower rank loses. The same
-    entries are dropped each time."""
+    """DARE of any number of adapters, each multiplied by its weight, and how much a lower rank loses. The dropped
+    entries are the same in each call."""
     return factored(states, lambda layer, products: dropped(weighed(products, weights), drop, 0, layer), rank)
 
 

@@ -30,7 +30,7 @@ def slerp(
 
 
 def slerp_of(states: Sequence[State], weights: Sequence[float]) -> tuple[State, float]:
-    """The same of two adapters without roles, exactly."""
+    """SLERP of two adapters of which none is the federated one, exactly."""
     if len(states) != 2:
         raise UserError(
             f"slerp goes from one adapter to another, and {len(states)} are given; --method karcher takes any number"

@@ -41,7 +41,7 @@ def ties(
 def ties_of(
     states: Sequence[State], weights: Sequence[float], *, density: float = 0.2, rank: int | None = None
 ) -> tuple[State, float]:
-    """The same of any number of adapters, each multiplied by its weight, and how much a lower rank loses."""
+    """TIES of any number of adapters, each multiplied by its weight, and how much a lower rank loses."""
     return factored(states, lambda layer, products: elected(weighed(products, weights), density), rank)
 
 

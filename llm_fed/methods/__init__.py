@@ -204,7 +204,7 @@ def builtin() -> list[dict[str, Any]]:
 
 
 def outside() -> list[dict[str, Any]]:
-    """The same of the methods of installed packages, or what is wrong with them."""
+    """Every method of installed packages, described like those of `builtin`, or what is wrong with it."""
     return list(plugins.describe(plugins.METHODS, NAMES, lambda name: _described(name, find(name))))
 
 

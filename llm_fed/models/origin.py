@@ -63,7 +63,7 @@ class Origin:
         return Path(self.name).name == Path(other.name).name
 
     def public(self) -> Origin:
-        """The same without paths of this machine."""
+        """This origin without paths of this machine."""
         return replace(self, name=public(self.name))
 
     def as_json(self) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Structure(ABC):
         """
 
     def over_frozen(self) -> Structure:
-        """The same with something frozen beneath the adapters, where there are adapters."""
+        """This structure with frozen weights beneath its adapters, if it has adapters."""
         return self
 
     def of_rank(self, rank: int) -> Structure:

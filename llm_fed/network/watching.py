@@ -80,7 +80,7 @@ def told_scores(
 
 
 def _as_json(found: Measured) -> dict[str, Json]:
-    """As a `Reply` reads it."""
+    """What was measured, as a `Reply` reads it."""
     scored: dict[str, Json] = {"score": found.score}
     scored |= {"beside": dict(found.beside)} if found.beside else {}
     loss = found.loss

@@ -132,7 +132,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def saved_summary(folder: Path) -> dict[str, Any] | None:
-    """The same; None where the run is not finished."""
+    """summary.json; None where the run is not finished."""
     if not (folder / "summary.json").is_file():
         return None
     try:

@@ -136,7 +136,7 @@ def arrays(count: int, seed: int = 0, classes: int = CLASSES, size: int = 32) ->
 
 
 def pictures(count: int, seed: int = 0, classes: int = CLASSES, size: int = 32) -> list[Picture]:
-    """The same as Pictures (3, size, size)."""
+    """The pictures of `arrays`, each (3, size, size)."""
     pixels, labels = arrays(count, seed, classes, size)
     tensors = torch.from_numpy(pixels).permute(0, 3, 1, 2)
     return [Picture(image, int(label), str(label)) for image, label in zip(tensors, labels, strict=True)]
