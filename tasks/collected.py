@@ -88,7 +88,7 @@ class Reading:
         return {label: printable(text) for label, text in lines.items() if text}
 
     def events(self) -> list[dict[str, str | bool]]:
-        """What `for_people` says, for metrics.jsonl, and whether it is only information, of which nothing went wrong."""
+        """The lines of metrics.jsonl that say so, and whether each is only information."""
         events: list[dict[str, str | bool]] = []
         for label, text in self.for_people().items():
             information = {} if label == "left out" else {"information": True}

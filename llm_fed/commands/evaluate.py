@@ -76,8 +76,8 @@ def evaluate_run(
 def evaluate_beside(
     folder: Path, *, split: str = "test", settings: Sequence[str] = (), reporter: Reporter | None = None
 ) -> dict[str, Any]:
-    """What `evaluate` returns, as `scores`, beside the scores of the base (`base`) and of the best rule that trains nothing (`rule`), where
-    these are known; `eval.base=false` leaves out the base. `warnings` are those of the run."""
+    """What `evaluate_run` returns (`scores`), with the scores of the base (`base`) and of the best rule that trains
+    nothing (`rule`), where these are known, and the run's `warnings`. `eval.base=false` leaves out the base."""
     reporter = reporter or Reporter()
     config = scoring_config(folder, split, settings, reporter)
     experiment, states = reopen(folder, config, settings, reporter)

@@ -16,8 +16,8 @@ def linear(states: Sequence[State], weights: Sequence[float]) -> tuple[State, fl
 
 
 def svd(states: Sequence[State], weights: Sequence[float], *, rank: int | None = None) -> tuple[State, float]:
-    """The weighted sum of the products, cut to a rank (default: the largest of the parents) where its singular values are smallest; and how
-    much is lost by it, relative to the norm of the whole."""
+    """The weighted sum of the products, cut to a rank (default: the largest of the parents) where its singular values
+    are smallest; and how much is lost by it, relative to the norm of the whole."""
     most = rank or max(len(state[a]) for state in states for _, a, _ in layers(state))
     entries, lost, whole = linear(states, weights)[0].tensors(), 0.0, 0.0
     for layer, (b, a) in stacked(states, weights).items():
