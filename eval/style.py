@@ -56,10 +56,10 @@ def whole_numbers() -> MaxNLocator:
 
 
 def score_axis(axis: Axis) -> None:
-    """An axis of scores, of which none lies beyond 0 to 100: neither do its ticks."""
+    """An axis of scores of 0 to 100, at least two points long: equal scores differ by no hundredth of a point."""
     low, high = axis.get_view_interval()
-    if high > 100:
-        axis.set_view_interval(low, 101, ignore=True)
+    high = min(max(high, low + 2), 101)
+    axis.set_view_interval(min(low, high - 2), high, ignore=True)
     axis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
 
 
