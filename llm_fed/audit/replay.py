@@ -84,7 +84,7 @@ class Replay:
             e.clients[client].begin(round, lr)
         work = {client: method.client_update(e.clients[client], unpack(sent[client])) for client in delays}
         uploads, flying = {}, []
-        together = summed_here(e.clients, method, asks, self._scratch, round)
+        together = summed_here(e.clients, method, asks, self._scratch, round) if config.privacy.secure else None
         for client, answer in run_each(e.clients, work, e.runtime, together).items():
             if isinstance(answer, Exception):
                 continue
