@@ -128,7 +128,7 @@ def check_jobs(jobs: Jobs, own: OwnObjects) -> None:
     what only this one has; or Ray is missing."""
     if jobs == RAY:
         on_ray.check_installed()
-    elif isinstance(jobs, str | bool) or jobs < 1:
+    elif type(jobs) is not int or jobs < 1:
         raise UserError(f"--jobs is {jobs!r}; it takes a whole number from 1 on, or {RAY}")
     if jobs != 1 and own.given:
         raise UserError(

@@ -1,8 +1,8 @@
 """`llm-fed forget`: a finished run becomes what it would be if one of its clients had never been there.
 
-It is trained anew without this client, by what trains every run, in a folder beside its own. Then the two change
-indices, and the old one is deleted. The rows of the others stay in their splits, whatever the client's rows had to do
-with these; all else is that of a run which began with the others alone.
+It is trained anew without this client, by what trains every run, in a folder beside its own. That takes the place of
+the old one, which is deleted, by two renames. The rows of the others stay in their splits, whatever the client's rows
+had to do with these; all else is that of a run which began with the others alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from llm_fed import methods, tasks
 from llm_fed.basics.errors import RunError, UserError, listed, require
-from llm_fed.basics.files import put_folder, remove, sync_folder
+from llm_fed.basics.files import remove, sync_folder
 from llm_fed.basics.names import same_name
 from llm_fed.bench import start
 from llm_fed.bench.costs import read_work
@@ -57,8 +57,9 @@ def forget(folder: Path, client: str, agreed: Callable[[str], bool], reporter: R
     folder = folder.resolve()
     beside = folder.with_name(f".{folder.name}.forget")
     again = beside / folder.name  # by the same name, which its report has
-    if not folder.exists() and is_finished(again):  # killed between two renames, where a disk cannot exchange names
-        put_folder(again, folder)
+    old = beside / f".{folder.name}.replaced"  # in there, so that what a kill leaves of it goes with the rest
+    if not folder.exists() and is_finished(again):  # killed between the two renames
+        os.replace(again, folder)
     config, record = read_config(folder), splits.recall(folder)
     with _alone(folder):
         groups = read_config(again).task.groups if (again / "config.yaml").exists() else None
@@ -73,11 +74,14 @@ def forget(folder: Path, client: str, agreed: Callable[[str], bool], reporter: R
         if not agreed(f"{folder} is trained again from the start without {client}: {_cost(folder, others)}"):
             return []
         if groups != others.task.groups:
+            remove(again / "config.yaml")  # first, so that a kill leaves nothing that seems to have begun
             remove(beside)  # nothing, or begun for another client
         _train(others, again, record, reporter or Reporter())
-        put_folder(again, folder)
-        remove(beside)
+        remove(old)
+        os.replace(folder, old)
+        os.replace(again, folder)
         sync_folder(folder.parent)
+        remove(beside)
     return _lasting(config, client)
 
 

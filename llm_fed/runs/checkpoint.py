@@ -70,8 +70,9 @@ class Checkpoints:
     def __init__(self, folder: Path, *, beside: bool = False):
         check_unlinked(folder)
         self.folder, self.store = folder, RowStore(folder / "rows", beside=beside)
-        for leftover in folder.glob(".*.partial") if not beside else ():
-            remove(leftover)
+        for pattern in (".*.partial", ".*.replaced") if not beside else ():
+            for leftover in folder.glob(pattern):
+                remove(leftover)
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, oldest first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -232,30 +233,54 @@ def after_a_round(patch) -> None:
 
 
 def before_the_swap(patch) -> None:
-    patch.setattr(forgetting, "put_folder", kill)
-
-
-def before_the_old_one_is_deleted(patch) -> None:
-    patch.setattr(files, "remove", kill)
+    """Before the first of two renames."""
+    rename = os.replace
+    patch.setattr(os, "replace", lambda one, other: kill() if str(one).endswith("/run") else rename(one, other))
 
 
 def between_two_renames(patch) -> None:
-    """Of a disk that cannot exchange names."""
-    rename = files.os.replace
-    patch.setattr(files, "_exchange", lambda one, other: False)
-    patch.setattr(files.os, "replace", lambda one, other: kill() if str(other).endswith("/run") else rename(one, other))
+    rename = os.replace
+    patch.setattr(os, "replace", lambda one, other: kill() if str(other).endswith("/run") else rename(one, other))
 
 
-def before_the_last_folder_is_deleted(patch) -> None:
-    patch.setattr(forgetting, "remove", kill)
+def before_the_names_are_on_the_disk(patch) -> None:
+    patch.setattr(forgetting, "sync_folder", kill)
+
+
+def before_the_old_one_is_deleted(patch) -> None:
+    patch.setattr(forgetting, "remove", lambda path: kill() if is_last(path) else files.remove(path))
+
+
+def while_the_old_one_is_deleted(patch) -> None:
+    """Of which its configuration is gone, and nothing else."""
+    patch.setattr(forgetting, "remove", lambda path: begin_to_delete(path) if is_last(path) else files.remove(path))
+
+
+def before_an_empty_folder_is_deleted(patch) -> None:
+    patch.setattr(forgetting, "remove", lambda path: empty(path) if is_last(path) else files.remove(path))
+
+
+def is_last(path: Path) -> bool:
+    """Whether the old run is in it."""
+    return (path / ".run.replaced").exists()
+
+
+def begin_to_delete(path: Path) -> None:
+    (path / ".run.replaced/config.yaml").unlink()
+    kill()
+
+
+def empty(path: Path) -> None:
+    files.remove(path / ".run.replaced")
+    kill()
 
 
 def kill(*given, **more):
     raise Killed
 
 
-KILLS = [after_a_round, before_the_swap, before_the_old_one_is_deleted, between_two_renames,
-         before_the_last_folder_is_deleted]  # fmt: skip
+KILLS = [after_a_round, before_the_swap, between_two_renames, before_the_names_are_on_the_disk,
+         before_the_old_one_is_deleted, while_the_old_one_is_deleted, before_an_empty_folder_is_deleted]  # fmt: skip
 
 
 @pytest.mark.parametrize("point", KILLS, ids=lambda point: point.__name__)

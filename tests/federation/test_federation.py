@@ -105,9 +105,11 @@ def test_what_a_kill_before_the_deletion_has_left_is_deleted_later(tmp_path):
     for round in (1, 2, 4):
         shutil.copytree(tmp_path / "checkpoints/round-0003", tmp_path / f"checkpoints/round-000{round}")
     (tmp_path / "checkpoints/round-0004/state.safetensors").write_bytes(b"half")
+    for left in (".round-0004.replaced", ".round-0004.partial"):
+        shutil.copytree(tmp_path / "checkpoints/round-0004", tmp_path / "checkpoints" / left)
     with pytest.warns(CheckpointWarning, match="round-0004"):
         go(tmp_path, rounds=3, config=config)
-    assert sorted(path.name for path in tmp_path.glob("checkpoints/round-*")) == ["round-0003", "round-0004"]
+    assert sorted(path.name for path in tmp_path.glob("checkpoints/*round-*")) == ["round-0003", "round-0004"]
 
 
 @pytest.mark.parametrize("letter", ["memory/c0", "sha256", "round"])

@@ -83,10 +83,11 @@ def measures(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bases, "bfloat16_hint", lambda: "")
 
 
-def _once_for_this_machine(read: Callable[[Path], T]) -> Callable[[Path], T]:
-    """`read`, called once for the machine's own root; other roots are folders of a test."""
+def _once_for_this_machine(read: Callable[[Path], list[T]]) -> Callable[[Path], list[T]]:
+    """`read`, called once for the machine's own root; other roots are folders of a test. Each list is a new one, which
+    its reader may change."""
     own = cache(partial(read, Path("/")))
-    return lambda root=Path("/"): own() if root == Path("/") else read(root)
+    return lambda root=Path("/"): [*own()] if root == Path("/") else read(root)
 
 
 def loading(patch: pytest.MonkeyPatch) -> None:
