@@ -200,7 +200,7 @@ def _read_experts(folder: Path, base: Base, structure: Lora | None) -> tuple[Sta
 def _width(base: Base) -> int:
     """Of the features that a base computes of a prompt or a picture."""
     if base.head:
-        return sizes(base.model.get_submodule(base.head))[1]
+        return sizes(base.model.get_submodule(base.head))[0]
     return int(base.model.config.get_text_config().hidden_size)
 
 
