@@ -230,7 +230,7 @@ class Encoder:
 
     def _is_left(self, example: Example) -> bool:
         """Whether something is left to learn of an example that is cut; two answers may be the same then."""
-        found = self._trained(example)
+        found = self._item(self.objective.name, example)
         same = isinstance(found, AnswerPair) and found.chosen.input_ids == found.rejected.input_ids
         return found is not None and not same
 

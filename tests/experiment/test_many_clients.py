@@ -90,10 +90,10 @@ def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeyp
 
 
 def test_what_was_encoded_long_ago_is_encoded_again(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "MOST", 2)
     built = build.prepare(config_of(tmp_path, small.base, 4), quiet())
     trains = [site.train for site in built.clients.values()]
-    monkeypatch.setattr(encoding, "MOST", 2)
     first = trains[0][0]
     assert trains[0][0] is first and trains[1][0] and trains[0][0] is first
-    assert trains[2][0] and trains[0].items is None  # more than two examples are not kept
+    assert trains[2][0] and trains[3][0]  # more than two examples are not kept
     assert trains[0][0] == first and trains[0][0] is not first
