@@ -154,6 +154,7 @@ def dry_run(
         check_cohort(config, built.schedule.cohort_size)
         for note in taking_part.notes(built):
             reporter.note_once(note)
+        plan = announce.run_plan(built, reached=reached, complete=complete)
         first = [
             dry_run(
                 config_of(parent.name, config), folder / "needs" / parent.name, fresh=fresh, reporter=reporter,
@@ -161,7 +162,6 @@ def dry_run(
             )
             for parent in built.method.parents
         ]  # fmt: skip
-        plan = announce.run_plan(built, reached=reached, complete=complete)
         with signs.part("measuring the memory of a training step"):
             return announce.with_costs(plan, built, folder, first)
 
