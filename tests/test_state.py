@@ -62,7 +62,9 @@ def test_select_and_put_back():
     assert whole.updated(part * 3)["x.lora_B"].tolist() == [6.0] * 4 and whole["x.lora_B"].tolist() == [2.0] * 4
     with pytest.raises(UserError, match="'lora_C' matches none of 2 entries, e.g. x.lora"):
         whole.select("lora_C")
-    assert whole.layout.segments(".") == [slice(0, 10)] and whole.layout.segments("B$") == [slice(6, 10)]
+    layout = whole.layout
+    assert layout.joined(layout.matching(".")) == [slice(0, 10)]
+    assert layout.joined(layout.matching("B$")) == [slice(6, 10)]
 
 
 def test_extras_ride_along():

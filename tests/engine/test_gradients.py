@@ -8,7 +8,7 @@ from torch import Tensor
 
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
-from llm_fed.engine import adapted, gradients
+from llm_fed.engine import bank, gradients
 from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.gradients import evidence
 from llm_fed.merge.moments import Moments
@@ -186,8 +186,8 @@ def test_chunks_are_cut_where_memory_is_short(monkeypatch):
     (job, _), sizes = jobs(model, structure), []
     (whole,) = evidence(AdaptedModel(model, structure), [job])
     monkeypatch.setattr(gradients, "_most_rows", lambda states: 5)
-    real = adapted.AdapterBank
-    monkeypatch.setattr(adapted, "AdapterBank", lambda *a: sizes.append(a[2]) or real(*a))
+    real = bank.AdapterBank
+    monkeypatch.setattr(bank, "AdapterBank", lambda *a: sizes.append(a[2]) or real(*a))
     (found,) = evidence(AdaptedModel(model, structure), [job])
     assert sizes == [4]
     torch.testing.assert_close(found.fisher, whole.fisher, rtol=0, atol=1e-10)

@@ -51,7 +51,7 @@ def stepped(jobs: list[Fit], groups: list[list[int]]) -> torch.Tensor:
 def alone(job: Fit, k: int) -> torch.Tensor:
     """One client as anyone would write it, with one parameter for each part of the row."""
     settings, layout, row = job.optimizer, job.start.layout, job.start.row.clone()
-    places = layout.segments(job.train)
+    places = layout.joined(layout.matching(job.train))
     parameters = [nn.Parameter(row[place]) for place in places]
     options = {"momentum": settings.momentum} if settings.name == "sgd" else {"fused": True}
     optimizer = TORCH[settings.name](parameters, weight_decay=settings.weight_decay, **options)

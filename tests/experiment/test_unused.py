@@ -13,7 +13,7 @@ import tiny_images
 from rich.console import Console
 
 from llm_fed.basics.errors import UserError
-from llm_fed.experiment import run, unused
+from llm_fed.experiment import announce, run, unused
 from llm_fed.methods import MERGERS
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
@@ -139,10 +139,13 @@ def test_a_head_that_there_is_not_cannot_be_treated_apart(small, tmp_path, llm_f
     refused.assert_refused(f"method.{word.split('=')[0]}=", "would change nothing", "a head that is trained")
 
 
-def test_a_merge_is_refused_before_its_parents_are_trained(small, tmp_path, llm_fed):
+def test_a_merge_is_refused_before_its_parents_are_trained_or_measured(small, tmp_path, monkeypatch, llm_fed):
     words = ["method=potara", "method.head=own", "--out", tmp_path / "out"]
     llm_fed("run", small.config(tmp_path / "c.yaml"), *words).assert_refused("method.head=own would change nothing")
     assert not list(tmp_path.rglob("metrics.jsonl"))
+    monkeypatch.setattr(announce, "free_memory", lambda device: 0)
+    refused = llm_fed("run", tmp_path / "c.yaml", *words, "--dry-run")
+    refused.assert_refused("method.head=own would change nothing")
 
 
 # Another value of every setting, in a run of text and in one of images; a value that does not fit is refused.

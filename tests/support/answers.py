@@ -93,4 +93,4 @@ def running(batch, base, prompts, max_new_tokens):
                 waiting = batch.read(new) + waiting
             steps += 1
     assert all(tokens[-1] is None for tokens in told)
-    return [[token.id for token in tokens[:-1]] for tokens in told]
+    return [tokens[:-1] for tokens in told]
