@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -95,10 +96,15 @@ def did_you_mean(name: str, valid: Collection[str]) -> str:
 
 
 def closest(name: str, valid: Collection[str]) -> str | None:
-    """The valid name that `name` is most likely a slip of; None where none is alike."""
-    by_form = {item.casefold(): item for item in valid}
-    close = difflib.get_close_matches(str(name).casefold(), by_form, n=1)
-    return by_form[close[0]] if close else None
+    """The valid name that `name` is most likely a slip of, of equally likely ones that with the longest common
+    beginning; None where none is alike."""
+    form, by_form = str(name).casefold(), {item.casefold(): item for item in valid}
+
+    def likeness(item: str) -> tuple[float, int]:
+        return difflib.SequenceMatcher(None, item, form).ratio(), len(os.path.commonprefix([item, form]))
+
+    close = difflib.get_close_matches(form, by_form, n=max(1, len(by_form)))
+    return by_form[max(close, key=likeness)] if close else None
 
 
 def inert(key: str, value: object, beside: str) -> UserError:

@@ -36,13 +36,13 @@ COMPARED = (
 _HEADROOM = 1.1  # of 4-bit weights: scales, and what stays in 16 bits beside embeddings
 
 
-class Finding(TypedDict):
+class Examined(TypedDict):
     what: str
     found: str
     ok: bool
 
 
-def _finding(what: str, check: Callable[[], str]) -> Finding:
+def _examined(what: str, check: Callable[[], str]) -> Examined:
     """Of one check or question; one that raises is not ok."""
     try:
         return {"what": what, "found": check(), "ok": True}
@@ -52,7 +52,7 @@ def _finding(what: str, check: Callable[[], str]) -> Finding:
         return {"what": what, "found": f"{type(error).__name__}: {error}", "ok": False}
 
 
-def examine() -> list[Finding]:
+def examine() -> list[Examined]:
     """A finding per check of this machine."""
     checks: dict[str, Callable[[], str]] = {
         "libraries": lambda: ", ".join(f"{name} {importlib.metadata.version(name)}" for name in LIBRARIES),
@@ -63,7 +63,7 @@ def examine() -> list[Finding]:
         "4-bit base (bitsandbytes nf4)": lambda: _train("nf4"),
         "metrics without network": _metrics,
     }
-    return [_finding(what, check) for what, check in checks.items()]
+    return [_examined(what, check) for what, check in checks.items()]
 
 
 def _device() -> str:
@@ -119,7 +119,7 @@ def _metrics() -> str:
     return f"rouge1 of equal texts is {score('rouge1', ['a b'], [('a b',)]):.0f}"
 
 
-def known_of(name: str, revision: str | None = None) -> list[Finding]:
+def known_of(name: str, revision: str | None = None) -> list[Examined]:
     """A finding per question about a base, from its configuration and tokenizer, before any weight is loaded; of a base
     that cannot be used one is not ok. UserError: there is no such folder or Hub model, or it is no causal language
     model."""
@@ -146,7 +146,7 @@ def known_of(name: str, revision: str | None = None) -> list[Finding]:
         "chat template": lambda: _template(tokenizer),
         "end-of-answer tokens": lambda: _end(ends, tokenizer),
     }
-    return [_finding(what, answer) for what, answer in questions.items()]
+    return [_examined(what, answer) for what, answer in questions.items()]
 
 
 def _family(model: PreTrainedModel) -> str:

@@ -74,9 +74,8 @@ class Baselines:
         if experiment.scores_base and (base := self._base(experiment, run)):
             found["base"], examples["base"] = _logged(run, base.line), base.examples
         rules = best_rules(experiment)
-        if line := line_of(experiment.metric, rules):
-            known = looked_up(experiment)
-            found["rule"] = _logged(run, line | ({"look-up": known} if known else {}))
+        if line := _with_look_up(line_of(experiment.metric, rules), experiment):
+            found["rule"] = _logged(run, line)
             examples["rule"] = {id: rule.examples for id, rule in rules.items()}
         return found, examples
 
@@ -114,7 +113,13 @@ def rule_line(experiment: Experiment, split: str = "test") -> dict[str, Any] | N
 
     None where nobody has examples of it, and with `privacy.clip`.
     """
-    return line_of(experiment.metric, best_rules(experiment, split), split)
+    return _with_look_up(line_of(experiment.metric, best_rules(experiment, split), split), experiment)
+
+
+def _with_look_up(line: dict[str, Any] | None, experiment: Experiment) -> dict[str, Any] | None:
+    """The line of the rules, which on the test split also says how many answers training has shown."""
+    known = looked_up(experiment) if line and line["split"] == "test" else ""
+    return {**line, "look-up": known} if line and known else line
 
 
 def best_rules(experiment: Experiment, split: str = "test") -> dict[str, BestRule]:

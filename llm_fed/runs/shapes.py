@@ -112,7 +112,7 @@ class WeightsShape(Shape):
         return self
 
 
-class Warned(Shape):
+class WarningLine(Shape):
     """What a run warns of."""
 
     kind: str
@@ -132,7 +132,7 @@ class CrossShape(Shape):
     unscored: Names = []
     limit: Count | None = None
     of: Count = 0
-    warnings: list[Warned] = []
+    warnings: list[WarningLine] = []
     missing: str = ""
 
     @model_validator(mode="after")
@@ -204,7 +204,7 @@ _ENVIRONMENT: dict[str, Any] = {
 }  # fmt: skip
 _SUMMARY: dict[str, Any] = {
     "rounds": Count, "ended": EndedShape, "base": ScoreLine, "rule": RuleLine, "notes": list[str], "adapters": str,
-    "needs": dict[str, Count | None], "examples": dict[Name, dict[str, Count]], "warnings": list[Warned],
+    "needs": dict[str, Count | None], "examples": dict[Name, dict[str, Count]], "warnings": list[WarningLine],
     "unchecked": list[str],
 }  # fmt: skip
 _FILES: Mapping[str, type[BaseModel] | Mapping[str, type[Shape]]] = {
@@ -214,7 +214,7 @@ _FILES: Mapping[str, type[BaseModel] | Mapping[str, type[Shape]]] = {
                             seconds=Finite, parts=dict[str, Finite]),
     "samples.jsonl": _object({"base": str | None}, client=Name, prompt=str, references=list[str], answer=str),
     "cross.json": CrossShape,
-    "warnings.json": _object({"unchecked": list[str]}, warnings=list[Warned]),
+    "warnings.json": _object({"unchecked": list[str]}, warnings=list[WarningLine]),
     "test_scores.jsonl": _object(dict.fromkeys(("own", "base", "rule"), list[Score]), client=Name),
     "summary.json": _object(_SUMMARY | _APART, round=Count, method=str, scores=ScoresShape),
     "environment.json": _object(_ENVIRONMENT),

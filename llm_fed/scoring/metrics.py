@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 import string
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from llm_fed.basics.errors import UserError
 
@@ -71,11 +71,10 @@ def matthews(said: Labels, right: Labels) -> float:
 
 def pearson(said: Numbers, right: Numbers) -> float:
     """Pearson's correlation, -100 to 100; NaN where all predictions, or all right numbers, are the same."""
-    x, y = np.asarray(said, float), np.asarray(right, float)
-    if np.ptp(x) == 0 or np.ptp(y) == 0:
+    try:
+        return 100 * min(max(statistics.correlation(said, right), -1.0), 1.0)
+    except statistics.StatisticsError:  # one of them does not vary
         return math.nan
-    x, y = ((each - each.mean()) / np.linalg.norm(each - each.mean()) for each in (x, y))
-    return 100 * float(np.clip(x @ y, -1, 1))
 
 
 def spearman(said: Numbers, right: Numbers) -> float:
@@ -85,10 +84,8 @@ def spearman(said: Numbers, right: Numbers) -> float:
 
 def _ranks(values: Numbers) -> Numbers:
     """From 1 on; equal values share the mean of their ranks."""
-    _, indices, counts = np.unique(np.asarray(values, float), return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    ranks: list[float] = (ends - (counts - 1) / 2)[indices].tolist()
-    return ranks
+    ordered = sorted(values)
+    return [(bisect_left(ordered, value) + bisect_right(ordered, value) + 1) / 2 for value in values]
 
 
 def option_accuracy(said: Sequence[str | Numbers], right: Sequence[Any]) -> float:

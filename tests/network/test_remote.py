@@ -232,7 +232,7 @@ def test_what_a_federation_of_pictures_must_say(small, tmp_path):
         ({"name": "images", "labels": ("a", "b")}, "set task.image_size"),
         (
             {"name": "cifar10", "image_size": 8, "partition": PartitionConfig(kind="iid", clients=3)},
-            "task.partition.kind=iid divides pictures that are all here",
+            "task.partition.kind=iid divides data among clients, and over a network",
         ),
     ):
         with pytest.raises(UserError, match=said):
