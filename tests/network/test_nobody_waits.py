@@ -117,3 +117,14 @@ def test_runs_of_one_name_have_folders_of_their_own_at_a_node(tmp_path):
         personal_folder(home, "run", "b" * 8 + "c" * 8)
     with pytest.raises(UserError, match="cannot name a folder"):
         personal_folder(home, "../run", "a" * 16)
+
+
+def test_two_federations_of_one_name_keep_their_models_apart(small, tmp_path):
+    settings = tree(small, rounds=1, eval={"every": 0})
+    federate(tmp_path, small, settings)
+    kept = (tmp_path / "home-ada/adapters/run/ada/adapter_model.safetensors").read_bytes()
+    link = NetworkInProcess(tmp_path, small, settings | {"seed": 1})
+    server.train(link.config, tmp_path / "elsewhere/run", link)
+    folders = sorted(path.name for path in (tmp_path / "home-ada/adapters").iterdir())
+    assert len(folders) == 2 and folders[0] == "run" and folders[1].startswith("run-")
+    assert (tmp_path / "home-ada/adapters/run/ada/adapter_model.safetensors").read_bytes() == kept
