@@ -32,25 +32,30 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(files, "BATCH", 6)
 
 
-@pytest.mark.parametrize("where", ["sync_files", "put_folder"])
-def test_a_kill_leaves_no_folder_that_looks_complete(tmp_path, monkeypatch, small_batches, where):
-    """Between the writing of a batch and its appearance, and between the appearance of two folders: what is named
-    without a dot is whole, and the same command then writes everything."""
+KILLS = {
+    "before any appears": (files, "sync_files", lambda *given: True),
+    "before one appears": (files, "put_folder", lambda whole, folder: folder.name == "client7"),
+    "between two renames": (os, "replace", lambda old, new: new.name == "client7"),
+    "before the old one goes": (files, "remove", lambda path: path.name == ".client7.replaced" and path.exists()),
+}
+
+
+@pytest.mark.parametrize("when", KILLS)
+def test_a_kill_leaves_no_folder_that_looks_complete(tmp_path, monkeypatch, small_batches, when):
+    """Between the writing of a batch and its appearance, between the appearance of two folders, and while one replaces
+    another: what is named without a dot is whole, and the same command then writes everything."""
     files.write_folders(folders(tmp_path, b"old"), "an adapter")
-    real, seen = files.put_folder, []
+    owner, name, is_now = KILLS[when]
+    real = getattr(owner, name)
 
-    def kill(*given):
-        raise Killed
-
-    def replace(old, new):
-        if str(new).endswith("client7"):
+    def until(*given):
+        if is_now(*given):
             raise Killed
-        seen.append(new)
-        real(old, new)
+        real(*given)
 
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *given, **named: None)  # a process that is killed cleans nothing up
-        patch.setattr(*(files, where, kill if where == "sync_files" else replace))
+        patch.setattr(owner, name, until)
         with pytest.raises(Killed):
             files.write_folders(folders(tmp_path, b"new"), "an adapter")
     for path in tmp_path.iterdir():
