@@ -48,7 +48,8 @@ class FedALA(Method):
 
     async def _start(self, client: Client, own: State, message: State) -> State:
         """The client's start; its weights are learned before."""
-        places = message.layout.segments(last_layers(message, self.adaptive_layers))
+        layout = message.layout
+        places = layout.joined(layout.matching(last_layers(message, self.adaptive_layers)))
         gap = _at(message, places) - _at(own, places)
         first = "weights" not in client.memory
         weights = torch.ones_like(gap) if first else client.memory["weights"]
