@@ -122,7 +122,7 @@ def test_two_threads_and_one_run_folder(small, tmp_path):
 
     together(job, job)
     assert (tmp_path / "run/summary.json").exists() and len(said) <= 1
-    assert all("another thread of this process is writing" in text for text in said)
+    assert all("another thread of this process is writing" in text for text in said), said
 
 
 def test_a_weight_that_is_missing_is_named(tied):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from llm_fed.basics.files import read_file, write_file
 from llm_fed.runs.records import time_of_day
 
 NAME = ".lock"
+_SOON = 0.5  # seconds within which whoever takes a lock has written who he is
 _BEAT = 5.0  # seconds between two renewals of a lease
 _PATIENCE = 30.0  # seconds after which a lease of another machine that has not been renewed is taken over
 
@@ -48,7 +50,7 @@ class Lock:
         try:
             self._take(note)
         except Timeout as error:
-            holder = self._read()
+            holder = self._read() or self._read_soon()
             here = holder.startswith(f"{os.getpid()} on {socket.gethostname()},")
             who = "thread of this process" if here else f"process ({holder})" if holder else "process"
             raise HeldError(f"another {who}") from error
@@ -96,6 +98,11 @@ class Lock:
                 f"another process has taken {self._path.parent} over, as {loss.lock_file} was not renewed for "
                 f"{_PATIENCE:.0f} s; this one ends here"
             )
+
+    def _read_soon(self) -> str:
+        """Who has only just taken the lock writes his name a moment later."""
+        time.sleep(_SOON)
+        return self._read()
 
     def _read(self) -> str:
         """`PID on HOST, since TIME`; empty where nobody has left it."""
