@@ -115,17 +115,6 @@ def test_bytes_are_those_of_the_messages_and_of_what_a_method_needs(done):
     assert "up to the round that it uses" in (done / "out/table.md").read_text()
 
 
-def test_parameters_of_the_rows(done):
-    """r = 2, hidden 16, two layers of q and v: see tiny.py; one adapter is the unit."""
-    table = json.loads((done / "out/table.json").read_text())
-    one, rows = table["adapter"], rows_of(done / "out")
-    assert rows["fedit"]["parameters"] == {"server": one, "down": one, "up": one, "client": one}
-    assert rows["potara t=1"]["parameters"] == rows["fedit"]["parameters"]
-    assert rows["fedmerge d=2"]["parameters"] == {"server": 2 * one, "down": one, "up": one, "client": one}
-    tensors = sum(row["parameters"]["up"] for row in table["rows"] if row["label"] == "fedit")
-    assert 0 < rows["fedit"]["bytes"]["up_per_round"] - 4 * tensors < 2000  # float32, and the names of the entries
-
-
 def test_finished_runs_are_read_and_a_new_row_may_share_them(done, small, tmp_path, trained, llm_fed):
     """Also where the earlier command knew the run under another label, or only as a need."""
     before = (done / "out/table.md").read_text()
@@ -254,13 +243,6 @@ def test_a_row_takes_over_what_was_refused_before_its_first_round(small, tmp_pat
         assert yaml.safe_load((out / name / "config.yaml").read_text())["method"]["name"] == method
 
 
-def test_rows_are_read_and_the_run_itself_ignores_them(small, tmp_path):
-    config = write(small, tmp_path / "c.yaml")
-    assert read_section(config).rows == ROWS
-    assert configfile.load(config).method == {"name": "fedit"}
-    assert read_section(small.config(tmp_path / "plain.yaml")).rows == {}
-
-
 def test_a_files_own_hyper_parameters_belong_to_its_own_method(small, tmp_path):
     """They are kept where a row names the same method, and dropped where it names another."""
     rows = {"own": [], "same": ["method=fedmerge", "method.weight_lr=0.5"], "other": ["method=fedem"]}
@@ -298,17 +280,6 @@ def test_parents_come_first_and_keep_the_round(small, tmp_path):
     fedit, local, potara, mean = jobs
     assert fedit is plan.cells["fedit", 0] and mean.parents == potara.parents == {"fedit": fedit, "local": local}
     assert fedit.config.checkpoint.keep_rounds == (1,) and local.config.checkpoint.keep_rounds == ()
-
-
-def test_pictures_of_scores_and_costs(done, tmp_path):
-    """Rows of one method are joined and labelled; a name is no formula."""
-    series = {"fedmerge": [("d=2", 2.0, 40.0, 1.0), ("$d_{4$", 4.0, 45.0, None)], "local": [("local", 0.0, 39.0, None)]}
-    path = plots.plot_tradeoff(tmp_path / "p.svg", series, cost="server", unit="×", metric="rouge1")
-    text = path.read_text()
-    for label in ("fedmerge", "d=2", "$d_{4$", "local", "2×", "rouge1", "server"):
-        assert f"<!-- {label} -->" in text
-    for name in ("score_by_bytes.png", "score_by_parameters.png", "score_by_client.png"):
-        assert (done / "out" / name).read_bytes().startswith(b"\x89PNG")
 
 
 def test_scores_by_round_are_those_of_training(small, tmp_path, monkeypatch):

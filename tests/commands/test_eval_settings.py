@@ -1,5 +1,7 @@
-"""`key=value` settings of `llm-fed eval` and `llm-fed merge`, as their errors advise, and the score of a bare base."""
+"""`llm-fed eval` with settings, of a bare base and across clients; and what `llm-fed merge` makes of runs, which is
+scored, compared, exported and chatted with like a run."""
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -9,8 +11,11 @@ import tiny_images
 import torch
 
 from llm_fed.basics.errors import UserError
-from llm_fed.commands.evaluate import evaluate_adapter, lay_over
+from llm_fed.commands.cross import cross_scores
+from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run, lay_over
+from llm_fed.experiment import run as experiment
 from llm_fed.runs.reading import read_config
+from llm_fed.settings import configfile
 
 
 def scores(said) -> dict[str, float]:
@@ -123,3 +128,105 @@ def test_merge_takes_settings(llm_fed, small, finished, tmp_path):
         ("method.sampels=2", "'samples'"),
     ):  # fmt: skip
         llm_fed(*words, *columns, word, "--out", tmp_path / "c").assert_refused(part)
+
+
+# Each model on the examples of each client
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def test_a_row_is_the_usual_evaluation_of_one_model_at_all_clients(run, tmp_path, llm_fed):
+    """As where every client's folder holds that model."""
+    said = llm_fed("eval", run, "--cross", "--json")
+    found = json.loads(said.out)
+    assert "3 models on the examples of 3 clients are 9 evaluations with 27 answers" in said.err
+    assert found["clients"] == ["ada", "bob", "cyd"]
+    for owner, row in zip(found["clients"], found["scores"], strict=True):
+        copy = shutil.copytree(run, tmp_path / owner)
+        for client in found["clients"]:
+            if client != owner:
+                shutil.rmtree(copy / "adapters" / client)
+                shutil.copytree(copy / "adapters" / owner, copy / "adapters" / client)
+        assert evaluate_run(copy).clients == pytest.approx(dict(zip(found["clients"], row, strict=True)), rel=1e-5)
+    columns = [list(column) for column in zip(*found["scores"], strict=True)]
+    assert columns != found["scores"]  # so that rows and columns cannot be confused
+    assert json.loads((run / "cross.json").read_text()) == found
+    page = (run / "report.html").read_text()
+    assert "Every personal model on every client" in page and page.count('class="heat" style') == 12  # with the base
+
+
+def test_a_limit_and_a_terminal(run, llm_fed):
+    said = llm_fed("eval", run, "--cross", "--limit", 1)
+    assert "9 evaluations with 9 answers" in said.err and "model of" in said.out and "cross.json" in said.out
+    assert json.loads((run / "cross.json").read_text())["limit"] == 1
+    assert "at most 1 examples each" in (run / "report.html").read_text()
+
+
+def test_what_it_does_not_take(run, tmp_path, llm_fed):
+    llm_fed("eval", "--base", tmp_path, "--cross").assert_refused("needs a run folder")
+    with pytest.raises(UserError, match="--cross needs at least two clients with test examples, but the run has 1"):
+        cross_scores(run, settings=["task.clients=1"])
+
+
+# Merges as runs
+
+
+@pytest.fixture(scope="module")
+def merged(small, tmp_path_factory) -> Path:
+    """A folder with a run of FedIT, one of local training, and their merge of double rank."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name in ("fedit", "local"):
+        config = small.config(folder / "c.yaml", method={"name": name})
+        experiment.train(configfile.load(config), folder / name)
+    return folder
+
+
+@pytest.fixture
+def output(merged, llm_fed) -> Path:
+    out = merged / "merged"
+    if not out.exists():
+        said = llm_fed("merge", "task-arithmetic", "--json", *parents(merged), "--out", out)
+        assert said.code == 0, said.err
+        assert json.loads(said.out)["scores"]["clients"].keys() == {"ada", "bob", "cyd"}
+    return out
+
+
+def parents(merged: Path) -> tuple[object, ...]:
+    return "--fed", merged / "fedit", "--local", merged / "local"
+
+
+def test_it_is_scored_and_compared(merged, output, llm_fed):
+    done = json.loads((output / "summary.json").read_text())["scores"]
+    said = llm_fed("eval", output, "--json")
+    assert said.code == 0 and json.loads(said.out)["clients"] == done["clients"], said.err
+    assert json.loads(said.out)["losses"] == done["losses"]
+    assert llm_fed("eval", output, "--cross").code == 0
+    assert llm_fed("report", output).code == 0
+    page = (output / "report.html").read_text()
+    assert "Merged from fedit (round 3) and local (round 3)" in page
+    said = llm_fed("compare", "--runs", output, merged / "fedit")
+    assert said.code == 0 and "task-arithmetic" in said.out + said.err, said
+
+
+def test_it_is_chatted_with_and_exported(output, tmp_path, llm_fed, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("w20 w21\n"))
+    assert llm_fed("chat", output, "--client", "bob").code == 0
+    assert llm_fed("export", output, tmp_path / "copies").code == 0
+    assert {path.name for path in (tmp_path / "copies").iterdir()} == {"ada", "bob", "cyd"}
+
+
+def test_a_run_is_not_written_over(merged, llm_fed):
+    before = (merged / "fedit/config.yaml").read_bytes()
+    refused = llm_fed("merge", "mean", *parents(merged), "--out", merged / "fedit")
+    refused.assert_refused("is the folder of a run, whose files the merge would replace")
+    assert (merged / "fedit/config.yaml").read_bytes() == before
+
+
+def test_what_no_run_took_part_in_leaves_no_old_scores(merged, tmp_path, llm_fed):
+    out, names = tmp_path / "out", (merged / "fedit/adapters/ada", merged / "local/adapters/ada")
+    assert llm_fed("merge", "mean", *parents(merged), "--out", out).code == 0 and (out / "summary.json").exists()
+    assert llm_fed("merge", "mean", "--fed", names[0], "--local", names[1], "--out", out).code == 0
+    assert not (out / "summary.json").exists() and not (out / "config.yaml").exists()

@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.commands import merge
-from llm_fed.eval.merges import tabulate
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.simulation import Simulation
 from llm_fed.merge.mean import mix_factors
@@ -73,25 +72,6 @@ def test_two_runs_give_what_the_method_gives(runs, llm_fed, tmp_path):
         card = (tmp_path / client / "README.md").read_text()
         assert "Recipe of the merge" in card and f"lambda_fed: {found['lambda_fed']}" in card and "fed: fedit" in card
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_tables_for_people(runs, llm_fed, tmp_path):
-    said = llm_fed("merge", "potara", *parents(runs), "--out", tmp_path, "method.grid=true", "--client", "bob")
-    assert said.code == 0
-    for text in ("weight of fed", "a (fed)", "c (cross)", "by damping", "1e-05", "validation score", "0.9", "bob"):
-        assert text in said.out
-    assert "ada" not in said.out and [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["bob"]
-
-
-def test_numbers_of_both_factors_stand_in_one_cell():
-    recipe = {
-        "lambda_fed": {"lora_A": 0.25, "lora_B": 0.5},
-        "a": {"lora_A": 1.0, "lora_B": None},
-        "sweep": {"lora_A": {"0.1": 0.1}, "lora_B": {"0.1": 0.2}},
-    }
-    weights, by_damping = tabulate({"ada": recipe})
-    assert (weights.columns, weights.rows["ada"]) == (("weight of fed", "a (fed)"), ("A 0.25, B 0.5", "A 1, B –"))
-    assert (by_damping.columns, by_damping.rows["ada"]) == (("0.1",), ("A 0.1, B 0.2",))
 
 
 @pytest.mark.parametrize("method", ["fisher", "mean", "grid"])

@@ -10,17 +10,15 @@ import pytest
 import tiny_images
 import torch
 from equal_runs import files
-from image_runs import LATE, RUNS, UNLIKE, Killer, configured
+from image_runs import RUNS, UNLIKE, Killer, configured
 from safetensors.torch import load_file
 
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
-from llm_fed.bench import build
-from llm_fed.bench.costs import count_parameters, read_traffic
+from llm_fed.bench.costs import read_traffic
 from llm_fed.commands.evaluate import evaluate_run, export
 from llm_fed.experiment import finish, run
 from llm_fed.runs.records import read_records
-from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
 
 
@@ -124,17 +122,6 @@ def test_a_run_is_scored_again_and_exported(finished, tmp_path, name):
         assert {file.name for file in path.iterdir()} == {
             "README.md", "config.json", "model.safetensors", "preprocessor_config.json"
         }  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["fed+ft", "center", "hfcl", "feddf", "feddle", "feddle out of domain", "fedbuff"])
-def test_parameters_are_counted_without_work(data, name):
-    """47,428 of the CNN with four classes; Feddle holds an anchor of each client and a head of six classes beside."""
-    built = build.prepare(from_dict(configured(data, name, **LATE)), Reporter())
-    one = 47_818 - 6 * 65
-    found = count_parameters(built.method, built.server, built.clients, built.base.layout)
-    copies = {"fedbuff": 2, "feddle": 1 + 3, "feddle out of domain": 1 + 3}.get(name, 1)
-    assert found.server == copies * one + (6 * 65 if name == "feddle out of domain" else 0)
-    assert (found.down, found.up, found.client) == (one, 0 if name == "center" else one, one)
 
 
 def test_traffic_is_per_client_where_the_server_is_tested(finished):

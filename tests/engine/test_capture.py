@@ -14,12 +14,12 @@ import torch
 
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.rng import Secret
-from llm_fed.engine import capture, packing
+from llm_fed.engine import capture
 from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.capture import USES, Captures
 from llm_fed.engine.fit import fit
 from llm_fed.engine.masks import not_captured
-from llm_fed.engine.packing import Grid, collate, divided, plan, widened
+from llm_fed.engine.packing import Grid, divided, plan
 from llm_fed.merge.delta import beneath, of_pairs
 from llm_fed.method.requests import Distillation, Fitted, PerExample
 from llm_fed.models.lora import Lora
@@ -192,18 +192,6 @@ def test_a_capture_that_fails_leaves_the_training_as_it_was(raised, memory, monk
     assert Fails.made == 2
 
 
-def test_shapes_of_a_fit_without_padding_do_not_differ_in_the_longest_text():
-    """Which only says how far attention looks: a shape more for each step would be captured too late."""
-    batches = [tiny.examples(step, [8 * (1 + step % 4)] * 2) for step in range(8)]
-    (job,) = cohort(tiny.build("llama"), LORA, EXACT)[:1]
-    jobs = [replace(job, examples=sum(batches, []), batches=[[2 * step, 2 * step + 1] for step in range(8)])]
-    model = AdaptedModel(tiny.build("llama", EXACT), LORA, captures=(captures := Captures()), padding_free=True)
-    results, work = fit(model, jobs)
-    (stage,) = captures._stages.values()
-    assert {static.item.batch.sequences.longest for static in stage._shapes.values()} == {32}
-    assert work.padding_free == 8 and differ(results, trained(jobs)[0]) < 1e-10
-
-
 @pytest.mark.parametrize("padding_free", [False, True], ids=["rows", "end to end"])
 @pytest.mark.parametrize(
     ("owner", "name", "at"), [(capture.Graphs, "capture", 1), (torch.Tensor, "backward", 12)], ids=["capture", "pass"]
@@ -315,17 +303,6 @@ def test_shapes_of_the_grid():
         assert all(size <= 2 * number + 16 for number, size in enumerate(sizes, 1))
     assert Grid().targets(0) == 0
     assert [Grid(60).tokens(length) for length in (50, 57, 60, 61)] == [56, 60, 60, 61]
-
-
-def test_a_widened_batch_holds_the_same_targets():
-    batch = collate(tiny.examples(0, [13, 5, 9]))
-    wide = widened(batch, Grid())
-    count = len(batch.labels)
-    assert wide.input_ids.shape == (3, 16) and len(wide.labels) == 16 > count
-    assert torch.equal(wide.input_ids.flatten()[wide.indices[:count] + 1], batch.labels)
-    for name in ("labels", "rows", "indices"):
-        assert getattr(wide, name)[count:].unique().tolist() == [int(getattr(wide, name)[count - 1])]
-    assert packing.widened(collate(tiny.examples(0, [8] * 5)), Grid()).input_ids.shape == (6, 8)
 
 
 def test_attention_in_a_graph_has_the_masks_of_the_pass_as_it_is_written(monkeypatch):

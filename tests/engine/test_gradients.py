@@ -8,7 +8,6 @@ from torch import Tensor
 
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import generator
-from llm_fed.engine import bank, gradients
 from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.gradients import evidence
 from llm_fed.merge.moments import Moments
@@ -178,16 +177,3 @@ def test_half_precision_keeps_small_gradients():
     half = evidence(AdaptedModel(model, structure, autocast=torch.bfloat16), asked)
     for one, other in zip(full, half, strict=True):
         assert float(other.fisher.sum()) == pytest.approx(float(one.fisher.sum()), rel=0.1)
-
-
-def test_chunks_are_cut_where_memory_is_short(monkeypatch):
-    """With room for five rows of the bank, two examples at two states go through at a time."""
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
-    (job, _), sizes = jobs(model, structure), []
-    (whole,) = evidence(AdaptedModel(model, structure), [job])
-    monkeypatch.setattr(gradients, "_most_rows", lambda states: 5)
-    real = bank.AdapterBank
-    monkeypatch.setattr(bank, "AdapterBank", lambda *a: sizes.append(a[2]) or real(*a))
-    (found,) = evidence(AdaptedModel(model, structure), [job])
-    assert sizes == [4]
-    torch.testing.assert_close(found.fisher, whole.fisher, rtol=0, atol=1e-10)

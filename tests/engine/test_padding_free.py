@@ -41,7 +41,7 @@ from llm_fed.engine.memory import activation_checkpointing
 from llm_fed.engine.packing import Grid, collate, filled
 from llm_fed.engine.passes import refusal
 from llm_fed.engine.preferences import examples_of
-from llm_fed.method.requests import Fit, Fitted, Work
+from llm_fed.method.requests import Fit, Fitted
 from llm_fed.models.lora import Lora
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.testing.tiny import HEADS, VOCABULARY, drawn
@@ -130,12 +130,6 @@ def test_training_without_padding_is_the_training_in_rows(kind, structure, captu
     assert work.padding_free == work.micro_batches > 10 and (work.padded > work.tokens) == captured and not work.why
 
 
-def test_in_float32_it_is_the_same_to_rounding():
-    jobs = cohort(tiny.build("llama"), LORA, torch.float32, lr=1e-3)
-    written, _ = trained(jobs, dtype=torch.float32)
-    assert differ(trained(jobs, dtype=torch.float32, padding_free=True)[0], written, jobs) < 1e-5
-
-
 def test_half_precision_rounds_as_rows_do():
     jobs = cohort(tiny.build("llama"), LORA, torch.float32, lr=0.1, name="sgd")
     written, _ = trained(jobs, dtype=torch.float32, autocast=torch.bfloat16)
@@ -174,11 +168,6 @@ def test_a_replay_knows_how_long_its_texts_are(monkeypatch):
     steps = [tiny.examples(0, [15, 15, 2]), tiny.examples(1, [28, 2, 2])]
     fit(model, [Fit.on("c", LORA, start.start, steps, start.optimizer)])
     assert told and all(told)
-
-
-def test_work_is_added_up():
-    one, other = Work(1, 2, 3, 9, 1, "why", 2), Work(10, 20, 30, 8, 10, "", 20)
-    assert one.plus(other) == Work(11, 22, 33, 8, 11, "why", 22)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "chunked", "bloom", "gpt_neo", "mamba"])

@@ -2,14 +2,11 @@
 
 import base64
 import json
-import math
 import re
 
-import matplotlib as mpl
 import pytest
 import without
 import yaml
-from PIL import Image
 from report_page import CONFIG, read, write_run
 
 from llm_fed.basics.errors import UserError
@@ -216,50 +213,6 @@ def test_rows_of_a_group_are_drawn_together(tmp_path):
     ]
 
 
-def test_large_heat_map_has_no_names_and_no_values(tmp_path):
-    texts = comments(plots.plot_weights(tmp_path / "w.svg", [f"client-{i}" for i in range(60)], [[0.25] * 4] * 60))
-    assert "client" in texts and not any(text.startswith("client-") or text == "0.25" for text in texts)
-
-
-def test_methods_side_by_side(tmp_path):
-    scores = {
-        "local": {"a client with a very long name": [40.0, 44.0], "b": [50.0, 50.0]},
-        "fedmerge": {"a client with a very long name": [60.0], "b": [70.0]},
-    }
-    texts = comments(plots.plot_methods(tmp_path / "m.svg", scores, metric="rouge1"))
-    assert {"local", "fedmerge", "a client with a very lo…", "b", "mean", "rouge1"} <= set(texts)
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_equal_data_gives_equal_files_and_leaves_matplotlib_alone(tmp_path, suffix):
-    settings = dict(mpl.rcParams)
-    pictures = []
-    for copy in "ab":
-        losses = {"x": ([1, 2], [2.0, math.nan]), "y": ([2], [1.0])}
-        path = plots.plot_losses(tmp_path / f"{copy}{suffix}", losses, ([1, 2], [2.0, 1.0]))
-        assert path == tmp_path / f"{copy}{suffix}"
-        pictures.append(path.read_bytes())
-    assert pictures[0] == pictures[1]
-    assert dict(mpl.rcParams) == settings
-
-
-def test_a_label_beside_long_numbers_is_not_cut(tmp_path):
-    """With a legend outside, the layout had measured shorter numbers at the ticks than it drew."""
-    curve = ([1, 12], [2.18331, 0.528296])
-    path = plots.plot_losses(tmp_path / "l.png", {"x": curve}, curve, scored=([0, 3, 12], [1.9985, 1.0685, 0.88]))
-    with Image.open(path) as picture:
-        column = picture.convert("L").crop((0, 0, 3, picture.height))
-    assert column.getextrema() == (255, 255)
-
-
-@pytest.mark.parametrize(
-    ("largest", "unit"), [(0, "bytes"), (999, "bytes"), (1000, "kB"), (10**6, "MB"), (5 * 10**16, "TB")]
-)
-def test_bytes_have_a_fitting_unit(tmp_path, largest, unit):
-    texts = comments(plots.plot_bytes(tmp_path / "b.svg", [1, 2], [largest, 0], [0, 0]))
-    assert f"{unit} per round" in texts
-
-
 def local_beside(run, **changes):
     """A finished run of local beside another, whose tested round had 55 on validation and 50 on test."""
     folder = run.parent / "local"
@@ -357,27 +310,6 @@ def test_a_system_text_of_the_data_stands_once_per_client(tmp_path, undrawn):
     assert page.text.count("One.") == 1 and "The data's system text, which stands before every prompt One." in page.text
     page = sampled(run, lines(["One.", "Two."], ["One."] * 2))
     assert "system One. prompt Who?" in page.text and "system Two. prompt Who?" in page.text
-
-
-def test_only_some_clients_with_samples_are_listed_at_once(tmp_path, undrawn):
-    run = write_run(tmp_path / "run", rounds=5)
-    page = sampled(run, [{"client": f"c{n}", "prompt": "p"} for n in range(12)])
-    assert "c7 prompt p reference r the base b this model a 4 more clients c8 prompt" in page.text
-
-
-def test_where_nothing_was_sent_there_are_no_bytes(tmp_path, undrawn):
-    """An empty message has 48 bytes, and `local` sends others no more than that."""
-    run = write_run(tmp_path / "run", rounds=3)
-    assert "Bytes by round" in read(run).text
-    text = (run / "metrics.jsonl").read_text()
-    for down, sent in ((48, False), (56, True)):
-        changed = text.replace('"bytes_up": 1500', '"bytes_up": 48').replace(
-            '"bytes_down": 2500', f'"bytes_down": {down}'
-        )
-        (run / "metrics.jsonl").write_text(changed)
-        page = read(run)
-        assert ("sent nothing" in page.text, "Bytes by round" in page.text) == (not sent, sent)
-    assert "examples up down failures snli 40.0 1.000 1.375 3 300 144 bytes 168 bytes 0" in page.text
 
 
 def test_the_data_have_their_name_in_the_title(tmp_path, undrawn):

@@ -203,14 +203,6 @@ def test_a_run_of_before_takes_what_others_on_its_data_have():
     assert not table.verdict.of_rules and '"-": these runs have not scored it' in table.as_markdown()
 
 
-def test_pictures_have_only_the_rows_that_are_known():
-    table = with_baselines(3, a=60)
-    table.metric = "accuracy"
-    for seed, result in table.rows[0].results.items():
-        table.rows[0].results[seed] = replace(result, base=None)
-    assert list(table.baselines) == ["rule"]
-
-
 def test_many_clients_have_columns_in_csv_alone():
     scores = {f"role-{number}": float(number) for number in range(17)}
     table = Table("rouge1", [0], 1, [ComparisonRow("x", [], "x", COSTS, {0: replace(result(1, 2), clients=scores)})])
@@ -244,14 +236,3 @@ def test_a_narrow_terminal_shows_every_score(beside):
         text = console.export_text()
         assert ("zone-11" in text) == shown == (text.count("21.00") == count)
         assert all(row.label in text for row in rows[:count]) and "…" not in text
-
-
-def test_scores_by_client_are_of_rows_that_have_them_all():
-    """A row that is not finished, or lacks a client at one seed, is left out."""
-    whole, part = replace(result(1, 2), clients={"a": 1.0, "b": 2.0}), replace(result(1, 2), clients={"a": 3.0})
-    rows = [
-        ComparisonRow("whole", [], "x", COSTS, {0: whole, 1: whole}),
-        ComparisonRow("part", [], "x", COSTS, {0: whole, 1: part}),
-    ]
-    table = Table("rouge1", [0, 1], 1, [*rows, ComparisonRow("none", [], "x", COSTS)])
-    assert table.by_client == {"whole": {"a": [1.0, 1.0], "b": [2.0, 2.0]}}

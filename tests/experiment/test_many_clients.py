@@ -11,7 +11,6 @@ from rich.console import Console
 from llm_fed.basics import documents, files
 from llm_fed.bench import build
 from llm_fed.experiment import announce, run
-from llm_fed.kinds import encoding
 from llm_fed.method.requests import Query
 from llm_fed.models.base import Base
 from llm_fed.rows import Row
@@ -87,13 +86,3 @@ def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeyp
     assert one["Base.draw"] == other["Base.draw"] > 0
     assert 0 < other["llm_fed.basics.documents.read"] <= one["llm_fed.basics.documents.read"] + 2 < 10
     assert (one["llm_fed.basics.files._syncfs"], other["llm_fed.basics.files._syncfs"]) == (1, 1)
-
-
-def test_what_was_encoded_long_ago_is_encoded_again(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(encoding, "MOST", 2)
-    built = build.prepare(config_of(tmp_path, small.base, 4), quiet())
-    trains = [site.train for site in built.clients.values()]
-    first = trains[0][0]
-    assert trains[0][0] is first and trains[1][0] and trains[0][0] is first
-    assert trains[2][0] and trains[3][0]  # more than two examples are not kept
-    assert trains[0][0] == first and trains[0][0] is not first

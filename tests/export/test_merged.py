@@ -1,20 +1,33 @@
-"""`llm-fed export --merged`: whole models that plain transformers loads, and that answer as base and adapter do."""
+"""`llm-fed export --merged`: whole models that plain transformers loads, and that answer as base and adapter do; and
+which exports others read: vLLM, LoRAX, transformers 4.57 and PEFT 0.18."""
 
+import contextlib
+import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import every
+import every_family
+import merged_models
 import peft
 import pytest
 import tiny
+import tiny_base
 import torch
 import yaml
+from reader import read_by
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from llm_fed import load_client
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.rng import generator
+from llm_fed.engine.bank import AdapterBank
 from llm_fed.export import peft_folders
+from llm_fed.export.serving import line
+from llm_fed.models.lora import Lora
 from llm_fed.models.prompt import FILE, read_prompt
 
 CHAT = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -137,3 +150,135 @@ def test_a_full_disk(run, llm_fed, tmp_path, monkeypatch):
     said = llm_fed("export", run, tmp_path / "out", "--merged", "--client", "ada")
     assert said.code == 1 and "cannot write" in said.err and "No space left on device" in said.err
     assert list((tmp_path / "out").iterdir()) == []
+
+
+# Which folders vLLM and LoRAX can serve, and why not the others; docs/serving.md says the same
+
+
+PLAIN = Lora(8, 16.0, 0.0, ("q_proj", "v_proj"))
+
+
+def written(folder: Path, structure: Lora) -> Path:
+    base = tiny_base.around(tiny.build("llama"))
+    peft_folders.write(folder, base.draw(structure, generator(0)), structure, base, "")
+    return folder
+
+
+@pytest.mark.parametrize(("rank", "option"), [(1, 1), (2, 8), (8, 8), (9, 16), (257, 320), (512, 512)])
+def test_the_rank_that_vllm_is_to_be_given(tmp_path, rank, option):
+    said = line([written(tmp_path / "ada", Lora(rank, 16.0, 0.0, ("q_proj",)))])
+    assert said == f"vLLM and LoRAX can serve ada (vLLM with --max-lora-rank {option}); see docs/serving.md"
+
+
+@pytest.mark.parametrize(
+    ("structure", "why"),
+    [
+        (Lora(513, 16.0, 0.0, ("q_proj",)), "rank 513 is above vLLM's 512"),
+        (PLAIN.with_experts("global", "local", gate="router"), "several adapters and a gate"),
+    ],
+)
+def test_what_no_server_takes(tmp_path, structure, why):
+    assert line([written(tmp_path / "ada", structure)]).startswith(f"vLLM and LoRAX not ada: {why}")
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"modules_to_save": ["lm_head"]}, 'modules_to_save is ["lm_head"]'),
+        ({"use_dora": True}, "use_dora is true"),
+        ({"bias": "lora_only"}, 'bias is "lora_only"'),
+    ],
+)
+def test_what_other_trainers_may_save(tmp_path, settings: dict[str, Any], reason):
+    model, folder = tiny.build("llama"), tmp_path / "a"
+    peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj"], **settings)).save_pretrained(folder)
+    assert f"not a: {reason};" in line([folder])
+
+
+def test_clients_are_named_with_their_reasons(tmp_path):
+    for name in "abcdefg":
+        written(tmp_path / name, PLAIN)
+    (tmp_path / "pictures").mkdir()
+    folders = [tmp_path / name for name in (*"abcdefg", "pictures")]
+    assert line(folders) == (
+        "vLLM and LoRAX can serve a, b, c, d, e and 2 more (vLLM with --max-lora-rank 8); not pictures: a whole image "
+        "model; see docs/serving.md"
+    )
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_damage_is_named(tmp_path, name):
+    written(tmp_path / "a", PLAIN)
+    (tmp_path / "a" / name).write_bytes((tmp_path / "a" / name).read_bytes()[:40])
+    with pytest.raises(UserError, match=r"/a(/adapter_config.json)? is (absent or )?damaged .*; export it again"):
+        line([tmp_path / "a"])
+
+
+def test_export_names_a_damaged_adapter(llm_fed, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    path = tmp_path / "run/adapters/bob/adapter_model.safetensors"
+    save_file(load_file(path), path)  # a stranger's file has no checksum, and is as good
+    assert llm_fed("export", tmp_path / "run", tmp_path / "out").code == 0
+    path.write_bytes(path.read_bytes()[:9])
+    said = llm_fed("export", tmp_path / "run", tmp_path / "out")
+    assert said.code == 2 and f"the adapter {tmp_path / 'out/bob'} is damaged" in said.err
+
+
+# What other versions read
+
+
+@pytest.mark.parametrize(
+    "name", every.quick(["gemma3_text", "phi3-longrope", "gpt_neox-tied", "mixtral"], ["gpt_neox-tied", "mixtral"])
+)
+def test_families_that_are_merged(name, tmp_path):
+    family = name.partition("-")[0]
+    outcome = merged_models.export(name, family, merged_models.variants(family)[name], tmp_path)
+    assert (outcome.flaw, outcome.needs) == ("", "")
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "laguna"])  # Laguna reads no older keys of rotary embeddings
+def test_a_family_that_version_4_lacks(family, tmp_path):
+    outcome = merged_models.export("new", family, {}, tmp_path)
+    assert not outcome.flaw and outcome.needs.startswith("5.")
+
+
+@pytest.fixture
+def libraries() -> Path:
+    """A folder with older libraries, see reader.py."""
+    if not (folder := os.environ.get("LLM_FED_OLDER")):
+        pytest.skip("LLM_FED_OLDER names no folder with transformers 4.57 and PEFT 0.18, see reader.py")
+    return Path(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(4))
+def test_merged_models_that_older_libraries_read(libraries, tmp_path, part):
+    made: list[merged_models.Outcome] = []
+    for family in every_family.FAMILIES[part::4]:
+        with contextlib.suppress(Exception):  # it cannot be made so small
+            for name, changes in merged_models.variants(family).items():
+                made.append(merged_models.export(name, family, changes, tmp_path))
+    readable = [each for each in made if not (each.flaw or each.needs or each.refused)]
+    merged_models.read_elsewhere(readable, libraries, tmp_path)
+    assert len(readable) > 20 and not [each for each in made if each.flaw]
+
+
+@pytest.mark.slow
+def test_adapters_that_older_libraries_read(libraries, tmp_path):
+    items = []
+    for family in ("llama", "qwen3", "gpt2", "gemma2", "phi3", "gpt_neox", "mixtral", "opt", "qwen2"):
+        place, base = tmp_path / family, tiny_base.around(every_family.noisy(family))
+        structure = Lora(3, 6.0, 0.0, merged_models.adapted(base.model, head=False))
+        drawn = base.draw(structure, generator(1, family))
+        state = drawn.like(0.3 * torch.randn(drawn.row.shape, generator=generator(2, family)))
+        peft_folders.write(place / "ours", state, structure, base, "")
+        base.model.save_pretrained(place / "base")
+        bank = AdapterBank(base.model, structure, 1)
+        bank.load(0, state)
+        with torch.no_grad(), bank.attached(torch.tensor([0, 0])):
+            logits = base.model(input_ids=merged_models.IDS).logits.contiguous()
+        save_file({"ids": merged_models.IDS, "logits": logits}, place / "expected.safetensors")
+        items.append({"folder": str(place / "base"), "adapter": str(place / "ours"),
+                      "expected": str(place / "expected.safetensors")})  # fmt: skip
+    said = read_by(libraries, items, tmp_path)
+    assert all(one.get("apart", 1.0) < merged_models.NEAR for one in said), said

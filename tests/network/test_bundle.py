@@ -94,17 +94,6 @@ def test_replies_are_given_out_once_and_an_error_of_all_is_of_each():
     assert bundles.receive([ada, bob])[ada].answer == b"a" and bundles.receive([ada, bob, cyd]) == {}
 
 
-def test_what_is_no_longer_awaited_takes_no_room():
-    link = FakeLink()
-    bundles = carried(link)
-    ada, bob, cyd = bundles.send([order("ada"), order("bob"), order("cyd")])
-    bundles.forget([ada, cyd])
-    entries, joint = joined([{}, {}], [b"a", b"b"], once=False)
-    link.replies = {"0": Reply({"replies": entries}, joint), "1": Reply({"error": "late"})}
-    assert bundles.receive([ada, cyd]) == {} and bundles.receive([bob])[bob].answer == b"b"
-    assert not bundles._sent and not bundles._came
-
-
 def test_an_order_that_cannot_be_sent_says_so():
     link = FakeLink()
     link.broken = {1}

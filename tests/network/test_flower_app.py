@@ -1,8 +1,6 @@
 """What `llm-fed flower` writes is what Flower takes, by its name and by that of its folder; else it is refused."""
 
-import re
 import string
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -15,11 +13,6 @@ from llm_fed.settings import configfile, shipped
 
 valid_name = pytest.importorskip("flwr.supercore.utils").is_valid_name
 NAMES = st.text(max_size=50) | st.text(string.ascii_letters + string.digits + "-_. ", max_size=50)
-
-
-def project(folder: Path) -> str:
-    (name,) = re.findall('^name = "(.*)"$', (folder / "pyproject.toml").read_text(), re.MULTILINE)
-    return name
 
 
 @settings(max_examples=150, deadline=None)
@@ -39,30 +32,6 @@ def test_the_rule_is_flowers(name):
 def test_flower_takes_the_name_of_any_file_and_method(stem, method):
     name = flower_app.name_of(stem, method)
     assert valid_name(name) == (True, "") and flower_app.name_of(name) == name
-
-
-@pytest.mark.parametrize(
-    ("stem", "method", "name"),
-    [
-        ("clinics", "fedit", "clinics-fedit"),
-        ("Klinik-Köln", "fedit", "Klinik-Köln-fedit"),
-        ("my_clinics", "fed+ft", "my-clinics-fed-ft"),
-        ("Ward 7", "my_module:MyMethod", "Ward-7-MyMethod"),
-        ("2024", "fedit", "app-2024-fedit"),
-        ("a-study-of-many-hospitals-in-spring", "fedmerge", "a-study-of-many-hospitals-in-spr"),
-    ],
-)
-def test_a_name_is_changed_no_further_than_it_must_be(stem, method, name):
-    assert flower_app.name_of(stem, method) == name
-
-
-@pytest.mark.parametrize("stem", ["my_clinics", "Ward 7", "clinics"])
-def test_an_app_says_its_name_only_where_that_is_not_the_files(small, here, llm_fed, stem):
-    said = llm_fed("flower", small.config(here / f"{stem}.yaml"), "network.clients=[ada]")
-    folder = Path("apps") / flower_app.name_of(stem, "fedit")
-    assert said.code == 0 and project(folder) == folder.name and valid_name(folder.name)[0]
-    assert said.out.startswith(f"wrote {folder}. Next: flwr run {folder} SUPERLINK")
-    assert (f"The app is named {folder.name}, as Flower takes" in said.out) == (stem != "clinics")
 
 
 @pytest.mark.parametrize("name", [name for name in shipped.files() if name.startswith("flowertune")])

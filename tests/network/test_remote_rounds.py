@@ -1,16 +1,27 @@
-"""When a round over a network ends, who is asked in it, and in which round an answer counts."""
+"""Rounds over a network: when one ends, who is asked, in which an answer counts; clients with pictures; warnings."""
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import every
+import numpy as np
 import pytest
+import tiny_images
+import torch
 import yaml
-from network import HELLO, NETWORK, NetworkInProcess, federate, lines, only, tree
-from small_run import CLIENTS
+from network import HELLO, NETWORK, NetworkInProcess, assert_same_models, federate, lines, only, tree
+from PIL import Image
+from small_run import CLIENTS, Small, write_data
 
 from llm_fed.basics.rng import Secret
+from llm_fed.experiment import run as experiment
+from llm_fed.experiment.watching import believed
 from llm_fed.methods.fedit import FedIT
 from llm_fed.network import server
 from llm_fed.network.clients import RemoteClients
+from llm_fed.network.link import Reply, summary_of
 from llm_fed.runs.records import timed_rounds
 from llm_fed.settings.configfile import as_dict, from_dict
 
@@ -123,3 +134,132 @@ def test_a_run_goes_on_with_the_clients_that_it_began_with(small, tmp_path, clie
         "starts again"
     )
     assert said == [notice] * told
+
+
+# Clients with pictures, each of which has folders of its own: equal to one process
+
+
+NAMES = ("ash", "beech", "cedar", "elm")  # of the classes; each client lacks one
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedmerge": {"method": {"name": "fedmerge", "num_models": 2}},
+    "fedmoe": {"method": {"name": "fedmoe"}, "base": {"clients": ["cnn", "resnet-9"]}},
+    "fedbn": {"method": {"name": "fedbn"}, "base": {"name": "resnet-9"}},
+    "adapters": {
+        "method": {"name": "fedit"},
+        "adapter": {"rank": 2, "alpha": 4, "dropout": 0.0, "target_modules": ["q_proj", "v_proj"]},
+        "local": {"lr": 0.02, "lr_end": 0.02},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> SimpleNamespace:
+    """A folder for each client, as `NetworkInProcess` divides it among its nodes, and a checkpoint."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for number, client in enumerate(CLIENTS):
+        pixels, labels = tiny_images.arrays(24, seed=number, classes=len(NAMES), size=16)
+        for k, (picture, label) in enumerate(zip(np.asarray(pixels), np.asarray(labels).tolist(), strict=True)):
+            if label != number % len(NAMES):
+                place = folder / "data" / client / ("test" if k % 3 == 0 else "train") / NAMES[label]
+                place.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(picture.squeeze()).save(place / f"{k}.png")
+    tiny_images.save(tiny_images.vit(torch.float32), folder / "vit")
+    return SimpleNamespace(data=folder / "data", vit=folder / "vit")
+
+
+def configured(pictures: SimpleNamespace, name: str, **changes: Any) -> dict[str, Any]:
+    settings = tiny_images.tree(pictures.data, rounds=2, network=NETWORK, eval={"every": 1})
+    settings["task"] = {
+        "name": "images", "path": str(pictures.data), "validation": 0.0, "labels": list(NAMES), "image_size": 16,
+    }  # fmt: skip
+    for section, values in METHODS[name].items():
+        settings[section] = {**(settings.get(section) or {}), **values}
+    if name == "adapters":
+        settings["base"] = {"name": str(pictures.vit), "dtype": "float32"}
+    return settings
+
+
+@pytest.mark.parametrize("name", every.quick(METHODS, ["adapters", "fedmerge"]))
+def test_the_numbers_are_those_of_one_process(pictures, tmp_path, name):
+    settings = configured(pictures, name)
+    here = experiment.train(from_dict(settings), tmp_path / "run-here" / "run")
+    _, there = federate(tmp_path / "there", pictures, settings)
+    assert there["round"] == here["round"] and there["scores"]["clients"] == here["scores"]["clients"]
+    before, after = (lines(tmp_path / place, "client", "score") for place in ("run-here", "there"))
+    assert len(before) == len(after) >= len(CLIENTS)
+    for one, other in zip(before, after, strict=True):
+        for key in one.keys() - {"losses"}:
+            close = isinstance(one[key], float)
+            assert one[key] == (pytest.approx(other[key], rel=1e-4) if close else other[key]), key
+    assert not (tmp_path / "there/run/adapters").exists()
+    assert_same_models(tmp_path / "run-here/run", tmp_path / "there")
+
+
+def test_a_node_with_other_classes_says_so(pictures, tmp_path, capsys):
+    """To its own operator."""
+    settings = configured(pictures, "fedavg")
+    settings["task"]["labels"] = ["ash", "beech", "cedar"]
+    link = NetworkInProcess(tmp_path, pictures, settings)
+    (id,) = link.send([(1, HELLO, b"")], 1.0)
+    (reply,) = link.receive([id]).values()
+    assert reply.error and "elm" not in reply.error
+    assert "has the class 'elm', which task.labels does not name; add it there" in capsys.readouterr().out
+
+
+# Warnings: each node looks at its own clients, and the server believes figures alone
+
+
+NODES = (("ada", "bob"), ("cyd",))
+
+
+@pytest.fixture
+def larger(small, tmp_path):
+    return Small(small.base, write_data(tmp_path / "data", {"train": 6, "validation": 2, "test": 8}), scored={})
+
+
+def settings(small, **changes: Any) -> dict[str, Any]:
+    network = {**NETWORK, "clients": ["ada", "bob@ada", "cyd"], "wait": 20.0, "deadline": 60.0, "patience": 60.0}
+    return tree(small, rounds=1, method={"name": "fedmerge"}, network=network, **changes)
+
+
+def test_scores_of_the_base_and_warnings_are_those_of_one_process(larger, tmp_path):
+    _, done = federate(tmp_path / "there", larger, settings(larger), nodes=NODES)
+    assert not (tmp_path / "there/run/cross.json").exists()  # no personal model travels
+    experiment.train(from_dict(settings(larger)), tmp_path / "here")
+    here = json.loads((tmp_path / "here/summary.json").read_text())
+    assert done["base"] == here["base"] and done["base"]["losses"].keys() == CLIENTS.keys()
+    assert {warned["kind"] for warned in done["warnings"]} <= {"below-rule"}  # one round teaches hardly anything
+    assert "the base alone" in (tmp_path / "there/run/report.html").read_text()
+
+
+def test_with_privacy_nothing_of_examples_is_said(larger, tmp_path):
+    private = settings(larger, privacy={"clip": 1.0, "noise": 1.0, "where": "client"})
+    private["method"] = {"name": "fedit"}
+    _, done = federate(tmp_path / "there", larger, private, nodes=NODES)
+    assert "base" not in done and any("privacy.clip" in text for text in done["unchecked"])
+    assert not (tmp_path / "there/run/cross.json").exists()
+
+
+def test_what_a_client_says_is_believed_only_where_it_can_be():
+    good = {"score": 10.0, "base": 50.0, "difference": -40.0, "low": -60.0, "high": -20.0, "examples": 20}
+    (warned,) = believed({"ada": {"below-base": good}}, CLIENTS)
+    assert warned["clients"] == ["ada"] and warned["figures"]["ada"] == good
+    for bad in (
+        {**good, "low": "x"},
+        {**good, "low": float("nan")},
+        {**good, "high": True},
+        {},
+        5,
+        {**good, "score": 1e9},
+    ):
+        assert believed({"ada": {"below-base": bad}}, CLIENTS) == []
+    assert believed({"ada": {"<script>": good}}, CLIENTS) == []
+    other = {"own": 1.0, "other": 2.0, "difference": 1.0, "low": 0.5, "high": 2.0, "examples": 9, "model": "mallory"}
+    for model in ("mallory", ["bob"], 5):
+        assert believed({"ada": {"another-model": {**other, "model": model}}}, CLIENTS.keys()) == []
+    assert believed({"ada": {"another-model": {**other, "model": "bob"}}}, CLIENTS.keys())
+    assert Reply({"warnings": [1]}).warned == {}
+    assert Reply({"tested": 12}).tested == 12 and Reply({"tested": -1}).tested == 0
+    for bad in (5, [1], None, {"score": 101}, {"score": "1"}, {"loss": 1.0}):
+        assert summary_of("rouge1", {"ada": Reply({"of_base": bad}).of_base}) is None

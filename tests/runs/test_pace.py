@@ -163,33 +163,6 @@ def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
     assert not STAMPED.search(shown)
 
 
-def test_signs_change_no_number_and_are_few(small, tmp_path, monkeypatch):
-    """The same run with a silent reporter and with one that listens; a sign for each fused step and for each answer: 3
-    rounds of 2 steps, and six evaluations of 7 answers (one in each round, the test, and two of the base)."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    told: list[str] = []
-    for name in ("step", "answered"):
-        real = getattr(Pace, name)
-        monkeypatch.setattr(Pace, name, lambda *given, name=name, real=real: (told.append(name), real(*given)))
-    for folder, quiet in (("silent", True), ("told", False)):
-        console = Console(file=io.StringIO(), quiet=quiet)
-        run.train(from_dict(small.as_usual().tree()), tmp_path / folder, reporter=Reporter(console))
-        assert (told == []) is quiet
-    assert (told.count("step"), told.count("answered")) == (3 * 2, 6 * 7)
-    one, other = ((tmp_path / name / "metrics.jsonl").read_bytes() for name in ("silent", "told"))
-    assert one == other
-
-
-def test_a_sign_costs_next_to_nothing():
-    """A step of a small model takes milliseconds."""
-    with signs.heard_by(Pace(10)):
-        start = time.perf_counter()
-        for _ in range(10_000):
-            signs.step(1, 5, 0.5)
-        assert (time.perf_counter() - start) / 10_000 < 1e-4
-    signs.step(1, 5, None)  # nobody listens
-
-
 @pytest.mark.parametrize("done", [1, 9])
 def test_an_estimate_that_is_overdue_grows_and_says_so(done):
     """Rounds of 10 s, and then one in which nothing happens: whether many or few are left, what is said never falls

@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 import subprocess
 import sys
 import venv
@@ -78,48 +77,6 @@ def test_an_unknown_step_is_refused():
     assert done.returncode == 2 and "there is no step nf5; known: equality training" in done.stderr
 
 
-def test_a_table_shows_the_latest_line_of_each_card_and_what_was_not_run(module):
-    """And what an earlier sitting measured."""
-    table, count = module("table"), len(module("steps").STEPS["large"].cases)
-    figures = [
-        {"case": CASE, "seconds": 9.5},
-        {"case": CASE, "seconds": 8.25, "tokens_per_second": 12345, "liger": "none"},
-        {"case": f"{CASE}, all replayed", "seconds": 7},
-    ]
-    given = [{**HEAD, "figure": figure} for figure in figures]
-    given.append({**HEAD, "card": "Card 2", "figure": {"case": CASE, "seconds": 1, "tiny": True}})
-    _, _, *rows = table.table("large", given).splitlines()
-    assert rows == [
-        f"| {CASE} | 8.25 | 12,345 |  |  |  | Card 1, 2.11, abc, liger none |",
-        f"| {CASE} | 1 |  |  |  |  | Card 2, tiny shapes, 2.11, abc |",
-        f"| {CASE}, all replayed | 7 |  |  |  |  | Card 1, 2.11, abc |",
-        f"| {count - 1} of {count} cases: not run |  |  |  |  |  |  |",
-    ]
-
-
-def test_goals_are_ratios_of_what_one_card_measured(module):
-    """As a run has it, if that was measured, and not with all replayed; of part of the answers the whole is told."""
-    goals = module("table").goals
-
-    def line(card: str, case: str, **figure: float) -> dict[str, Any]:
-        return {**HEAD, "card": card, "figure": {"case": case, **figure}}
-
-    before = [
-        line("Card 1", f"{BASE}, stock PEFT, one client after another", seconds=9),
-        line("Card 2", f"{BASE}, all replayed", seconds=1),
-        line("Card 1", f"{BASE}, all replayed", seconds=1.5, tokens_per_second=30000),
-        line("Card 1", "smollm2-135m, ours", seconds=2),
-        line("Card 1", "smollm2-135m, `generate`, one client after another", seconds=0.75),
-    ]
-    said = [row.split(" | ")[-3:] for row in goals(before).splitlines()[2:]]
-    assert said[0] == ["at least 30,000", "30,000", "reached, all replayed |"]
-    assert said[5] == ["at least 9", "6", "missed, all replayed |"]
-    assert said[12:14] == [["at most 2.5", "2", "reached |"], ["at least 4", "3", "missed |"]]
-    assert [row[1:] for n, row in enumerate(said) if n not in (0, 5, 12, 13)] == [["", "not run |"]] * 12
-    now = [*before, line("Card 1", BASE, seconds=0.9, tokens_per_second=50000)]
-    assert [row.split(" | ")[-2:] for row in goals(now).splitlines()[7:8]] == [["10", "reached |"]]
-
-
 def test_the_page_is_what_the_kept_lines_say(module):
     table = module("table")
     page = table.PAGE.read_text()
@@ -140,21 +97,6 @@ def test_new_lines_are_kept_once_and_tiny_ones_never(module, tmp_path, monkeypat
     assert [json.loads(line)["figure"] for line in kept.read_text().splitlines()] == figures[:1]
     text = page.read_text()
     assert f"| {CASE} | 2 |" in text and "old" not in text and text.endswith("\nbehind\n")
-
-
-def test_what_is_carried(module):
-    """What conftest.py imports, transformers, and kernels that the extra `gpu` names."""
-    names = {re.split("[=<>]", each)[0] for each in module("bundle").carried()}
-    assert {"bitsandbytes", "hypothesis", "liger-kernel", "matplotlib", "omegaconf", "pytest"} <= names
-    assert {"transformers", "tokenizers", "huggingface-hub"} <= names
-    assert not names & {"torch", "peft", "accelerate", "numpy", "pyarrow", "llm-fed"}
-
-
-def test_what_of_a_wheel_is_needed(module):
-    kept = {"a/libbitsandbytes_cpu.so", "a/libbitsandbytes_cuda130.so", "a/code.py", "fontTools/agl.py", "a/more.so"}
-    left = {"a/libbitsandbytes_cuda128.so", "a/tests/data.bin", "a/code.c", "fontTools/misc/bezier.so"}
-    is_needed = module("bundle").is_needed
-    assert {name for name in kept | left if is_needed(name, {"cpu", "cuda130"})} == kept
 
 
 @pytest.mark.slow

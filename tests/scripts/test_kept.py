@@ -56,16 +56,3 @@ def test_the_page_says_what_its_scores_say(script):
     page = (KEPT.parent / "fedmoe.md").read_text()
     difference, low, high = re.search(r"- standalone > fedmoe by (\S+) \[(\S+), (\S+)\]", found).groups()
     assert f"| training alone > FedMoE | {float(difference):.1f} [{float(low):.1f}, {float(high):.1f}] |" in page
-
-
-def test_base_and_rule_stand_first_and_are_no_methods(script):
-    """Of the seeds that the rows have; the verdict says how the rows stand to `rule`, and compares no other pair."""
-    lines = [{"row": "rule", "seed": seed, "scores": {"ada": 50.0 + seed % 2}} for seed in range(5)]
-    lines += [{"row": "base", "seed": seed, "scores": {"ada": 1.0}} for seed in range(5)]
-    lines += [{"row": "fedit", "seed": seed, "scores": {"ada": 60.0 + seed}} for seed in range(3)]
-    table = script.report(lines, [])
-    assert [line.split(" | ")[0] for line in table.splitlines()[2:5]] == ["| base", "| rule", "| fedit"]
-    assert "| rule | 3 | 50.3 ± 0.6 |" in table and "fedit is shown to be above rule" in table
-    assert " > rule" not in table and " ~ " not in table
-    with pytest.raises(UserError, match="it has fedit"):
-        script.report(lines, ["rule"])
