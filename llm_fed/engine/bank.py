@@ -36,10 +36,11 @@ Result = TypeVar("Result")
 class AdapterBank:
     """K adapters of one structure around one base.
 
-    `rows` (K, P) holds the adapters; a backward pass adds their gradients to `grads` (K, P), which whoever
-    takes steps sets to zero in between. So loading, reading, clipping and optimising all work on plain rows.
-    Linear layers that the structure trains whole (an image model's head) are entries of the rows like the others.
-    The base is frozen and put in eval mode (its own dropout is off); beyond that it is not changed.
+    `rows` (K, P) holds the adapters; a backward pass adds their gradients to `grads` (K, P), which whoever takes steps
+    sets to zero in between. So loading, reading, clipping and optimising all work on plain rows. Linear layers that the
+    structure trains whole (an image model's head) are entries of the rows like the others. The base is frozen and put
+    in eval mode (its own dropout is off); beyond that it is not changed. UserError: the structure or `train` matches
+    nothing, or a module that is to be trained whole is not linear.
 
     Attributes:
         drops: whether there is dropout; then `width` is D.
@@ -51,9 +52,6 @@ class AdapterBank:
         num_rows: K.
         dtype: of the adapters; a half-precision base usually carries float32 adapters under autocast.
         train: regular expression of the entries that receive gradients.
-
-    Raises:
-        UserError: the structure or `train` matches nothing, or a module that is to be trained whole is not linear.
     """
 
     def __init__(
@@ -96,11 +94,7 @@ class AdapterBank:
         self._attached = False
 
     def load(self, k: int, state: State) -> None:
-        """Put `state`, with what lies beneath it, into row k.
-
-        Raises:
-            ValueError: the state has other entries than the bank.
-        """
+        """Put `state`, with what lies beneath it, into row k. ValueError: the state has other entries than the bank."""
         if state.layout != self.layout:
             raise ValueError(f"row {k}: the state's entries are not those of {self.structure}")
         self.rows[k].copy_(state.row)

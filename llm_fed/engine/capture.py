@@ -74,14 +74,8 @@ class Captures:
 
 
 class Recorder:
-    """Runs work over static memory: what comes more than USES times is captured, and replayed from then on.
-
-    Attributes:
-        why: nothing is captured any more, as something could not be; else empty.
-
-    Args:
-        what: is captured, in words.
-    """
+    """Runs work over static memory: what comes more than USES times is captured, and replayed from then on. `why`:
+    nothing is captured any more, as something could not be; else empty. `what`: is captured, in words."""
 
     def __init__(self, captures: Captures, device: torch.device, what: str):
         self._captures, self._device, self._what = captures, device, what
@@ -142,11 +136,8 @@ class CapturedPass:
         self._masks = torch.zeros(0, dtype=torch.bool, device=device)
 
     def take(self, inputs: PassInputs, seeds: Sequence[int], sizes: Sequence[int]) -> bool:
-        """The pass over a micro-batch of the host; whether it was replayed.
-
-        Args:
-            seeds, sizes: of the dropout masks of its rows.
-        """
+        """The pass over a micro-batch of the host; whether it was replayed. `seeds`, `sizes`: of the dropout masks of
+        its rows."""
         wide = widened(inputs, self.grid, self.longest)
         key, static = self._shape(wide)
         static.fill(wide)

@@ -34,15 +34,12 @@ NOT_A_NUMBER = -1  # instead of a token
 
 @dataclass(frozen=True)
 class Sampling:
-    """How each token of an answer is drawn.
+    """How each token of an answer is drawn. UserError: a number is out of its range.
 
     Attributes:
         temperature: the logits are divided by it.
         top_p: the share of the probability of the likeliest tokens among which one is drawn (Holtzman et al. 2020).
         seed: None: each answer is another one.
-
-    Raises:
-        UserError: a number is out of its range.
     """
 
     temperature: float
@@ -57,14 +54,8 @@ class Sampling:
 
     @classmethod
     def parse(cls, text: str, key: str) -> Sampling:
-        """Of `0.7`, or `0.7,0.9` with top-p.
-
-        Args:
-            key: where it stands, for the error.
-
-        Raises:
-            UserError: it is neither, or a number is out of its range.
-        """
+        """Of `0.7`, or `0.7,0.9` with top-p. `key`: where it stands, for the error. UserError: it is neither, or a
+        number is out of its range."""
         try:
             temperature, _, top_p = text.partition(",")
             numbers = float(temperature), float(top_p or 1)
@@ -132,11 +123,8 @@ class LiveAnswer:
 
 
 class RunningBatch:
-    """The rows that are being written under the adapters of one bank, `most` at a time.
-
-    Attributes:
-        joins: whether prompts can join rows that are being written.
-    """
+    """The rows that are being written under the adapters of one bank, `most` at a time. `joins`: whether prompts can
+    join rows that are being written."""
 
     def __init__(self, base: Base, bank: AdapterBank, most: int):
         self._base, self._bank, self._most = base, bank, most
@@ -214,10 +202,7 @@ class RunningBatch:
         self, rows: Sequence[LiveAnswer], tokens: Sequence[int], logits: Tensor | None = None
     ) -> list[LiveAnswer]:
         """Tell of the tokens of these rows, of logits (N, V), and let rows go; those that are to be read again.
-
-        Raises:
-            RunError: the base computes NaN.
-        """
+        RunError: the base computes NaN."""
         again = []
         for n, (each, token) in enumerate(zip(rows, tokens, strict=True)):
             if token == NOT_A_NUMBER:

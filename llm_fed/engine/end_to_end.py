@@ -67,11 +67,8 @@ def flattened(examples: Sequence[TokenSequence]) -> FlatBatch:
 
 def widened(batch: FlatBatch, grid: Grid, longest: int = 0) -> FlatBatch:
     """The batch in a shape of the grid. Further tokens are beginnings of the last sequence, so that they hold nothing
-    that is not finite where it does not; further targets are the last one, and further sequences are empty.
-
-    Args:
-        longest: tokens of the longest sequence of all batches that should have few shapes.
-    """
+    that is not finite where it does not; further targets are the last one, and further sequences are empty. `longest`:
+    tokens of the longest sequence of all batches that should have few shapes."""
     known = batch.sequences.borders.tolist()
     tokens, last = known[-1], known[-1] - known[-2]
     wide, targets = grid.end_to_end(tokens), grid.targets(len(batch.labels))
@@ -138,14 +135,12 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Causal attention (1, S, H, D) within each sequence, as a layer of transformers calls it.
 
-    On a GPU with 16 bits it is one launch (torch's `varlen_attn`); elsewhere a call for each sequence.
+    On a GPU with 16 bits it is one launch (torch's `varlen_attn`); elsewhere a call for each sequence. RuntimeError:
+    the layer asks for more than that.
 
     Args:
         query: (1, H, S, D); key and value may have fewer heads.
         sliding_window: how many tokens each one sees, itself among them; None: all before it.
-
-    Raises:
-        RuntimeError: the layer asks for more than that.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     own = {"attention_mask": attention_mask, "dropout": dropout or None, "is_causal": None if causal else False}

@@ -67,13 +67,7 @@ class Engine:
 
     def configure(self, config: EngineConfig, sites: Iterable[Client], captures: Captures | None = None) -> None:
         """Compute as a configuration says, with the captures of other runs on the same base, where there are some.
-
-        Args:
-            sites: who may train.
-
-        Raises:
-            UserError: the base's autocast is float16.
-        """
+        `sites`: who may train. UserError: the base's autocast is float16."""
         if config.fast == "auto" and self.base.device.type == "cuda":
             self.untried = untried(self.base.model, structures=dict.fromkeys(site.structure for site in sites))
         if self.base.autocast == torch.float16:
@@ -86,11 +80,8 @@ class Engine:
             self.captures.answers = config.fast == "on" or not untried(self.base.model, ANSWERED)
 
     def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
-        """One result, or one exception, for each of these requests of one type and structure.
-
-        Raises:
-            UserError: neither the engine nor the base's kind answers requests of this type.
-        """
+        """One result, or one exception, for each of these requests of one type and structure. UserError: neither the
+        engine nor the base's kind answers requests of this type."""
         requested, fused = type(requests[0]), requests[0].structure.fused
         for who, more in ((self, ()), (self.base, (self,))):
             if answer := who.answering.get((requested, fused)):

@@ -137,11 +137,7 @@ class Examples(ABC):
 
     def drawn(self, logits: Tensor, batch: Any, generators: Sequence[torch.Generator]) -> Any:
         """The batch with labels drawn from softmax(logits), by inversion: so those of an example do not depend on its
-        neighbours.
-
-        Args:
-            generators: one for each example of the batch.
-        """
+        neighbours. `generators`: one for each example of the batch."""
         counts = torch.bincount(batch.rows.cpu(), minlength=len(generators)).tolist()
         uniform = [
             torch.rand(count, generator=own, dtype=torch.float64) for count, own in zip(counts, generators, strict=True)
@@ -151,19 +147,12 @@ class Examples(ABC):
         return replace(batch, labels=labels[:, 0].clamp_max(logits.shape[1] - 1))
 
     def answer(self, model: Any, batch: Any) -> Answer:
-        """Of a classifier: the logits and what its head reads.
-
-        Raises:
-            UserError: the examples are not classified.
-        """
+        """Of a classifier: the logits and what its head reads. UserError: the examples are not classified."""
         raise self._not_classified()
 
     def under_head(self, head: State) -> Examples:
-        """These examples, where the model's own head is replaced by a linear one (weight, bias).
-
-        Raises:
-            UserError: the examples are not classified.
-        """
+        """These examples, where the model's own head is replaced by a linear one (weight, bias). UserError: the
+        examples are not classified."""
         raise self._not_classified()
 
     def _not_classified(self) -> UserError:

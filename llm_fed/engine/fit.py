@@ -49,15 +49,13 @@ def columns_of(names: Sequence[str], examples: Sequence[Any], indices: Sequence[
 
 
 def own_losses(jobs: Sequence[Fit], columns: Mapping[str, Tensor], inputs: PassInputs, logits: Tensor) -> Tensor:
-    """The losses (targets of all clients,): each client's function is given its own targets alone.
+    """The losses (targets of all clients,): each client's function is given its own targets alone. UserError: a
+    function returned something else than a number for each target.
 
     Args:
         columns: (examples,) of each name.
         inputs: the micro-batch, on the device of the logits.
         logits: (targets, C).
-
-    Raises:
-        UserError: a function returned something else than a number for each target.
     """
     labels, losses = inputs.batch.labels.to(logits.device), logits.new_zeros(len(logits))
     by_target = {name: column.to(logits)[inputs.batch.rows] for name, column in columns.items()}
@@ -84,11 +82,8 @@ def fit(model: AdaptedModel, jobs: Sequence[Fit]) -> tuple[list[Fitted | ClientE
 
     A client's loss is the mean over the targets of its batch; optimizer and dropout masks are its own. With
     `Fit.private` it is the mean over the batch's examples of each one's mean over its targets, and batches may be
-    empty. Jobs may differ in all else but the structure; one with no batch left rests.
-
-    Args:
-        model: its budget is halved until the device's memory suffices; the returned Work says at what, so that the next
-            fit can begin there.
+    empty. Jobs may differ in all else but the structure; one with no batch left rests. `model`: its budget is halved
+    until the device's memory suffices; the returned Work says at what, so that the next fit can begin there.
 
     Returns:
         One result per job, a ClientError for a client that failed, and the work done.
@@ -235,11 +230,8 @@ class FusedFit:
         return torch.tensor([self.jobs[k].mix for k in owners])
 
     def _taught(self, teachers: AdapterBank, indices: Sequence[int], batch: Batch) -> Tensor:
-        """The mean of the teachers' logits, (targets, C).
-
-        Args:
-            indices: of the batch's examples among those of the one job.
-        """
+        """The mean of the teachers' logits, (targets, C). `indices`: of the batch's examples among those of the one
+        job."""
         if not self.examples.single:
             return self._ask(teachers, batch, len(indices) * self.examples.each)
         new = [index for index in indices if index not in self.taught]

@@ -48,11 +48,7 @@ def has_library() -> bool:
 
 @cache
 def kernels(kind: str) -> Kernels:
-    """Those of Liger on a GPU, where it is installed; otherwise none.
-
-    Args:
-        kind: of the device.
-    """
+    """Those of Liger on a GPU, where it is installed; otherwise none. `kind`: of the device."""
     if kind != "cuda" or not has_library():
         return Kernels()
     from liger_kernel.ops.rope import LigerRopeFunction
@@ -64,11 +60,7 @@ def kernels(kind: str) -> Kernels:
 @contextmanager
 def fused(model: nn.Module, having: Kernels | None = None) -> Iterator[None]:
     """Within, norms, gates and rotations are computed in fewer launches. A backward pass belongs inside, too, as it may
-    compute layers again.
-
-    Args:
-        having: the kernels (default: those that are there for its device).
-    """
+    compute layers again. `having`: the kernels (default: those that are there for its device)."""
     having = having or kernels(device_of(model).type)
     own = [module for module in model.modules() if "forward" not in vars(module)]
     changed = {module: MethodType(_norm, module) for module in own if type(module).__name__ in NORMS}

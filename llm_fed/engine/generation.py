@@ -128,11 +128,7 @@ def stream(
 ) -> Iterator[int]:
     """The tokens of one answer under row 0 of the bank, each as soon as it is known; see `generate`.
 
-    The bank is attached until the last one is taken, or the iterator is closed.
-
-    Args:
-        sampling: None: it is greedy.
-    """
+    The bank is attached until the last one is taken, or the iterator is closed. `sampling`: None: it is greedy."""
     room, said = _room(base, prompt, max_new_tokens), list[int | Exception | None]()
     choose = None if sampling is None else sampling.chooser(base.model.device)
     answer = LiveAnswer(0, [*prompt], room, stop_tokens(base), said.append, mix, choose)

@@ -27,10 +27,8 @@ _COPIES = 10
 
 
 def mean_gradient(model: AdaptedModel, requested: Gradient, mix: Tensor | None = None) -> tuple[float, State]:
-    """The mean loss per target of the examples, and its gradient with respect to the adapter; no dropout.
-
-    Args:
-        mix: (N, E), where the structure's gate is `mix`: the weight of each expert for each example, a constant.
+    """The mean loss per target of the examples, and its gradient with respect to the adapter; no dropout. `mix`: (N,
+    E), where the structure's gate is `mix`: the weight of each expert for each example, a constant.
 
     Raises:
         ClientError: no target.
@@ -61,11 +59,7 @@ def mean_gradient(model: AdaptedModel, requested: Gradient, mix: Tensor | None =
 
 def evidence(model: AdaptedModel, requested: Sequence[GradientMoments]) -> list[Evidence | ClientError]:
     """The moments of the per-example gradients that each asks for; all examples share the backward passes, and no more
-    than a chunk's gradients exist at a time.
-
-    Raises:
-        RunError: the device's memory does not suffice for one example.
-    """
+    than a chunk's gradients exist at a time. RunError: the device's memory does not suffice for one example."""
     usable = [one for one in requested if model.examples.num_targets(one.examples)]
     moments = iter(model.within_memory(lambda within: _gather(within, usable)) if usable else [])
     return [
@@ -116,11 +110,8 @@ def _chunks(
 ) -> Iterator[tuple[list[int], Tensor, Tensor, bool]]:
     """Of the units (k, example) in chunks, at states (K, S, P): the indices (U,) of a chunk, the gradients (U, S, P) of
     log-likelihoods, summed over an example's targets, in memory that the next chunk takes; the losses (U, S); and
-    whether labels were drawn.
-
-    Args:
-        draws: per unit S generators; if any, each chunk comes a second time with labels drawn from the models.
-    """
+    whether labels were drawn. `draws`: per unit S generators; if any, each chunk comes a second time with labels drawn
+    from the models."""
     examples, device, (_, size, width) = model.examples, model.device, states.shape
     states = states.to(device)
     lengths = [examples.length(example) for _, example in units]

@@ -43,14 +43,8 @@ def out_of_memory(error: BaseException | None) -> bool:
 
 
 def within_memory(run: Callable[[int], Result], budget: int, free: Callable[[], None] = lambda: None) -> Result:
-    """`run(budget)`, with half the budget as often as the device's memory does not suffice.
-
-    Args:
-        free: gives memory back before the next attempt.
-
-    Raises:
-        RunError: it does not suffice for one example.
-    """
+    """`run(budget)`, with half the budget as often as the device's memory does not suffice. `free`: gives memory back
+    before the next attempt. RunError: it does not suffice for one example."""
     from accelerate.utils.memory import clear_device_cache
 
     while True:
@@ -111,11 +105,8 @@ def on_device(item: Item, device: torch.device) -> Item:
 
 
 class Static(Generic[Item]):
-    """Memory of a device that takes the tensors of one dataclass after another, all of equal shapes.
-
-    Attributes:
-        item: the dataclass with its tensors there, always the same ones.
-    """
+    """Memory of a device that takes the tensors of one dataclass after another, all of equal shapes. `item`: the
+    dataclass with its tensors there, always the same ones."""
 
     def __init__(self, like: Item, device: torch.device):
         self.item = _mapped(like, lambda tensor: torch.zeros_like(tensor, device=device))
@@ -167,11 +158,8 @@ def peak_of(work: Callable[[], None], device: torch.device) -> int:
 
 
 class _Alive(TorchDispatchMode):
-    """Within, counts the storages that operations make, each once, until nothing holds it any more.
-
-    Attributes:
-        peak: the most bytes that were alive at once.
-    """
+    """Within, counts the storages that operations make, each once, until nothing holds it any more. `peak`: the most
+    bytes that were alive at once."""
 
     def __init__(self) -> None:
         super().__init__()

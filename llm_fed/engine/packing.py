@@ -29,11 +29,8 @@ class TokenSequence(Protocol):
 
 @dataclass(frozen=True)
 class Grid:
-    """The few shapes to which micro-batches are rounded up, so that what was captured for one fits many.
-
-    Attributes:
-        longest: most tokens of a row that the model has positions for; None: any number.
-    """
+    """The few shapes to which micro-batches are rounded up, so that what was captured for one fits many. `longest`:
+    most tokens of a row that the model has positions for; None: any number."""
 
     longest: int | None = None
 
@@ -98,10 +95,7 @@ def plan(lengths: Sequence[int], budget: int, overhead: int, grid: Grid | None =
 
 def filled(lengths: Sequence[int], budget: int) -> list[list[int]]:
     """Partition examples into stretches of about equally many tokens, as few as the budget and MOST allow, in their
-    order.
-
-    Args:
-        budget: most tokens of a stretch. A longer example is one of its own.
+    order. `budget`: most tokens of a stretch. A longer example is one of its own.
 
     Returns:
         Positions in `lengths`.

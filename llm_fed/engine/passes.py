@@ -88,11 +88,7 @@ def inputs_of(
 
 def widened(inputs: PassInputs, grid: Grid, longest: int) -> PassInputs:
     """The inputs in a shape of the grid. Further rows, or tokens, are of the last client, and further targets weigh
-    nothing.
-
-    Args:
-        longest: tokens of the longest text of all batches that should have few shapes.
-    """
+    nothing. `longest`: tokens of the longest text of all batches that should have few shapes."""
     groups, rows = inputs.groups, len(inputs.index)
     if groups is None:
         batch: Any = packing.widened(inputs.batch, grid)

@@ -120,11 +120,8 @@ class Steps:
         """Add the gradients (n, P) of single examples to the rows that they belong to, each clipped as `Fit.private`
         says.
 
-        The norm is that of what this client trains: the bank may train more for others.
-
-        Args:
-            owners: the row of each example; of other rows than these they are left out.
-        """
+        The norm is that of what this client trains: the bank may train more for others. `owners`: the row of each
+        example; of other rows than these they are left out."""
         for k in self._active:
             private, chosen = self._fits[k].private, [n for n, owner in enumerate(owners) if owner == k]
             if private is None or not chosen:
@@ -145,11 +142,8 @@ class Steps:
 
     @torch.no_grad()
     def step(self, rows: Collection[int]) -> None:
-        """One step of those among these rows that are its own, with the gradients that are there.
-
-        Args:
-            rows: a row that is not among them rests from then on.
-        """
+        """One step of those among these rows that are its own, with the gradients that are there. `rows`: a row that is
+        not among them rests from then on."""
         for k in self._active:
             if k not in rows:
                 for parameter in self.parameters[k]:

@@ -58,11 +58,8 @@ class Trainable(Base, ABC):
 def in_chunks(
     base: Base, examples: Examples, items: Sequence[Any], within: Callable[[slice], AbstractContextManager[Any]]
 ) -> Answer:
-    """The base's answer to all items, in float32 at least, on the CPU.
-
-    Args:
-        within: the context for a part of the items, such as an attached bank.
-    """
+    """The base's answer to all items, in float32 at least, on the CPU. `within`: the context for a part of the items,
+    such as an attached bank."""
     answers, longest = [], max(map(examples.length, items), default=1)
     size = max(1, budget_and_overhead(base.device)[0] // longest)
     for at in range(0, len(items), size):

@@ -21,10 +21,7 @@ TRAINED, ANSWERED = frozenset(("llama", "qwen3")), frozenset(("llama",))
 
 def untried(model: nn.Module, families: Collection[str] = TRAINED, structures: Iterable[Structure] = ()) -> str:
     """Why `auto` leaves passes of this base as they are written; empty where a GPU has run its like otherwise.
-
-    Args:
-        structures: what is trained on it; those of whole models count for nothing.
-    """
+    `structures`: what is trained on it; those of whole models count for nothing."""
     config = getattr(model, "config", None)
     family = getattr(config, "model_type", "such a model")
     reasons = {

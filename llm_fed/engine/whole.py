@@ -29,10 +29,7 @@ CHUNK = 500  # examples of a forward pass without gradients
 
 class WholeModel:
     """The model, or models side by side, of one structure; a client's state is loaded into it for each request.
-
-    Attributes:
-        examples: what is known of the examples that it is given.
-    """
+    `examples`: what is known of the examples that it is given."""
 
     def __init__(self, base: Trainable, structure: Structure):
         self.examples = base.examples(structure)

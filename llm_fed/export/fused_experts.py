@@ -19,11 +19,7 @@ from llm_fed.state import FACTORS, pair
 
 
 def together(entries: Mapping[str, Tensor], model: nn.Module, structure: Lora) -> dict[str, Tensor]:
-    """An adapter's entries, those of each fused parameter as PEFT's one pair.
-
-    Args:
-        entries: of `models.lora.layout`.
-    """
+    """An adapter's entries, those of each fused parameter as PEFT's one pair. `entries`: of `models.lora.layout`."""
     made = dict(entries)
     for name, experts, location in _placed(model, structure):
         pairs = [pair(f"{name}.{expert}", "") for expert in range(experts)]
@@ -35,11 +31,7 @@ def together(entries: Mapping[str, Tensor], model: nn.Module, structure: Lora) -
 
 def apart(tensors: Mapping[str, Tensor], model: nn.Module, structure: Lora, prefix: str) -> dict[str, Tensor]:
     """The tensors of a file by the names that an ordinary layer's would have, those of fused parameters by expert; what
-    has not the shape of such a pair stays as it is.
-
-    Args:
-        prefix: of PEFT's names.
-    """
+    has not the shape of such a pair stays as it is. `prefix`: of PEFT's names."""
     made = dict(tensors)
     for name, experts, location in _placed(model, structure):
         a, b = (made.get(f"{prefix}{location}.{factor}.weight") for factor in FACTORS)

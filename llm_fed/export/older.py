@@ -30,11 +30,8 @@ _ONE_THETA = ("modernbert-decoder", "olmo3")  # for full and sliding attention
 
 
 def advice(settings: Mapping[str, Any]) -> str:
-    """What the user should know who loads a model with transformers 4.57, or nothing.
-
-    Args:
-        settings: a config.json as version 5 writes it, with `transformers_version` as the base's own has it.
-    """
+    """What the user should know who loads a model with transformers 4.57, or nothing. `settings`: a config.json as
+    version 5 writes it, with `transformers_version` as the base's own has it."""
     kind = settings["model_type"]
     if why := _unread(settings):
         return f"transformers 4.57 {why}; to load it takes {_first_version(settings)} or newer"
@@ -88,11 +85,8 @@ def _first_version(settings: Mapping[str, Any]) -> str:
 
 def with_older_keys(settings: Mapping[str, Any], config: PreTrainedConfig) -> dict[str, Any]:
     """A config.json with what version 4 reads beside what version 5 does; as it is, of a family that version 4 does not
-    know, since version 5 need not read older keys of it.
-
-    Args:
-        config: the same as an object of version 5. What it says is added where `settings` say nothing.
-    """
+    know, since version 5 need not read older keys of it. `config`: the same as an object of version 5. What it says is
+    added where `settings` say nothing."""
     return _with_older_keys(settings, config) if config.model_type in FAMILIES else dict(settings)
 
 

@@ -66,14 +66,9 @@ def contents(state: State, structure: Lora, base: Base, card: str, more: Mapping
 def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State, Lora]:
     """Read a PEFT LoRA folder, whoever wrote it, or a folder of several experts as `write` makes it: its state (at
     least float32) and its structure, of rsLoRA that of the plain LoRA that computes the same. An adapter that names
-    another base is taken with a warning if all its entries fit.
-
-    Args:
-        structure: the rank, scaling and target modules that the adapter must have (dropout may differ).
-
-    Raises:
-        UserError: no adapter folder, damaged files, a feature that is not supported, or another base, rank or scaling.
-    """
+    another base is taken with a warning if all its entries fit. `structure`: the rank, scaling and target modules that
+    the adapter must have (dropout may differ). UserError: no adapter folder, damaged files, a feature that is not
+    supported, or another base, rank or scaling."""
     folder = Path(folder)
     if structure and structure.delta:
         state, stored = read(folder, base)

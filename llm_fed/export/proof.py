@@ -63,14 +63,8 @@ def probe(base: Language, structure: Lora, state: State, prompt: Prompt) -> Prob
 
 
 def check(folder: Path, probed: Probe, base: BaseConfig) -> None:
-    """Refuse a folder that holds another model than the one that was probed.
-
-    Args:
-        base: how the base was loaded that was probed.
-
-    Raises:
-        RunError: what differs.
-    """
+    """Refuse a folder that holds another model than the one that was probed. `base`: how the base was loaded that was
+    probed. RunError: what differs."""
     try:
         whole = load_base(BaseConfig(name=str(folder), dtype=base.dtype), "cpu")
         prompt = read_prompt(folder)
@@ -81,14 +75,8 @@ def check(folder: Path, probed: Probe, base: BaseConfig) -> None:
 
 
 def compare(whole: Base, probed: Probe, prompt: Prompt) -> None:
-    """Refuse a model that does not do what was probed.
-
-    Args:
-        prompt: what it says of how it is asked.
-
-    Raises:
-        RunError: what differs.
-    """
+    """Refuse a model that does not do what was probed. `prompt`: what it says of how it is asked. RunError: what
+    differs."""
     tolerance, dtype = TOLERANCE[whole.dtype], str(whole.dtype).removeprefix("torch.")
     if [_encoded(whole, each, prompt) for each in (probed.text, ASKED)] != [probed.read, probed.asked]:
         raise RunError("the merged model's tokenizer divides a text into other tokens than the base's")

@@ -88,11 +88,7 @@ def joined(state: State, scaling: float) -> State:
 
 def apart(state: State, scaling: float, layout: Layout) -> State:
     """The inverse of `joined`, as far as it matters: a zero adapter of this layout with all of `state` beneath it, in
-    the factors that it has.
-
-    Args:
-        scaling: of `state`.
-    """
+    the factors that it has. `scaling`: of `state`."""
     heads = [name for name in state if factor_of(name) == HEAD]
     below = {
         name: state[name] * (scaling if factor_of(name) == FACTORS[1] else 1.0) for name in state if name not in heads

@@ -24,11 +24,8 @@ def mean(states: Sequence[State], weights: Sequence[float] | None = None) -> Sta
 
 
 def mix_factors(first: State, second: State, weight: float | Mapping[str, float]) -> State:
-    """`weight * first + (1 - weight) * second`, for A and for B (POTARA, App. B).
-
-    Args:
-        weight: one for all entries, or one for each of A and B and, where there are such entries, HEAD.
-    """
+    """`weight * first + (1 - weight) * second`, for A and for B (POTARA, App. B). `weight`: one for all entries, or one
+    for each of A and B and, where there are such entries, HEAD."""
     of = {name: weight[factor_of(name)] if isinstance(weight, Mapping) else weight for name in first}
     return State.of({name: of[name] * first[name] + (1 - of[name]) * second[name] for name in first})
 

@@ -33,11 +33,7 @@ def layers(state: State) -> Iterator[tuple[str, str, str]]:
 
 def combined(states: Sequence[State], coefficients: Coefficients) -> State:
     """Per layer `sum_k c_k B_k A_k` of K states, exactly: the A's are stacked, and the B's, each times its coefficient,
-    stand side by side.
-
-    Args:
-        coefficients: of the inner products (K, K) of a layer's K products, in float64.
-    """
+    stand side by side. `coefficients`: of the inner products (K, K) of a layer's K products, in float64."""
     entries = _heads(states)
     for _, a, b in layers(states[0]):
         chosen = coefficients(inner([(state[b], state[a]) for state in states]))

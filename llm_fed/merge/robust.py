@@ -67,10 +67,7 @@ def _liars(uploads: int, settings: ServerStepConfig) -> int:
 
 def shares(weights: Sequence[float], most: float) -> Tensor:
     """p (n,), float64: what each upload counts, in proportion to its weight, but none more than `most` of the whole.
-
-    Args:
-        most: at least 1 / n.
-    """
+    `most`: at least 1 / n."""
     share = torch.tensor(weights, dtype=torch.float64)
     share = share / share.sum()
     full = torch.zeros_like(share, dtype=torch.bool)
@@ -83,11 +80,7 @@ def shares(weights: Sequence[float], most: float) -> Tensor:
 
 def aggregate(states: Sequence[State], weights: Tensor, settings: ServerStepConfig) -> list[State]:
     """For each row of `weights` (d, n) the robust mean of n states of one layout, each counted by its share of the row.
-    A row of zeros gives zeros.
-
-    Args:
-        settings: with another rule than the mean.
-    """
+    A row of zeros gives zeros. `settings`: with another rule than the mean."""
     weights = weights.double()
     weights = torch.where(weights > 0, weights / weights.sum(1, keepdim=True), 0.0)
     rows = stack(states)

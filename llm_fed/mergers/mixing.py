@@ -40,11 +40,8 @@ def examples_of(client: Client, count: int, source: Literal["train", "held-out"]
 def mixed(
     fed: State, local: State, weight: float | Mapping[str, float], space: Space, *, own_head: bool = False
 ) -> State:
-    """`weight * fed + (1 - weight) * local` in the space requested; a weight per factor in `factors` alone.
-
-    Args:
-        own_head: an image model's head is that of `local`.
-    """
+    """`weight * fed + (1 - weight) * local` in the space requested; a weight per factor in `factors` alone. `own_head`:
+    an image model's head is that of `local`."""
     if space == "delta":
         assert not isinstance(weight, Mapping)  # refused with the settings
         merged = mix_products(fed, local, weight)

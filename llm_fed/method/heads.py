@@ -36,14 +36,11 @@ def own_model(client: Site) -> State:
 
 
 def check_head(client: Site, state: State, shape: Sequence[int]) -> None:
-    """Refuse a client whose model does not end as the run's base does.
+    """Refuse a client whose model does not end as the run's base does. UserError: its head has another shape.
 
     Args:
         state: the client's model.
         shape: (C, H), of the base's head.
-
-    Raises:
-        UserError: its head has another shape.
     """
     if head_shape(state) != tuple(shape):
         raise UserError(

@@ -34,11 +34,8 @@ class Tail:
 @dataclass(frozen=True)
 class Optimizer:
     """One client's optimizer. A step's gradient is that of the loss, of the proximal term and of `tail`; then it is
-    clipped, and then `correction` is added. Two are equal if all but their `anchor` and `correction` is.
-
-    Raises:
-        UserError: an unknown name, a number out of range, or momentum without sgd.
-    """
+    clipped, and then `correction` is added. Two are equal if all but their `anchor` and `correction` is. UserError: an
+    unknown name, a number out of range, or momentum without sgd."""
 
     lr: float
     name: str = "adamw"  # adamw | adam | sgd

@@ -59,10 +59,7 @@ def posterior(answer: Answer, labels: Tensor, weights: Tensor) -> Tensor:
 
 def expected_loss(q: Tensor, answer: Answer, labels: Tensor, indices: Tensor) -> Tensor:
     """The mean over a batch of `sum_m q_s(m) loss_m(s)`, the M-step: each model takes the steps that it would alone.
-
-    Args:
-        q: of all training examples, (N, d).
-    """
+    `q`: of all training examples, (N, d)."""
     return (q.to(labels.device)[indices] * losses(answer, labels)).sum(1).mean()
 
 

@@ -240,11 +240,8 @@ def sizes_of(server: Server, uploads: list[Upload]) -> Tensor:
 
 
 def move_soup(server: Server, soup: list[State], uploads: list[Upload], deltas: Tensor, mixing: Tensor) -> list[State]:
-    """The soup after its step with the c_ij (k, d), by the rule that `server.aggregation` names.
-
-    Args:
-        deltas: the uploads' rows (k, P).
-    """
+    """The soup after its step with the c_ij (k, d), by the rule that `server.aggregation` names. `deltas`: the uploads'
+    rows (k, P)."""
     if server.step.aggregation == "mean":
         return new_soup(soup, step_soup(stack(soup), deltas, mixing), uploads, mixing)
     contents = [State(u.content.layout, row, u.content.extras) for u, row in zip(uploads, deltas, strict=True)]

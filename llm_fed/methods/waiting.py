@@ -33,10 +33,7 @@ def with_model(state: Message, model: State, wait: Wait) -> Message:
 
 def step(server: Server, state: Message, uploads: list[Upload], wait: Wait, needed: int) -> Message:
     """The state after what arrived in a round: the model moves by the mean of the updates that count, if it moves.
-
-    Args:
-        needed: first_n: so many answers.
-    """
+    `needed`: first_n: so many answers."""
     if wait == "none":
         return averaged(server, state, uploads)
     if wait == "deadline":

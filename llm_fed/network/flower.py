@@ -164,11 +164,7 @@ def _config(module: str) -> Path:
 
 class Pulls(Generic[Result]):
     """Looks things up by their ids, each in a thread that ends with the process, so that one that hangs holds up nobody
-    else.
-
-    Args:
-        pull: of an id what there is, or None where there is nothing yet. What it raises is raised by `look`.
-    """
+    else. `pull`: of an id what there is, or None where there is nothing yet. What it raises is raised by `look`."""
 
     def __init__(self, pull: Callable[[str], Result | None]):
         self._pull = pull

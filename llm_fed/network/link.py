@@ -338,11 +338,7 @@ def _is_range(where: Json, least: int, most: int) -> TypeGuard[list[int]]:
 
 
 class Bundles:
-    """Sends orders to clients, and gives out their replies one by one.
-
-    Args:
-        node: of a client, the id of its node.
-    """
+    """Sends orders to clients, and gives out their replies one by one. `node`: of a client, the id of its node."""
 
     def __init__(self, link: Link, node: Callable[[str], int], patience: float):
         self._link, self._node, self._patience = link, node, patience

@@ -40,14 +40,12 @@ def plain(name: str) -> str:
 
 
 class RowsAtNode:
-    """What this machine knows of its rows in a run, so that it tests on none that it trained on.
+    """What this machine knows of its rows in a run, so that it tests on none that it trained on. RunError: what is kept
+    is damaged.
 
     Args:
         home: the folder of its memories.
         runs: the token of the run, and of those that it starts from; none: nothing is kept.
-
-    Raises:
-        RunError: what is kept is damaged.
     """
 
     def __init__(self, home: Path, runs: Sequence[str]):

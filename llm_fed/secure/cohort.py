@@ -27,11 +27,8 @@ def digest_of(*parts: str | int | Sequence[str]) -> bytes:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients that prepare a round.
-
-    Args:
-        number: larger with each cohort of a run, also where the round is the same one again.
-    """
+    """The clients that prepare a round. `number`: larger with each cohort of a run, also where the round is the same
+    one again."""
 
     run: str
     number: int

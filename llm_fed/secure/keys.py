@@ -30,11 +30,8 @@ _NONCE = 12
 
 
 class Unsafe(ValueError):
-    """What a client is asked would tell somebody what it must not, or does not come from whom it should.
-
-    Attributes:
-        code: one word, which the server may know.
-    """
+    """What a client is asked would tell somebody what it must not, or does not come from whom it should. `code`: one
+    word, which the server may know."""
 
     def __init__(self, code: str, text: str):
         super().__init__(text)

@@ -130,10 +130,8 @@ class Party:
         return {"public": public.hex(), "own": commitment(drawn["own"]), "sealed": sealed}
 
     def mask(self, vector: Tensor, terms: Terms, sealed: Mapping[str, str]) -> dict[str, str]:
-        """Add the masks of these terms to (P,) int32, in place.
-
-        Args:
-            sealed: what the neighbours among `terms.present` have dealt to this one.
+        """Add the masks of these terms to (P,) int32, in place. `sealed`: what the neighbours among `terms.present`
+        have dealt to this one.
 
         Returns:
             For each of these what proves to it that this client has answered on these terms.

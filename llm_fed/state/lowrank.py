@@ -16,15 +16,13 @@ Factors = tuple[Tensor, Tensor]  # (m, r), (r, n)
 
 
 class LowRank(State):
-    """A state; `wire.pack` sends the factors of an entry in its place.
+    """A state; `wire.pack` sends the factors of an entry in its place. ValueError: factors that do not fit their entry,
+    or entries that are missing.
 
     Args:
         layout: of all entries.
         factors: by entry of shape (m, ...) the two factors of the (m, n) matrix of its numbers.
         rest: the other entries, and the extras.
-
-    Raises:
-        ValueError: factors that do not fit their entry, or entries that are missing.
     """
 
     __slots__ = ("factors",)
@@ -52,11 +50,8 @@ def truncated(state: State, energy: float) -> LowRank:
     """The state with each matrix cut to the smallest rank that keeps this share of its squared singular values.
 
     Of entries of more than two dimensions (convolutions) the rows are the outputs. An entry stays as it is where the
-    factors would be no smaller. At least rank 1 stays, so no update is lost.
-
-    Args:
-        energy: above 0; at 1 or more nothing is cut.
-    """
+    factors would be no smaller. At least rank 1 stays, so no update is lost. `energy`: above 0; at 1 or more nothing is
+    cut."""
     matrices = {name: state[name].flatten(1) for name in state if state[name].dim() > 1 and energy < 1}
     pairs = {name: _factors(matrix, energy) for name, matrix in matrices.items()}
     factors = {name: pair for name, pair in pairs.items() if pair is not None}

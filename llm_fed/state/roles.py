@@ -209,11 +209,8 @@ class Echo(Role[int | str]):
 
 @dataclass(frozen=True)
 class Flags(Role[bool | Tensor]):
-    """True or False, as one or as a tensor.
-
-    Args:
-        some: whether at least one of them is True: which classes a client has examples of.
-    """
+    """True or False, as one or as a tensor. `some`: whether at least one of them is True: which classes a client has
+    examples of."""
 
     some: bool = False
     fits = "a bool, or a tensor of bools"
@@ -234,14 +231,12 @@ def role_of(sends: Roles, path: str, value: Leaf) -> Role[Any] | None:
 
 
 def check(name: str, sends: Roles, like: Message) -> None:
-    """Refuse a method that sends something without a role.
+    """Refuse a method that sends something without a role. UserError: what has no role, has one that does not suit it,
+    or has one and is not sent.
 
     Args:
         name: of the method.
         like: what its `upload_like` gives.
-
-    Raises:
-        UserError: what has no role, has one that does not suit it, or has one and is not sent.
     """
     parts = dict(leaves(like))
     for path, value in parts.items():

@@ -43,15 +43,13 @@ class WireError(ValueError):
 
 
 def pack(message: Any, encoding: str | None = None) -> bytes:
-    """The bytes of a message.
+    """The bytes of a message. TypeError: it holds something that cannot travel (an object, a function, a non-string
+    key).
 
     Args:
         encoding: float16 | bfloat16, in which the float32 row of every `State` is written; `unpack` makes it float32
             again by itself. Nothing else is: other tensors, extras (BatchNorm statistics), rows of another dtype, and
             the whole of a `LowRank` stay as they are. None: nothing is.
-
-    Raises:
-        TypeError: it holds something that cannot travel (an object, a function, a non-string key).
     """
     tensors: dict[str, Tensor] = {}
     tree = _flatten(message, tensors, encoding)
@@ -60,15 +58,9 @@ def pack(message: Any, encoding: str | None = None) -> bytes:
 
 
 def unpack(data: bytes, expected: Skeleton | None = None) -> Any:
-    """The message that `pack` made these bytes from, in fresh memory.
-
-    Args:
-        expected: the `skeleton` that it must have, and little more than that is decoded. None: any, of which at most
-            EXPANSION times as many bytes are decoded as came.
-
-    Raises:
-        WireError: the bytes are damaged, are no message, or are another one than expected; in one line.
-    """
+    """The message that `pack` made these bytes from, in fresh memory. `expected`: the `skeleton` that it must have, and
+    little more than that is decoded. None: any, of which at most EXPANSION times as many bytes are decoded as came.
+    WireError: the bytes are damaged, are no message, or are another one than expected; in one line."""
     try:
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])["__metadata__"][_HEADER]
@@ -137,14 +129,8 @@ def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None)
 
 class _MessageReader:
     """Makes a message of its tree, which another party may have written: a message that `pack` could have made. Each
-    tensor belongs to one place, so that no bytes count twice.
-
-    Args:
-        room: bytes that the message may take.
-
-    Raises:
-        ValueError: it is no such tree, or takes more; what is wrong with it.
-    """
+    tensor belongs to one place, so that no bytes count twice. `room`: bytes that the message may take. ValueError: it
+    is no such tree, or takes more; what is wrong with it."""
 
     def __init__(self, tensors: Mapping[str, Tensor], room: int):
         self.left, self._room = dict(tensors), room
