@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
+from llm_fed.engine.end_to_end import FlatBatch
+from llm_fed.engine.examples import TextBatch
 from llm_fed.engine.masks import not_captured
 from llm_fed.engine.memory import Static, out_of_memory
 from llm_fed.engine.packing import Grid
@@ -129,8 +131,7 @@ class CapturedPass:
         self.model, self.bank = model, bank
         device, num_rows = model.device, len(bank.rows)
         self.losses, self.longest = torch.zeros(num_rows, device=device), 0
-        config = getattr(model.model, "config", None)
-        self.grid = Grid(None if config is None else context(config))
+        self.grid = Grid(context(model.model.config) if isinstance(model.model, PreTrainedModel) else None)
         self.recorder = Recorder(captures, device, "training passes")
         self._shapes: dict[Hashable, Static[PassInputs]] = {}
         self._masks = torch.zeros(0, dtype=torch.bool, device=device)
@@ -147,11 +148,12 @@ class CapturedPass:
 
     def _shape(self, wide: PassInputs) -> tuple[Hashable, Static[PassInputs]]:
         """What is the same in all micro-batches that have its memory, and the memory."""
-        rows, tokens = wide.batch.input_ids.shape
+        batch, groups = wide.batch, wide.groups
+        assert isinstance(batch, TextBatch)
+        rows, tokens = batch.input_ids.shape
         key: Hashable = rows, tokens, len(wide.owner), wide.weights.dtype
-        if wide.groups is not None:
-            sequences = wide.batch.sequences
-            key = key, len(wide.groups.ends), len(sequences.borders), sequences.longest
+        if isinstance(batch, FlatBatch) and groups is not None:
+            key = key, len(groups.ends), len(batch.sequences.borders), batch.sequences.longest
         static = self._shapes.pop(key, None)
         if static is None:
             static = Static(wide, self.losses.device)
@@ -189,7 +191,7 @@ class CudaGraphs(Graphs):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool: Any = None
+        self._pool: torch.cuda._POOL_HANDLE | None = None
 
     def warm(self, run: Replay) -> None:
         """On a stream of its own, as torch wants it: some libraries prepare themselves for each stream."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -120,6 +120,13 @@ class LiveAnswer:
     stopped: bool = False
     ended: bool = field(default=False, init=False)
     logprobs: list[LogProbability] = field(default_factory=list, init=False)
+
+
+class KeysAndValues(Protocol):
+    """What a layer keeps of all tokens, (N, H, T, D) each."""
+
+    keys: Tensor
+    values: Tensor
 
 
 class RunningBatch:
@@ -232,7 +239,7 @@ class RunningBatch:
         if self.joins and kept:  # without columns that none needs any more
             width = max(len(each.text) for each in self._rows) - 1
             self._mask = self._mask[:, -width:]
-            for layer in _layers(self._cache):
+            for layer in layers_of(self._cache):
                 layer.keys, layer.values = layer.keys[:, :, -width:], layer.values[:, :, -width:]
 
 
@@ -284,7 +291,7 @@ def _level(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 def _join(cache: Cache | None, new: Cache) -> None:
     """The rows of `new` behind those of a cache, whose texts end in the same column."""
-    for own, other in zip(_layers(cache), _layers(new), strict=True):
+    for own, other in zip(layers_of(cache), layers_of(new), strict=True):
         width = max(own.keys.shape[2], other.keys.shape[2])
         parts = [
             [F.pad(part, (0, 0, width - part.shape[2], 0)) for part in (each.keys, each.values)]
@@ -293,10 +300,10 @@ def _join(cache: Cache | None, new: Cache) -> None:
         own.keys, own.values = (torch.cat(both) for both in zip(*parts, strict=True))
 
 
-def _layers(cache: Cache | None) -> list[Any]:
+def layers_of(cache: Cache | None) -> Sequence[KeysAndValues]:
     """Of plain keys and values (N, H, T, D), see `RunningBatch.joins`."""
     assert cache is not None
-    return cache.layers
+    return cast(Sequence[KeysAndValues], cache.layers)
 
 
 def forward(
@@ -307,7 +314,7 @@ def forward(
     keep: int,
     padded: bool,
     positions: Tensor | None = None,
-    more: Mapping[str, Any] | None = None,
+    more: Mapping[str, Tensor] | None = None,
 ) -> tuple[Tensor, Cache]:
     """Logits (N, keep, V) of the last `keep` tokens of `ids` (N, T), and the cache with all of them.
 

@@ -8,14 +8,18 @@ fixed.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TypeVar
 
 from llm_fed.method.requests import Request
 
-Execute = Callable[[Sequence[Request[Any]]], Sequence[Any]]  # one result, or one exception, per request
+Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-def drive(work: Mapping[str, Coroutine[Request[Any], Any, Any]], execute: Execute) -> dict[str, Any]:
+def drive(
+    work: Mapping[str, Coroutine[Request[Answer], Answer | None, Result]],
+    execute: Callable[[Sequence[Request[Answer]]], Sequence[Answer]],
+) -> dict[str, Result | Exception]:
     """Run the coroutines to their ends.
 
     Args:
@@ -27,9 +31,9 @@ def drive(work: Mapping[str, Coroutine[Request[Any], Any, Any]], execute: Execut
         Per site the coroutine's return value, or the exception that ended it: one client's failure ends that client
         alone.
     """
-    outcomes: dict[str, Any] = {}
-    waiting: dict[str, Request[Any]] = {}
-    answers: dict[str, Any] = dict.fromkeys(work)
+    outcomes: dict[str, Result | Exception] = {}
+    waiting: dict[str, Request[Answer]] = {}
+    answers: dict[str, Answer | None] = dict.fromkeys(work)
     while answers:
         for site, answer in answers.items():
             waiting.pop(site, None)

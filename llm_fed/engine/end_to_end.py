@@ -6,24 +6,25 @@ Shape letters: N sequences, S tokens of all of them, n target tokens, H heads, D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from inspect import signature
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedConfig
 
 from llm_fed.engine.packing import Grid, TokenSequence, repeated
 
 NAME = "llm_fed_end_to_end"  # of the attention, among those of transformers
-SEQUENCES = "sequences"  # how a model is given them: its layers hand on what they do not know
 CAPABILITY = 8, 0  # of a GPU, for products by group
 WINDOW = "sliding_attention"  # how transformers names layers with windows
 # Families that were compared with training in rows (tests/engine/test_padding_free.py), windows of attention too.
 FAMILIES = frozenset(("gemma3_text", "gpt2", "llama", "mistral", "phi3", "qwen2", "qwen3"))
+Attention: TypeAlias = Callable[..., tuple[Tensor, None]]  # as layers of transformers call it
 LARGEST_HEAD, HEADS_OF = 256, 8  # of torch's kernel: the most numbers of a head, and what they are a multiple of
 
 
@@ -50,6 +51,11 @@ class FlatBatch:
     rows: Tensor  # (n,) the example of each
     indices: Tensor  # (n,) where in S stands the token that predicts each
     sequences: FlatSequences
+
+    @property
+    def inputs(self) -> Mapping[str, Tensor | FlatSequences]:
+        """What a model is given on its device, within `attention`; its layers hand on what they do not know."""
+        return {"input_ids": self.input_ids, "position_ids": self.positions, "sequences": self.sequences}
 
 
 def flattened(examples: Sequence[TokenSequence]) -> FlatBatch:
@@ -81,11 +87,6 @@ def widened(batch: FlatBatch, grid: Grid, longest: int = 0) -> FlatBatch:
     return FlatBatch(batch.input_ids[:, again], batch.positions[:, again], labels, rows, indices, sequences)
 
 
-def inputs_of(batch: FlatBatch) -> dict[str, Any]:
-    """What a model is given of a batch on its device, within `attention`."""
-    return {"input_ids": batch.input_ids, "position_ids": batch.positions, SEQUENCES: batch.sequences}
-
-
 def attention(model: nn.Module) -> AbstractContextManager[None]:
     """Within, each token of a model's input sees those before it in its own sequence. A backward pass belongs inside,
     too, as it may compute layers again."""
@@ -93,9 +94,9 @@ def attention(model: nn.Module) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def attending(model: nn.Module, name: str, attend: Callable[..., Any]) -> Iterator[None]:
+def attending(model: nn.Module, name: str, attend: Attention) -> Iterator[None]:
     """Within, a model's layers use this attention, which transformers knows by the name from then on."""
-    _register(name, attend)
+    AttentionInterface.register(name, attend)  # it knows no masks for this name, so that it makes none
     configs = _configs(model)
     before = [config._attn_implementation_internal for config in configs]
     try:
@@ -107,18 +108,10 @@ def attending(model: nn.Module, name: str, attend: Callable[..., Any]) -> Iterat
             config._attn_implementation_internal = implementation
 
 
-def _configs(model: nn.Module) -> list[Any]:
+def _configs(model: nn.Module) -> list[PreTrainedConfig]:
     """The configurations that layers look up their attention in, each once."""
-    found = {id(config): config for module in model.modules() if (config := getattr(module, "config", None))}
-    return [config for config in found.values() if hasattr(config, "_attn_implementation_internal")]
-
-
-@cache
-def _register(name: str, attend: Callable[..., Any]) -> None:
-    """A name that transformers knows no masks for, so that it makes none."""
-    from transformers import AttentionInterface  # takes seconds to import
-
-    AttentionInterface.register(name, attend)
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(config): config for config in configs if isinstance(config, PreTrainedConfig)}.values())
 
 
 def attend(
@@ -131,7 +124,9 @@ def attend(
     scaling: float | None = None,
     is_causal: bool | None = None,
     sliding_window: int | None = None,
-    **more: Any,
+    *,
+    sequences: FlatSequences,
+    **more: Tensor | float | None,
 ) -> tuple[Tensor, None]:
     """Causal attention (1, S, H, D) within each sequence, as a layer of transformers calls it.
 
@@ -148,9 +143,9 @@ def attend(
         raise RuntimeError(f"sequences that lie end to end have no attention with {', '.join(unknown)}")
     if kernel_takes(query.device, dtype := _dtype(query), query, value):
         query, key, value = (each.to(dtype) for each in (query, key, value))
-        attended = _by_kernel(query, key, value, more[SEQUENCES], scaling, sliding_window)
+        attended = _by_kernel(query, key, value, sequences, scaling, sliding_window)
     else:
-        attended = one_by_one(query, key, value, more[SEQUENCES], scaling, sliding_window)
+        attended = one_by_one(query, key, value, sequences, scaling, sliding_window)
     return attended[None].contiguous(), None  # as from other attentions of transformers; some layers rely on it
 
 
@@ -189,13 +184,14 @@ def _by_kernel(
     from torch.nn.attention.varlen import varlen_attn
 
     query, key, value = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))  # (S, H, D)
-    told = "enable_gqa" in signature(varlen_attn).parameters  # before torch 2.12 it needs not be told of fewer heads
-    grouped: dict[str, Any] = {"enable_gqa": query.shape[1] != key.shape[1]} if told else {}
+    attend = varlen_attn
+    if "enable_gqa" in signature(varlen_attn).parameters:  # before torch 2.12 it needs not be told of fewer heads
+        attend = partial(varlen_attn, enable_gqa=query.shape[1] != key.shape[1])
     # The kernel counts the tokens before each one, transformers that one, too.
     before = -1 if window is None or window >= sequences.longest else window - 1
-    attended = varlen_attn(
-        query, key, value, sequences.borders, sequences.borders, sequences.longest, sequences.longest,
-        scale=scaling, window_size=(before, 0), **grouped,
+    borders, longest = sequences.borders, sequences.longest
+    attended = attend(
+        query, key, value, borders, borders, longest, longest, scale=scaling, window_size=(before, 0)
     )  # fmt: skip
     assert isinstance(attended, Tensor)
     return attended
@@ -204,10 +200,6 @@ def _by_kernel(
 def _dtype(query: Tensor) -> torch.dtype:
     kind = query.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else query.dtype
-
-
-def quantised(model: Any) -> bool:
-    return bool(getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None))
 
 
 def kernel_takes(device: torch.device, dtype: torch.dtype, query: Tensor, value: Tensor) -> bool:

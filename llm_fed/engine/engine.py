@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.engine import fit, gradients, inference
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.capture import Captures
-from llm_fed.engine.trainable import Answering, Handler, Trainable, in_chunks
+from llm_fed.engine.trainable import Answering, Handler, Item, Trainable, in_chunks
 from llm_fed.engine.ways import ANSWERED, Ways, untried, ways
 from llm_fed.engine.whole import WholeModel
 from llm_fed.merge.delta import under
@@ -34,6 +34,7 @@ from llm_fed.method.requests import (
     Logits,
     MeanLosses,
     Request,
+    Result,
     Work,
 )
 from llm_fed.models.joined import Answer
@@ -79,7 +80,7 @@ class Engine:
             self.captures.said.clear()
             self.captures.answers = config.fast == "on" or not untried(self.base.model, ANSWERED)
 
-    def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
+    def execute(self, requests: Sequence[Request[Result]]) -> Sequence[Result]:
         """One result, or one exception, for each of these requests of one type and structure. UserError: neither the
         engine nor the base's kind answers requests of this type."""
         requested, fused = type(requests[0]), requests[0].structure.fused
@@ -87,7 +88,7 @@ class Engine:
             if answer := who.answering.get((requested, fused)):
                 if answer.each:
                     return [answer.method(who, request, *more) for request in requests]
-                answered: Sequence[Any] = answer.method(who, requests, *more)
+                answered: Sequence[Result] = answer.method(who, requests, *more)
                 return answered
         known = [each.__name__ for each, of in (*self.answering, *self.base.answering) if of == fused]
         what = f"{'adapters of a' if fused else 'whole'} {self.base.noun}{'' if fused else 's'}"
@@ -197,7 +198,7 @@ class Engine:
         answered = zip(self._answer(requests), requests, strict=True)
         return [_fit_head(answer.features, self._labels(requested), requested) for answer, requested in answered]
 
-    def _answer(self, requests: Sequence[Any]) -> Sequence[Answer]:
+    def _answer(self, requests: Sequence[Logits | FitHead | Answers]) -> Sequence[Answer]:
         """What a classifier makes of each request's examples under its state, in float32 at least, on the CPU."""
         structure = requests[0].structure
         if not structure.fused:
@@ -213,7 +214,7 @@ class Engine:
         )  # fmt: skip
         return answer.split([len(each.examples) for each in requests])
 
-    def _mixing_weights(self, structure: Structure, requested: Sequence[tuple[State, Any]]) -> Tensor | None:
+    def _mixing_weights(self, structure: Structure, requested: Sequence[tuple[State, Item]]) -> Tensor | None:
         """(len(requested), 2): the experts' weights for each example under the state beside which it stands; None
         unless there are examples that decide them."""
         if not isinstance(structure, Lora) or structure.gate != "mix" or not requested:

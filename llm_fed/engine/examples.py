@@ -10,15 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import Field, dataclass, field, replace
+from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from llm_fed.basics.errors import UserError
-from llm_fed.engine import end_to_end
 from llm_fed.engine.end_to_end import FlatBatch
 from llm_fed.engine.layers import forwards
 from llm_fed.engine.masks import known_masks
@@ -51,7 +51,7 @@ class LastLayer:
         return self.stand_in
 
 
-def last_layer(model: Any) -> LastLayer | None:
+def last_layer(model: PreTrainedModel) -> LastLayer | None:
     """The last layer, where losses can be computed from its inputs: it is linear, frozen, on a CPU, computes in its own
     dtype, and nobody listens to it; None elsewhere."""
     layer = model.get_output_embeddings()
@@ -67,6 +67,8 @@ def last_layer(model: Any) -> LastLayer | None:
 class Batch(Protocol):
     """Examples side by side: a dataclass whose fields are tensors on the CPU (`on_device` moves them)."""
 
+    __dataclass_fields__: ClassVar[dict[str, Field]]
+
     @property
     def labels(self) -> Tensor: ...  # what is to be predicted
 
@@ -74,7 +76,12 @@ class Batch(Protocol):
     def rows(self) -> Tensor: ...  # (n,) the example of each loss
 
 
-class Examples(ABC):
+TextBatch: TypeAlias = MicroBatch | FlatBatch
+Item = TypeVar("Item")  # an example
+Side = TypeVar("Side", bound=Batch)  # several side by side
+
+
+class Examples(ABC, Generic[Item, Side]):
     """What the engine must know of a kind of examples.
 
     Attributes:
@@ -93,10 +100,10 @@ class Examples(ABC):
     fixed: ClassVar[bool] = False
 
     @abstractmethod
-    def length(self, example: Any) -> int:
+    def length(self, example: Item) -> int:
         """How many tokens of an example reach the adapted layers: what it costs beside others of this length."""
 
-    def sizes(self, example: Any) -> Sequence[int]:
+    def sizes(self, example: Item) -> Sequence[int]:
         """The tokens of each of its rows, which are the lengths of their dropout masks."""
         return (self.length(example),)
 
@@ -105,15 +112,15 @@ class Examples(ABC):
         return of_examples.repeat_interleave(self.each, dim=0) if self.each > 1 else of_examples
 
     @abstractmethod
-    def num_targets(self, examples: Sequence[Any]) -> int:
+    def num_targets(self, examples: Sequence[Item]) -> int:
         """How many losses these examples have."""
 
     @abstractmethod
-    def collate(self, examples: Sequence[Any]) -> Any:
-        """The examples as a `Batch`."""
+    def collate(self, examples: Sequence[Item]) -> Side:
+        """The examples side by side."""
 
     @abstractmethod
-    def logits(self, model: Any, batch: Any, *, all_rows: bool = False) -> Tensor:
+    def logits(self, model: nn.Module, batch: Side, *, all_rows: bool = False) -> Tensor:
         """What the model predicts instead of each target, (targets, C), in float32 at least.
 
         Args:
@@ -121,21 +128,21 @@ class Examples(ABC):
             all_rows: an adapter or head of its own belongs to each row of the last layer's inputs.
         """
 
-    def losses(self, model: Any, batch: Any, *, all_rows: bool = False, wanted: Tensor | None = None) -> Tensor:
+    def losses(self, model: nn.Module, batch: Side, *, all_rows: bool = False, wanted: Tensor | None = None) -> Tensor:
         """The losses (n,) of a batch, in the dtype of the logits: see `losses_of`, or the divergence of the predictions
         from `wanted` logits (targets, C)."""
         logits = self.logits(model, batch, all_rows=all_rows)
         return self.losses_of(logits, batch) if wanted is None else self.divergences(logits, batch, wanted)
 
-    def losses_of(self, logits: Tensor, batch: Any) -> Tensor:
+    def losses_of(self, logits: Tensor, batch: Side) -> Tensor:
         """(n,): of each target its negative log-likelihood."""
         return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
 
-    def divergences(self, logits: Tensor, batch: Any, wanted: Tensor) -> Tensor:
+    def divergences(self, logits: Tensor, batch: Side, wanted: Tensor) -> Tensor:
         """(n,): of predictions from `wanted` logits (targets, C)."""
         return divergence(logits, wanted)
 
-    def drawn(self, logits: Tensor, batch: Any, generators: Sequence[torch.Generator]) -> Any:
+    def drawn(self, logits: Tensor, batch: Side, generators: Sequence[torch.Generator]) -> Side:
         """The batch with labels drawn from softmax(logits), by inversion: so those of an example do not depend on its
         neighbours. `generators`: one for each example of the batch."""
         counts = torch.bincount(batch.rows.cpu(), minlength=len(generators)).tolist()
@@ -146,7 +153,7 @@ class Examples(ABC):
         labels = torch.searchsorted(reached, torch.cat(uniform).to(logits.device)[:, None] * reached[:, -1:])
         return replace(batch, labels=labels[:, 0].clamp_max(logits.shape[1] - 1))
 
-    def answer(self, model: Any, batch: Any) -> Answer:
+    def answer(self, model: nn.Module, batch: Side) -> Answer:
         """Of a classifier: the logits and what its head reads. UserError: the examples are not classified."""
         raise self._not_classified()
 
@@ -162,7 +169,7 @@ class Examples(ABC):
         )
 
 
-class Text(Examples):
+class Text(Examples[TokenSequence, TextBatch]):
     """Token sequences (`packing.TokenSequence`) of a causal language model; each target token is one target."""
 
     single: ClassVar[bool] = False
@@ -174,25 +181,22 @@ class Text(Examples):
     def length(self, example: TokenSequence) -> int:
         return len(example.input_ids)
 
-    def logits(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:
+    def logits(self, model: nn.Module, batch: TextBatch, *, all_rows: bool = False) -> Tensor:
         """(targets, vocabulary) in float32, as transformers computes its loss."""
         return self.predictions(model, batch, all_rows=all_rows).float()
 
-    def losses_of(self, logits: Tensor, batch: MicroBatch | FlatBatch) -> Tensor:
-        return nn.functional.cross_entropy(logits, batch.labels.to(logits.device), reduction="none")
-
     def losses(
-        self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False, wanted: Tensor | None = None
+        self, model: nn.Module, batch: TextBatch, *, all_rows: bool = False, wanted: Tensor | None = None
     ) -> Tensor:
-        if wanted is None and model.dtype != torch.float64:
+        if wanted is None and transformer(model).dtype != torch.float64:
             return self.token_losses(model, batch, all_rows=all_rows)
         # With weights in float64 `logits` is narrower than they are, so that its roundings are seen.
         return super().losses(model, batch, all_rows=all_rows, wanted=wanted)
 
-    def token_losses(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:
+    def token_losses(self, model: nn.Module, batch: TextBatch, *, all_rows: bool = False) -> Tensor:
         """(n,): of each target its negative log-likelihood in float32 at least, where possible without the logits of
         all targets at once."""
-        if not all_rows and (last := last_layer(model)):
+        if not all_rows and (last := last_layer(transformer(model))):
             with forwards({last.layer: last}):
                 logits = self.predictions(model, batch)
             if logits.untyped_storage()._cdata == last.stand_in.untyped_storage()._cdata:  # nothing was made of them
@@ -202,13 +206,14 @@ class Text(Examples):
             _CHANGES_LOGITS.add(model)
         return self.losses_of(full(self.predictions(model, batch, all_rows=all_rows)), batch)
 
-    def predictions(self, model: Any, batch: MicroBatch | FlatBatch, *, all_rows: bool = False) -> Tensor:
+    def predictions(self, module: nn.Module, batch: TextBatch, *, all_rows: bool = False) -> Tensor:
         """(targets, vocabulary) in the dtype of the model; of a flat batch within `end_to_end.attention`.
 
         Only the hidden states that predict a target token go through the language-model head, which saves most of
         its work where responses are short; with `all_rows` (an adapted head needs all N rows) all of them do.
         No attention mask is given: with causal attention, padding on the right reaches no real token.
         """
+        model = transformer(module)
         indices = batch.indices.to(model.device)  # of a batch that is there already this is nothing
 
         def keep_predicting(head: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -219,11 +224,8 @@ class Text(Examples):
                 handle = model.get_output_embeddings().register_forward_pre_hook(keep_predicting)
                 stack.callback(handle.remove)
             stack.enter_context(known_masks())
-            if isinstance(batch, FlatBatch):
-                inputs = end_to_end.inputs_of(batch)
-            else:
-                inputs = inputs_of(model, batch.input_ids, batch.lengths)
-            logits = model(**inputs, use_cache=False).logits.flatten(0, 1)
+            given = inputs_of(model, batch.input_ids, batch.lengths) if isinstance(batch, MicroBatch) else batch.inputs
+            logits = model(**given, use_cache=False).logits.flatten(0, 1)
         if all_rows:
             logits = logits.index_select(0, indices)
         return logits
@@ -232,7 +234,13 @@ class Text(Examples):
 TEXT = Text()
 
 
-def inputs_of(model: Any, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
+def transformer(model: nn.Module) -> PreTrainedModel:
+    """A base that reads texts."""
+    assert isinstance(model, PreTrainedModel)
+    return model
+
+
+def inputs_of(model: PreTrainedModel, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:
     """What a model is given of rows (N, T) that are padded on the right, on its device: with positions where its
     rotary embeddings look at the length of a row."""
     inputs = {"input_ids": input_ids}

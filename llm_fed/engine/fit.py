@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +26,17 @@ from llm_fed.engine.packing import divided
 from llm_fed.engine.passes import PassInputs, inputs_of, one_pass, refusal
 from llm_fed.engine.steps import Steps, together
 from llm_fed.method.requests import Fit, Fitted, Work
+from llm_fed.tasks.common import Encoded, Judged
 
+Item = TypeVar("Item")
+Seen = Mapping[int, Sequence[Item]]  # by client the examples of a step
+Rows = Sequence[tuple[int, int, Item]]  # of a micro-batch: client, place in its batch, example
 PLACE = "example"  # the column that each fit has: the place of a target's example among those of the fit
 
 
 def names_of(jobs: Sequence[Fit]) -> tuple[str, ...]:
     """The columns that the functions of these fits are given. UserError: examples differ in their further columns."""
-    found = {tuple(getattr(example, "extra", {})) for job in jobs for example in job.examples}
+    found = {tuple(_extra(example)) for job in jobs for example in job.examples}
     if len(found) > 1:
         several = " and ".join(sorted(", ".join(names) or "none" for names in found))
         raise UserError(
@@ -42,10 +46,14 @@ def names_of(jobs: Sequence[Fit]) -> tuple[str, ...]:
     return (PLACE, *next(iter(found), ()))
 
 
-def columns_of(names: Sequence[str], examples: Sequence[Any], indices: Sequence[int]) -> dict[str, Tensor]:
+def columns_of(names: Sequence[str], examples: Sequence[Item], indices: Sequence[int]) -> dict[str, Tensor]:
     """The columns of `names_of` (examples,), in float64."""
-    rows = [(index, *getattr(example, "extra", {}).values()) for index, example in zip(indices, examples, strict=True)]
+    rows = [(index, *_extra(example).values()) for index, example in zip(indices, examples, strict=True)]
     return dict(zip(names, torch.tensor(rows, dtype=torch.float64).unbind(1), strict=True))
+
+
+def _extra(example: Item) -> dict[str, float]:
+    return example.extra if isinstance(example, Encoded) else {}
 
 
 def own_losses(jobs: Sequence[Fit], columns: Mapping[str, Tensor], inputs: PassInputs, logits: Tensor) -> Tensor:
@@ -153,7 +161,7 @@ class FusedFit:
         results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
         return results, replace(self.work, why=self.why or (self.captured.recorder.why if self.captured else ""))
 
-    def step(self, step: int, seen: Mapping[int, Sequence[Any]], losses: Tensor) -> None:
+    def step(self, step: int, seen: Seen[Item], losses: Tensor) -> None:
         """One optimizer step of every client that has seen a batch; their mean losses are added to `losses` (K,).
         Nothing here waits for the device."""
         examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
@@ -181,10 +189,8 @@ class FusedFit:
             sizes = [max(1, len(seen.get(k, ()))) for k in range(len(self.jobs))]
             losses /= torch.tensor(sizes).to(self.device)
 
-    def _take(
-        self, step: int, rows: Sequence[Any], weights: Tensor, drifts: Mapping[int, float], losses: Tensor
-    ) -> None:
-        """The pass over a micro-batch of examples (k, n, example)."""
+    def _take(self, step: int, rows: Rows[Item], weights: Tensor, drifts: Mapping[int, float], losses: Tensor) -> None:
+        """The pass over a micro-batch."""
         owners, examples = [k for k, _, _ in rows], [example for _, _, example in rows]
         drift = torch.tensor([drifts[k] for k in owners], dtype=torch.float64) if drifts else None
         mix = self._mix(owners) if self.mixed else None
@@ -207,13 +213,13 @@ class FusedFit:
             for steps in self.steps:
                 steps.add_clipped(each, owners)
 
-    def _dropout(self, step: int, rows: Sequence[Any]) -> tuple[list[int], list[int]]:
+    def _dropout(self, step: int, rows: Rows[Item]) -> tuple[list[int], list[int]]:
         """The seeds of the rows' masks, and their lengths."""
         each = range(self.examples.each)
         seeds = [derive(self.jobs[k].seed, step, n, *([m] if m else [])) for k, n, _ in rows for m in each]
         return seeds, [size for _, _, example in rows for size in self.examples.sizes(example)]
 
-    def _drifts(self, seen: Mapping[int, Sequence[Any]]) -> dict[int, float]:
+    def _drifts(self, seen: Seen[Judged]) -> dict[int, float]:
         """By client z of KTO: how far its model is from the reference, by the batch's answers to other prompts."""
         requested = [(k, example) for k in seen for example in seen[k]]
         owners, others = [k for k, _ in requested], [example.other for _, example in requested]
@@ -249,7 +255,7 @@ class FusedFit:
                 total = total + self.examples.logits(self.model.model, batch, all_rows=teachers.adapts_head)
         return total / len(teachers.rows)
 
-    def _weights(self, seen: Mapping[int, Sequence[Any]]) -> Tensor:
+    def _weights(self, seen: Seen[Item]) -> Tensor:
         """By example of the step, on the CPU: one over the number of targets in its batch; private: of its own."""
         counts: list[int] = []
         for examples in seen.values():

@@ -16,13 +16,18 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from llm_fed.engine.layers import forwards
 from llm_fed.models.base import device_of
+
+if TYPE_CHECKING:
+    from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+
+Rotate = Callable[..., tuple[Tensor, Tensor]]  # queries and keys (N, H, T, D) by cos and sin (N or 1, T, D)
 
 ROTATE = "apply_rotary_pos_emb"  # what families call their function, which their layers look up when they run
 NORMS, GATES = ({f"{family}{part}" for family in ("Llama", "Mistral", "Qwen2", "Qwen3")} for part in ("RMSNorm", "MLP"))
@@ -34,11 +39,11 @@ class Kernels:
 
     Attributes:
         gated: silu(x) * y of two tensors (..., C); None: the base's own code.
-        rotated: queries and keys (N, H, T, D) by cos and sin (N or 1, T, D); None: likewise.
+        rotated: queries and keys; None: likewise.
     """
 
     gated: Callable[[Tensor, Tensor], Tensor] | None = None
-    rotated: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
+    rotated: Rotate | None = None
 
 
 def has_library() -> bool:
@@ -68,10 +73,10 @@ def fused(model: nn.Module, having: Kernels | None = None) -> Iterator[None]:
         gates = [module for module in own if type(module).__name__ in GATES and _is_silu(module.act_fn)]
         changed |= {gate: MethodType(_gated(having.gated), gate) for gate in gates}
     homes = {sys.modules[type(module).__module__] for module in own if type(module).__name__ in GATES}
-    functions = {home: getattr(home, ROTATE) for home in homes if having.rotated is not None}
+    functions = {home: getattr(home, ROTATE) for home in homes} if having.rotated else {}
     try:
         for home, rotate in functions.items():
-            setattr(home, ROTATE, _rotation(having.rotated, rotate))
+            setattr(home, ROTATE, _rotation(having.rotated or rotate, rotate))
         with forwards(changed):
             yield
     finally:
@@ -85,7 +90,7 @@ def _is_silu(activation: object) -> bool:
     return isinstance(activation, nn.SiLU | type(ACT2FN["silu"]))
 
 
-def _norm(self: Any, hidden_states: Tensor) -> Tensor:
+def _norm(self: LlamaRMSNorm, hidden_states: Tensor) -> Tensor:
     if hidden_states.dtype != self.weight.dtype:  # then the own code has another result's dtype
         return type(self).forward(self, hidden_states)
     with torch.autocast(hidden_states.device.type, enabled=False):
@@ -93,15 +98,15 @@ def _norm(self: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _gated(kernel: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    def forward(self: Any, x: Tensor) -> Tensor:
+    def forward(self: LlamaMLP, x: Tensor) -> Tensor:
         gate, up = self.gate_proj(x), self.up_proj(x)
         return self.down_proj(kernel(gate, up) if gate.dtype == up.dtype else self.act_fn(gate) * up)
 
     return forward
 
 
-def _rotation(kernel: Any, own: Callable[..., Any]) -> Callable[..., Any]:
-    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+def _rotation(kernel: Rotate, own: Rotate) -> Rotate:
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
         if unsqueeze_dim != 1 or not q.dtype == k.dtype == cos.dtype or q.shape[-1] != cos.shape[-1]:
             return own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
         return kernel(q, k, cos, sin)

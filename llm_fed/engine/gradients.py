@@ -8,7 +8,7 @@ targets.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from llm_fed.merge.moments import Evidence, Moments
 from llm_fed.method.requests import Gradient, GradientMoments
 from llm_fed.state import State, stack
 
+Item = TypeVar("Item")
 # Row, gradient, the row that the layers read, its gradient, and the moments' float64 temporaries.
 _COPIES = 10
 
@@ -105,7 +106,7 @@ def _gather(model: AdaptedModel, jobs: Sequence[GradientMoments]) -> list[Eviden
 def _chunks(
     model: AdaptedModel,
     states: Tensor,
-    units: Sequence[tuple[int, Any]],
+    units: Sequence[tuple[int, Item]],
     draws: Sequence[Sequence[torch.Generator]],
 ) -> Iterator[tuple[list[int], Tensor, Tensor, bool]]:
     """Of the units (k, example) in chunks, at states (K, S, P): the indices (U,) of a chunk, the gradients (U, S, P) of

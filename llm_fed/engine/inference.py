@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,11 +22,13 @@ from llm_fed.models.lora import ANCHORS, SCALE
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
 
+Item = TypeVar("Item")
+
 
 def _target_losses(
     model: AdaptedModel,
     bank: AdapterBank | None,
-    work: Sequence[tuple[int, Any]],
+    work: Sequence[tuple[int, Item]],
     mix: Tensor | None,
     losses: Callable[..., Tensor],
 ) -> tuple[Tensor, Tensor]:
@@ -48,7 +50,7 @@ def _target_losses(
 def mean_losses(
     model: AdaptedModel,
     bank: AdapterBank,
-    requested: Sequence[tuple[int, Sequence[Any]]],
+    requested: Sequence[tuple[int, Sequence[Item]]],
     *,
     mix: Tensor | None = None,
 ) -> list[float]:

@@ -3,7 +3,7 @@ takes; and what lies there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
@@ -166,7 +166,13 @@ class _Alive(TorchDispatchMode):
         self._made: dict[int, tuple[StorageWeakRef, int]] = {}
         self.peak = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Result],
+        types: Sequence[type],
+        args: Sequence[Tensor | float] = (),
+        kwargs: Mapping[str, Tensor | float] | None = None,
+    ) -> Result:
         seen = {_place(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         found = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(found):

@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from llm_fed.engine import end_to_end, packing
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.deltas import DeltaHook
-from llm_fed.engine.end_to_end import FAMILIES, FlatBatch, attention, flattened, quantised
-from llm_fed.engine.examples import Examples
+from llm_fed.engine.end_to_end import FAMILIES, FlatBatch, attention, flattened
+from llm_fed.engine.examples import Batch, Examples, Item
 from llm_fed.engine.fused import fused
 from llm_fed.engine.layers import TokenGroups, groups_of
 from llm_fed.engine.memory import is_spread
-from llm_fed.engine.packing import Grid, repeated
+from llm_fed.engine.packing import Grid, MicroBatch, TokenSequence, repeated
 from llm_fed.merge.delta import under
 from llm_fed.method.requests import Fit
 from llm_fed.models.rotary import regimes
@@ -37,7 +38,7 @@ class PassInputs:
     and `mix` is (tokens, E).
     """
 
-    batch: Any  # `examples.Batch`
+    batch: Batch
     index: Tensor  # (N,) the row of the bank that each goes through
     owner: Tensor  # (n,) the same of each loss
     weights: Tensor  # (n,) what each loss counts
@@ -51,8 +52,8 @@ class PassInputs:
 
 
 def inputs_of(
-    of: Examples,
-    examples: Sequence[Any],
+    of: Examples[Item, Batch],
+    examples: Sequence[Item],
     owners: Sequence[int],
     weights: Tensor,
     mix: Tensor | None = None,
@@ -72,32 +73,33 @@ def inputs_of(
     """
     owner = torch.tensor(owners)
     if flat:
-        batch: Any = flattened(examples)
+        batch = flattened(cast(Sequence[TokenSequence], examples))
         clients, groups = groups_of(owners, [of.length(example) for example in examples])
         if mix is not None:
             mix = mix[[owners.index(k) for k in clients]][groups.of]
         index, into = torch.tensor(clients), torch.arange(len(clients))
         return PassInputs(batch, index, owner[batch.rows], weights[batch.rows], into, owners, mix, groups=groups)
-    batch = of.collate(examples)
+    beside = of.collate(examples)
     if drifts is not None:
-        batch = replace(batch, drift=drifts)
+        beside = replace(beside, drift=drifts)
     index, into = of.by_row(owner), of.by_row(torch.arange(len(owner)))
     mix = None if mix is None else of.by_row(mix)
-    return PassInputs(batch, index, owner[batch.rows], weights[batch.rows], into, owners, mix)
+    return PassInputs(beside, index, owner[beside.rows], weights[beside.rows], into, owners, mix)
 
 
 def widened(inputs: PassInputs, grid: Grid, longest: int) -> PassInputs:
     """The inputs in a shape of the grid. Further rows, or tokens, are of the last client, and further targets weigh
     nothing. `longest`: tokens of the longest text of all batches that should have few shapes."""
-    groups, rows = inputs.groups, len(inputs.index)
-    if groups is None:
-        batch: Any = packing.widened(inputs.batch, grid)
-        wide = rows = len(batch.input_ids)
-    else:
-        batch = end_to_end.widened(inputs.batch, grid, longest)
+    batch, groups, rows = inputs.batch, inputs.groups, len(inputs.index)
+    if isinstance(batch, FlatBatch) and groups is not None:
+        batch = end_to_end.widened(batch, grid, longest)
         wide, ends = batch.input_ids.shape[1], groups.ends.clone()
         ends[-1] = wide
         groups = replace(groups, ends=ends, of=repeated(groups.of, wide))
+    else:
+        assert isinstance(batch, MicroBatch)
+        batch = packing.widened(batch, grid)
+        wide = rows = len(batch.input_ids)
     targets = len(batch.labels)
     return replace(
         inputs,
@@ -116,7 +118,7 @@ def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
     """Why the passes of these jobs are as they are written; empty where they can be captured, and texts lie end to
     end."""
     base, structure = model.model, model.structure
-    family = getattr(getattr(base, "config", None), "model_type", "such a model")
+    family = base.config.model_type if isinstance(base, PreTrainedModel) else type(base).__name__
     for why, holds in {
         "only texts have batches of fixed shapes, and not pictures, labels or preferences": not model.examples.fixed,
         "teachers answer for each example": bool(jobs[0].teachers),
@@ -126,7 +128,7 @@ def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
         "a head is trained whole beside the adapters": bool(structure.whole),
         "the experts of a mixture have adapters (adapter.target_parameters)": bool(structure.parameters),
         "the base lies on several devices": is_spread(base),
-        "the base is quantised": quantised(base),
+        "the base is quantised": not all(each.is_floating_point() for each in base.parameters()),
         f"nobody has compared {family} so": family not in FAMILIES,
         "the base's positions depend on the length of each text": regimes(base) is not None,
     }.items():

@@ -5,12 +5,13 @@ Shape letters: N examples, S answers of each that train (2 of pairs, else 1), n 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from llm_fed.basics.errors import UserError
@@ -20,7 +21,9 @@ from llm_fed.method.losses import divergence
 from llm_fed.method.objectives import Likelihoods, preference_losses
 from llm_fed.models.joined import full
 from llm_fed.settings.objective import ObjectiveConfig
-from llm_fed.tasks.common import Encoded
+from llm_fed.tasks.common import AnswerPair, Encoded, Judged
+
+Compared = TypeVar("Compared", bound=AnswerPair | Judged)
 
 
 @dataclass(frozen=True)
@@ -41,30 +44,29 @@ class PreferenceBatch:
 
 
 @dataclass(frozen=True)
-class Pairs(Examples):
-    """`AnswerPair`s of answers; each is one loss, and two rows of a batch."""
+class Preferences(Examples[Compared, PreferenceBatch], Generic[Compared]):
+    """Examples that each have one loss, and as many rows of a batch as they have answers that train."""
 
     objective: ObjectiveConfig
 
     single: ClassVar[bool] = False
-    each: ClassVar[int] = 2
     replaceable: ClassVar[bool] = False
 
-    def texts(self, example: Any) -> Sequence[Encoded]:
+    @abstractmethod
+    def texts(self, example: Compared) -> Sequence[Encoded]:
         """The answers that train, each with the prompt."""
-        return (example.chosen, example.rejected)
 
-    def sizes(self, example: Any) -> Sequence[int]:
+    def sizes(self, example: Compared) -> Sequence[int]:
         return [len(text.input_ids) for text in self.texts(example)]
 
-    def length(self, example: Any) -> int:
+    def length(self, example: Compared) -> int:
         """All rows as long as the longest: what is padded to it costs as much."""
         return self.each * max(self.sizes(example))
 
-    def num_targets(self, examples: Sequence[Any]) -> int:
+    def num_targets(self, examples: Sequence[Compared]) -> int:
         return len(examples)
 
-    def collate(self, examples: Sequence[Any]) -> PreferenceBatch:
+    def collate(self, examples: Sequence[Compared]) -> PreferenceBatch:
         number = len(examples)
         return PreferenceBatch(
             texts=collate([text for example in examples for text in self.texts(example)]),
@@ -75,11 +77,11 @@ class Pairs(Examples):
             swapped=torch.zeros(number, dtype=torch.bool),
         )
 
-    def logits(self, model: Any, batch: PreferenceBatch, *, all_rows: bool = False) -> Tensor:
+    def logits(self, model: nn.Module, batch: PreferenceBatch, *, all_rows: bool = False) -> Tensor:
         return full(TEXT.predictions(model, batch.texts, all_rows=all_rows))
 
     def losses(
-        self, model: Any, batch: PreferenceBatch, *, all_rows: bool = False, wanted: Tensor | None = None
+        self, model: nn.Module, batch: PreferenceBatch, *, all_rows: bool = False, wanted: Tensor | None = None
     ) -> Tensor:
         if wanted is None:
             return self._losses(TEXT.token_losses(model, batch.texts, all_rows=all_rows), batch)
@@ -131,13 +133,22 @@ class Pairs(Examples):
 
 
 @dataclass(frozen=True)
-class JudgedAnswers(Pairs):
-    """`Judged` answers; each is one loss, and one row of a batch."""
+class Pairs(Preferences[AnswerPair]):
+    """Pairs of answers; each is two rows of a batch."""
 
-    each: ClassVar[int] = 1
+    each: ClassVar[int] = 2
+
+    def texts(self, example: AnswerPair) -> Sequence[Encoded]:
+        return (example.chosen, example.rejected)
+
+
+@dataclass(frozen=True)
+class JudgedAnswers(Preferences[Judged]):
+    """Single answers; each is one row of a batch."""
+
     drifts: ClassVar[bool] = True
 
-    def texts(self, example: Any) -> Sequence[Encoded]:
+    def texts(self, example: Judged) -> Sequence[Encoded]:
         return (example.text,)
 
 

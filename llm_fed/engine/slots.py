@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +19,16 @@ from transformers.cache_utils import DynamicLayer
 
 from llm_fed.engine.bank import AdapterBank
 from llm_fed.engine.capture import Captures, Recorder
-from llm_fed.engine.continuous import LiveAnswer, RunningBatch, forward, likeliest, pad_left, plain
+from llm_fed.engine.continuous import (
+    KeysAndValues,
+    LiveAnswer,
+    RunningBatch,
+    forward,
+    layers_of,
+    likeliest,
+    pad_left,
+    plain,
+)
 from llm_fed.engine.end_to_end import attending
 from llm_fed.engine.fused import fused
 from llm_fed.engine.packing import rounded
@@ -28,7 +36,7 @@ from llm_fed.models.base import Base
 
 # Whose rows were compared with the same rows alone in slots (tests/engine/test_slots.py).
 FAMILIES = frozenset(("llama", "mistral", "qwen2", "qwen3"))
-NAME, BIAS = "llm_fed_slots", "slots_bias"  # of the attention, and of what it is given, among those of transformers
+NAME = "llm_fed_slots"  # of the attention, among those of transformers
 WIDTH, COLUMNS = 256, 64  # to which a step's columns are rounded up, so that few are captured; and memory's
 
 
@@ -75,7 +83,7 @@ class SlotBatch(RunningBatch):
             logits, known = self._forward(new, ids, mask, None)
         slots = torch.tensor(taken, device=self._ids.device)
         columns = mask.argsort(stable=True, dim=1, descending=True)  # real tokens first; behind them all is masked
-        for own, layer in zip(self._layers, known.layers, strict=True):
+        for own, layer in zip(self._layers, layers_of(known), strict=True):
             own.put(slots, columns, layer)
         self._ids[slots] = likeliest(logits)
         self.position[slots] = torch.tensor([len(text) for text in texts], device=slots.device)
@@ -126,7 +134,7 @@ class SlotBatch(RunningBatch):
                 bias = torch.zeros((), dtype=dtype, device=seen.device).where(seen, -torch.inf)[:, None, None]
                 logits, _ = forward(
                     self._base, self._ids.clamp(min=0), seen.long(), self._cache, keep=1, padded=True,
-                    positions=positions, more={BIAS: bias},
+                    positions=positions, more={"slots_bias": bias},
                 )  # fmt: skip
                 self._ids.copy_(likeliest(logits[:, -1]))
         finally:
@@ -144,7 +152,7 @@ class SlotLayer(DynamicLayer):
         super().__init__()
         self._batch = batch
 
-    def put(self, slots: Tensor, columns: Tensor, known: Any) -> None:
+    def put(self, slots: Tensor, columns: Tensor, known: KeysAndValues) -> None:
         """What another layer knows of rows, of each these columns (N, T), into these slots (N,)."""
         if not self.is_initialized:
             self.keys, self.values = (self._memory(part) for part in (known.keys, known.values))
@@ -157,7 +165,7 @@ class SlotLayer(DynamicLayer):
         """Of numbers, as what is masked is multiplied by zero."""
         return like.new_zeros(len(self._batch.numbers), like.shape[1], self._batch.columns, like.shape[3])
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **more: Any) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **more: object) -> tuple[Tensor, Tensor]:
         batch = self._batch
         for own, part in ((self.keys, key_states), (self.values, value_states)):
             own[batch.numbers, :, batch.position] = part[:, :, 0].to(own.dtype)  # autocast may compute another one
@@ -174,9 +182,11 @@ def attend(
     value: Tensor,
     attention_mask: Tensor | None = None,
     scaling: float | None = None,
-    **more: Any,
+    *,
+    slots_bias: Tensor,
+    **more: Tensor | float | None,
 ) -> tuple[Tensor, None]:
-    """Attention of one token of each row, which sees what `BIAS` lets it see of its row: (S, 1, H, D).
+    """Attention of one token of each row, which sees what `slots_bias` lets it see of its row: (S, 1, H, D).
     Keys that several heads share are not copied for each of them, as masks would make transformers do.
 
     Args:
@@ -186,6 +196,6 @@ def attend(
     rows, heads, _, size = query.shape
     shared = key.shape[1]
     scores = query.reshape(rows, shared, heads // shared, size) @ key.mT  # (S, G, H / G, C)
-    scores = torch.add(more[BIAS], scores, alpha=size**-0.5 if scaling is None else scaling)
+    scores = torch.add(slots_bias, scores, alpha=size**-0.5 if scaling is None else scaling)
     attended = scores.softmax(-1).to(value.dtype) @ value
     return attended.reshape(rows, 1, heads, size), None

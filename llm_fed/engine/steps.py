@@ -7,12 +7,12 @@ Shape letters: K rows, P parameters, n examples, S segments: parts of a row that
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
+from llm_fed.method.optimizer import Group
 from llm_fed.method.requests import Fit, PerExample
 from llm_fed.state import FACTORS, Layout, State, factor_of, module_of
 
@@ -66,7 +66,7 @@ class Steps:
         if not trained:
             raise UserError(f"local.freeze={freeze!r} leaves nothing to train; make it match less")
         special = {name: pattern for pattern in self._settings.lr_of for name in layout.matching(pattern)}
-        groups: list[dict[str, Any]] = []
+        groups: list[Group] = []
         for pattern, lr in {"": self._settings.lr, **self._settings.lr_of}.items():
             names = [name for name in trained if special.get(name, "") == pattern]
             first = len(self._places)

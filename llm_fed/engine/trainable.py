@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from llm_fed.method.requests import Request
 from llm_fed.models.base import Base
 from llm_fed.models.joined import Answer, full
 from llm_fed.models.structure import Structure
+
+Item = TypeVar("Item")
+Context = TypeVar("Context")
 
 
 class Handler(NamedTuple):
@@ -48,7 +51,7 @@ class Trainable(Base, ABC):
     def examples(self, structure: Structure) -> Examples:
         """What the engine must know of the examples that sites with this structure train on."""
 
-    def features(self, structure: Structure, examples: Sequence[Any]) -> Tensor:
+    def features(self, structure: Structure, examples: Sequence[Item]) -> Tensor:
         """(N, H): what the model without the adapters of `structure` makes of each example, on the CPU: what its head
         reads."""
         return in_chunks(self, self.examples(structure), examples, lambda part: nullcontext()).features
@@ -56,7 +59,7 @@ class Trainable(Base, ABC):
 
 @torch.inference_mode()
 def in_chunks(
-    base: Base, examples: Examples, items: Sequence[Any], within: Callable[[slice], AbstractContextManager[Any]]
+    base: Base, examples: Examples, items: Sequence[Item], within: Callable[[slice], AbstractContextManager[Context]]
 ) -> Answer:
     """The base's answer to all items, in float32 at least, on the CPU. `within`: the context for a part of the items,
     such as an attached bank."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from llm_fed.basics import signs
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import derive
+from llm_fed.engine.examples import Batch, Item
 from llm_fed.engine.steps import Steps
 from llm_fed.engine.trainable import Trainable
 from llm_fed.method.losses import divergence
@@ -77,7 +77,7 @@ class WholeModel:
             return job.loss(answer, labels, indices.to(labels.device))
         return nn.functional.cross_entropy(answer.logits, labels)
 
-    def answer(self, state: State, examples: Sequence[Any]) -> Answer:
+    def answer(self, state: State, examples: Sequence[Item]) -> Answer:
         """What the models under `state` make of examples, each and together, in float32 at least, on the CPU."""
         self._flat.load(state)
         with torch.no_grad():
@@ -104,7 +104,7 @@ class WholeModel:
         loss.backward()
         return float(loss.detach()), State(model.layout, model.grads.cpu().clone())
 
-    def _forward(self, batch: Any) -> Answer:
+    def _forward(self, batch: Batch) -> Answer:
         """Of the state that is loaded."""
         with self._base.computing():
             return self.examples.answer(self._flat.module, batch)

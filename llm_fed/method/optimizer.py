@@ -6,9 +6,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TypedDict
 
 import torch
+from torch import nn
 
 from llm_fed.basics.errors import UserError, require
 from llm_fed.state import State
@@ -20,6 +21,13 @@ _KINDS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": partial(torch.optim.Adam, fused=True),
     "sgd": partial(torch.optim.SGD, foreach=True),
 }
+
+
+class Group(TypedDict):
+    """Parameters that share a learning rate, as torch's optimizers are given them."""
+
+    params: list[nn.Parameter]
+    lr: float
 
 
 @dataclass(frozen=True)
@@ -53,8 +61,9 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         require("local.optimizer", self.name, _KINDS)
-        for key in ("lr", "momentum", "weight_decay", "proximal"):
-            if not 0 <= (value := getattr(self, key)) < math.inf:
+        numbers = {"lr": self.lr, "momentum": self.momentum, "weight_decay": self.weight_decay}
+        for key, value in {**numbers, "proximal": self.proximal}.items():
+            if not 0 <= value < math.inf:
                 raise UserError(f"the optimizer's {key} is {value}; it must be at least 0 and finite")
         if self.momentum and self.name != "sgd":
             raise UserError(f"local.momentum is {self.momentum}, but {self.name} has none; set local.optimizer=sgd")
@@ -66,9 +75,7 @@ class Optimizer:
         share = (step - self.warmup) / max(1, steps - self.warmup)
         return {"constant": 1.0, "linear": 1 - share, "cosine": (1 + math.cos(math.pi * share)) / 2}[self.decay]
 
-    def over(self, parameters: Sequence[Mapping[str, Any]]) -> torch.optim.Optimizer:
+    def over(self, groups: Sequence[Group]) -> torch.optim.Optimizer:
         """Torch's optimizer of groups of parameters, each with its learning rate."""
-        options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
-        if self.momentum:
-            options["momentum"] = self.momentum
-        return _KINDS[self.name]([dict(group) for group in parameters], **options)
+        momentum = {"momentum": self.momentum} if self.momentum else {}
+        return _KINDS[self.name](groups, lr=self.lr, weight_decay=self.weight_decay, **momentum)

@@ -23,6 +23,8 @@ from llm_fed.state import State
 from llm_fed.tasks.common import AnswerPair, Encoded, Judged, Picture, pixels_of
 
 Result = TypeVar("Result")
+Item = TypeVar("Item")  # an example of one kind, see `engine.examples`
+Given = TypeVar("Given")
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +35,8 @@ class Request(Generic[Result]):
     site: str
     structure: Structure
 
-    def __await__(self) -> Generator[Request[Any], Any, Result]:
-        result: Result = yield self
-        return result
+    def __await__(self) -> Generator[Request[Result], Result, Result]:
+        return (yield self)
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ class PerExample:
 
 
 @dataclass(frozen=True, eq=False)
-class Fit(Request[Fitted]):
+class Fit(Request[Fitted], Generic[Item]):
     """Training from `start`, one optimizer step per entry of `batches`."""
 
     start: State
-    examples: Sequence[Any]  # of one kind, see `engine.examples`
+    examples: Sequence[Item]
     batches: Sequence[Sequence[int]]  # the indices of a step's examples
     optimizer: Optimizer
     train: str = r".*"  # regular expression of the entries that are trained
@@ -90,7 +91,7 @@ class Fit(Request[Fitted]):
         site: str,
         structure: Structure,
         start: State,
-        batches: Sequence[Sequence[Any]],
+        batches: Sequence[Sequence[Item]],
         optimizer: Optimizer,
         **options: Any,
     ) -> Fit:
@@ -106,12 +107,12 @@ class Fit(Request[Fitted]):
         """Whom it distils from; often nobody."""
         return self.loss.teachers if isinstance(self.loss, Distillation) else ()
 
-    def batch(self, step: int) -> Sequence[Any]:
+    def batch(self, step: int) -> Sequence[Item]:
         """What is trained on at a step. A pupil's pictures stay as they are: so its teachers answered to them."""
         chosen = [self.examples[index] for index in self.batches[step]]
         if self.augment is None or self.teachers:
             return chosen
-        return augmented(chosen, self.augment, generator(self.seed, "augment", step))
+        return augmented(chosen, self.augment, generator(self.seed, "augment", step))  # type: ignore[arg-type, return-value]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,39 +127,39 @@ class FitHead(Request[State]):
 
 
 @dataclass(frozen=True, eq=False)
-class MeanLosses(Request[list[float]]):
+class MeanLosses(Request[list[float]], Generic[Item]):
     """The mean loss per target of the examples under each state."""
 
     states: Sequence[State]
-    examples: Sequence[Any]
+    examples: Sequence[Item]
 
 
 @dataclass(frozen=True, eq=False)
-class Gradient(Request[tuple[float, State]]):
+class Gradient(Request[tuple[float, State]], Generic[Item]):
     """The mean loss of the examples and its gradient at `state`."""
 
     state: State
-    examples: Sequence[Any]
+    examples: Sequence[Item]
     head: State | None = None  # of an image model: a linear head (weight, bias) instead of its own
 
 
 @dataclass(frozen=True, eq=False)
-class GradientMoments(Request[Evidence]):
+class GradientMoments(Request[Evidence], Generic[Item]):
     """The moments of the gradients of the same examples at two states."""
 
     first: State
     second: State
-    examples: Sequence[Any]  # of one kind, see `engine.examples`
+    examples: Sequence[Item]
     sampled: bool = False  # whether the Fisher information takes labels drawn from the models
     seed: int = 0  # of those labels
 
 
 @dataclass(frozen=True, eq=False)
-class Features(Request[Tensor]):
+class Features(Request[Tensor], Generic[Item]):
     """(N, H): what the base alone makes of each example: its last hidden state at the prompt's last token, or what an
     image model's head reads."""
 
-    examples: Sequence[Any]
+    examples: Sequence[Item]
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,11 +179,11 @@ class Answers(Request[Answer]):
 
 
 @dataclass(frozen=True, eq=False)
-class LogLikelihoods(Request[list[tuple[float, ...]]]):
+class LogLikelihoods(Request[list[tuple[float, ...]]], Generic[Item]):
     """Of each example and each of its texts, with an AnswerPair's two, the log-likelihood of all tokens that count."""
 
     state: State | None  # None: the base alone
-    examples: Sequence[Any]  # AnswerPair or Judged
+    examples: Sequence[Item]  # AnswerPair or Judged
     mix: tuple[float, ...] | None = None  # the weight of each expert, where the gate is `mix`; None: by the prompts
     chunk: int | None = None  # of so many examples each, packed without regard to the others: the same bits in any list
 
@@ -270,7 +271,7 @@ class Work:
 class Executor(Protocol):
     """Executes what sites await: see `engine.engine.Engine`."""
 
-    def execute(self, requests: Sequence[Request[Any]]) -> Sequence[Any]:
+    def execute(self, requests: Sequence[Request[Result]]) -> Sequence[Result]:
         """One result, or one exception, for each of these requests of one type and structure. UserError: the engine
         does not answer requests of this type."""
         ...
@@ -283,23 +284,25 @@ class Executor(Protocol):
 class Runtime(Protocol):
     """Runs the coroutines of sites; see `runtime/`."""
 
-    def run(self, work: Mapping[str, Coroutine[Any, Any, Any]]) -> dict[str, Any]: ...
+    def run(self, work: Mapping[str, Coroutine[Request[Given], Given, Result]]) -> dict[str, Result | Exception]: ...
 
     def take_work(self) -> Work: ...
 
 
-def succeeded(outcomes: Mapping[str, Result]) -> dict[str, Result]:
+def succeeded(outcomes: Mapping[str, Result | Exception]) -> dict[str, Result]:
     """What `Runtime.run` returned, where all of it has to succeed: the first exception is raised.
 
     Raises:
         RunError: a client's work failed.
     """
+    results = {}
     for id, outcome in outcomes.items():
         if isinstance(outcome, ClientError):
             raise RunError(f"{id}: {outcome}") from outcome
         if isinstance(outcome, Exception):
             raise outcome
-    return dict(outcomes)
+        results[id] = outcome
+    return results
 
 
 def augmented(pictures: Sequence[Picture], how: str, draws: torch.Generator) -> list[Picture]:

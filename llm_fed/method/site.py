@@ -12,25 +12,9 @@ import torch
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.basics.rng import derive, generator
 from llm_fed.merge.moments import Evidence
+from llm_fed.method import requests
 from llm_fed.method.optimizer import Optimizer
-from llm_fed.method.requests import (
-    AnswerLoss,
-    Answers,
-    Distillation,
-    Features,
-    Fit,
-    FitHead,
-    Generate,
-    Gradient,
-    GradientMoments,
-    Logits,
-    LogLikelihoods,
-    Loss,
-    MeanLosses,
-    OptionScores,
-    PerExample,
-    Query,
-)
+from llm_fed.method.requests import Distillation, Item, Loss, PerExample, Query
 from llm_fed.models.joined import Answer
 from llm_fed.models.structure import Structure
 from llm_fed.settings.config import LocalConfig
@@ -143,7 +127,7 @@ class Site:
         state: State,
         *,
         train: str = r".*",
-        examples: Sequence[Any] | None = None,
+        examples: Sequence[Item] | None = None,
         steps: int | None = None,
         epochs: int | None = None,
         optimizer: Optimizer | None = None,
@@ -181,7 +165,7 @@ class Site:
             examples = await self._against(examples, used, state, its, mix, nth)
             new = {index: number for number, index in enumerate(used)}
             batches = [[new[index] for index in indices] for indices in batches]
-        fitted = await Fit(
+        fitted = await requests.Fit(
             self.id,
             its,
             start=state,
@@ -245,18 +229,18 @@ class Site:
     def _look(self, verb: str) -> None:
         """Called before training examples are used for anything but the steps of a fit."""
 
-    async def _against_base(self, examples: Sequence[Any]) -> Sequence[Any]:
+    async def _against_base(self, examples: Sequence[Item]) -> Sequence[Item]:
         """The examples with the log-likelihoods that the frozen base gives them, which DPO, IPO and KTO compare the
         model's with; as they are where nothing is compared with a reference."""
         if not self.objective.refers or not examples:
             return examples
-        found = await LogLikelihoods(self.id, self.structure, None, list(examples))
-        return [replace(example, reference=own) for example, own in zip(examples, found, strict=True)]
+        found = await self.log_likelihoods(None, examples)
+        return compared(examples, found)
 
     async def _against(
-        self, examples: Sequence[Any], used: Sequence[int], state: State, structure: Structure,
+        self, examples: Sequence[Item], used: Sequence[int], state: State, structure: Structure,
         mix: tuple[float, ...] | None, nth: int,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Item]:  # fmt: skip
         """Those of the examples that the nth fit uses, from `state`, with what the reference of `objective.reference`
         makes of them."""
         chosen = [examples[index] for index in used]
@@ -267,10 +251,10 @@ class Site:
         else:
             last = self.memory.get(f"{LAST} {nth}") if self.objective.reference == "last" else None
             model = last if last is not None and last.layout == state.layout else state
-            known = await LogLikelihoods(self.id, structure, model, chosen, mix)
-        return [replace(example, reference=own) for example, own in zip(chosen, known, strict=True)]
+            known = await requests.LogLikelihoods(self.id, structure, model, chosen, mix)
+        return compared(chosen, known)
 
-    async def _of_base(self, examples: Sequence[Any], used: Sequence[int]) -> list[tuple[float, ...]]:
+    async def _of_base(self, examples: Sequence[Item], used: Sequence[int]) -> list[tuple[float, ...]]:
         """Found once for each training example, in chunks of neighbours: the numbers then depend on the data alone, and
         not on which examples were requested first, so that a run that continues computes the same bits."""
         known = self.of_base if examples is self.train else {}
@@ -278,17 +262,17 @@ class Site:
         indices = [index for chunk in chunks for index in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(examples)))]
         if indices:
             requested = [examples[index] for index in indices]
-            found = await LogLikelihoods(self.id, self.structure, None, requested, chunk=CHUNK)
+            found = await requests.LogLikelihoods(self.id, self.structure, None, requested, chunk=CHUNK)
             known.update(zip(indices, found, strict=True))
         return [known[index] for index in used]
 
-    async def losses_of(self, states: Sequence[State], examples: Sequence[Any] | None = None) -> list[float]:
+    async def losses_of(self, states: Sequence[State], examples: Sequence[Item] | None = None) -> list[float]:
         """The mean loss of the examples (default: all training examples) under each state, per target token, picture or
         preference. Preferences are compared with the base, whatever `objective.reference`: so are they everywhere but
         in `fit`."""
         self._look("losses_of")
         chosen = await self._against_base(self.train if examples is None else examples)
-        return await MeanLosses(self.id, self.structure, states, chosen)
+        return await requests.MeanLosses(self.id, self.structure, states, chosen)
 
     async def loss_of_answers(self, state: State, queries: Sequence[Query]) -> float | None:
         """The mean loss per target token of the queries' right answers under `state`, as training measures it. None if
@@ -297,12 +281,12 @@ class Site:
         if self.objective.refers:
             examples = await self._against_base([query.example for query in known])
             known = [replace(query, example=own) for query, own in zip(known, examples, strict=True)]
-        return await AnswerLoss(self.id, self.structure, state, known) if known else None
+        return await requests.AnswerLoss(self.id, self.structure, state, known) if known else None
 
-    async def log_likelihoods(self, state: State | None, examples: Sequence[Any]) -> list[tuple[float, ...]]:
+    async def log_likelihoods(self, state: State | None, examples: Sequence[Item]) -> list[tuple[float, ...]]:
         """Of each pair, and of each of its two answers, the log-likelihood of all its tokens under `state`, or (None)
         under the base alone."""
-        return await LogLikelihoods(self.id, self.structure, state, list(examples))
+        return await requests.LogLikelihoods(self.id, self.structure, state, list(examples))
 
     def sample(self, count: int, *, held_out: bool = False) -> list[Any]:
         """Up to `count` of the training or held-out examples at random, depending only on (seed, site). UserError:
@@ -318,7 +302,7 @@ class Site:
         self,
         first: State,
         second: State,
-        examples: Sequence[Any],
+        examples: Sequence[Item],
         *,
         sampled: bool = False,
         structure: Structure | None = None,
@@ -335,16 +319,18 @@ class Site:
         """
         self._look("gradient_moments")
         seed, examples = derive(self.seed, "labels", self.id), await self._against_base(examples)
-        return await GradientMoments(self.id, structure or self.structure, first, second, examples, sampled, seed)
+        return await requests.GradientMoments(
+            self.id, structure or self.structure, first, second, examples, sampled, seed
+        )
 
-    async def features(self, examples: Sequence[Any]) -> torch.Tensor:
+    async def features(self, examples: Sequence[Item]) -> torch.Tensor:
         """The features (len(examples), H) that the base without an adapter computes: the last hidden state at the last
         token of the prompt, or, for an image model, the input of its head."""
         self._look("features")
-        return await Features(self.id, self.structure, examples)
+        return await requests.Features(self.id, self.structure, examples)
 
     async def gradient(
-        self, state: State, examples: Sequence[Any], *, head: State | None = None
+        self, state: State, examples: Sequence[Item], *, head: State | None = None
     ) -> tuple[float, State]:
         """The mean loss of the examples at `state`, and its gradient there.
 
@@ -353,15 +339,15 @@ class Site:
         """
         self._look("gradient")
         examples = await self._against_base(examples)
-        return await Gradient(self.id, self.structure, state, examples, head)
+        return await requests.Gradient(self.id, self.structure, state, examples, head)
 
     async def logits(self, state: State, pictures: Sequence[Picture]) -> torch.Tensor:
         """The logits (N, C) of an image model for N pictures and C labels."""
-        return await Logits(self.id, self.structure, state, pictures)
+        return await requests.Logits(self.id, self.structure, state, pictures)
 
     async def answers(self, state: State, pictures: Sequence[Picture]) -> Answer:
         """The outputs of whole image models for N pictures, of each model alone and of all together."""
-        return await Answers(self.id, self.structure, state, pictures)
+        return await requests.Answers(self.id, self.structure, state, pictures)
 
     def new_head(self, state: State) -> State:
         """A new linear head for the labels of this site's pictures, to replace the one in an image model's `state`:
@@ -375,12 +361,17 @@ class Site:
         self._look("fit_head")
         nth, self.fits = self.fits, self.fits + 1
         batches = self.indices(len(self.train), nth=nth, epochs=epochs)
-        return await FitHead(self.id, self.structure, state, head, self.train, batches, lr)
+        return await requests.FitHead(self.id, self.structure, state, head, self.train, batches, lr)
 
     async def generate(self, state: State, prompts: Sequence[list[int]]) -> list[str]:
         """Greedy answers to the prompts (token ids) under `state`. One batch may hold several clients' prompts."""
-        return await Generate(self.id, self.structure, state, prompts)
+        return await requests.Generate(self.id, self.structure, state, prompts)
 
     async def option_scores(self, state: State, queries: Sequence[Query]) -> list[list[float]]:
         """For each query, the log-likelihood of each of its options under `state`. Nothing is generated."""
-        return await OptionScores(self.id, self.structure, state, queries)
+        return await requests.OptionScores(self.id, self.structure, state, queries)
+
+
+def compared(examples: Sequence[Item], reference: Sequence[tuple[float, ...]]) -> list[Item]:
+    """Preferences with what a reference makes of each."""
+    return [replace(example, reference=own) for example, own in zip(examples, reference, strict=True)]  # type: ignore[type-var]

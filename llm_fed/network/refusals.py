@@ -87,7 +87,9 @@ def fused(
 
     def alone(name: str, site: Who) -> Result:
         site.memory, site.losses, site.fits = before[name]
-        outcome: Result = runtime.run({name: start(site)})[name]
+        outcome = runtime.run({name: start(site)})[name]
+        if isinstance(outcome, Exception):
+            raise outcome
         return outcome
 
     try:
