@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.deltas import DeltaHook, Deltas
 from llm_fed.engine.examples import TEXT, Examples
-from llm_fed.engine.layers import Adapted, OwnLinear, TokenGroups, TokenRows, forwards
+from llm_fed.engine.layers import Adapted, DeltaHook, Deltas, OwnLinear, TokenGroups, TokenRows, forwards
 from llm_fed.engine.memory import budget_and_overhead, within_memory
 from llm_fed.engine.routed import RoutedExperts
 from llm_fed.merge.delta import under

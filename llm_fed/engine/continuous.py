@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, DynamicCache, LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.engine.bank import AdapterBank
@@ -327,8 +327,7 @@ def forward(
     known = inspect.signature(base.model.forward).parameters  # models with ALiBi take no positions
     before = "cache_params" if "cache_params" in known else "past_key_values"  # its names until transformers 5.23
     name = "cache" if "cache" in known else before
-    layers = getattr(cache, "layers", None)
-    if layers is not None and not any(hasattr(layer, "keys") for layer in layers):
+    if isinstance(cache, Cache) and not any(isinstance(layer, CacheLayerMixin) for layer in cache.layers):
         # Where there are states alone, the mask is of the new tokens: Mamba multiplies these by all of it.
         mask = mask[:, -ids.shape[1] :]
     with known_masks(padded), base.computing():

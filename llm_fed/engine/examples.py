@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.end_to_end import FlatBatch
-from llm_fed.engine.layers import forwards
+from llm_fed.engine.layers import forwards, is_replaced
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
 from llm_fed.method.losses import divergence, head_losses
@@ -61,7 +61,7 @@ def last_layer(model: PreTrainedModel) -> LastLayer | None:
     if layer.weight.requires_grad or layer.weight.dtype != autocast:
         return None
     # Hooks would hear of the stand-in, and accelerate replaces the forward where weights are somewhere else.
-    return None if layer._forward_hooks or "forward" in vars(layer) else LastLayer(layer)
+    return None if layer._forward_hooks or is_replaced(layer) else LastLayer(layer)
 
 
 class Batch(Protocol):

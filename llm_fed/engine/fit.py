@@ -195,7 +195,11 @@ class FusedFit:
         drift = torch.tensor([drifts[k] for k in owners], dtype=torch.float64) if drifts else None
         mix = self._mix(owners) if self.mixed else None
         inputs = inputs_of(self.examples, examples, owners, weights, mix, drift, flat=self.flat)
-        seeds, sizes = self._dropout(step, rows) if self.bank.drops else ([], [])
+        seeds: list[int] = []
+        sizes: list[int] = []
+        for k, n, example in rows if self.bank.drops else ():
+            seeds += [derive(self.jobs[k].seed, step, n, *([m] if m else [])) for m in range(self.examples.each)]
+            sizes += self.examples.sizes(example)
         if self.captured:
             replayed = self.captured.take(inputs, seeds, sizes)
             self.work = replace(self.work, replayed=self.work.replayed + replayed)
@@ -212,12 +216,6 @@ class FusedFit:
         if each is not None:
             for steps in self.steps:
                 steps.add_clipped(each, owners)
-
-    def _dropout(self, step: int, rows: Rows[Item]) -> tuple[list[int], list[int]]:
-        """The seeds of the rows' masks, and their lengths."""
-        each = range(self.examples.each)
-        seeds = [derive(self.jobs[k].seed, step, n, *([m] if m else [])) for k, n, _ in rows for m in each]
-        return seeds, [size for _, _, example in rows for size in self.examples.sizes(example)]
 
     def _drifts(self, seen: Seen[Judged]) -> dict[int, float]:
         """By client z of KTO: how far its model is from the reference, by the batch's answers to other prompts."""

@@ -15,16 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
+from llm_fed.merge.delta import DENSE, under
 from llm_fed.models.deberta import FOR_ALL_ROWS
 from llm_fed.models.lora import weight_of
+from llm_fed.state import FACTORS, State
 
+Layers = dict[str, dict[str, Tensor]]  # by layer and by the last part of the name
+_NOTHING = -1  # instead of the number of a delta
 ALIGNED = 8  # numbers of 16 bits: torch's grouped product wants rows of whole 16 bytes
 
 
 @contextmanager
 def forwards(changed: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Within, these modules compute these functions; accelerate replaces their own `forward`, too."""
-    before = [vars(module).get("forward") for module in changed]
+    before = [module.forward if is_replaced(module) else None for module in changed]
     for module, forward in changed.items():
         module.forward = forward
     try:
@@ -34,6 +38,11 @@ def forwards(changed: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
             del module.forward
             if own is not None:
                 module.forward = own
+
+
+def is_replaced(module: nn.Module) -> bool:
+    """Whether a module computes another function than that of its class."""
+    return "forward" in vars(module)
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,7 @@ class Adapted:
         """g (W x + s B A x) + bias, g the lengths; as in PEFT dropout takes inputs from all that the adapter adds."""
         assert self.lengths is not None
         lengths = self.tokens.spread(self.lengths.to(y.device))
-        bias = getattr(module, "bias", None)
+        bias = dict(module.named_parameters(recurse=False)).get("bias")
         if masked:
             w = weight_of(module)
             plain = nn.functional.linear(x / self.kept, w if autocast else w.to(x.dtype))
@@ -236,3 +245,63 @@ def _unknown(name: str, given: str) -> UserError:
         f"{name} cannot have an adapter: it was given {given}, as it reads all tokens of a batch as one list and "
         "cannot tell whose they are; leave it out of adapter.target_modules"
     )
+
+
+class Deltas:
+    """What lies beneath the adapters of a bank (`merge.delta`). Rows whose deltas are equal share one, so that a whole
+    cohort adds it to a layer at once. A row that was not loaded has none."""
+
+    def __init__(self, rows: Tensor):
+        self._like = rows
+        self._known: list[Layers] = []  # as the states hold them
+        self._different: list[Layers] = []  # the same, as the rows are
+        self._of = [_NOTHING] * len(rows)
+
+    def load(self, k: int, state: State) -> None:
+        """Take what lies beneath the state of row k."""
+        beneath = under(state)
+        # Compared where the states are, as comparing on a GPU would wait for it.
+        n = next((n for n, other in enumerate(self._known) if _equal(beneath, other)), len(self._known))
+        self._of[k] = n
+        if n == len(self._known):
+            self._known.append(beneath)
+            self._different.append(
+                {layer: {part: t.to(self._like) for part, t in parts.items()} for layer, parts in beneath.items()}
+            )
+
+    def on(self, owners: Sequence[int]) -> dict[str, DeltaHook]:
+        """By layer beneath which something lies the forward hook for a batch whose row n goes through the bank's row
+        owners[n]."""
+        requested = [self._of[k] for k in owners]
+        parts: dict[str, list[tuple[Tensor | None, dict[str, Tensor]]]] = {}
+        for n in sorted(set(requested) - {_NOTHING}):
+            rows = [index for index, other in enumerate(requested) if other == n]
+            where = None if len(rows) == len(requested) else torch.tensor(rows).to(self._like.device)
+            for name, delta in self._different[n].items():
+                parts.setdefault(name, []).append((where, delta))
+        return {name: DeltaHook(each, len(requested)) for name, each in parts.items()}
+
+
+@dataclass(frozen=True)
+class DeltaHook:
+    """A forward hook: the layer's output y becomes y + D x, of the rows that have a D, in the dtype of y."""
+
+    parts: list[tuple[Tensor | None, dict[str, Tensor]]]  # rows (None: all), and A (R, in) and B (out, R), or D
+    num_rows: int  # N
+
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x, y = inputs[0].to(output.device), output.reshape(self.num_rows, -1, output.shape[-1])
+        x = x.reshape(self.num_rows, -1, x.shape[-1])
+        for rows, delta in self.parts:
+            part, here = x if rows is None else x[rows.to(x.device)], {k: v.to(y.device) for k, v in delta.items()}
+            if not torch.is_autocast_enabled(x.device.type):
+                part = part.to(next(iter(here.values())).dtype)
+            more = nn.functional.linear(part, here[DENSE] if DENSE in here else here[FACTORS[0]])
+            more = more if DENSE in here else nn.functional.linear(more, here[FACTORS[1]])
+            y = y + more.to(y.dtype) if rows is None else y.index_add(0, rows.to(y.device), more.to(y.dtype))
+        return y.view(output.shape)
+
+
+def _equal(one: Layers, other: Layers) -> bool:
+    mine, theirs = ({(n, m): t for n, parts in each.items() for m, t in parts.items()} for each in (one, other))
+    return mine.keys() == theirs.keys() and all(torch.equal(value, theirs[name]) for name, value in mine.items())

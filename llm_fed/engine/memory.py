@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from llm_fed.basics import cgroups
 from llm_fed.basics.errors import RunError
@@ -68,12 +69,13 @@ def activation_checkpointing(model: nn.Module) -> AbstractContextManager[None]:
 
     Transformers itself does so in training mode alone, which would also turn the base's dropout on.
     """
-    from transformers.modeling_layers import GradientCheckpointingLayer
+    again = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    return forwards({layer: partial(again, layer.forward) for layer in recomputed(model)})
 
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
-    return forwards(
-        {layer: partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False) for layer in layers}
-    )
+
+def recomputed(model: nn.Module) -> list[GradientCheckpointingLayer]:
+    """The layers whose activations are computed again."""
+    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
 
 
 def is_spread(model: nn.Module) -> bool:

@@ -18,11 +18,10 @@ from transformers import PreTrainedModel
 
 from llm_fed.engine import end_to_end, packing
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
-from llm_fed.engine.deltas import DeltaHook
 from llm_fed.engine.end_to_end import FAMILIES, FlatBatch, attention, flattened
 from llm_fed.engine.examples import Batch, Examples, Item
 from llm_fed.engine.fused import fused
-from llm_fed.engine.layers import TokenGroups, groups_of
+from llm_fed.engine.layers import DeltaHook, TokenGroups, groups_of
 from llm_fed.engine.memory import is_spread
 from llm_fed.engine.packing import Grid, MicroBatch, TokenSequence, repeated
 from llm_fed.merge.delta import under

@@ -87,10 +87,10 @@ class _Routed:
 
     def product(self, parameter: str, x: Tensor) -> Tensor:
         """W x + bias of each token's expert, (S, out)."""
-        weight: Tensor = getattr(self.block, parameter)
-        bias = getattr(self.block, f"{parameter}_bias") if self.block.has_bias else None
-        weight = weight if self.block.is_transposed else weight.transpose(1, 2)  # (E, in, out)
-        y = _grouped(x[self.by_expert].to(weight.dtype), weight, _ends(self.of, len(weight)))
+        weight = self.block.get_parameter(parameter)
+        bias = self.block.get_parameter(f"{parameter}_bias") if self.block.has_bias else None
+        factors = weight if self.block.is_transposed else weight.transpose(1, 2)  # (E, in, out)
+        y = _grouped(x[self.by_expert].to(weight.dtype), factors, _ends(self.of, len(weight)))
         y = torch.empty_like(y).index_copy(0, self.by_expert, y)
         return y if bias is None else y + bias[self.of]
 

@@ -9,9 +9,11 @@ from typing import Literal
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from llm_fed.engine.end_to_end import WINDOW, has_kernels
 from llm_fed.engine.fused import has_library
+from llm_fed.engine.memory import recomputed
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 
@@ -22,12 +24,13 @@ TRAINED, ANSWERED = frozenset(("llama", "qwen3")), frozenset(("llama",))
 def untried(model: nn.Module, families: Collection[str] = TRAINED, structures: Iterable[Structure] = ()) -> str:
     """Why `auto` leaves passes of this base as they are written; empty where a GPU has run its like otherwise.
     `structures`: what is trained on it; those of whole models count for nothing."""
-    config = getattr(model, "config", None)
-    family = getattr(config, "model_type", "such a model")
+    family, layers = type(model).__name__, None
+    if isinstance(model, PreTrainedModel):
+        family, layers = model.config.model_type, getattr(model.config, "layer_types", None)
     reasons = {
         family: family not in families,
-        "windows of attention": WINDOW in (getattr(config, "layer_types", None) or ()),
-        "recomputed activations": any(getattr(module, "gradient_checkpointing", False) for module in model.modules()),
+        "windows of attention": WINDOW in (layers or ()),
+        "recomputed activations": bool(recomputed(model)),
     }
     for structure in structures:
         if isinstance(structure, Lora):

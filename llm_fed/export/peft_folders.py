@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import warnings
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +16,16 @@ from torch import Tensor, nn
 from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.files import write_folder
-from llm_fed.export import fused_experts, peft_settings
+from llm_fed.export import peft_settings
 from llm_fed.export.origins import read_origin
 from llm_fed.export.peft_settings import CONFIG, AdapterSettings, decisive, trained_whole
 from llm_fed.export.tensors import check_settings, in_one_dtype, load, pack
 from llm_fed.merge import delta
 from llm_fed.merge.factors import rank_of
 from llm_fed.models.base import Base
+from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, extras_flaw, layout, sizes
-from llm_fed.state import Layout, State
+from llm_fed.state import FACTORS, Layout, State, pair
 
 WEIGHTS, CARD = "adapter_model.safetensors", "README.md"
 WHAT = "an adapter"  # what such a folder holds, for messages
@@ -93,7 +95,7 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
     except UserError as error:
         raise UserError(f"the adapter {folder} does not fit the base: {error}{other_base}") from error
     given = read_tensors(folder, decisive(stored.alpha, stored.whole, stored.dora))
-    tensors = fused_experts.apart(given, base.model, stored, PREFIX)
+    tensors = _experts_apart(given, base.model, stored)
     if difference := _difference(expected, tensors, base.model):
         raise UserError(f"the adapter {folder} does not fit the base: {difference}{other_base}")
     if other_base:
@@ -129,7 +131,7 @@ def _files(state: State, structure: Lora, base: Base) -> dict[str, bytes]:
     """What an adapter's folder holds beside its card, by path in the folder."""
     if not structure.plain:
         return _expert_files(state, structure, base)
-    entries = fused_experts.together(state.tensors(), base.model, structure)
+    entries = _experts_together(state.tensors(), base.model, structure)
     tensors = {peft_name(name): tensor for name, tensor in entries.items()}
     weights = pack(tensors, {}, decisive(structure.alpha, structure.whole, structure.dora))
     return {CONFIG: peft_settings.written(structure, base), WEIGHTS: weights}
@@ -262,3 +264,45 @@ def _same(theirs: Tensor, own: Tensor) -> bool:
     """Whether two tensors are equal where one of them was rounded to a shorter dtype."""
     shorter = [dtype for dtype in (torch.bfloat16, torch.float16) if torch.equal(theirs.to(dtype).to(theirs), theirs)]
     return any(torch.equal(theirs.to(dtype), own.to(dtype)) for dtype in (own.dtype, *shorter))
+
+
+def _experts_together(entries: Mapping[str, Tensor], model: nn.Module, structure: Lora) -> dict[str, Tensor]:
+    """An adapter's entries, those of each fused parameter as PEFT's one pair, A (E r, in) and B (out, r E): the
+    experts' rows of A below each other, and their columns of B in turns. `entries`: of `models.lora.layout`."""
+    made = dict(entries)
+    for name, experts, location in _placed(model, structure):
+        pairs = [pair(f"{name}.{expert}", "") for expert in range(experts)]
+        a, b = ([made.pop(each[factor]) for each in pairs] for factor in (0, 1))
+        made[f"{location}.{FACTORS[0]}"] = torch.cat(a)
+        made[f"{location}.{FACTORS[1]}"] = torch.stack(b, -1).flatten(1)
+    return made
+
+
+def _experts_apart(tensors: Mapping[str, Tensor], model: nn.Module, structure: Lora) -> dict[str, Tensor]:
+    """The tensors of a file by the names that an ordinary layer's would have, those of fused parameters by expert; what
+    has not the shape of such a pair stays as it is."""
+    made = dict(tensors)
+    for name, experts, location in _placed(model, structure):
+        a, b = (made.get(f"{PREFIX}{location}.{factor}.weight") for factor in FACTORS)
+        if a is None or b is None or a.dim() != 2 or b.dim() != 2 or len(a) % experts or b.shape[1] % experts:
+            continue
+        parts = zip(a.chunk(experts), b.unflatten(1, (-1, experts)).unbind(-1), strict=True)
+        for factor in FACTORS:
+            del made[f"{PREFIX}{location}.{factor}.weight"]
+        for expert, both in enumerate(parts):
+            for entry, part in zip(pair(f"{name}.{expert}", ""), both, strict=True):
+                made[f"{PREFIX}{entry}.weight"] = part.contiguous()
+    return made
+
+
+def _placed(model: nn.Module, structure: Lora) -> list[tuple[str, int, str]]:
+    """Of each fused parameter that is adapted: its name, its number of experts, and where PEFT puts its adapter. It
+    wraps a block once for each parameter, in their order, so all but the last have `base_layer` in their names."""
+    of = defaultdict(list)
+    for name, fused in fused_parameters(model, structure.parameters).items():
+        of[name.rpartition(".")[0]].append((name, fused.experts))
+    return [
+        (name, experts, block + ".base_layer" * (len(held) - 1 - number))
+        for block, held in of.items()
+        for number, (name, experts) in enumerate(held)
+    ]

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, BeforeValidator, Field
 from torch import nn
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from llm_fed.basics.documents import Json
@@ -249,10 +250,10 @@ def _usual(model: nn.Module, folder: Path) -> str | tuple[str, ...]:
     """The modules that PEFT adapts where a configuration names none."""
     from peft.utils import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as known  # as in `_defaults`
 
-    kind = getattr(getattr(model, "config", None), "model_type", "")
+    kind = model.config.model_type if isinstance(model, PreTrainedModel) else type(model).__name__
     if kind not in known:
         raise UserError(
-            f"{folder / CONFIG} names no target_modules, and PEFT has none for {kind or type(model).__name__}; add the "
+            f"{folder / CONFIG} names no target_modules, and PEFT has none for {kind}; add the "
             "names of the modules that were adapted"
         )
     usual = known[kind]

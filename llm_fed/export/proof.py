@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from llm_fed.kinds.language import Language, load_base
 from llm_fed.models.base import Base
 from llm_fed.models.lora import Lora
 from llm_fed.models.prompt import Prompt, read_prompt
+from llm_fed.models.rotary import context
 from llm_fed.settings.config import BaseConfig
 from llm_fed.state import State
 from llm_fed.tasks.templates import encode_prompt
@@ -94,8 +94,8 @@ def compare(whole: Base, probed: Probe, prompt: Prompt) -> None:
 def _encoded(base: Base, text: str, prompt: Prompt) -> list[int]:
     """The last tokens of a prompt that leave room for an answer in the base's context."""
     ids = encode_prompt(text, base.tokenizer, template=prompt.template)
-    context = getattr(base.model.config.get_text_config(), "max_position_embeddings", None) or _LONGEST
-    return ids[-max(1, min(context - _ANSWER - 1, _LONGEST)) :]
+    longest = context(base.model.config) or _LONGEST
+    return ids[-max(1, min(longest - _ANSWER - 1, _LONGEST)) :]
 
 
 @torch.inference_mode()
@@ -118,8 +118,7 @@ def _greedy(base: Base, prompt: Sequence[int]) -> list[int]:
     """The answer of transformers' own `generate`, by the generation_config.json of the folder."""
     ids = torch.tensor([prompt], device=base.model.device)
     with base.computing():
-        model: Any = base.model
-        output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=_ANSWER)
+        output = base.model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=_ANSWER)
     return list(output[0, len(prompt) :].tolist())
 
 

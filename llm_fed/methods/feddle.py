@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.merge import mean
-from llm_fed.merge.atlas import normalized
 from llm_fed.method import Json, Message, Method, Server, State, Upload, by_arrival, refuse_inert
 from llm_fed.settings import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from llm_fed.state import stack
 
 
 @dataclass(frozen=True)
@@ -131,3 +132,17 @@ class Feddle(Method):
             coefficients.grad = atlas @ gradient.row + pull * (location - fallback)
             optimizer.step()
         return coefficients.detach(), losses
+
+
+def normalized(anchors: Sequence[State], on: bool = True) -> tuple[Tensor, Tensor]:
+    """(atlas, scales): the anchors times their scales (M, P), and the scales (M,) that bring each to the median norm
+    (Eq. 4).
+
+    An anchor of norm 0 has no direction: its scale is 0, and it is not in the median. `on`: whether to normalise;
+    otherwise the other scales are 1."""
+    norms = torch.tensor([anchor.norm() for anchor in anchors], dtype=anchors[0].row.dtype)
+    moving = norms > 0
+    scales = moving.to(norms)
+    if on and moving.any():
+        scales = torch.where(moving, norms[moving].quantile(0.5) / norms, scales)
+    return scales[:, None] * stack(anchors), scales

@@ -2,7 +2,7 @@
 
 PEFT adapts such a parameter by its name (`target_parameters`), all of its experts at once. Here each expert's matrix
 has entries of its own, `{block}.{parameter}.{expert}.lora_A` and `.lora_B`, so that means, products and merges treat it
-as they treat a linear layer's; `export.fused_experts` says how PEFT lays them out.
+as they treat a linear layer's; `export.peft_folders` lays them out as PEFT does.
 """
 
 from __future__ import annotations

@@ -14,6 +14,13 @@ from llm_fed.state import State
 
 Leaf: TypeAlias = State | Tensor | float | str | None
 Message: TypeAlias = "Leaf | Sequence[Message] | Mapping[str, Message]"
+DTYPES = {
+    str(dtype): dtype
+    for dtype in (
+        torch.float16, torch.bfloat16, torch.float32, torch.float64,
+        torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    )
+}  # fmt: skip
 Skeleton = Any  # names, shapes and dtypes of a message, as plain lists and dicts
 
 
@@ -73,10 +80,10 @@ def size_of(skeleton: Skeleton) -> int:
     if not isinstance(skeleton, dict):
         return 0
     dtype = skeleton.get("dtype")
-    if not (isinstance(dtype, str) and dtype.startswith("torch.")):
+    if not (isinstance(dtype, str) and dtype in DTYPES):
         return sum(map(size_of, skeleton.values()))
     shapes = skeleton["entries"].values() if "entries" in skeleton else [skeleton["shape"]]
-    own = sum(map(math.prod, shapes)) * getattr(torch, dtype.removeprefix("torch.")).itemsize
+    own = sum(map(math.prod, shapes)) * DTYPES[dtype].itemsize
     return int(own) + size_of(skeleton.get("extras"))
 
 

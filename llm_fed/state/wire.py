@@ -21,7 +21,7 @@ from torch import Tensor, float32
 from llm_fed.basics.errors import one_line
 from llm_fed.state import Layout, State
 from llm_fed.state.lowrank import LowRank
-from llm_fed.state.outline import Skeleton, difference, leaves, size_of, skeleton
+from llm_fed.state.outline import DTYPES, Skeleton, difference, leaves, size_of, skeleton
 
 Message = Any  # a tree as described above
 
@@ -30,10 +30,6 @@ Message = Any  # a tree as described above
 EXPANSION = 1024
 _HEADER = "llm_fed"
 _shared_layout = lru_cache(maxsize=64)(Layout)  # thousands of clients' states have the same one
-_DTYPES = (
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-)  # fmt: skip
 _DEEPEST = 200  # levels of a message
 _INTEGERS = range(-(2**63), 2**64)
 
@@ -113,7 +109,7 @@ def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None)
     if isinstance(node, State):
         tree: dict[str, Any] = {"s": [list(node.layout.names), [list(shape) for shape in node.layout.shapes]]}
         encoded = encoding is not None and node.row.dtype == float32
-        tree["row"] = _flatten(node.row.to(getattr(torch, str(encoding))) if encoded else node.row, tensors)
+        tree["row"] = _flatten(node.row.to(DTYPES[f"torch.{encoding}"]) if encoded else node.row, tensors)
         tree |= {"dtype": "float32"} if encoded else {}
         return tree | {"extras": [[name, _flatten(value, tensors)] for name, value in node.extras.items()]}
     if isinstance(node, list | tuple):
@@ -165,7 +161,7 @@ class _MessageReader:
         key = node["t"]
         _require(isinstance(key, str) and key in self.left, "a tensor is missing, or belongs to two places")
         tensor = self.left.pop(key)
-        _require(tensor.dtype in _DTYPES, f"numbers of {tensor.dtype}")
+        _require(tensor.dtype in DTYPES.values(), f"numbers of {tensor.dtype}")
         self._take(tensor.nbytes)
         return tensor
 

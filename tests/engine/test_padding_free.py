@@ -191,7 +191,9 @@ def test_what_cannot_lie_end_to_end_is_padded_and_says_why():
     """More reasons are in test_capture.py."""
     base, rope = tiny.build("llama"), {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     jobs, spread, quantised = cohort(base, LORA, EXACT), tiny.build("llama"), tiny.build("llama")
-    spread.hf_device_map, quantised.is_quantized = {"a": 0, "b": 1}, True
+    spread.hf_device_map = {"a": 0, "b": 1}
+    head = quantised.lm_head.weight.detach().to(torch.int8)
+    quantised.lm_head.weight = nn.Parameter(head, requires_grad=False)
     for model, change, why in (
         (base, {"parameters": ("experts.gate_up_proj",)}, "target_parameters"),
         (base, {"whole": ("lm_head",)}, "head"),
