@@ -35,12 +35,9 @@ Replay = Callable[[], None]
 
 
 class Captures:
-    """Static memory and graphs of one base, for all fits of an engine, or of several that share it.
-
-    Attributes:
-        said: why passes have run as they are written, one line for each reason.
-        answers: whether steps of answers can be captured, as far as is known.
-    """
+    """Static memory and graphs of one base, for all fits of an engine, or of several that share it. `said`: why passes
+    have run as they are written, one line for each reason. `answers`: whether steps of answers can be captured, as far
+    as is known."""
 
     def __init__(self) -> None:
         self.said: dict[str, None] = {}

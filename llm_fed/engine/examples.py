@@ -33,12 +33,8 @@ _CHANGES_LOGITS: WeakSet[nn.Module] = WeakSet()  # models that change what their
 
 @dataclass
 class LastLayer:
-    """The last layer of a model, which is not computed: a stand-in takes the place of the logits.
-
-    Attributes:
-        inputs: (1, n, H) what the layer was given.
-        stand_in: (1, n, V) of the layer's output, which has no memory.
-    """
+    """The last layer of a model, which is not computed: a stand-in takes the place of the logits. `inputs`: (1, n, H)
+    what the layer was given. `stand_in`: (1, n, V) of the layer's output, which has no memory."""
 
     layer: nn.Linear
     inputs: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -121,12 +117,8 @@ class Examples(ABC, Generic[Item, Side]):
 
     @abstractmethod
     def logits(self, model: nn.Module, batch: Side, *, all_rows: bool = False) -> Tensor:
-        """What the model predicts instead of each target, (targets, C), in float32 at least.
-
-        Args:
-            batch: on the model's device.
-            all_rows: an adapter or head of its own belongs to each row of the last layer's inputs.
-        """
+        """What the model predicts instead of each target, (targets, C), in float32 at least. `batch`: on the model's
+        device. `all_rows`: an adapter or head of its own belongs to each row of the last layer's inputs."""
 
     def losses(self, model: nn.Module, batch: Side, *, all_rows: bool = False, wanted: Tensor | None = None) -> Tensor:
         """The losses (n,) of a batch, in the dtype of the logits: see `losses_of`, or the divergence of the predictions

@@ -54,12 +54,8 @@ def mean_losses(
     *,
     mix: Tensor | None = None,
 ) -> list[float]:
-    """The mean loss per target of each list of examples under one row of the bank; NaN without a target.
-
-    Args:
-        requested: (row of the bank, examples).
-        mix: (examples of all lists, E), where the gate of the bank's structure is `mix`.
-    """
+    """The mean loss per target of each list of examples under one row of the bank; NaN without a target. `requested`:
+    (row of the bank, examples). `mix`: (examples of all lists, E), where the gate of the bank's structure is `mix`."""
     work = [(row, example) for row, examples in requested for example in examples]
     lists = torch.tensor([n for n, (_, examples) in enumerate(requested) for _ in examples], dtype=torch.int64)
     losses, owners = _target_losses(model, bank, work, mix, model.examples.losses)
@@ -112,13 +108,9 @@ def features(base: Base, prompts: Sequence[Sequence[int]]) -> Tensor:
 def similarity_weights(found: Tensor, states: Sequence[State]) -> Tensor:
     """Weights (R, 2) of two experts for each prompt or picture: 1 - alpha(x) and alpha(x).
 
-    alpha(x) is the mean cosine of h(x) with the state's stored anchors, times its scale, clipped to [0, 1]
-    (Yang et al. 2024, instance-wise dynamic weighting).
-
-    Args:
-        found: h (R, H), the base's features of each.
-        states: of each, with the extras ANCHORS (S, H) and SCALE.
-    """
+    alpha(x) is the mean cosine of h(x) with the state's stored anchors, times its scale, clipped to [0, 1] (Yang et al.
+    2024, instance-wise dynamic weighting). `found`: h (R, H), the base's features of each. `states`: of each, with the
+    extras ANCHORS (S, H) and SCALE."""
     weights = torch.zeros(len(states), 2, dtype=found.dtype)
     for row, state in enumerate(states):
         anchors = state.extras[ANCHORS].to(found)

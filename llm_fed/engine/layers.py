@@ -226,12 +226,8 @@ def _outer(given: Tensor, x: Tensor, groups: TokenGroups) -> Tensor:
 
 
 def groups_of(owners: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], TokenGroups]:
-    """The adapters that sequences go through, and their groups, on the host.
-
-    Args:
-        owners: (N,) of each sequence, those of one adapter side by side.
-        lengths: (N,) its tokens.
-    """
+    """The adapters that sequences go through, and their groups, on the host. `owners`: (N,) of each sequence, those of
+    one adapter side by side. `lengths`: (N,) its tokens."""
     tokens: dict[int, int] = {}
     for owner, length in zip(owners, lengths, strict=True):
         tokens[owner] = tokens.get(owner, 0) + length

@@ -22,12 +22,8 @@ class RoutedExperts:
     """What a block of fused experts computes while a bank is attached, instead of its own `forward`.
 
     Choices that go through the same expert's adapter of the same row lie side by side, so that all products with A, and
-    all with B, are one grouped product each, of N E groups.
-
-    Args:
-        factors: by the name of a parameter its A (N, E, r, in) and B (N, E, out, r).
-        scaling: s of the adapters.
-    """
+    all with B, are one grouped product each, of N E groups. `factors`: by the name of a parameter its A (N, E, r, in)
+    and B (N, E, out, r). `scaling`: s of the adapters."""
 
     name: str
     block: Any

@@ -186,13 +186,9 @@ def attend(
     slots_bias: Tensor,
     **more: Tensor | float | None,
 ) -> tuple[Tensor, None]:
-    """Attention of one token of each row, which sees what `slots_bias` lets it see of its row: (S, 1, H, D).
-    Keys that several heads share are not copied for each of them, as masks would make transformers do.
-
-    Args:
-        query: (S, H, 1, D).
-        key, value: (S, G, C, D), each for H / G heads.
-    """
+    """Attention of one token of each row, which sees what `slots_bias` lets it see of its row: (S, 1, H, D). Keys that
+    several heads share are not copied for each of them, as masks would make transformers do. `query`: (S, H, 1, D).
+    `key`, `value`: (S, G, C, D), each for H / G heads."""
     rows, heads, _, size = query.shape
     shared = key.shape[1]
     scores = query.reshape(rows, shared, heads // shared, size) @ key.mT  # (S, G, H / G, C)

@@ -57,12 +57,8 @@ class Ways:
 
 
 def ways(requested: Literal["auto", "on", "off"], device: torch.device, dtype: str, *, tried: bool = True) -> Ways:
-    """What is requested; `auto` is what a GPU has run and found quicker.
-
-    Args:
-        dtype: of the passes, as `base.dtype` names it.
-        tried: whether a GPU has run the base's like so (`untried`).
-    """
+    """What is requested; `auto` is what a GPU has run and found quicker. `dtype`: of the passes, as `base.dtype` names
+    it. `tried`: whether a GPU has run the base's like so (`untried`)."""
     on_gpu = device.type == "cuda"
     fast = requested == "on" or (requested == "auto" and on_gpu and tried)
     by = "norms"
@@ -73,12 +69,8 @@ def ways(requested: Literal["auto", "on", "off"], device: torch.device, dtype: s
 
 
 def describe(ways: Ways, device: torch.device, *, adapters: bool, untried: str) -> str:
-    """How a run computes its passes, where that is not as written as a matter of course.
-
-    Args:
-        adapters: whether these are trained, and not whole models.
-        untried: as of `untried`.
-    """
+    """How a run computes its passes, where that is not as written as a matter of course. `adapters`: whether these are
+    trained, and not whole models. `untried`: as of `untried`."""
     if not adapters:
         return ""
     if not ways.captured:

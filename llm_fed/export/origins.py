@@ -54,12 +54,8 @@ def say_differences(
     keys: Collection[str] = (),
 ) -> None:
     """Say where the parents of a merge differ in what ends an answer, or in how their base was loaded: the merge has
-    what the first one says.
-
-    Args:
-        prompts, origins: by what a message calls a parent.
-        keys: the settings that were given explicitly, which count for both.
-    """
+    what the first one says. `prompts`, `origins`: by what a message calls a parent. `keys`: the settings that were
+    given explicitly, which count for both."""
     lengths = {name: prompt.max_new_tokens for name, prompt in prompts.items()}
     ends = {name: list(prompt.stop) for name, prompt in prompts.items()}
     loaded = {

@@ -20,12 +20,8 @@ def karcher(states: Sequence[State], weights: Sequence[float]) -> tuple[State, f
 
 def coefficients(products: Tensor, weights: Sequence[float]) -> list[float]:
     """The coefficients of K layer updates whose sum points where the mean of their directions on the unit sphere does,
-    and has the mean of their lengths.
-
-    Args:
-        products: (K, K), their inner products.
-        weights: K positive numbers, which need not sum to 1. An update that is zero has no direction, and none counts.
-    """
+    and has the mean of their lengths. `products`: (K, K), their inner products. `weights`: K positive numbers, which
+    need not sum to 1. An update that is zero has no direction, and none counts."""
     lengths = products.diagonal().clamp(min=0).sqrt()
     share = torch.tensor(weights, dtype=torch.float64)
     directed = torch.where(lengths > 0, share, 0.0)

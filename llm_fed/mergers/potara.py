@@ -89,12 +89,8 @@ async def potara(
 def weigh(
     evidence: Evidence, layout: Layout, counted: Sequence[str], damping: float, per_factor: bool
 ) -> dict[str, Any]:
-    """lambda_fed, the traces and the weights for other dampings: one of each, or one for each factor.
-
-    Args:
-        layout: of the adapters.
-        counted: the entries whose traces count.
-    """
+    """lambda_fed, the traces and the weights for other dampings: one of each, or one for each factor. `layout`: of the
+    adapters. `counted`: the entries whose traces count."""
 
     def of(names: Sequence[str]) -> dict[str, Any]:
         where = layout.joined(names)
@@ -157,12 +153,8 @@ def cross_variances(rho: Tensor, sigma: Tensor) -> Tensor:
 
 
 def traces(moments: Moments, fisher: Tensor, damping: float, where: list[slice] | None = None) -> Traces:
-    """a, b and c over the coordinates `where` (default: all).
-
-    Args:
-        fisher: (2, P), `moments.fisher` or an estimate with other labels.
-        damping: relative to the mean of F over the same coordinates.
-    """
+    """a, b and c over the coordinates `where` (default: all). `fisher`: (2, P), `moments.fisher` or an estimate with
+    other labels. `damping`: relative to the mean of F over the same coordinates."""
     spans = [slice(0, fisher.shape[1])] if where is None else where
     here = torch.cat([fisher[:, span] for span in spans], 1)
     if not here.any(1).all():

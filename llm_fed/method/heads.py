@@ -36,12 +36,8 @@ def own_model(client: Site) -> State:
 
 
 def check_head(client: Site, state: State, shape: Sequence[int]) -> None:
-    """Refuse a client whose model does not end as the run's base does. UserError: its head has another shape.
-
-    Args:
-        state: the client's model.
-        shape: (C, H), of the base's head.
-    """
+    """Refuse a client whose model does not end as the run's base does. UserError: its head has another shape. `state`:
+    the client's model. `shape`: (C, H), of the base's head."""
     if head_shape(state) != tuple(shape):
         raise UserError(
             f"the model of client {client.id} has {head_shape(state)[1]} features before its head, but base.name has "

@@ -23,12 +23,8 @@ def head_losses(inputs: Tensor, weight: Tensor, bias: Tensor | None, labels: Ten
     more than a few rows of them.
 
     With the loss of a token comes its gradient for the layer's inputs, as large as these. So nothing of the logits'
-    size is kept for the backward pass, whatever is made of the losses.
-
-    Args:
-        inputs: (n, H), on a CPU.
-        weight, bias: (C, H) and (C,), in the dtype of the inputs; the softmax is computed in float32 at least.
-    """
+    size is kept for the backward pass, whatever is made of the losses. `inputs`: (n, H), on a CPU. `weight`, `bias`:
+    (C, H) and (C,), in the dtype of the inputs; the softmax is computed in float32 at least."""
     losses: Tensor = _HeadLosses.apply(inputs, weight, bias, labels)
     return losses
 

@@ -235,11 +235,8 @@ def defaults_of(kind: type[Method]) -> dict[str, Any]:
 
 def _check(where: str, candidate: Any, *, is_object: bool = False) -> None:
     """Refuse what is no method, or one whose fields are no settings. UserError: what is wrong, and how it is written.
-
-    Args:
-        where: who names it, for messages.
-        is_object: whether a program has it as an object, which need not be found by a name.
-    """
+    `where`: who names it, for messages. `is_object`: whether a program has it as an object, which need not be found by
+    a name."""
     if not (isinstance(candidate, type) and issubclass(candidate, Method)):
         what = f"the class {candidate.__name__}" if isinstance(candidate, type) else f"{candidate!r:.60}"
         raise UserError(

@@ -68,12 +68,8 @@ class FedBuff(Method):
         return {"model": model, "updates": updates, "buffered": len(updates)}
 
     def _discounted(self, upload: Upload, start: State, model: State) -> State:
-        """The update times its weight.
-
-        Args:
-            start: of the round; running statistics are sent as the change from its own.
-            model: the current one, from whose they are the change afterwards.
-        """
+        """The update times its weight. `start`: of the round; running statistics are sent as the change from its own.
+        `model`: the current one, from whose they are the change afterwards."""
         update = rebased(upload.content, start.extras, model.extras)
         return (1 + upload.staleness) ** -self.staleness_exponent * update
 

@@ -84,12 +84,8 @@ def accepts(name: str) -> bool:
 
 
 def name_of(stem: str, method: str = "") -> str:
-    """The name of an app that Flower takes: `stem-method` with hyphens for other signs, cut to LONGEST.
-
-    Args:
-        stem: of the configuration file.
-        method: its name, or `package.module:Name`.
-    """
+    """The name of an app that Flower takes: `stem-method` with hyphens for other signs, cut to LONGEST. `stem`: of the
+    configuration file. `method`: its name, or `package.module:Name`."""
     whole = unicodedata.normalize("NFC", "-".join(filter(None, [stem, short(method)])))
     if accepts(whole):
         return whole

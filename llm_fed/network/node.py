@@ -395,11 +395,8 @@ class Node:
     ) -> Experiment:
         """What is built for a run, of which this machine keeps in which splits its rows are. If a client that is
         requested has nothing to train on in it, its data may have come back: they are looked for every _AGAIN seconds.
-
-        Args:
-            runs: its token, and those of the runs that it starts from.
-            requested: who trains or is scored now; until there is somebody, nothing is written.
-        """
+        `runs`: its token, and those of the runs that it starts from. `requested`: who trains or is scored now; until
+        there is somebody, nothing is written."""
         location.rules.check(config)
         here = self._here(location, config)
         key = repr((here, location.allow, location.rules, runs))  # what was allowed once may not be now

@@ -41,12 +41,8 @@ def plain(name: str) -> str:
 
 class RowsAtNode:
     """What this machine knows of its rows in a run, so that it tests on none that it trained on. RunError: what is kept
-    is damaged.
-
-    Args:
-        home: the folder of its memories.
-        runs: the token of the run, and of those that it starts from; none: nothing is kept.
-    """
+    is damaged. `home`: the folder of its memories. `runs`: the token of the run, and of those that it starts from;
+    none: nothing is kept."""
 
     def __init__(self, home: Path, runs: Sequence[str]):
         self._paths = [home / "splits" / f"{run}.json" for run in runs]

@@ -149,12 +149,8 @@ class Roster:
                 )
 
     def _admit(self, node: int, registered: str, clients: Mapping[str, int]) -> None:
-        """Take those of the clients that a node says it has which it may have.
-
-        Args:
-            registered: the node's name, which the operator gave.
-            clients: by name how many examples it says that they have.
-        """
+        """Take those of the clients that a node says it has which it may have. `registered`: the node's name, which the
+        operator gave. `clients`: by name how many examples it says that they have."""
         others = [name for name in clients if self.homes.get(name, name) != registered]
         if others:
             more = f" and {len(others) - 3} more" if len(others) > 3 else ""

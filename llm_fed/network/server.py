@@ -51,12 +51,8 @@ def train(
     goes_on: bool = False,
 ) -> dict[str, Any]:
     """Run a federation, or continue it, to its end, as `run.train` does; personal models and their scores are made by
-    the clients.
-
-    Args:
-        folder: the run folder, here; it never holds a personal model.
-        finish: train no further round, and finish with those that the run has.
-    """
+    the clients. `folder`: the run folder, here; it never holds a personal model. `finish`: train no further round, and
+    finish with those that the run has."""
     deployment = Deployment(link, folder.resolve().name)
     ending = Ending("finish=true" if finish else "")
     return run.train(config, folder, fresh=fresh, reporter=reporter, mode=deployment, ending=ending, goes_on=goes_on)

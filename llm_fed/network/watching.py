@@ -35,12 +35,8 @@ PRIVATE = "with privacy.clip clients say nothing of single examples, so nothing 
 
 @dataclass(frozen=True)
 class Watched:
-    """What a machine knows of one of its clients beside its score.
-
-    Attributes:
-        said: what the server is told.
-        warnings: in which the client is named, for the card of its model.
-    """
+    """What a machine knows of one of its clients beside its score. `said`: what the server is told. `warnings`: in
+    which the client is named, for the card of its model."""
 
     said: dict[str, Json] = field(default_factory=dict)
     warnings: list[Warned] = field(default_factory=list)

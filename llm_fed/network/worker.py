@@ -62,12 +62,8 @@ def call(home: Path, order: dict[str, Any], content: bytes, idle: float = IDLE) 
 
 def serve(home: Path, idle: float = IDLE, node: Sequence[int] = (), answering: Node | None = None) -> bool:
     """Answer orders one after another, until none has come for `idle` seconds or the node has ended; returns False at
-    once where another worker serves this home.
-
-    Args:
-        node: the processes of the node that starts it.
-        answering: None: one is made for the first order.
-    """
+    once where another worker serves this home. `node`: the processes of the node that starts it. `answering`: None: one
+    is made for the first order."""
     lock = Lock(home, "worker.lock")
     try:
         lock.acquire(lambda text: print(text, flush=True))

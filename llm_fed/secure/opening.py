@@ -23,11 +23,8 @@ class GivenUp(Exception):
 
 def open_sum(terms: Terms, prepared: Mapping[str, Dealt], alive: Collection[str], total: Tensor, told: Told) -> None:
     """Take the masks off the sum of the vectors of `alive`, (P,) int32, in place. GivenUp: why the sum stays closed.
-
-    Args:
-        prepared: by client what it answered to `Party.prepare`.
-        told: by client what it answered to `Party.reveal`; some may have vanished.
-    """
+    `prepared`: by client what it answered to `Party.prepare`. `told`: by client what it answered to `Party.reveal`;
+    some may have vanished."""
     own, pairs = _unlocked(terms.cohort, alive, told)
     masks: list[tuple[bytes, int]] = []
     for name in alive:

@@ -92,12 +92,8 @@ def check_certificate(run: str, name: str, said: Certificate, identity: ec.Ellip
 
 @dataclass
 class Party:
-    """A client in a run.
-
-    Args:
-        identities: by client the key under which its node is registered, as the owner of this one knows it.
-        memory: of this client, as JSON; see `begin`.
-    """
+    """A client in a run. `identities`: by client the key under which its node is registered, as the owner of this one
+    knows it. `memory`: of this client, as JSON; see `begin`."""
 
     name: str
     identities: Mapping[str, ec.EllipticCurvePublicKey]

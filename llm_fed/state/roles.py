@@ -124,13 +124,9 @@ def is_variance(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Statistic(Role[float | Tensor]):
-    """Numbers that a client computes of its examples, as a float or a tensor.
-
-    Args:
-        least, most: the range of each number; a probability has 0 and 1.
-        rows: the entry beside it that says which of its rows the client has examples of, as counts or flags. The other
-            rows are 0.
-    """
+    """Numbers that a client computes of its examples, as a float or a tensor. `least`, `most`: the range of each
+    number; a probability has 0 and 1. `rows`: the entry beside it that says which of its rows the client has examples
+    of, as counts or flags. The other rows are 0."""
 
     least: float = -math.inf
     most: float = math.inf
@@ -232,12 +228,7 @@ def role_of(sends: Roles, path: str, value: Leaf) -> Role[Any] | None:
 
 def check(name: str, sends: Roles, like: Message) -> None:
     """Refuse a method that sends something without a role. UserError: what has no role, has one that does not suit it,
-    or has one and is not sent.
-
-    Args:
-        name: of the method.
-        like: what its `upload_like` gives.
-    """
+    or has one and is not sent. `name`: of the method. `like`: what its `upload_like` gives."""
     parts = dict(leaves(like))
     for path, value in parts.items():
         if value is None:
