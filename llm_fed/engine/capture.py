@@ -35,9 +35,8 @@ Replay = Callable[[], None]
 
 
 class Captures:
-    """Static memory and graphs of one base, for all fits of an engine, or of several that share it. `said`: why passes
-    have run as they are written, one line for each reason. `answers`: whether steps of answers can be captured, as far
-    as is known."""
+    """Static memory and graphs of one base, for all engines that share it. `said`: why passes have run as they are
+    written, one line for each reason. `answers`: whether steps of answers can be captured, as far as is known."""
 
     def __init__(self) -> None:
         self.said: dict[str, None] = {}
@@ -134,8 +133,7 @@ class CapturedPass:
         self._masks = torch.zeros(0, dtype=torch.bool, device=device)
 
     def take(self, inputs: PassInputs, seeds: Sequence[int], sizes: Sequence[int]) -> bool:
-        """The pass over a micro-batch of the host; whether it was replayed. `seeds`, `sizes`: of the dropout masks of
-        its rows."""
+        """Pass over a micro-batch of the host; whether it was replayed. `seeds`, `sizes`: of its dropout masks."""
         wide = widened(inputs, self.grid, self.longest)
         key, static = self._shape(wide)
         static.fill(wide)

@@ -54,8 +54,7 @@ class Sampling:
 
     @classmethod
     def parse(cls, text: str, key: str) -> Sampling:
-        """Of `0.7`, or `0.7,0.9` with top-p. `key`: where it stands, for the error. UserError: it is neither, or a
-        number is out of its range."""
+        """Of `0.7`, or `0.7,0.9` with top-p. `key`: where it stands. UserError: it is neither, or out of range."""
         try:
             temperature, _, top_p = text.partition(",")
             numbers = float(temperature), float(top_p or 1)
@@ -131,7 +130,7 @@ class KeysAndValues(Protocol):
 
 class RunningBatch:
     """The rows that are being written under the adapters of one bank, `most` at a time. `joins`: whether prompts can
-    join rows that are being written."""
+    join them."""
 
     def __init__(self, base: Base, bank: AdapterBank, most: int):
         self._base, self._bank, self._most = base, bank, most
@@ -178,8 +177,7 @@ class RunningBatch:
 
     @torch.inference_mode()
     def step(self) -> list[LiveAnswer]:
-        """The next token of every row; those that leave to be read again, as they grow beyond what the base's positions
-        were computed for."""
+        """The next token of every row; those to be read again, as they outgrow what positions were computed for."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(self.size, 1)], dim=1)
         logits, self._cache = self._forward(self._rows, self._ids, self._mask, self._cache)
         self._ids = _chosen(self._rows, logits)
@@ -208,8 +206,7 @@ class RunningBatch:
     def _hear(
         self, rows: Sequence[LiveAnswer], tokens: Sequence[int], logits: Tensor | None = None
     ) -> list[LiveAnswer]:
-        """Tell of the tokens of these rows, of logits (N, V), and let rows go; those that are to be read again.
-        RunError: the base computes NaN."""
+        """Tell of these rows' tokens, of logits (N, V), and let rows go; those to be read again. RunError: NaN."""
         again = []
         for n, (each, token) in enumerate(zip(rows, tokens, strict=True)):
             if token == NOT_A_NUMBER:

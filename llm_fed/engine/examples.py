@@ -121,8 +121,8 @@ class Examples(ABC, Generic[Item, Side]):
         device. `all_rows`: an adapter or head of its own belongs to each row of the last layer's inputs."""
 
     def losses(self, model: nn.Module, batch: Side, *, all_rows: bool = False, wanted: Tensor | None = None) -> Tensor:
-        """The losses (n,) of a batch, in the dtype of the logits: see `losses_of`, or the divergence of the predictions
-        from `wanted` logits (targets, C)."""
+        """The losses (n,), in the logits' dtype: see `losses_of`, or the divergence from `wanted` logits (targets,
+        C)."""
         logits = self.logits(model, batch, all_rows=all_rows)
         return self.losses_of(logits, batch) if wanted is None else self.divergences(logits, batch, wanted)
 
@@ -150,8 +150,7 @@ class Examples(ABC, Generic[Item, Side]):
         raise self._not_classified()
 
     def under_head(self, head: State) -> Examples:
-        """These examples, where the model's own head is replaced by a linear one (weight, bias). UserError: the
-        examples are not classified."""
+        """These examples under a linear head (weight, bias) instead of the model's. UserError: they have no classes."""
         raise self._not_classified()
 
     def _not_classified(self) -> UserError:
@@ -186,8 +185,7 @@ class Text(Examples[TokenSequence, TextBatch]):
         return super().losses(model, batch, all_rows=all_rows, wanted=wanted)
 
     def token_losses(self, model: nn.Module, batch: TextBatch, *, all_rows: bool = False) -> Tensor:
-        """(n,): of each target its negative log-likelihood in float32 at least, where possible without the logits of
-        all targets at once."""
+        """(n,): the negative log-likelihoods in float32 at least, where possible without all logits at once."""
         if not all_rows and (last := last_layer(transformer(model))):
             with forwards({last.layer: last}):
                 logits = self.predictions(model, batch)

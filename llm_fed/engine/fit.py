@@ -162,8 +162,7 @@ class FusedFit:
         return results, replace(self.work, why=self.why or (self.captured.recorder.why if self.captured else ""))
 
     def step(self, step: int, seen: Seen[Item], losses: Tensor) -> None:
-        """One optimizer step of every client that has seen a batch; their mean losses are added to `losses` (K,).
-        Nothing here waits for the device."""
+        """One step of every client that has seen a batch; their mean losses are added to `losses` (K,), unawaited."""
         examples = [(k, n, example) for k in seen for n, example in enumerate(seen[k])]
         lengths = [self.examples.length(example) for _, _, example in examples]
         captured, limits = self.captured, self.model.limits
@@ -234,8 +233,7 @@ class FusedFit:
         return torch.tensor([self.jobs[k].mix for k in owners])
 
     def _taught(self, teachers: AdapterBank, indices: Sequence[int], batch: Batch) -> Tensor:
-        """The mean of the teachers' logits, (targets, C). `indices`: of the batch's examples among those of the one
-        job."""
+        """The mean of the teachers' logits, (targets, C). `indices`: of its examples in the one job."""
         if not self.examples.single:
             return self._ask(teachers, batch, len(indices) * self.examples.each)
         new = [index for index in indices if index not in self.taught]

@@ -35,8 +35,8 @@ NORMS, GATES = ({f"{family}{part}" for family in ("Llama", "Mistral", "Qwen2", "
 
 @dataclass(frozen=True)
 class Kernels:
-    """What computes in one launch. `gated`: silu(x) * y of two tensors (..., C); None: the base's own code. `rotated`:
-    queries and keys; None: likewise."""
+    """What computes in one launch. `gated`: silu(x) * y of two tensors (..., C); `rotated`: queries and keys. None: as
+    written."""
 
     gated: Callable[[Tensor, Tensor], Tensor] | None = None
     rotated: Rotate | None = None

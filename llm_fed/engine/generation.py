@@ -189,8 +189,7 @@ def most_rows(requested: int | None, device: torch.device) -> int:
 
 
 def _fitting(base: Base, rows: int, columns: int, logits: int = 0) -> int:
-    """So many rows, or as many as a CPU takes. `columns`: tokens of a row. `logits`: of how many tokens of a row they
-    are held at once."""
+    """So many rows, or as many as a CPU takes. `columns`: tokens of a row. `logits`: tokens of a row that have them."""
     if base.device.type != "cpu":
         return rows
     return max(1, min(rows, TOKENS // max(1, columns), LOGITS // max(1, logits * base.rows)))

@@ -53,8 +53,7 @@ class TokenRows:
     count: int  # N
 
     def inputs(self, name: str, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, bool]:
-        """A layer's inputs with its tokens in the last dimension but one, in `dtype` unless autocast chooses; and
-        whether it does."""
+        """A layer's inputs (N, T, in), in `dtype` unless autocast chooses; and whether it does."""
         if x.shape[0] != self.count:
             raise _unknown(name, f"{x.shape[0]} rows for {self.count}")
         autocast = torch.is_autocast_enabled(x.device.type)
@@ -266,8 +265,7 @@ class Deltas:
             )
 
     def on(self, owners: Sequence[int]) -> dict[str, DeltaHook]:
-        """By layer beneath which something lies the forward hook for a batch whose row n goes through the bank's row
-        owners[n]."""
+        """By layer its forward hook for a batch whose row n goes through the bank's row owners[n]."""
         requested = [self._of[k] for k in owners]
         parts: dict[str, list[tuple[Tensor | None, dict[str, Tensor]]]] = {}
         for n in sorted(set(requested) - {_NOTHING}):

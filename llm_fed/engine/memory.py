@@ -34,8 +34,7 @@ def budget_and_overhead(device: torch.device) -> tuple[int, int]:
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error says that a device's memory does not suffice: torch's own words, or a driver's, whose line ends
-    without a full stop."""
+    """Whether an error says that memory does not suffice, in torch's words or a driver's, which have no full stop."""
     from accelerate.utils.memory import should_reduce_batch_size
 
     if not isinstance(error, RuntimeError):
@@ -84,8 +83,7 @@ def is_spread(model: nn.Module) -> bool:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes; of a GPU with those that torch has reserved and can use for anything, of a CPU within the limits of its
-    container or job."""
+    """Bytes; of a GPU with those that torch has reserved, of a CPU within the limits of its container or job."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(device))  # less where several share it
@@ -160,8 +158,7 @@ def peak_of(work: Callable[[], None], device: torch.device) -> int:
 
 
 class _Alive(TorchDispatchMode):
-    """Within, counts the storages that operations make, each once, until nothing holds it any more. `peak`: the most
-    bytes that were alive at once."""
+    """Within, counts the storages that are made, while something holds them. `peak`: most bytes alive at once."""
 
     def __init__(self) -> None:
         super().__init__()

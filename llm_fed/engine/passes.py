@@ -114,8 +114,7 @@ def widened(inputs: PassInputs, grid: Grid, longest: int) -> PassInputs:
 
 
 def refusal(model: AdaptedModel, jobs: Sequence[Fit]) -> str:
-    """Why the passes of these jobs are as they are written; empty where they can be captured, and texts lie end to
-    end."""
+    """Why these jobs' passes are as they are written; empty where they can be captured, and have no padding."""
     base, structure = model.model, model.structure
     family = base.config.model_type if isinstance(base, PreTrainedModel) else type(base).__name__
     for why, holds in {

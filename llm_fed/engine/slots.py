@@ -41,8 +41,7 @@ WIDTH, COLUMNS = 256, 64  # to which a step's columns are rounded up, so that fe
 
 
 def allowed(base: Base, bank: AdapterBank) -> bool:
-    """Whether answers may be written in slots: all layers see all tokens of a row, wherever it lies, and nothing lies
-    beneath the adapters."""
+    """Whether slots serve: all layers see all tokens of a row, wherever it lies, without weights beneath adapters."""
     beneath = bank.beneath(range(len(bank.rows)))
     return base.model.config.model_type in FAMILIES and plain(base) and not beneath
 

@@ -142,8 +142,7 @@ class Steps:
 
     @torch.no_grad()
     def step(self, rows: Collection[int]) -> None:
-        """One step of those among these rows that are its own, with the gradients that are there. `rows`: a row that is
-        not among them rests from then on."""
+        """One step of its own rows among these, with the gradients that are there; others rest from then on."""
         for k in self._active:
             if k not in rows:
                 for parameter in self.parameters[k]:

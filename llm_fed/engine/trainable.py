@@ -52,8 +52,7 @@ class Trainable(Base, ABC):
         """What the engine must know of the examples that sites with this structure train on."""
 
     def features(self, structure: Structure, examples: Sequence[Item]) -> Tensor:
-        """(N, H): what the model without the adapters of `structure` makes of each example, on the CPU: what its head
-        reads."""
+        """(N, H): what the head reads of each example, on the CPU, without the adapters of `structure`."""
         return in_chunks(self, self.examples(structure), examples, lambda part: nullcontext()).features
 
 
@@ -61,8 +60,7 @@ class Trainable(Base, ABC):
 def in_chunks(
     base: Base, examples: Examples, items: Sequence[Item], within: Callable[[slice], AbstractContextManager[Context]]
 ) -> Answer:
-    """The base's answer to all items, in float32 at least, on the CPU. `within`: the context for a part of the items,
-    such as an attached bank."""
+    """The base's answer to all items, in float32 at least, on the CPU. `within`: the context for a part."""
     answers, longest = [], max(map(examples.length, items), default=1)
     size = max(1, budget_and_overhead(base.device)[0] // longest)
     for at in range(0, len(items), size):

@@ -29,8 +29,8 @@ def handed_out(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
 
 
 def public_content(path: Path) -> bytes | None:
-    """What a file of an adapter says to others, where paths of this machine are cut; None of one that has no paths.
-    UserError: the file is damaged."""
+    """A file of an adapter for others, without paths of this machine; None of one that has none. UserError: it is
+    damaged."""
     if path.name == CONFIG:
         return public_config(path)
     if path.name != FILE:

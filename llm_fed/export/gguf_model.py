@@ -88,8 +88,7 @@ class Architecture:
         return str(found)
 
     def ordered(self, name: str, rows: Tensor) -> Tensor:
-        """The rows of a weight, of its bias or of an adapter's B in llama.cpp's order: those that are rotated together
-        side by side."""
+        """The rows of a weight, bias or adapter's B in llama.cpp's order: rotated pairs side by side."""
         part = name.split(".")[-2]
         if self.name != "LLAMA" or part not in ("q_proj", "k_proj"):
             return rows
@@ -102,8 +101,7 @@ def _rotary(config: PreTrainedConfig) -> Mapping[str, Any]:
 
 
 def write_header(writer: GGUFWriter, of: Architecture, name: str, rows: int) -> None:
-    """The sizes of a model, which llama.cpp needs beside its weights: the base has this `name`, and its embedding so
-    many `rows`."""
+    """The sizes of a base of this `name`, whose embedding has so many `rows`; llama.cpp needs them."""
     gguf, config = library(), of.config
     longest = config.max_position_embeddings
     if window := getattr(config, "sliding_window", None):  # llama.cpp looks further back, which shows beyond it
@@ -130,8 +128,7 @@ def write_header(writer: GGUFWriter, of: Architecture, name: str, rows: int) -> 
 
 
 def weights(of: Architecture, model: PreTrainedModel) -> Iterator[tuple[str, np.ndarray]]:
-    """llama.cpp's name and content of each weight, in float32; what is tied to another is left out, as llama.cpp ties
-    it."""
+    """llama.cpp's name and content of each weight, in float32, but for tied ones, which llama.cpp ties."""
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and of.config.tie_word_embeddings:
             continue

@@ -122,8 +122,7 @@ def _expression(step: Mapping[str, Any]) -> str:
 
 
 def _spaces_are_letters(normalizer: Mapping[str, Any] | None, splitter: Mapping[str, Any] | None) -> bool:
-    """Whether texts are split nowhere, with a mark for each space and one before the text and behind each control
-    token."""
+    """Whether texts are split nowhere, with marks for spaces, before the text and behind control tokens."""
     replaced = [
         {"type": "Prepend", "prepend": _SPACE},
         {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},

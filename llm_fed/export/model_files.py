@@ -74,8 +74,7 @@ def settings_read(base: BaseConfig) -> dict[str, Any]:
 
 
 def config_of(model: PreTrainedModel, base: BaseConfig) -> dict[str, Any]:
-    """The config.json of a model that was made of a base: the base's own with what has changed, and readable by
-    transformers 4.57, too."""
+    """A model's config.json: its base's own with what has changed, readable by transformers 4.57, too."""
     config, own = model.config, own_settings(base)
     settings = own if own.get("model_type") == config.model_type else config.to_diff_dict()
     dropped = {*_decoding(config), "auto_map", "task_specific_params"}

@@ -20,8 +20,7 @@ from llm_fed.settings.config import BaseConfig
 
 def read_origin(folder: Path) -> Origin | None:
     """The base of an adapter as its prompt.json names it, else as its adapter_config.json does; None where neither
-    does. If its adapter_config.json was made to name another base since, it is that one. UserError: a file is
-    damaged."""
+    does. If the latter was changed since, it counts. UserError: a file is damaged."""
     said = _in_prompt(folder)
     if not (folder / CONFIG).is_file():
         return said

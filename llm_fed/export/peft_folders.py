@@ -107,8 +107,7 @@ def read(folder: Path, base: Base, structure: Lora | None = None) -> tuple[State
 
 
 def check_head(folder: Path, structure: Lora, base: Base) -> None:
-    """Refuse an adapter without the head that adapters of this base have. UserError: a classifier's adapter has
-    none."""
+    """Refuse an adapter without the head that a classifier's have. UserError: it has none."""
     if base.heads and base.heads != structure.whole:
         kind = "a sequence classifier" if base.tokenizer else "an image model"
         raise UserError(
@@ -244,8 +243,7 @@ def read_tensors(folder: Path, decisive: Mapping[str, Json]) -> dict[str, Tensor
 
 
 def _difference(expected: Layout, tensors: Mapping[str, Tensor], model: nn.Module) -> str:
-    """What of the file is not as expected, or nothing. PEFT puts the base's own weights beside an adapter of its head;
-    these may be there."""
+    """What of the file is unexpected, or nothing. PEFT puts the base's own weights beside an adapter of its head."""
     wanted = {peft_name(name): shape for name, shape in expected.shape_of.items()}
     for name in [*wanted, *tensors]:
         ours, theirs = wanted.get(name), tuple(tensors[name].shape) if name in tensors else None

@@ -220,8 +220,7 @@ def decisive(alpha: float, whole: Sequence[str], dora: bool = False) -> dict[str
 
 
 def public_config(path: Path) -> bytes:
-    """An adapter_config.json for others: the folder of a base on this machine is cut to its last name. UserError: the
-    file is damaged."""
+    """An adapter_config.json for others: a base's folder is cut to its last name. UserError: it is damaged."""
     settings = read_json(path)
     settings["base_model_name_or_path"] = public(settings.get("base_model_name_or_path"))
     return json.dumps(settings, indent=2, sort_keys=True).encode()

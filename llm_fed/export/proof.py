@@ -63,8 +63,7 @@ def probe(base: Language, structure: Lora, state: State, prompt: Prompt) -> Prob
 
 
 def check(folder: Path, probed: Probe, base: BaseConfig) -> None:
-    """Refuse a folder that holds another model than the one that was probed. `base`: how the base was loaded that was
-    probed. RunError: what differs."""
+    """Refuse a folder with another model than was probed. `base`: how that was loaded. RunError: what differs."""
     try:
         whole = load_base(BaseConfig(name=str(folder), dtype=base.dtype), "cpu")
         prompt = read_prompt(folder)
@@ -75,8 +74,7 @@ def check(folder: Path, probed: Probe, base: BaseConfig) -> None:
 
 
 def compare(whole: Base, probed: Probe, prompt: Prompt) -> None:
-    """Refuse a model that does not do what was probed. `prompt`: what it says of how it is asked. RunError: what
-    differs."""
+    """Refuse a model that does not do what was probed. `prompt`: how it is asked. RunError: what differs."""
     tolerance, dtype = TOLERANCE[whole.dtype], str(whole.dtype).removeprefix("torch.")
     if [_encoded(whole, each, prompt) for each in (probed.text, ASKED)] != [probed.read, probed.asked]:
         raise RunError("the merged model's tokenizer divides a text into other tokens than the base's")
@@ -123,8 +121,7 @@ def _greedy(base: Base, prompt: Sequence[int]) -> list[int]:
 
 
 def _differs(logits: Tensor, answer: Sequence[int], stop: Sequence[int], tolerance: float) -> str:
-    """Where an answer is not the greedy one of these logits (T, V), and not because two tokens are as likely; or
-    nothing."""
+    """Where an answer is not the greedy one of logits (T, V), though no two tokens are as likely; or nothing."""
     for index, row in enumerate(logits[:_ANSWER]):
         best = int(row.argmax())
         if index >= len(answer):

@@ -19,8 +19,7 @@ _UNSERVED = {"modules_to_save": None, "use_dora": False, "target_parameters": No
 
 
 def line(folders: Sequence[Path]) -> str:
-    """Which of these folders vLLM and LoRAX can serve, and why not the others, in one line. UserError: the files of one
-    are damaged."""
+    """Which folders vLLM and LoRAX can serve, and why not the others. UserError: the files of one are damaged."""
     ranks: dict[str, int] = {}
     refused: dict[str, list[str]] = {}
     for folder in folders:

@@ -27,8 +27,7 @@ _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def pack(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], settings: Mapping[str, Json] = {}) -> bytes:
-    """A safetensors file with these metadata, a checksum, and one of the `settings` in files beside it, without which
-    the tensors mean nothing."""
+    """A safetensors file with these metadata, a checksum, and one of the `settings` in files beside it."""
     known = {"format": "pt", **metadata}
     if settings:
         known[_SETTINGS] = checksum.of(settings)
@@ -75,8 +74,7 @@ def in_one_dtype(tensors: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]
 
 
 def check_settings(metadata: Mapping[str, str], settings: Mapping[str, Json], path: Path) -> None:
-    """Refuse settings that are not those for which the tensors were written. UserError: `path`, which says the
-    settings, has been changed."""
+    """Refuse settings for which the tensors were not written. UserError: `path`, which says them, was changed."""
     if metadata.get(_SETTINGS, expected := checksum.of(settings)) != expected:
         raise UserError(f"{path} is damaged: it is not what was written with the weights; export the model again")
 

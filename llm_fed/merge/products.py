@@ -45,8 +45,8 @@ def combined(states: Sequence[State], coefficients: Coefficients) -> State:
 def factored(states: Sequence[State], rule: Rule, rank: int | None = None) -> tuple[State, float]:
     """Per layer the nearest product of a rank to what `rule` makes of the K products, and how much of all layers
     together is lost by it: the norm of the difference, relative to that of the whole. `rule`: of a layer's name and its
-    products (K, out, in), what the merged adapter should add (out, in). `rank`: of each layer (default: the sum of the
-    parents' there)."""
+    products (K, out, in), what the merged adapter should add (out, in). `rank`: of each layer (default: the parents'
+    sum)."""
     entries, lost, whole = _heads(states), 0.0, 0.0
     for layer, a, b in layers(states[0]):
         wanted = rule(layer, torch.stack([state[b].double() @ state[a].double() for state in states]))

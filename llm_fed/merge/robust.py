@@ -66,8 +66,7 @@ def _liars(uploads: int, settings: ServerStepConfig) -> int:
 
 
 def shares(weights: Sequence[float], most: float) -> Tensor:
-    """p (n,), float64: what each upload counts, in proportion to its weight, but none more than `most` of the whole.
-    `most`: at least 1 / n."""
+    """p (n,), float64: the share of each upload by its weight, but none above `most`, which is at least 1 / n."""
     share = torch.tensor(weights, dtype=torch.float64)
     share = share / share.sum()
     full = torch.zeros_like(share, dtype=torch.bool)

@@ -44,8 +44,7 @@ def dare(
 def dare_of(
     states: Sequence[State], weights: Sequence[float], *, drop: float = 0.5, rank: int | None = None
 ) -> tuple[State, float]:
-    """DARE of any number of adapters, each multiplied by its weight, and how much a lower rank loses. The dropped
-    entries are the same in each call."""
+    """DARE of weighted adapters, and how much a lower rank loses; each call drops the same entries."""
     return factored(states, lambda layer, products: dropped(weighed(products, weights), drop, 0, layer), rank)
 
 

@@ -20,8 +20,7 @@ def mean(
     weight: FedShare = 0.5,  # lambda_fed
     space: Space = "factors",
 ) -> Merged:
-    """The weighted mean of the FedIT adapter and the local one, with one weight for all clients (POTARA paper, Figure
-    3)."""
+    """The weighted mean of FedIT's adapter and the local one, one weight for all (POTARA paper, Figure 3)."""
     return mixed(fed, local, weight, space), {"lambda_fed": weight}
 
 

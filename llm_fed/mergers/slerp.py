@@ -39,8 +39,7 @@ def slerp_of(states: Sequence[State], weights: Sequence[float]) -> tuple[State, 
 
 
 def arc(products: Tensor, weight: float) -> tuple[float, float]:
-    """The coefficients of both, of which `products` (2, 2) are the inner products; those of a straight line where an
-    angle is none, or half a turn."""
+    """Both coefficients, by the inner products (2, 2); those of a line where an angle is none, or half a turn."""
     lengths = float(products.diagonal().clamp(min=0).prod().sqrt())
     cosine = float(products[0, 1]) / lengths if lengths > 0 else 1.0
     angle = math.acos(max(-1.0, min(1.0, cosine)))

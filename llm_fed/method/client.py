@@ -35,8 +35,7 @@ class Client(Site):
         return max(1, round(self.alone * self.local.steps_on(self.num_examples))) if self.alone else 0
 
     def expect(self, drawn: State) -> None:
-        """Take the layout of another site's new state as this site's. `assemble` then need not draw a state to see
-        that a message is complete."""
+        """Take the layout of another site's state as this site's: `assemble` then need not draw one to compare."""
         if not drawn.extras:
             self._layout = drawn.layout
 
@@ -66,8 +65,7 @@ class Client(Site):
         return "finish" if self._finishes else "round"
 
     def _look(self, verb: str) -> None:
-        """Call this before training examples are used for anything but noisy steps. UserError: their privacy would not
-        be kept."""
+        """Call this before examples are used but for noisy steps. UserError: their privacy would not be kept."""
         if self.private is not None:
             raise UserError(
                 f"privacy.unit=example only protects examples in training steps, but this method also uses them in "

@@ -40,8 +40,7 @@ class Likelihoods:
 
 
 def preference_losses(objective: ObjectiveConfig, of: Likelihoods, drift: Tensor | None = None) -> Tensor:
-    """(N,): the loss of each example. `drift`: z (N,) of KTO, the estimated divergence from the reference; without
-    gradient."""
+    """(N,): the loss of each example. `drift`: z (N,) of KTO, the estimated divergence, without gradient."""
     beta = objective.strength
     if objective.name == "kto":
         rewards = beta * (of.ratios[:, 0] - (0.0 if drift is None else drift))

@@ -29,8 +29,7 @@ Given = TypeVar("Given")
 
 @dataclass(frozen=True, eq=False)
 class Request(Generic[Result]):
-    """Work that a site asks for: awaiting it returns its result. Requests of one type and structure may be executed
-    fused."""
+    """Work that a site asks for: awaiting it returns its result. Those of one type and structure may run fused."""
 
     site: str
     structure: Structure
@@ -245,8 +244,7 @@ class Work:
         return 1 - self.tokens / self.padded if self.padded else 0.0
 
     def passes(self) -> dict[str, int]:
-        """How many micro-batches were replayed and how many ran as they are written, and how many had no padding, as
-        far as either was requested."""
+        """How many micro-batches were replayed, ran as written, had no padding, as far as it was requested."""
         counts = dict[str, int]()
         if "captured" in self.requested:
             counts |= {"replayed": self.replayed, "as written": self.micro_batches - self.replayed}

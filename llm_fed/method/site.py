@@ -205,8 +205,7 @@ class Site:
         return self._steps(self.num_examples, None, None)
 
     def _steps(self, count: int, steps: int | None, epochs: int | None) -> tuple[int, int]:
-        """(examples of a batch, steps) of a fit on `count` examples. ClientError: there is no example, or there are
-        more than `most_steps`."""
+        """(examples of a batch, steps) of a fit on `count` examples. ClientError: none, or over `most_steps`."""
         if not count:
             raise ClientError(f"client {self.id} has no training example")
         size = min(self.local.batch_size, count)
@@ -241,8 +240,7 @@ class Site:
         self, examples: Sequence[Item], used: Sequence[int], state: State, structure: Structure,
         mix: tuple[float, ...] | None, nth: int,
     ) -> list[Item]:  # fmt: skip
-        """Those of the examples that the nth fit uses, from `state`, with what the reference of `objective.reference`
-        makes of them."""
+        """Those of the examples that the nth fit, from `state`, uses, with what `objective.reference` makes of them."""
         chosen = [examples[index] for index in used]
         if not chosen:
             return chosen

@@ -154,8 +154,7 @@ def find(name: str) -> type[Method]:
 
 
 def merger(name: str) -> type[Merge]:
-    """The merger that a name stands for: of the table, or from outside. UserError: there is none, or it is a method
-    with rounds."""
+    """The merger of this name, of the table or from outside. UserError: there is none, or it has rounds."""
     mergers = {alias: MERGERS[target] for alias, target in ALIASES.items() if target in MERGERS} | MERGERS
     outside = ":" in name or name in plugins.by_name(plugins.METHODS)
     kind = find(name) if outside else lookup("merge", name, mergers)

@@ -183,8 +183,7 @@ def first_soup(server: Server, method: FedMerge | FedMergeFixed) -> list[State]:
 
 
 def draw_soup(server: Server, num_models: int, how: str, noise: float) -> list[State]:
-    """d states that differ (equal ones would keep the weights' gradient at zero for ever); one alone is FedAvg's
-    start. `how` is `soup_init`."""
+    """d states that differ, as equal ones have no gradient; one alone is FedAvg's start. `how`: `soup_init`."""
     models = [server.initial(), *(server.initial("soup", j) for j in range(1, num_models))]
     rows = stack(models)
     differ = (rows != rows[0]).any(0)  # what is not drawn stays as it is: B, the scales of a norm, a checkpoint's body
@@ -240,8 +239,7 @@ def sizes_of(server: Server, uploads: list[Upload]) -> Tensor:
 
 
 def move_soup(server: Server, soup: list[State], uploads: list[Upload], deltas: Tensor, mixing: Tensor) -> list[State]:
-    """The soup after its step with the c_ij (k, d), by the rule that `server.aggregation` names. `deltas`: the uploads'
-    rows (k, P)."""
+    """The soup after its step with the c_ij (k, d), by `server.aggregation`. `deltas`: the uploads' rows (k, P)."""
     if server.step.aggregation == "mean":
         return new_soup(soup, step_soup(stack(soup), deltas, mixing), uploads, mixing)
     contents = [State(u.content.layout, row, u.content.extras) for u, row in zip(uploads, deltas, strict=True)]

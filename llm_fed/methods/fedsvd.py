@@ -48,8 +48,7 @@ class FedSVD(Method):
 
 
 def orthogonal(state: State) -> State:
-    """The same products B A with orthonormal rows of A and B = U S. A layer whose B is zero stays as it is, as nothing
-    was learned that A could turn to."""
+    """The same products B A with orthonormal rows of A and B = U S. A layer whose B is zero stays as it is."""
     learned = [(layer, a, b) for layer, a, b in layers(state) if bool(state[b].any())]
     if not learned:
         return state

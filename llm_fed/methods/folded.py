@@ -12,8 +12,7 @@ from llm_fed.method import Client, Message, Site, State, Upload
 
 
 def begun(whole: State) -> dict[str, Message]:
-    """The server's part of the state. `step` leads from version - 1 to version; `holds` says which version a client had
-    when it last answered."""
+    """The server's part: `step` leads from version - 1 to version; `holds`: a client's version at its last answer."""
     return {"delta": whole, "step": None, "version": 0, "holds": {}}
 
 

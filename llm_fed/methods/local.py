@@ -10,8 +10,7 @@ from llm_fed.method import Client, Message, Method, Server, Site, Upload
 
 @dataclass(frozen=True)
 class Local(Method):
-    """Each client trains its own adapter on its own data; nothing is shared (row "Local" of the POTARA paper's
-    tables)."""
+    """Each client trains its own adapter; nothing is shared (row "Local" of the POTARA paper's tables)."""
 
     paper: ClassVar[str] = "Local training (no federation)"
     any_model: ClassVar[bool] = True

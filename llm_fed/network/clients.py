@@ -289,8 +289,7 @@ class RemoteClients:
         quiet: float = math.inf,
         enough: Callable[[Collection[str]], bool] = lambda came: False,
     ) -> dict[str, Reply]:
-        """The replies that come before a time, and at most `quiet` seconds after the last one, until there are
-        `enough`."""
+        """The replies that come until a time, `quiet` seconds after the last one, or until there are `enough`."""
         came: dict[str, Reply] = {}
         last = math.inf
         while True:

@@ -108,8 +108,7 @@ class FlowerLink:
         return self._pulls.look(ids)
 
     def _pulled(self, id: str) -> Reply | None:
-        """The reply of this id, or why it cannot be read; None where none has come. It may last as long as a node
-        withholds what it has announced."""
+        """The reply of this id, or why it cannot be read; None where none has come. A node may let it hang."""
         from llm_fed.network.link import Reply
 
         try:

@@ -77,8 +77,7 @@ configurations: [{digest}]  # `sha256sum federation/config.yaml` of what was agr
 
 
 def accepts(name: str) -> bool:
-    """Whether Flower takes this as the name of an app and of its folder, as `flwr.supercore.utils.is_valid_name`
-    decides."""
+    """Whether Flower takes this as the name of an app and its folder (`flwr.supercore.utils.is_valid_name`)."""
     signs = name[1:].replace("-", "")
     return len(name) <= LONGEST and name[:1].isalpha() and (not signs or signs.isalnum())
 

@@ -64,8 +64,7 @@ class Ledger:
         return json.loads(reply), content
 
     def write(self, order: str, run: str, rows: str, releases: Releases, answer: Answer | None) -> None:
-        """Bring to the disk what an answer releases of rows with a digest, and the answer itself where its noise is in
-        no other; then it may leave."""
+        """Bring to the disk what an answer releases, and itself where its noise is in no other; then it may leave."""
         make_folder(self._folder, 0o700)
         if answer is not None:
             write_file(self._folder / order, json.dumps(answer[0]).encode() + b"\n" + answer[1], private=True)

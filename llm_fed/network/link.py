@@ -392,8 +392,7 @@ class Bundles:
 
 
 def _cut(orders: Sequence[Order], indices: Sequence[int]) -> Iterator[list[int]]:
-    """The indices of a node's orders, of so many clients at a time that neither a message nor its reply exceeds MOST; a
-    client's stay together."""
+    """A node's orders in parts of which neither message nor reply exceeds MOST; a client's stay together."""
     down: Counter[str] = Counter()
     up: Counter[str] = Counter()
     for index in indices:

@@ -162,8 +162,7 @@ class Node:
         return {"replies": entries}, joint
 
     def _answered(self, work: _OrderGroup) -> Outcomes:
-        """What an answer releases is in the client's ledger before it leaves, and an order that was answered with noise
-        has the same answer again."""
+        """What an answer releases is in the ledger before it leaves; an order answered with noise is so again."""
         if work.common["kind"] in SUMMING:
             return self._towards_a_sum(work)
         kinds = {"train": self._train, "evaluate": self._evaluate, "finish": self._finish}

@@ -41,8 +41,7 @@ def plain(name: str) -> str:
 
 class RowsAtNode:
     """What this machine knows of its rows in a run, so that it tests on none that it trained on. RunError: what is kept
-    is damaged. `home`: the folder of its memories. `runs`: the token of the run, and of those that it starts from;
-    none: nothing is kept."""
+    is damaged. `home`: the folder of its memories. `runs`: its token, and those of the runs that it starts from."""
 
     def __init__(self, home: Path, runs: Sequence[str]):
         self._paths = [home / "splits" / f"{run}.json" for run in runs]
@@ -51,8 +50,7 @@ class RowsAtNode:
         self.known = together([record for record in (self._own, *others) if record is not None])
 
     def keep(self, record: Record | None) -> None:
-        """Write down, once, in which splits the rows are that are now trained on, and tell this machine's operator what
-        has changed."""
+        """Write down, once, in which splits the rows are, and tell this machine's operator what has changed."""
         if record is None or not self._paths or self._kept:
             return
         self._kept = True

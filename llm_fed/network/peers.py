@@ -53,8 +53,7 @@ def read(path: str | None) -> Identities:
 
 
 def identity(path: str | None, clients: Sequence[str], identities: Identities) -> ec.EllipticCurvePrivateKey:
-    """The node's own private key. Refused: the file has none, or not the one that the list of keys has for these
-    clients."""
+    """The node's own private key. Refused: the file has none, or another than the list has for these clients."""
     if not path:
         raise Refused("setup", 'privacy.secure needs key="FILE" in --node-config, the one that Flower is given')
     try:

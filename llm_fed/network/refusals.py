@@ -37,8 +37,7 @@ WORDS = {
 
 
 class Refused(UserError):
-    """What this machine does not do for a server, which is told `code` alone: a word of WORDS, and what it is about
-    after a dot."""
+    """What this machine does not do for a server, which is told `code`: a word of WORDS, and a dot and a detail."""
 
     def __init__(self, code: str, text: str):
         super().__init__(text)

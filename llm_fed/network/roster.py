@@ -18,8 +18,8 @@ _UNHEARD = 600.0  # seconds without an answer to a greeting after which the node
 
 
 def homes(clients: Sequence[str] | int) -> dict[str, str]:
-    """By client the name of the node that may have it, of `network.clients`: that of the client, or what is after @.
-    UserError: a client comes twice."""
+    """By client the node that may have it, of `network.clients`: its own name, or what is after @. UserError: one is
+    twice."""
     nodes: dict[str, str] = {}
     for word in () if isinstance(clients, int) else clients:
         name, at, node = word.rpartition("@")
@@ -129,8 +129,7 @@ class Roster:
         return "" if reply.content.get("base") == self.base else "its base model is not the server's"
 
     def weight(self, name: str, among: Iterable[str]) -> int:
-        """The number of examples with which a client counts in means: its own, but at most `network.weight_bound` times
-        the median over `among`."""
+        """A client's number of examples, but at most `network.weight_bound` times the median over `among`."""
         return min(self.examples[name], self.largest(among))
 
     def largest(self, among: Iterable[str]) -> int:

@@ -117,8 +117,7 @@ class TrainedAdapter:
             raise UserError("the Trainer's model has other embeddings than the federation's base; load the same base")
 
     def fit(self, request: Fit) -> Fitted | ClientError:
-        """What the Trainer makes of where a fit starts. UserError: the method asks for training that a Trainer does not
-        do."""
+        """What the Trainer makes of where a fit starts. UserError: the method asks for what no Trainer does."""
         if flaw := _foreign(request):
             raise UserError(f"a Trainer cannot carry this method: {flaw}")
         trainer, start = self.trainer, request.start

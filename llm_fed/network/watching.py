@@ -84,8 +84,7 @@ def _as_json(found: Measured) -> dict[str, Json]:
 
 
 def watched(built: Experiment, clients: Iterable[str], found: Mapping[str, Measured | Exception]) -> dict[str, Watched]:
-    """By client of this machine what is known of it, from its scores with those of single examples; with privacy on
-    nothing."""
+    """By client of this machine what its scores and those of single examples say; with privacy on nothing."""
     result = {id: Watched() for id in clients}
     known = {id: its for id, its in found.items() if isinstance(its, Measured)}
     if built.config.privacy.clip is not None or not known:

@@ -175,8 +175,7 @@ def _connect(home: Path, idle: float, node: Sequence[int]) -> Connection:
 
 
 def node_of_this_process() -> list[int]:
-    """The ids of the processes of Flower that this one was started by, whichever wrappers lie between; its own id where
-    it is none of Flower's."""
+    """The ids of the processes of Flower above this one; its own id where there is none."""
     try:
         return [each.pid for each in psutil.Process().parents() if _is_of_flower(each)] or [os.getpid()]
     except psutil.Error:  # one of them has just ended

@@ -27,8 +27,7 @@ def digest_of(*parts: str | int | Sequence[str]) -> bytes:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The clients that prepare a round. `number`: larger with each cohort of a run, also where the round is the same
-    one again."""
+    """The clients that prepare a round. `number`: larger with each cohort of a run."""
 
     run: str
     number: int
@@ -65,8 +64,7 @@ class Cohort:
         return {name: index for index, name in enumerate(self._circle)}
 
     def group(self, name: str) -> list[str]:
-        """A client and its neighbours, which are the nearest ones on the circle: a Harary graph. Whose neighbour one
-        is, that one is a neighbour, too."""
+        """A client and its neighbours, the nearest ones on the circle: a Harary graph, which is symmetric."""
         circle = self._circle
         if len(circle) <= DEGREE + 1:
             return circle

@@ -53,8 +53,7 @@ def derived(secret: bytes, purpose: bytes) -> bytes:
 
 
 def agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
-    """The key of two clients for one purpose: equal for one's private and the other's public key. Unsafe: a public key
-    that is none."""
+    """The key of two clients for a purpose, of one's private and the other's public key. Unsafe: it is none."""
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError as error:

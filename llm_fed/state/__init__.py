@@ -87,8 +87,7 @@ def module_of(entry: str) -> str:
 
 
 def block_of(entry: str) -> int | None:
-    """The number of the block that an entry belongs to, as torch numbers the members of a list; None outside of
-    lists."""
+    """The number of an entry's block, as torch numbers the members of a list; None outside of lists."""
     number = re.search(r"\.(\d+)\.", entry)
     return int(number[1]) if number else None
 
@@ -110,8 +109,7 @@ class State:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], extras: Mapping[str, Tensor] | None = None) -> State:
-        """A state from named tensors, in the order given. ValueError: the tensors do not all have the same floating
-        dtype."""
+        """A state from named tensors, in this order. ValueError: they do not all have one floating dtype."""
         dtypes = {tensor.dtype for tensor in tensors.values()}
         if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
             raise ValueError(f"a state's entries have one floating dtype, got {', '.join(sorted(map(str, dtypes)))}")

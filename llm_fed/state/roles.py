@@ -190,8 +190,7 @@ class Index(Role[int]):
 
 @dataclass(frozen=True)
 class Echo(Role[int | str]):
-    """The whole number or text that `Method.upload_like` has in its place, such as the version that the client was
-    sent."""
+    """The number or text that `Method.upload_like` has in its place, such as the version that was sent."""
 
     fits = "a whole number, or a text"
 
@@ -205,8 +204,7 @@ class Echo(Role[int | str]):
 
 @dataclass(frozen=True)
 class Flags(Role[bool | Tensor]):
-    """True or False, as one or as a tensor. `some`: whether at least one of them is True: which classes a client has
-    examples of."""
+    """True or False, one or a tensor. `some`: at least one is True: which classes a client has examples of."""
 
     some: bool = False
     fits = "a bool, or a tensor of bools"
