@@ -88,8 +88,7 @@ class Engine:
             if answer := who.answering.get((requested, fused)):
                 if answer.each:
                     return [answer.method(who, request, *more) for request in requests]
-                answered: Sequence[Result] = answer.method(who, requests, *more)
-                return answered
+                return answer.method(who, requests, *more)
         known = [each.__name__ for each, of in (*self.answering, *self.base.answering) if of == fused]
         what = f"{'adapters of a' if fused else 'whole'} {self.base.noun}{'' if fused else 's'}"
         raise UserError(

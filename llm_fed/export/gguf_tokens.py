@@ -83,8 +83,7 @@ def chat_template(prompt: Prompt) -> str:
 def _read(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise UserError(f"the tokenizer of {tokenizer.name_or_path!r} has no tokenizer.json; {ELSEWHERE}")
-    known: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
-    return known
+    return json.loads(tokenizer.backend_tokenizer.to_str())
 
 
 def _way(known: Mapping[str, Any], name: str) -> tuple[str, str]:

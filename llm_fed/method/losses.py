@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,18 +19,14 @@ def divergence(taught: Tensor, teacher: Tensor) -> Tensor:
     return nn.functional.kl_div(taught.log_softmax(-1), wanted, reduction="none", log_target=True).sum(-1)
 
 
-def head_losses(inputs: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+class _HeadLosses(torch.autograd.Function):
     """(n,): of each label its negative log-likelihood under the logits that a frozen linear layer gives, never holding
     more than a few rows of them.
 
     With the loss of a token comes its gradient for the layer's inputs, as large as these. So nothing of the logits'
     size is kept for the backward pass, whatever is made of the losses. `inputs`: (n, H), on a CPU. `weight`, `bias`:
     (C, H) and (C,), in the dtype of the inputs; the softmax is computed in float32 at least."""
-    losses: Tensor = _HeadLosses.apply(inputs, weight, bias, labels)
-    return losses
 
-
-class _HeadLosses(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         dtype = torch.promote_types(inputs.dtype, torch.float32)
@@ -59,3 +56,6 @@ class _HeadLosses(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None, None]:
         (back,) = ctx.saved_tensors
         return (back * upstream[:, None]).to(back.dtype), None, None, None
+
+
+head_losses: Callable[[Tensor, Tensor, Tensor | None, Tensor], Tensor] = _HeadLosses.apply

@@ -63,8 +63,7 @@ def _unlocked(cohort: Cohort, alive: Collection[str], told: Told) -> tuple[Share
 def _opened(lock: bytes, locked: str | None) -> dict[str, str] | None:
     """What one client has locked; nothing where it is none."""
     try:
-        opened: dict[str, str] = json.loads(keys.unseal(lock, bytes.fromhex(locked or "")))
-        return opened
+        return json.loads(keys.unseal(lock, bytes.fromhex(locked or "")))
     except (Unsafe, ValueError, TypeError, RecursionError):
         return None
 

@@ -231,14 +231,15 @@ def check(name: str, sends: Roles, like: Message) -> None:
     for path, value in parts.items():
         if value is None:
             continue  # of its skeleton there is no other
-        role, what = role_of(sends, path, value), f"{path or 'its upload'} ({_kind(value)})"
+        role, what = role_of(sends, path, value), path or "its upload"
         if role is None:
             raise UserError(
-                f"the method {name} sends {what} without saying what it is, so the server could not check it; name its "
-                "role in the class attribute `sends` (llm_fed/state/roles.py)"
+                f"the method {name} sends {what} ({_kind(value)}) without saying what it is, so the server could not "
+                "check it; name its role in the class attribute `sends` (llm_fed/state/roles.py)"
             )
         if not role.suits(value):
-            raise UserError(f"the method {name} sends {what} as {type(role).__name__}, which is a role of {role.fits}")
+            said = f"{what} ({_kind(value)}) as {type(role).__name__}"
+            raise UserError(f"the method {name} sends {said}, which is a role of {role.fits}")
         if isinstance(role, Statistic) and role.rows:
             beside = ".".join([*path.split(".")[:-1], role.rows])
             if beside not in parts:
