@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, time
 from decimal import Decimal
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
-from llm_fed.basics.errors import UserError, no_locks
+from llm_fed.basics.documents import Json
+from llm_fed.basics.errors import UserError, no_locks, one_line
 from llm_fed.rows import declared, formats
 
 if TYPE_CHECKING:
@@ -40,23 +44,15 @@ Rows: TypeAlias = Iterator[Row | BadRow]
 
 @dataclass
 class Source:
-    """Rows that one can go through several times; one that cannot be used comes as a BadRow.
+    """Rows that one can go through several times; one that cannot be used comes as a BadRow."""
 
-    Attributes:
-        where: what they are the rows of, for messages.
-        read: goes through them, and may note features, remarks and names; UserError where it cannot.
-        keys: columns with one value in all rows, which the names of folders say (`site=north`).
-        features: by column what the library datasets declares of it.
-        remarks: how they were read, where the name says otherwise; after one has gone through.
-        twice: columns that are there more than once, with their indices (1, 2, ...).
-    """
-
-    where: str
+    where: str  # what they are the rows of, for messages
+    # Goes through them, and may note features, remarks and names; UserError where it cannot.
     read: Callable[[Source], Iterable[Row | BadRow]]
-    keys: Mapping[str, str] = field(default_factory=dict)
-    features: Mapping[str, Any] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-    twice: dict[str, list[int]] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)  # of folders (`site=north`): columns with one value
+    features: Mapping[str, Json] = field(default_factory=dict)  # by column what the library datasets declares of it
+    remarks: list[str] = field(default_factory=list)  # how they were read, where the name says otherwise
+    twice: dict[str, list[int]] = field(default_factory=dict)  # columns that are there again, with indices (1, 2, ...)
 
     def __iter__(self) -> Rows:
         return iter(self.read(self))
@@ -68,10 +64,13 @@ class Source:
                 raise row
             yield row
 
-    def row(self, at: str, values: Mapping[str, Cell]) -> Row | BadRow:
+    def row(self, at: str, values: Cell) -> Row | BadRow:
         """A row with what is declared of it: names of classes instead of their numbers, and keys of folders. `at`: its
         place, which goes behind `where`."""
         where = f"{self.where}{at}"
+        if not isinstance(values, dict):
+            said = one_line(json.dumps(values, default=str), 60)
+            return BadRow(where, f"an object with named columns is needed, got {said}")
         try:
             values = declared.with_names(values, self.features) if self.features else values
         except ValueError as error:
@@ -92,37 +91,36 @@ class Source:
                 self.twice[name] = [index for index, each in enumerate(names, 1) if each == name]
 
 
-def file_rows(path: Path, keys: Mapping[str, str] | None = None, features: Mapping[str, Any] | None = None) -> Source:
+def file_rows(path: Path, keys: Mapping[str, str] | None = None, features: Mapping[str, Json] | None = None) -> Source:
     """The rows of one file; going through them raises a UserError where it cannot be read."""
+    return Source(str(path), partial(_read_file, path), keys or {}, features or {})
 
-    def read(source: Source) -> Rows:
-        kind = ""
-        try:
-            data = formats.DataFile(path)
-            kind = data.kind
-            if kind in ("json", "csv") and formats.kind_of(path.name) != kind:
-                source.remark(f"as {kind.upper()}")
-            from llm_fed.rows.readers import READERS
 
-            yield from READERS[kind](source, data)
-            source.remark(data.remark)
-        except UserError:
+def _read_file(path: Path, source: Source) -> Rows:
+    data = None
+    try:
+        data = formats.DataFile(path)
+        if data.kind in ("json", "csv") and formats.kind_of(path.name) != data.kind:
+            source.remark(f"as {data.kind.upper()}")
+        readers = import_module("llm_fed.rows.readers")  # with pyarrow, which takes long to import
+        yield from getattr(readers, f"{data.kind}_rows")(source, data)
+        source.remark(data.remark)
+    except UserError:
+        raise
+    except Exception as error:
+        # Libraries may raise anything for bytes that they do not expect.
+        by_library = data is not None and formats.KINDS[data.kind].by_library
+        if not by_library and not isinstance(error, formats.unreadable()):
             raise
-        except Exception as error:
-            # Libraries read the other kinds, and may raise anything for bytes that they do not expect.
-            if kind in ("", "csv", "json", "txt") and not isinstance(error, formats.unreadable()):
-                raise
-            said = str(error).partition("\n")[0] or type(error).__name__
-            raise UserError(f"{path} cannot be read: {said}; write it again, or leave it out") from error
-
-    return Source(str(path), read, keys or {}, features or {})
+        said = str(error).partition("\n")[0] or type(error).__name__
+        raise UserError(f"{path} cannot be read: {said}; write it again, or leave it out") from error
 
 
 def part_rows(where: str, part: Dataset) -> Source:
     """The rows of one split of a Hub data set."""
 
     def read(source: Source) -> Rows:
-        return (source.row(f", row {number}", cast("dict[str, Cell]", values)) for number, values in enumerate(part, 1))
+        return (source.row(f", row {number}", cast(Cell, values)) for number, values in enumerate(part, 1))
 
     return Source(where, read, features=part.features.to_dict() if part.features else {})
 
@@ -130,11 +128,6 @@ def part_rows(where: str, part: Dataset) -> Source:
 def rows_at_hand(where: str, rows: Sequence[Row]) -> Source:
     """Rows that are there already."""
     return Source(where, lambda source: rows)
-
-
-def read_rows(path: Path) -> list[Row]:
-    """All rows of one file at once; UserError where the file or a row cannot be read."""
-    return list(file_rows(path).good())
 
 
 def hub_rows(name: str, /, **options: Any) -> dict[str, list[Row]]:

@@ -87,7 +87,9 @@ def resolve(
     for extra in columns.extra:
         configured("task.columns.extra", extra, names, sample, where)
     given = {role: name for role, name in dataclasses.asdict(columns).items() if isinstance(name, str)}
-    roles = _configured_roles(given, names, sample, where, whose)
+    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
+    if not whose:
+        roles.pop("client", None)
     form = next((form for form in ("preferences", "conversation", "text") if FORMS[form][0] in given), None)
     form = form or form_of(roles, names, sample)
     if inert := [role for role in given if role not in (*FORMS[form], *_OF_ALL)]:
@@ -103,8 +105,10 @@ def resolve(
     if "label" in roles and "label" not in given and not _judges(roles, sample):
         del roles["label"]
     talk = usual("messages", names, roles.values())
-    if form == "preferences" and "prompt" not in roles and talk and _single(roles["chosen"], sample):
-        roles["prompt"] = talk  # each answer is one message, and the others stand in a column of their own
+    if form == "preferences" and "prompt" not in roles and talk and sample:
+        chosen = [row.get(roles["chosen"]) for row in sample]
+        if all(isinstance(each, dict | None) for each in chosen):
+            roles["prompt"] = talk  # each answer is one message, and the others stand in a column of their own
     if form == "preferences" and "rejected" not in roles:
         raise _lacking("rejected", "rejected answer", names, where)
     if form != "pairs":
@@ -119,20 +123,12 @@ def resolve(
     return {role: roles[role] for role in [*FORMS[form], *_OF_ALL] if role in roles}
 
 
-def _configured_roles(
-    given: Mapping[str, str], names: Sequence[str], sample: Sequence[Values], where: str, whose: bool
-) -> dict[str, str]:
-    """By role the columns that the configuration names, as they are called in the file."""
-    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
-    return roles if whose else {role: name for role, name in roles.items() if role != "client"}
-
-
 def _lacking(role: str, what: str, names: Sequence[str], where: str, more: str = "") -> UserError:
     return UserError(f"{where}: no column for the {what} among {few(names)}; set task.columns.{role}=COLUMN{more}")
 
 
 def _instead(names: Sequence[str]) -> str:
-    """How rows would be read that have a chosen answer alone, or labels, for an error; empty of other rows."""
+    """For an error: how rows would be read that have a chosen answer alone, or labels; empty of other rows."""
     if (chosen := usual("chosen", names, ())) and not usual("rejected", names, ()):
         return f"; if {chosen} is preferred to an answer in another column, set task.columns.rejected=COLUMN"
     text, label = usual("text", names, ()), pick(LABELS, names)
@@ -165,11 +161,6 @@ def _judges(roles: Mapping[str, str], sample: Sequence[Values]) -> bool:
 def _num_plain(values: Iterable[Cell]) -> int:
     """How many are true or false."""
     return sum(str(value).strip().casefold() in (YES[0], NO[0]) for value in values)
-
-
-def _single(name: str, sample: Sequence[Values]) -> bool:
-    """Whether a column holds single messages."""
-    return bool(sample) and all(isinstance(row.get(name), dict | None) for row in sample)
 
 
 def _filled(name: str | None, sample: Sequence[Values]) -> int:
@@ -263,7 +254,9 @@ def resolve_labelled(
             "read here: task.columns.prompt names the text, input the second one of a pair, and answer the label; "
             "leave it out"
         )
-    roles = _configured_roles(given, names, sample, where, whose)
+    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
+    if not whose:
+        roles.pop("client", None)
     for role in _OF_ALL:
         name = usual(role, names, roles.values())
         if role not in roles and name and fits(role, name, sample, whose, side):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_fed.basics.documents import load, load_json
+from llm_fed.basics.documents import Json, load, load_json
 from llm_fed.basics.errors import UserError, one_line
 from llm_fed.basics.files import read_file
 from llm_fed.rows.layout import Part, split_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 README = "README.md"
 
 
-def with_names(values: Mapping[str, Cell], features: Mapping[str, Any]) -> dict[str, Cell]:
+def with_names(values: Mapping[str, Cell], features: Mapping[str, Json]) -> dict[str, Cell]:
     """A row with the names of classes instead of their numbers; -1 is none. ValueError: a number has no name."""
     named = dict(values)
     for column in features.keys() & named.keys():
@@ -32,15 +32,18 @@ def with_names(values: Mapping[str, Cell], features: Mapping[str, Any]) -> dict[
     return named
 
 
-def _named(value: Cell, feature: Any) -> Cell:
-    feature = {"feature": feature[0]} if isinstance(feature, list) else feature
-    if isinstance(value, list):
-        return [_named(each, feature.get("feature", feature)) for each in value]
-    if isinstance(value, dict):
+def _named(value: Cell, feature: Json) -> Cell:
+    """A cell with the names of the classes that it, or what is in it, is said to be."""
+    inner = feature[0] if isinstance(feature, list) else feature
+    if isinstance(feature, dict):
         inner = feature.get("feature", feature)
-        return {key: _named(each, inner.get(key, {})) for key, each in value.items()}
-    names = feature.get("names") if feature.get("_type") == "ClassLabel" else None
-    return _name(value, names) if names and value not in (None, "") else value
+    if isinstance(value, list):
+        return [_named(each, inner) for each in value]
+    if isinstance(value, dict):
+        fields = inner if isinstance(inner, dict) else {}
+        return {key: _named(each, fields.get(key)) for key, each in value.items()}
+    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    return _name(value, names) if isinstance(names, list) and names and value not in (None, "") else value
 
 
 def _name(value: Cell, names: list[str | None]) -> str | None:
@@ -57,7 +60,7 @@ def _name(value: Cell, names: list[str | None]) -> str | None:
     return names[number]
 
 
-def of_schema(source: Source, schema: pyarrow.Schema) -> dict[str, Any]:
+def of_schema(source: Source, schema: pyarrow.Schema) -> dict[str, Json]:
     """By column the features that are written into an Arrow or Parquet file."""
     written = (schema.metadata or {}).get(b"huggingface")
     try:
@@ -76,7 +79,7 @@ def shown(path: Path) -> list[str] | None:
         return None
 
 
-def of_readme(folder: Path) -> tuple[dict[str, Any], list[Part]]:
+def of_readme(folder: Path) -> tuple[dict[str, Json], list[Part]]:
     """By column the features that the README of a data set says, and which of its files are in which split; empty where
     it does not say that of one configuration. UserError: it says so in a form that cannot be read."""
     path = folder / README

@@ -12,25 +12,40 @@ import lzma
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from typing import IO, Any, Literal
+from typing import IO, Any, NamedTuple
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows.encodings import NAMES, encoding_of
 
-Kind = Literal["json", "csv", "parquet", "arrow", "xlsx", "txt"]
-KINDS: dict[str, Kind] = {
-    ".jsonl": "json", ".ndjson": "json", ".jsonlines": "json", ".json": "json", ".csv": "csv", ".tsv": "csv",
-    ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow", ".feather": "arrow", ".xlsx": "xlsx", ".xlsm": "xlsx",
-    ".txt": "txt",
-}  # fmt: skip
+
+class FileKind(NamedTuple):
+    """A kind of file; the function `KIND_rows` of `readers` reads it."""
+
+    names: str  # in messages
+    suffixes: tuple[str, ...]
+    by_library: bool = False  # whether a library reads it, instead of lines of text
+    magic: bytes = b""  # with which each file of this kind begins, whatever its name
+
+
+KINDS = {
+    "json": FileKind("JSONL, JSON", (".jsonl", ".ndjson", ".jsonlines", ".json")),
+    "csv": FileKind("CSV, TSV", (".csv", ".tsv")),
+    "parquet": FileKind("Parquet", (".parquet", ".pq"), by_library=True, magic=b"PAR1"),
+    "arrow": FileKind("Arrow", (".arrow", ".feather"), by_library=True, magic=b"ARROW1"),
+    "xlsx": FileKind("XLSX", (".xlsx", ".xlsm"), by_library=True, magic=b"PK\x03\x04"),
+    "txt": FileKind("TXT", (".txt",)),
+}
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-SUFFIXES = "JSONL, JSON, CSV, TSV, Parquet, Arrow, XLSX or TXT, also compressed as .gz, .bz2, .xz or .zst"
 RATIO, FREE, MOST = 100, 2**26, 2**36  # of packed files, see `Allowance`
-_PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip.GzipFile, b"BZh": bz2.BZ2File, b"\xfd7zXZ\x00": lzma.LZMAFile}
+_PACKED: dict[bytes, Callable[[Path], io.BufferedIOBase]] = {
+    b"\x1f\x8b": gzip.GzipFile,
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+}
 HEAD = 4096  # bytes that are looked at
 NO_TEXT = {  # what no table can be read from
     b"\xd0\xcf\x11\xe0": ("an old Excel workbook", "save it as .xlsx or as CSV"),
@@ -58,9 +73,16 @@ def unreadable() -> tuple[type[Exception], ...]:
     return OSError, EOFError, MemoryError, zlib.error, lzma.LZMAError, pyarrow.ArrowException, zipfile.BadZipFile
 
 
-def kind_of(name: str) -> Kind | None:
-    """What a file should hold, by the end of its name in any case; None: nothing that is read."""
-    return KINDS.get(parts_of(name)[1])
+def supported() -> str:
+    """The kinds of files, for messages."""
+    *names, last = ", ".join(kind.names for kind in KINDS.values()).split(", ")
+    return f"{', '.join(names)} or {last}, also compressed as .gz, .bz2, .xz or .zst"
+
+
+def kind_of(name: str) -> str | None:
+    """What a file should hold (a key of KINDS), by the end of its name in any case; None: nothing that is read."""
+    suffix = parts_of(name)[1]
+    return next((key for key, kind in KINDS.items() if suffix in kind.suffixes), None)
 
 
 def parts_of(name: str) -> tuple[str, str]:
@@ -92,7 +114,7 @@ class Allowance:
 class _Unpacked(io.RawIOBase):
     """A stream of unpacked bytes, as far as they are allowed."""
 
-    def __init__(self, path: Path, stream: IO[bytes]):
+    def __init__(self, path: Path, stream: io.BufferedIOBase):
         self._stream, self._allowance = stream, Allowance(path)
 
     def readable(self) -> bool:
@@ -113,7 +135,7 @@ def opened(path: Path) -> IO[bytes]:
     """The bytes of a file as they were before it was compressed, whatever its name says."""
     with open(path, "rb") as file:
         head = file.read(6)
-    stream: Any = next((kind(path) for magic, kind in _PACKED.items() if head.startswith(magic)), None)
+    stream = next((kind(path) for magic, kind in _PACKED.items() if head.startswith(magic)), None)
     if head.startswith(b"\x28\xb5\x2f\xfd"):
         import pyarrow
 
@@ -129,28 +151,23 @@ def check_archive(path: Path, archive: zipfile.ZipFile) -> None:
 class DataFile:
     """A file by its first bytes, and the text in it. What is no UTF-8 is read as the encoding that its letters show
     (`encodings.encoding_of`). In a file that is mostly UTF-8 such bytes are damage: they stay, as lone surrogates.
+    UserError where nothing can be read: what it is, and what to do.
 
     Attributes:
-        kind: what it holds.
+        kind: what it holds, a key of KINDS.
         remark: which encoding it is in, if that had to be found out; after its lines were read.
-
-    Raises:
-        UserError: nothing can be read: what it is, and what to do.
     """
 
     def __init__(self, path: Path):
         self.path, self.remark, self._encoding = path, "", "utf-8-sig"
         with opened(path) as file:
             head = file.read(HEAD)
-        if (packed := _packed_kind(path, head)) is not None:
-            self.kind: Kind = packed
-            return
-        kind = kind_of(path.name)
+        kind = _packed_kind(path, head) or kind_of(path.name)
         if kind is None:
-            raise UserError(f"{path} cannot be read; supported are {SUFFIXES}")
+            raise UserError(f"{path} cannot be read; supported are {supported()}")
         self.kind = kind
-        if kind in ("parquet", "arrow", "xlsx") and head:
-            return  # damaged, or a stream of Arrow
+        if KINDS[kind].by_library and head:
+            return
         if (encoding := _wide_encoding(path, head)) is not None:
             self._encoding, self.remark = encoding, f"as {encoding[:6].upper()}"
         first = next(iter(self.first_lines()), "") if kind in ("json", "csv") else ""
@@ -164,7 +181,8 @@ class DataFile:
         wide = self._encoding != "utf-8-sig"
         other, is_unicode = None, wide
         try:
-            with self._opened("strict" if wide else "surrogateescape") as file:
+            errors = "strict" if wide else "surrogateescape"
+            with io.TextIOWrapper(opened(self.path), self._encoding, errors, newline="") as file:
                 for line in file:
                     if not (is_unicode or other or line.isascii()):
                         other = self._other() if damaged(line) else None
@@ -177,15 +195,12 @@ class DataFile:
     @cached_property
     def head(self) -> str:
         """Its beginning, up to the end of a line; two lines at least, of up to LONGEST letters."""
-        with self._opened("replace") as file:
+        with io.TextIOWrapper(opened(self.path), self._encoding, "replace", newline="") as file:
             return "".join([file.read(HEAD), file.readline(LONGEST), file.readline(LONGEST)])
 
     def first_lines(self) -> list[str]:
         """The lines of its head, without blank ones and without their ends."""
         return [line for line in re.split(r"\r\n|\r|\n", self.head) if line.strip()]
-
-    def _opened(self, errors: str) -> io.TextIOWrapper:
-        return io.TextIOWrapper(opened(self.path), self._encoding, errors, newline="")
 
     def _other(self) -> codecs.IncrementalDecoder | None:
         """A decoder for a file with bytes that are no UTF-8; None where most of it is UTF-8."""
@@ -215,22 +230,18 @@ class DataFile:
         return codecs.getincrementaldecoder(codec)()
 
 
-def _packed_kind(path: Path, head: bytes) -> Kind | None:
+def _packed_kind(path: Path, head: bytes) -> str | None:
     """What a file holds that is no text; None of others. UserError for what no rows can be read from."""
     for magic, (what, advice) in NO_TEXT.items():
         if head.lower().startswith(magic):
             raise UserError(f"{path} is {what}; {advice}")
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    if head.startswith(b"ARROW1"):
-        return "arrow"
-    if not head.startswith(b"PK\x03\x04"):
-        return None
-    with opened(path) as file, zipfile.ZipFile(io.BytesIO(file.read())) as archive:
-        check_archive(path, archive)
-        if "xl/workbook.xml" in archive.namelist():
-            return "xlsx"
-    raise UserError(f"{path} is a zip archive; unpack it")
+    kind = next((key for key, kind in KINDS.items() if kind.magic and head.startswith(kind.magic)), None)
+    if kind == "xlsx":
+        with opened(path) as file, zipfile.ZipFile(io.BytesIO(file.read())) as archive:
+            check_archive(path, archive)
+            if "xl/workbook.xml" not in archive.namelist():
+                raise UserError(f"{path} is a zip archive; unpack it")
+    return kind
 
 
 def _wide_encoding(path: Path, head: bytes) -> str | None:
@@ -242,7 +253,7 @@ def _wide_encoding(path: Path, head: bytes) -> str | None:
         return None
     zeros = [head[index::2].count(0) / max(1, len(head[index::2])) for index in (0, 1)]
     if max(zeros) < 0.01 or min(zeros) > max(zeros) / 4:
-        raise UserError(f"{path} holds bytes that are no text; write it again as {SUFFIXES.partition(',')[0]} in UTF-8")
+        raise UserError(f"{path} holds bytes that are no text; write it again as JSONL in UTF-8")
     return "utf-16-le" if zeros[1] > zeros[0] else "utf-16-be"
 
 

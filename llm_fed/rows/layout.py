@@ -18,9 +18,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 from urllib.parse import unquote
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.names import composed
 from llm_fed.rows import formats
@@ -69,7 +69,7 @@ class FolderLayout:
     parts: tuple[Part, ...]
     unused: tuple[str, ...] = ()  # files, and folders (`name/`) that hold none
     key: str = ""  # by whose values in the names of folders the clients are called
-    features: Mapping[str, Any] = field(default_factory=dict)  # of the columns, as a README says
+    features: Mapping[str, Json] = field(default_factory=dict)  # of the columns, as a README says
 
     def keys(self, path: str) -> dict[str, str]:
         """What the folders of a file say of its rows beside client and split."""
@@ -92,10 +92,16 @@ class _File:
     among: str = ""  # folders that say neither client nor split
 
     @classmethod
-    def of(cls, path: str) -> _File:
-        """`north-train`, `train-00000-of-00002`, `part-00000`, or a name that says neither split nor shard."""
-        stem, suffix = formats.parts_of(path)
-        file = cls(path, path.split("/")[:-1], stem, formats.KINDS.get(suffix) == "txt")
+    def of(cls, path: str) -> _File | None:
+        """`north-train`, `train-00000-of-00002`, `part-00000`, or a name that says neither split nor shard; None of
+        what is no data."""
+        *folders, name = path.split("/")
+        kind = formats.kind_of(name)
+        hidden = len(folders) > DEEPEST or any(part.startswith(".") for part in (*folders, name))
+        if kind is None or hidden or (kind == "txt" and _PAPERS.fullmatch(name)):
+            return None
+        stem = composed(formats.parts_of(name)[0])
+        file = cls(path, folders, stem, kind == "txt")
         if part := _PART.fullmatch(stem):
             file.shard = int(part["number"]), 0
             return file
@@ -105,12 +111,8 @@ class _File:
             file.split, stem = split_of(match["word"]), match["rest"] or ""
         elif file.shard and stem.casefold() in _ANYTHING:
             stem = ""
-        file.rest = file.named(stem)
+        file.rest = stem if stem and not file.is_text else None
         return file
-
-    def named(self, rest: str | None) -> str | None:
-        """What a part of its name says; the names of texts say nothing."""
-        return composed(rest) if rest and not self.is_text else None
 
 
 @dataclass(frozen=True)
@@ -135,12 +137,17 @@ def plan(
     counts, and the files are those of all clients."""
     silent = _SILENT.fullmatch
     listed = sorted((name for name in names if not any(map(silent, name.split("/")))), key=natural_order)
-    files = [_File.of(name) for name in listed if _is_data(name)]
+    files = [file for name in listed if (file := _File.of(name))]
     if not all(file.is_text for file in files):
         files = [file for file in files if not file.is_text]
     key = "" if joined or client else _naming(files, where)
+    folders = defaultdict[tuple[str, ...], list[_File]](list)
+    for file in files:
+        folders[tuple(file.folders)].append(file)
     try:
-        _read_stems(files, joined)
+        for own in folders.values():  # the names in one folder say of each other what they mean
+            if not _read_words(own, joined):
+                _read_numbers(own)
         _place(files, _FolderLabels(where, joined, key, client))
         _check_same(files, where)
         parts = list(_parts(_without_bystanders(files, where, joined), where))
@@ -189,14 +196,6 @@ def natural_order(name: str) -> list[str | int]:
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
 
-def _is_data(name: str) -> bool:
-    *folders, file = name.split("/")
-    kind = formats.kind_of(file)
-    if kind is None or (kind == "txt" and _PAPERS.fullmatch(file)):
-        return False
-    return len(folders) <= DEEPEST and not any(part.startswith(".") for part in (*folders, file))
-
-
 def _inside(files: Sequence[_File], depth: int) -> tuple[list[_File], dict[str, list[_File]]]:
     """The files of a folder, and by name those of the folders in it; all lie at least `depth` folders deep."""
     inner = defaultdict[str, list[_File]](list)
@@ -204,16 +203,6 @@ def _inside(files: Sequence[_File], depth: int) -> tuple[list[_File], dict[str, 
         if len(file.folders) > depth:
             inner[file.folders[depth]].append(file)
     return [file for file in files if len(file.folders) == depth], inner
-
-
-def _read_stems(files: Sequence[_File], joined: bool) -> None:
-    """Find split and shard within the names of the files of each folder, which say it of each other."""
-    folders = defaultdict[tuple[str, ...], list[_File]](list)
-    for file in files:
-        folders[tuple(file.folders)].append(file)
-    for own in folders.values():
-        if not _read_words(own, joined):
-            _read_numbers(own)
 
 
 def _place(files: Sequence[_File], above: _FolderLabels, depth: int = 0) -> None:
@@ -271,17 +260,17 @@ def _read_numbers(files: Sequence[_File]) -> None:
     """`train-1` and `train-2` as shards, or as clients 1 and 2 where each has a test file of its number, too; names
     like `dev-1` where nothing is for training stay names."""
     unread = [file for file in files if file.split is None and file.shard is None]
-    found = [(file, match) for file in unread if (match := _NUMBERED.fullmatch(file.stem))]
+    matches = [(file, match) for file in unread if (match := _NUMBERED.fullmatch(file.stem))]
+    found = [(file, match, None if file.is_text else match["rest"]) for file, match in matches]
     trains = {file.rest for file in files if file.split == "train"}
-    trains |= {file.named(match["rest"]) for file, match in found if split_of(match["word"]) == "train"}
+    trains |= {rest for _, match, rest in found if split_of(match["word"]) == "train"}
     of_all = defaultdict[str | None, set[str]](set)
-    for _, match in found:
+    for _, match in matches:
         if match["rest"] is None:
             of_all[split_of(match["word"])].add(match["number"])
     first, *others = of_all.values() or [set()]
     clients = len(first) > 1 and bool(others) and all(numbers == first for numbers in others)
-    for file, match in found:
-        rest = file.named(match["rest"])
+    for file, match, rest in found:
         if rest not in trains:
             continue
         file.split, file.rest = split_of(match["word"]), rest
@@ -362,21 +351,20 @@ def _without_bystanders(files: list[_File], where: str, joined: bool) -> list[_F
     by_name = [file for file in files if file.client is not None and not file.in_folder]
     by_folder = [file for file in files if file.client is not None and file.in_folder]
     trains = {file.among for file in of_all if file.split == "train"}
+    mixed = ""
     if of_all and not joined and (others := [file for file in by_name if file.split or not trains] + by_folder):
-        raise _mixed(where, f"{of_all[0].path}, of all clients,", f"{others[0].path}, of one")
-    if by_name and by_folder:
-        raise _mixed(where, f"{by_name[0].path}", f"a folder of a client, {by_folder[0].path}")
+        mixed = f"{of_all[0].path}, of all clients, and {others[0].path}, of one"
+    elif by_name and by_folder:
+        mixed = f"{by_name[0].path} and a folder of a client, {by_folder[0].path}"
+    if mixed:
+        raise UserError(
+            f"{where} holds {mixed}; keep one of the two forms, or set task.columns.client=COLUMN, which joins all "
+            "files by split"
+        )
     clients = {file.client for file in by_folder if file.split == "train"}
     left = [file for file in by_folder if file.split or file.client not in clients]
     others = [file for file in files if not file.in_folder and (file.split or file.among not in trains)]
     return [*others, *left]
-
-
-def _mixed(where: str, one: str, other: str) -> UserError:
-    return UserError(
-        f"{where} holds {one} and {other}; keep one of the two forms, or set task.columns.client=COLUMN, which joins "
-        "all files by split"
-    )
 
 
 def _parts(files: Sequence[_File], where: str) -> Iterator[Part]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.rows import Rows, Source, declared
+from llm_fed.rows import Cell, Rows, Source, declared
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 FORMS = "a data frame, a data set of the library datasets, or a list of rows (dicts, pairs, texts)"
 
@@ -64,16 +67,16 @@ def rows_of(table: Any, where: str) -> Iterable[Any]:
     raise UserError(f"{where} is {type(table).__name__}; give {FORMS}")
 
 
-def _is_data_set(table: Any) -> bool:
+def _is_data_set(table: Any) -> TypeGuard[Dataset]:
     """Whether it is one of the library datasets."""
     return hasattr(table, "with_format") and hasattr(table, "features")
 
 
-def _format_of(table: Any) -> Mapping[str, Any]:
+def _format_of(table: Dataset) -> Mapping[str, Any]:
     return getattr(table, "format", None) or {}  # one that is streamed has none
 
 
-def _as_it_gives(table: Any, where: str) -> Iterator[Any]:
+def _as_it_gives(table: Dataset, where: str) -> Iterator[Mapping[str, Cell]]:
     """The rows that a data set gives its user: transformed where it has a transform, without the columns that its
     format hides, and without tensors. UserError: a transform fails, and at which row."""
     form = _format_of(table)
@@ -94,7 +97,7 @@ def _as_it_gives(table: Any, where: str) -> Iterator[Any]:
         number += 1
 
 
-def _as_mapping(row: Any, where: str) -> dict[str, Any]:
+def _as_mapping(row: Any, where: str) -> dict[str, Cell]:
     if isinstance(row, Mapping):
         return {str(key): plain(value) for key, value in row.items()}
     if isinstance(row, str):
@@ -106,7 +109,7 @@ def _as_mapping(row: Any, where: str) -> dict[str, Any]:
     raise UserError(f"{where} is {row!r:.60}; give a dict, a pair of prompt and answer, a list of messages, or a text")
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any) -> Cell:
     """A cell as a file would have it: no number of NumPy, and None for what a frame has in an empty cell."""
     if isinstance(value, float) and math.isnan(value):
         return None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 import torch
+from numpy.lib.npyio import NpzFile
 from PIL import Image as PIL
 
 from llm_fed.basics.errors import UserError
@@ -36,8 +37,8 @@ class Gallery:
     where: str  # the file, folder or data set, for messages
     labels: np.ndarray  # (N,) integers
     splits: Sequence[str]  # train | validation | test
-    groups: Sequence[Any] | None  # the fine class
-    clients: Sequence[Any] | None  # the natural client
+    groups: Sequence[str | float] | None  # the fine class
+    clients: Sequence[str | float] | None  # the natural client
     classes: tuple[str, ...] | None  # names by label, where the data has them
     decode: Decode  # (indices, height and width or None) -> (n, C, H, W) uint8
 
@@ -101,8 +102,9 @@ def _named_by(key: str, arrays: Mapping[str, np.ndarray], indices: np.ndarray) -
     return named
 
 
-def _check_sizes(path: Path, file: Any) -> None:
+def _check_sizes(path: Path, file: NpzFile) -> None:
     """UserError for arrays that do not fit into memory, by what the file says, before anything is decoded."""
+    assert file.zip is not None  # it is open
     check_archive(path, file.zip)
     decoded, most = sum(member.file_size for member in file.zip.infolist()), psutil.virtual_memory().total
     if decoded > most:

@@ -1,4 +1,4 @@
-"""Readers of files: each goes through the rows of one, and notes what the file declares beside them.
+"""Readers of files, one for each of `formats.KINDS`: it goes through the rows, and notes what the file declares.
 
 JSON has an object a line, one array, objects over several lines, or one object that holds all rows:
 
@@ -15,7 +15,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,7 @@ import pyarrow.parquet
 
 from llm_fed.basics.documents import unique
 from llm_fed.basics.errors import UserError, install, one_line
-from llm_fed.rows import BadRow, Cell, Row, Rows, Source, declared, formats
+from llm_fed.rows import BadRow, Cell, Rows, Source, declared, formats
 from llm_fed.rows.formats import NOTHING, SEPARATORS, DataFile
 from llm_fed.rows.layout import split_of
 
@@ -63,12 +63,13 @@ def csv_rows(source: Source, data: DataFile) -> Rows:
     quotation mark has no end, so that the rows behind it cannot be told apart."""
     dialect = _dialect_of(data.head, "\t" if ".tsv" in map(str.casefold, data.path.suffixes) else ",")
     source.remark(dialect.remark)
-    records = _records(source, csv.reader(islice(data.lines(), dialect.skipped, None), **dialect.options), dialect)
+    lines = islice(data.lines(), dialect.skipped, None)
+    records = _records(source, lines, dialect)
     header = next(records, None)
     if isinstance(header, BadRow):
         raise header
     if header is not None:
-        yield from _with_header(source, [str(name).strip() for name in header.cells], records, "line")
+        yield from _with_header(source, header.cells, records, "line")
 
 
 def _dialect_of(head: str, usual: str) -> _Dialect:
@@ -118,8 +119,8 @@ def _fits(lines: Sequence[str], options: dict[str, Any]) -> bool:
     return len(widths - {0}) <= 1
 
 
-def _records(source: Source, reader: Any, dialect: _Dialect) -> Iterator[_Cells | BadRow]:
-    first = dialect.skipped + 1
+def _records(source: Source, text: Iterable[str], dialect: _Dialect) -> Iterator[_Cells | BadRow]:
+    reader, first = csv.reader(text, **dialect.options), dialect.skipped + 1
     while True:
         start = first + reader.line_num
         where = f"{source.where}, line {start}"
@@ -139,11 +140,12 @@ def _records(source: Source, reader: Any, dialect: _Dialect) -> Iterator[_Cells 
             yield _Cells(start, cells, lines)
 
 
-def _with_header(source: Source, header: Sequence[str], records: Iterable[_Cells | BadRow], unit: str) -> Rows:
+def _with_header(source: Source, header: Sequence[Cell], records: Iterable[_Cells | BadRow], unit: str) -> Rows:
     """Each record as a row. Of columns with one name the first counts; `source.twice` knows them all."""
-    source.note_names(header)
-    indices = {name: header.index(name) for name in header if name}
-    width = len(header)
+    names = ["" if name is None else str(name).strip() for name in header]
+    source.note_names(names)
+    indices = {name: names.index(name) for name in names if name}
+    width = len(names)
     for record in records:
         if isinstance(record, BadRow):
             yield record
@@ -206,10 +208,10 @@ def xlsx_rows(source: Source, data: DataFile) -> Rows:
             source.remark(f"without its sheet {sheet.title!r}")
         if first is not None:
             records = _cells(first)
-            names = ["" if name is None else str(name).strip() for name in next(records).cells]
-            empty = (None,) * len(names)
+            header = next(records).cells
+            empty = (None,) * len(header)
             padded = (each._replace(cells=(*each.cells, *empty[len(each.cells) :])) for each in records)
-            yield from _with_header(source, names, padded, "row")
+            yield from _with_header(source, header, padded, "row")
         book.close()
 
 
@@ -222,7 +224,7 @@ def _cells(sheet: ReadOnlyWorksheet) -> Iterator[_Cells]:
             yield _Cells(number, cells)
 
 
-def text_rows(source: Source, data: DataFile) -> Rows:
+def txt_rows(source: Source, data: DataFile) -> Rows:
     """A whole file as one text."""
     content = "".join(data.lines())
     if content.strip():
@@ -243,7 +245,7 @@ def json_rows(source: Source, data: DataFile) -> Rows:
     elif isinstance(alone, dict):
         values = _contained(source, alone)
     for number, record in enumerate(values, 1):
-        yield _row(source, ", line 1" if record is alone else f", item {number}", record)
+        yield source.row(", line 1" if record is alone else f", item {number}", record)
 
 
 def _is_object(line: str) -> bool:
@@ -268,14 +270,7 @@ def _lines(source: Source, data: DataFile) -> Rows:
             at = f"column {error.colno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else str(error)
             yield BadRow(where, f"malformed JSON ({one_line(at)}); {_NEED}")
             continue
-        yield _row(source, f", line {number}", record)
-
-
-def _row(source: Source, at: str, record: Cell) -> Row | BadRow:
-    if not isinstance(record, dict):
-        said = f"an object with named columns is needed, got {one_line(json.dumps(record), 60)}"
-        return BadRow(f"{source.where}{at}", said)
-    return source.row(at, record)
+        yield source.row(f", line {number}", record)
 
 
 def _values(source: Source, text: str) -> list[Cell]:
@@ -321,9 +316,3 @@ def _contained(source: Source, record: dict[str, Any]) -> list[Cell]:
     if len(record) == len(lists) > 1 and len({len(value) for value in values}) == 1:
         return [dict(zip(record, row, strict=True)) for row in zip(*values, strict=True)]
     return [record]
-
-
-READERS: dict[str, Callable[[Source, DataFile], Rows]] = {
-    "csv": csv_rows, "json": json_rows, "parquet": parquet_rows, "arrow": arrow_rows, "xlsx": xlsx_rows,
-    "txt": text_rows,
-}  # fmt: skip

@@ -6,7 +6,8 @@ import gzip
 import io
 import json
 import lzma
-from datetime import datetime
+import tomllib
+from datetime import date, datetime
 from pathlib import Path
 
 import pandas
@@ -16,7 +17,7 @@ import pyarrow.ipc
 import pytest
 
 from llm_fed.basics.errors import UserError
-from llm_fed.rows import BadRow, file_rows, read_rows
+from llm_fed.rows import BadRow, file_rows, formats, readers
 from llm_fed.rows.encodings import NAMES
 
 CSV = "question,answer\nWhere to?,Zürich\n"
@@ -146,7 +147,7 @@ def test_what_cannot_be_read_is_named_as_what_it_is(tmp_path, name, content, par
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(UserError) as caught:
-        read_rows(path)
+        list(file_rows(path).good())
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
     for part in parts:
         assert part in str(caught.value)
@@ -234,7 +235,7 @@ def test_the_place_of_a_mistake_in_an_array_is_that_of_the_file(tmp_path):
     text = json.dumps(many[:50], indent=0)
     (tmp_path / "a.json").write_text(text[:-3] + " ?")
     with pytest.raises(UserError, match=f"line {text[:-3].count(chr(10)) + 1}: malformed JSON"):
-        read_rows(tmp_path / "a.json")
+        list(file_rows(tmp_path / "a.json").good())
 
 
 def test_workbooks(tmp_path):
@@ -253,7 +254,7 @@ def test_workbooks(tmp_path):
     assert len(list(file_rows(tmp_path / "a.csv").good())) == 2
     (tmp_path / "b.xlsx").write_bytes((tmp_path / "a.xlsx").read_bytes()[:900])
     with pytest.raises(UserError, match="b.xlsx cannot be read"):
-        read_rows(tmp_path / "b.xlsx")
+        list(file_rows(tmp_path / "b.xlsx").good())
 
 
 def test_whatever_a_library_says_of_bytes_that_it_does_not_expect(tmp_path):
@@ -265,4 +266,35 @@ def test_whatever_a_library_says_of_bytes_that_it_does_not_expect(tmp_path):
     (tmp_path / "a.arrow").write_bytes(arrow(stream=False).replace(b"question", b"quest\xc4\xffn"))
     for name, said in (("a.xlsx", "That compression method is not supported"), ("a.arrow", "'utf-8' codec")):
         with pytest.raises(UserError, match=f"{name} cannot be read: {said}.*; write it again, or leave it out"):
-            read_rows(tmp_path / name)
+            list(file_rows(tmp_path / name).good())
+
+
+def toml_rows(source, data):
+    """The tables under `rows`; whatever else stands there is a bad row."""
+    for number, record in enumerate(tomllib.loads("".join(data.lines()))["rows"], 1):
+        yield source.row(f", item {number}", record)
+
+
+NEEDED = "an object with named columns is needed, got"
+TOML = {
+    "a table": ('[[rows]]\nquestion = "Where?"\nday = 2024-05-17', {"question": "Where?", "day": date(2024, 5, 17)}),
+    "a date": ("rows = [2024-05-17]", f'{NEEDED} "2024-05-17"'),
+    "dates": ("rows = [[1, 2024-05-17T10:00:00]]", f'{NEEDED} [1, "2024-05-17 10:00:00"]'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TOML)
+def test_a_new_kind_of_file_is_one_entry_and_one_reader(tmp_path, monkeypatch, what):
+    content, expected = TOML[what]
+    (tmp_path / "a.toml").write_text(content)
+    with pytest.raises(UserError, match="a.toml cannot be read; supported are JSONL, .* XLSX or TXT"):
+        list(file_rows(tmp_path / "a.toml"))
+    monkeypatch.setitem(formats.KINDS, "toml", formats.FileKind("TOML", (".toml",), by_library=True))
+    monkeypatch.setattr(readers, "toml_rows", toml_rows, raising=False)
+    (row,) = file_rows(tmp_path / "a.toml")
+    assert (str(row) if isinstance(row, BadRow) else row.values) == (
+        f"{tmp_path}/a.toml, item 1: {expected}" if isinstance(expected, str) else expected
+    )
+    (tmp_path / "b.toml.gz").write_bytes(gzip.compress(b"rows = ["))
+    with pytest.raises(UserError, match="b.toml.gz cannot be read: .*; write it again, or leave it out"):
+        list(file_rows(tmp_path / "b.toml.gz"))
