@@ -24,11 +24,10 @@ from llm_fed.tasks import (
     glue,
     images,
     labelled,
+    languages,
     rolebench,
     splits,
     synthetic,
-    xnli,
-    xquad,
 )
 from llm_fed.tasks.collected import few
 from llm_fed.tasks.common import ClientData, TaskData
@@ -64,45 +63,28 @@ class Task:
         return self.kind or ("images" if self.images else "language")
 
 
-_LABELLED = {
+TASKS = {
+    "flan": Task(flan.load, flan.METRIC, "8, one per task", flan.HUB_ID),
+    "flan-2000": Task(flan.load, flan.METRIC, "8 others, one per task", flan.HUB_ID),
+    "rolebench": Task(rolebench.load, rolebench.METRIC, "95, one per role", rolebench.HUB_ID),
+    "rolebench-100": Task(rolebench.load, rolebench.METRIC, "100, five Chinese ones too", rolebench.HUB_ID),
+    "commonsense": Task(commonsense.load, commonsense.METRIC, "8, one per data set", "eight data sets"),
+    "xquad": Task(languages.load_xquad, languages.XQUAD_METRIC, "12, one per language", languages.XQUAD),
+    "xnli": Task(languages.load_xnli, languages.XNLI_METRIC, "15, one per language", languages.XNLI),
+    "planted": Task(synthetic.load, synthetic.METRIC, "12, in three planted groups", "synthetic", draws_clients=True),
+    "files": Task(files.load, files.METRIC, "as in the data", "your own files, or a Hub data set"),
     "classification": Task(
         labelled.load, labelled.CLASSIFICATION, "as in the data", "your own texts with labels", kind=labelled.KIND
     ),
     "regression": Task(
         labelled.load_numbers, labelled.REGRESSION, "as in the data", "your own texts with numbers", kind=labelled.KIND
     ),
-    **{
-        name: Task(glue.load, part.metric, "1", glue.HUB_ID, kind=labelled.KIND)
-        for name, part in glue.PARTS.items()
-    },
-}  # fmt: skip
-TASKS = (
-    {
-        "flan": Task(flan.load, flan.METRIC, "8, one per task", flan.HUB_ID),
-        "flan-2000": Task(flan.load, flan.METRIC, "8 others, one per task", flan.HUB_ID),
-        "rolebench": Task(rolebench.load, rolebench.METRIC, "95, one per role", rolebench.HUB_ID),
-        "rolebench-100": Task(rolebench.load, rolebench.METRIC, "100, five Chinese ones too", rolebench.HUB_ID),
-        "commonsense": Task(commonsense.load, commonsense.METRIC, "8, one per data set", "eight data sets"),
-        "xquad": Task(xquad.load, xquad.METRIC, "12, one per language", xquad.HUB_ID),
-        "xnli": Task(xnli.load, xnli.METRIC, "15, one per language", xnli.HUB_ID),
-        "planted": Task(
-            synthetic.load, synthetic.METRIC, "12, in three planted groups", "synthetic", draws_clients=True
-        ),
-        "files": Task(files.load, files.METRIC, "as in the data", "your own files, or a Hub data set"),
-    }
-    | _LABELLED
-    | {
-        name: Task(
-            images.load,
-            images.METRIC,
-            source.clients,
-            source.hub or "your own npz file or folder of images",
-            images=True,
-            selects=True,
-        )
-        for name, source in images.SOURCES.items()
-    }
-)
+}
+for _name, _part in glue.PARTS.items():
+    TASKS[_name] = Task(glue.load, _part.metric, "1", glue.HUB_ID, kind=labelled.KIND)
+for _name, _source in images.SOURCES.items():
+    _hub = _source.hub or "your own npz file or folder of images"
+    TASKS[_name] = Task(images.load, images.METRIC, _source.clients, _hub, images=True, selects=True)
 
 
 def find(name: str, key: str = "task.name") -> Task:
@@ -163,7 +145,7 @@ def load(
             here = [name for name in config.groups if name in natural] if absent else ()
             chosen = [lookup("task.groups", name, natural) for name in here or config.groups]
             natural = {client.client: client for client in chosen}
-        if config.partition.kind == "natural":
+        if config.partition.kind == "natural" and config.clients is not None:
             natural = {name: natural[name] for name in kept(list(natural), config, seed)}
     whole = dataclasses.replace(data, clients=natural)
     rows = Record.of(list(natural.values()))
@@ -182,7 +164,9 @@ def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, abs
     `load`."""
     requested = config.server
     _check_names([*data.clients.values()])
-    natural = rule.given(data.clients, config.partition.test is not None)
+    natural = data.clients
+    if rule.known is not None:
+        natural = rule.given(natural, config.partition.test is not None)
     if rule.server:
         natural = {client.client: client for client in _with_test(list(natural.values()), rule)}
     if rule.server or requested.name is not None:
@@ -191,15 +175,18 @@ def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, abs
     clients = list(partition(natural, config.partition, seed, not requested.test, rule, others).values())
     if config.partition.kind != "natural":
         clients = kept(clients, config, seed)
+        _check_names(clients)
     if not rule.server:
         clients = _with_test(clients, rule)
     everybody = tuple(client.client for client in clients)
     if absent and config.partition.kind == "natural":
         everybody = config.groups or everybody
     clients = _with_examples(clients, data, not requested.test, absent)
-    clients = _with_validation(clients, rule, config.validation, others)
-    _check_names(clients)
-    return dataclasses.replace(data, clients={client.client: client for client in clients}, everybody=everybody)
+    without = [client for client in clients if not client.validation]
+    beside = [*others, *(client for client in clients if client.validation)]
+    own = {client.client: client for client in clients}
+    own |= {client.client: client for client in rule.hold_out(without, "validation", config.validation, beside)}
+    return dataclasses.replace(data, clients=own, everybody=everybody)
 
 
 def labels_of(config: TaskConfig) -> tuple[str, ...] | None:
@@ -217,13 +204,12 @@ def natural(config: TaskConfig) -> bool:
 
 def describe() -> list[dict[str, str]]:
     """What `llm-fed tasks` lists of every task: name, default metric and clients, source; or what is wrong with it."""
-    return [_described(name, task) for name, task in TASKS.items()] + list(
-        plugins.describe(plugins.TASKS, TASKS, lambda name: _described(name, find(name)))
-    )
 
+    def described(name: str) -> dict[str, str]:
+        task = find(name)
+        return {"name": name, "metric": task.metric, "clients": task.clients, "source": task.source}
 
-def _described(name: str, task: Task) -> dict[str, str]:
-    return {"name": name, "metric": task.metric, "clients": task.clients, "source": task.source}
+    return [described(name) for name in TASKS] + list(plugins.describe(plugins.TASKS, TASKS, described))
 
 
 def _with_server(
@@ -252,16 +238,6 @@ def _with_test(clients: list[ClientData], rule: ByContent) -> list[ClientData]:
         return clients
     log.warning("no test split: about %.0f %% of each client's training examples become one", 100 * TEST_SHARE)
     return rule.hold_out(clients, "test", TEST_SHARE)
-
-
-def _with_validation(
-    clients: list[ClientData], rule: ByContent, share: float, others: list[ClientData]
-) -> list[ClientData]:
-    """The clients, with a validation split held out of those that have none; `others` train beside them."""
-    without = [client for client in clients if not client.validation]
-    beside = [*others, *(client for client in clients if client.validation)]
-    divided = {client.client: client for client in rule.hold_out(without, "validation", share, beside)}
-    return [divided.get(client.client, client) for client in clients]
 
 
 def _with_examples(clients: list[ClientData], data: TaskData, tested: bool, absent: bool) -> list[ClientData]:

@@ -11,12 +11,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from datetime import datetime
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.tasks.common import Encoded, Template, Turn
+from llm_fed.tasks.common import Encoded, Item, Template, Turn
 from llm_fed.tasks.control import THINK, THOUGHT, Marks, SafeTokenizer, reasoning, without_surrogates
 
 if TYPE_CHECKING:
@@ -86,32 +87,27 @@ class Rendering:
             if span is not None:
                 message = self.messages[number]
                 following = next((later[0] for later in spans[position + 1 :] if later), len(self.text))
-                start, stop = (
-                    self._start(message, before, span[0], habits),
-                    self._stop(message, span[1], following, habits),
-                )
+                start = self._start(message["content"], before, span[0], habits)
+                stop = self._stop("tool_calls" in message, span[1], following, habits)
                 found[number] = ReplySpan(start, span[1], stop)
                 before = span[1]
         return found
 
-    def _start(self, message: dict[str, Any], before: int, start: int, habits: Habits) -> int:
+    def _start(self, content: str, before: int, start: int, habits: Habits) -> int:
         """Where the assistant begins to write: with its reasoning if that was kept, else behind the template's text."""
         block = self.text.rfind(THINK, before, start)
-        if (
-            reasoning(message["content"])
-            and block >= 0
-            and self.text[block + len(THINK) : start].partition(THOUGHT)[0].strip()
-        ):
+        thought = self.text[block + len(THINK) : start].partition(THOUGHT)[0]
+        if reasoning(content) and block >= 0 and thought.strip():
             return block + len(habits.opened) * self.text.startswith(habits.opened, block)
         lead = habits.lead or ""
         return start - len(lead) * self.text.endswith(lead, before, start)
 
-    def _stop(self, message: dict[str, Any], end: int, following: int, habits: Habits) -> int | None:
+    def _stop(self, calls: bool, end: int, following: int, habits: Habits) -> int | None:
         """Behind the token that ends a turn: the first control token behind its text, or behind its calls of tools."""
         for token in self._control.finditer(self.text, end, following):
             if token[0] in habits.ends:
                 return token.end()
-            if "tool_calls" not in message:
+            if not calls:
                 break
         return None
 
@@ -257,11 +253,13 @@ class ChatTemplate:
 
     def render(self, messages: Messages, requested: bool) -> str:
         """What the template writes, with the beginning of the next reply if it is `requested`."""
-        options: dict[str, Any] = {"chat_template": self.template.text, "date_string": self.template.date}
-        options |= {"add_generation_prompt": requested, "tokenize": False}
-        return str(self._tried(lambda: self.tokenizer.apply_chat_template(messages, **options)))
+        render = partial(
+            self.tokenizer.apply_chat_template, messages, chat_template=self.template.text,
+            date_string=self.template.date, add_generation_prompt=requested, tokenize=False,
+        )  # fmt: skip
+        return str(self._tried(render))
 
-    def _tried(self, render: Callable[[], Any]) -> Any:
+    def _tried(self, render: Callable[[], Item]) -> Item:
         """What `render` makes with the template, in transformers' sandbox; UserError where it fails."""
         try:
             return render()
@@ -306,11 +304,8 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template  # takes a second to import
 
         given: dict[str, Any] = {**self.tokenizer.special_tokens_map, "date_string": self.template.date}
-        written: Any = self._tried(
-            lambda: render_jinja_template(
-                [rendering.messages], chat_template=self.template.text, return_assistant_tokens_mask=True, **given
-            )
-        )
+        given |= {"chat_template": self.template.text, "return_assistant_tokens_mask": True}
+        written = self._tried(lambda: render_jinja_template([rendering.messages], **given))
         return cast(list[Span], written[1][0])
 
     # What the template does with every conversation
@@ -389,21 +384,18 @@ _REPLACED = (
     "{%%- set answer_begins = add_generation_prompt %%}{%% set add_generation_prompt = false %%}{{ '' }}%s{{ '' }}"
     "{%% if answer_begins %%}{{ %s }}{%% endif %%}"
 )
-_DAY = {  # a Friday: Llama 3.2's own default, for templates that ask for today
-    "%Y": "2024", "%y": "24", "%m": "07", "%B": "July", "%b": "Jul", "%d": "26", "%-d": "26", "%e": "26",
-    "%A": "Friday", "%a": "Fri", "%j": "208", "%H": "12", "%I": "12", "%M": "00", "%S": "00", "%p": "PM",
-    "%F": "2024-07-26",
-}  # fmt: skip
+_NOW = re.compile(r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""")
+_DAY = datetime(2024, 7, 26, 12)  # Llama 3.2's own default, for templates that ask for today
 
 
+@lru_cache(maxsize=4)
 def answering(text: str, tokenizer: PreTrainedTokenizerBase, date: str) -> str:
     """A chat template whose generation prompt ends where an answer without reasoning begins, and that knows no today:
     as it stands, with its own switch of reasoning off, or with what it writes before a reply instead of its
     generation prompt. The result is a chat template as well, so that any server can be given it. `date`: for templates
     that are given one."""
     if "strftime_now" in text and "date_string" not in text:
-        day = "".join(f" | replace({code!r}, {value!r})" for code, value in _DAY.items())
-        text = "{%- macro strftime_now(format) -%}{{ format" + day + " }}{%- endmacro %}{{ '' }}" + text
+        text = _NOW.sub(lambda call: repr(_DAY.strftime(call[2])), text)
     candidates = [_OFF + text, text] if "enable_thinking" in text else [text]
     for candidate in candidates:
         if ChatTemplate(Template("chat", candidate, date), tokenizer).closes:

@@ -3,7 +3,6 @@ rows were left out."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,8 +35,7 @@ _MEANINGS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Skipped:
+class Skipped(NamedTuple):
     """A row that was left out."""
 
     where: str  # file and line
@@ -64,28 +62,34 @@ class Reading:
 
     def checked(self) -> Reading:
         """This, or UserError where too much was left out: how much, and the first of it."""
-        if self._num_bad > MOST_BAD * self.rows:
+        bad = sum(each.rows for each in self.skipped)
+        if bad > MOST_BAD * self.rows:
             raise UserError(
-                f"{self._num_bad:,} of {self.rows:,} rows cannot be used, more than the {MOST_BAD:.0%} that "
+                f"{bad:,} of {self.rows:,} rows cannot be used, more than the {MOST_BAD:.0%} that "
                 f"task.bad_rows=skip leaves out: {self._first_skipped()}; correct the files, or the columns"
             )
         return self
 
     def for_people(self) -> dict[str, str]:
         """Lines by their label; none where there is nothing to say."""
+        lines: dict[str, str] = {}
         unused = [*(f"{name} (no rows)" for name in self.empty), *self.files]
         parts = [few(unused, "files")] if unused else []
         if self.columns:
             parts.append(f"column{'s' if len(self.columns) > 1 else ''} {few([*self.columns], 'columns')}")
+        if parts:
+            lines["not used"] = "; ".join(parts)
+        if self.asides:
+            lines["note"] = few([*self.asides], "notes", sep="; ")
         files = defaultdict[str, list[str]](list)
         for name, form in self.forms.items():
             files[form].append(name)
-        read = "; ".join(f"{few(names, 'files', 2)} {form}" for form, names in files.items())
-        lines = {"not used": "; ".join(parts), "note": few([*self.asides], "notes", sep="; "), "read": read}
+        if files:
+            lines["read"] = "; ".join(f"{few(names, 'files', 2)} {form}" for form, names in files.items())
         if self.skipped:
-            bad = f"{self._num_bad:,} of {self.rows:,} rows"
-            lines["left out"] = f"{bad} (task.bad_rows=skip): {self._first_skipped()}"
-        return {label: printable(text) for label, text in lines.items() if text}
+            bad = sum(each.rows for each in self.skipped)
+            lines["left out"] = f"{bad:,} of {self.rows:,} rows (task.bad_rows=skip): {self._first_skipped()}"
+        return {label: printable(text) for label, text in lines.items()}
 
     def events(self) -> list[dict[str, str | bool]]:
         """The lines of metrics.jsonl that say so, and whether each is only information."""
@@ -97,15 +101,11 @@ class Reading:
 
     def skipped_lines(self) -> list[dict[str, str | int]]:
         """Every row that was left out."""
-        return [dataclasses.asdict(each) | {"where": self.short(each.where)} for each in self.skipped]
+        return [each._asdict() | {"where": self.short(each.where)} for each in self.skipped]
 
     def short(self, where: str) -> str:
         """A file, or a row of it, without the folder of all."""
         return where.removeprefix(self.folder)
-
-    @property
-    def _num_bad(self) -> int:
-        return sum(each.rows for each in self.skipped)
 
     def _first_skipped(self) -> str:
         first = [f"{self.short(each.where)}: {one_line(each.reason, 120)}" for each in self.skipped[:3]]
@@ -128,17 +128,12 @@ class Placed(NamedTuple):
 
 
 class Collected:
-    """The rows of sources, whose names all begin with `folder`, as Examples of clients, by a kind of `scheme`.
-
-    Attributes:
-        reading: what became of the sources.
-        examples: in the order of the rows.
-    """
+    """The rows of sources, whose names all begin with `folder`, as Examples of clients, by a kind of `scheme`."""
 
     def __init__(self, config: TaskConfig, where: str, folder: str = "", scheme: type[Scheme] = Scheme):
         self.config, self.where, self._scheme = config, where, scheme
-        self.reading = Reading(folder)
-        self.examples: list[Placed] = []
+        self.reading = Reading(folder)  # what became of the sources
+        self.examples: list[Placed] = []  # in the order of the rows
         self._written: dict[str, str] = {}  # client id -> the name that it was made of
         self._ids: dict[str, str] = {}
         self._named = set[str]()  # ids that files or folders say, of whom there may be no row

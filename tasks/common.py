@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-
-from llm_fed.basics.errors import lookup
 
 if TYPE_CHECKING:
     from llm_fed.tasks.collected import Reading
@@ -32,7 +31,7 @@ TEMPLATES: dict[str, str | None] = {
     "chat": None,  # the tokenizer's own chat template
 }
 _PARTS, _TEXTS = "\x1d", "\x1f"  # between the parts of a row, and between the texts of a part: `plain` leaves none
-_WHOLE = 2**64  # of how many numbers one is drawn
+WHOLE = 2**64  # of how many numbers one is drawn
 
 
 @dataclass(frozen=True)
@@ -71,20 +70,22 @@ class Example:
     pair: str = ""  # the second text, where pairs of texts have labels; the first is the prompt
     where: str = field(default="", compare=False, repr=False)  # file and row, for messages
 
-    @property
-    def compared(self) -> list[str]:
-        """What it says beside prompt and answer; nothing where nothing is preferred."""
-        judged = [] if self.desirable is None else ["desirable" if self.desirable else "undesirable"]
-        return [text for turn in self.rejected for text in (turn.role, turn.content, turn.fields)] + judged
-
     @cached_property
     def digest(self) -> int:
-        """64 bits of what it says, whatever its group."""
-        turns = [] if isinstance(self.prompt, str) else self.prompt
-        said = [[turn.role, turn.content, *([turn.fields] if turn.fields else [])] for turn in turns]
-        said_beside = [text for text in (self.fields, self.pair) if text]
-        answers = [*self.answers, *said_beside, *self.compared]
-        return of_texts([self.prompt] if isinstance(self.prompt, str) else sum(said, []), answers, self.options)
+        """64 bits of what it says, whatever its group. The options count in any order, as many data sets shuffle them,
+        and a conversation of one message is the same as its text."""
+        prompt = [self.prompt] if isinstance(self.prompt, str) else list[str]()
+        for turn in () if isinstance(self.prompt, str) else self.prompt:
+            prompt += [turn.role, turn.content, *([turn.fields] if turn.fields else [])]
+        if len(prompt) == 2 and prompt[0] == "user":
+            prompt = prompt[1:]
+        answers = [*self.answers, *(text for text in (self.fields, self.pair) if text)]
+        for turn in self.rejected:
+            answers += [turn.role, turn.content, turn.fields]
+        if self.desirable is not None:
+            answers.append("desirable" if self.desirable else "undesirable")
+        parts = (map(plain, prompt), map(plain, answers), sorted(map(plain, self.options)))
+        return _digest(_PARTS.join(_TEXTS.join(part) for part in parts).encode("utf-8", "surrogatepass"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +125,10 @@ class ClientData:
     train: Sequence[Any]
     validation: Sequence[Any] = ()
     test: Sequence[Any] = ()
+
+    @property
+    def splits(self) -> dict[str, Sequence[Any]]:
+        return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
 @dataclass(frozen=True)
@@ -179,8 +184,8 @@ class Encoded:
 
 @dataclass(frozen=True)
 class AnswerPair:
-    """Two answers to a prompt, of which the first is preferred. What a reference makes of both, the log-likelihoods of
-    all tokens that count, is 0 until it was asked."""
+    """Two answers to a prompt, of which the first is preferred. `reference`: the log-likelihoods of both, of all tokens
+    that count; 0 until the reference was asked."""
 
     chosen: Encoded
     rejected: Encoded
@@ -220,27 +225,12 @@ class Judged:
         return self.text.prompt
 
 
-def fitting(encoded: Encoded, max_length: int, loss_on: str, too_long: str) -> Encoded | None:
-    """Training tokens as the task's settings want them; None where they are skipped, or where no target is left.
-    `loss_on` is "response" or "all", but for the first token, before which nothing comes. `too_long` says what becomes
-    of more than `max_length` tokens: "skip", "cut-end" or "cut-start"."""
-    if len(encoded.input_ids) > max_length:
-        kept = {"skip": slice(0), "cut-end": slice(max_length), "cut-start": slice(-max_length, None)}[too_long]
-        encoded = replace(encoded, input_ids=encoded.input_ids[kept], target=[False, *encoded.target[kept][1:]])
-        if not any(encoded.target):
-            return None
-    if lookup("task.loss_on", loss_on, {"response": False, "all": True}):
-        return replace(encoded, target=[False] + [True] * (len(encoded.input_ids) - 1))
-    return encoded
-
-
-def where(examples: Sequence[Item], mask: np.ndarray) -> Sequence[Item]:
+def where(examples: Sequence[Item], mask: np.ndarray) -> tuple[Item, ...]:
     """Those of N examples that a mask (N,) of bool has."""
-    return select(examples, np.flatnonzero(mask).tolist())
+    return tuple(compress(examples, mask.tolist()))
 
 
-def select(examples: Sequence[Item], indices: Sequence[int]) -> Sequence[Item]:
-    """Those at these indices."""
+def select(examples: Sequence[Item], indices: Sequence[int]) -> tuple[Item, ...]:
     return tuple(examples[index] for index in indices)
 
 
@@ -249,16 +239,7 @@ def plain(text: str) -> str:
     return " ".join(unicodedata.normalize("NFC", text).casefold().split())
 
 
-def of_texts(prompt: Sequence[str], answers: Iterable[str], options: Iterable[str]) -> int:
-    """The digest of a row of text. The options count in any order, as many data sets shuffle them. `prompt`: one text,
-    or role and content of each message in turn."""
-    if len(prompt) == 2 and prompt[0] == "user":  # the same question as a conversation of one message
-        prompt = prompt[1:]
-    parts = (map(plain, prompt), map(plain, answers), sorted(map(plain, options)))
-    return _digest(_PARTS.join(_TEXTS.join(part) for part in parts).encode("utf-8", "surrogatepass"))
-
-
-def digests(items: Sequence[Any]) -> np.ndarray:
+def digests(items: Sequence[Example | Picture]) -> np.ndarray:
     """(N,) uint64, of examples or pictures."""
     return np.fromiter((item.digest for item in items), np.uint64, len(items))
 
@@ -266,15 +247,10 @@ def digests(items: Sequence[Any]) -> np.ndarray:
 def drawn(rows: np.ndarray, seed: int) -> np.ndarray:
     """(N,) uint64: a number for each digest, uniform over all 64 bits, the same for equal digests and seeds. The
     finaliser of SplitMix64 (Steele et al. 2014), which passes for random where what goes in is a digest."""
-    mixed = rows ^ np.uint64(seed % _WHOLE)
+    mixed = rows ^ np.uint64(seed % WHOLE)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
-
-
-def below(draws: np.ndarray, share: float) -> np.ndarray:
-    """(N,) bool: which numbers of `drawn` belong to that share, at least 0 and below 1, of all there are."""
-    return draws < np.uint64(share * _WHOLE)
 
 
 def _digest(data: bytes) -> int:

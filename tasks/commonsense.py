@@ -26,7 +26,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.rows import Row, hub_rows
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData
-from llm_fed.tasks.files import change, chosen, local_clients, reduce
+from llm_fed.tasks.files import change, clients_of, of_clients, reduce
 
 METRIC = "commonsense_accuracy"
 TRAIN, TEST = 1000, 500
@@ -79,14 +79,11 @@ SOURCES = {
 
 def load(config: TaskConfig, seed: int) -> TaskData:
     """One client per data set; every example lists its options, so that they can be scored, too."""
-    if config.path is None:
-        clients = [_from_hub(name) for name in chosen(config, tuple(SOURCES))]
-    else:
-        clients = [change(client, _with_options) for client in local_clients(config, "openbookqa")]
+    clients = [change(client, _with_options) for client in clients_of(config, tuple(SOURCES), _from_hub)]
     share = config.partition.clients or 1 if config.partition.kind == "split" else 1
     sizes = {"train": TRAIN * max(1, share), "test": TEST}
     drawn = [reduce(client, sizes, seed, "commonsense", client.client) for client in clients]
-    return TaskData("commonsense", METRIC, {client.client: client for client in drawn})
+    return of_clients("commonsense", METRIC, drawn)
 
 
 def _from_hub(name: str) -> ClientData:
@@ -117,7 +114,7 @@ def example(form: str, question: str, texts: list[str], right: int, group: str) 
         listed = (f"{name.capitalize()}: {text}" for name, text in zip(names, texts, strict=True))
         text = f"{ask}{question}\n\n{between.join(listed)}{after}"
     prompt = f"{text}Answer format: {'/'.join(names)}"
-    return _with_options(Example(prompt, (ANSWER.format(names[right]),), group=group))
+    return Example(prompt, (ANSWER.format(names[right]),), group=group)
 
 
 def _with_options(example: Example) -> Example:

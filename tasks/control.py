@@ -229,11 +229,9 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase, template: str) -> tuple[s
     """What a template may write and data may not: special tokens; other added tokens of the form `<|...|>`, or that the
     template's text names, but for tags (`<b>`), which are ordinary text; and the tags of reasoning. White space is
     always ordinary text."""
-
-    def controls(token: AddedToken) -> bool:
-        text = token.content
-        named = text in template and not _TAG.fullmatch(text)
-        return token.special or named or _SHAPE.fullmatch(text) is not None
-
-    added = {token.content for token in tokenizer.added_tokens_decoder.values() if controls(token)}
-    return tuple(sorted(text for text in {*added, *tokenizer.all_special_tokens, THINK, THOUGHT} if text.strip()))
+    found = {*tokenizer.all_special_tokens, THINK, THOUGHT}
+    for token in tokenizer.added_tokens_decoder.values():
+        named = token.content in template and not _TAG.fullmatch(token.content)
+        if token.special or named or _SHAPE.fullmatch(token.content):
+            found.add(token.content)
+    return tuple(sorted(text for text in found if text.strip()))

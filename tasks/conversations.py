@@ -74,7 +74,7 @@ def _turn(message: Cell, where: str) -> Turn:
     if turn == "assistant" and reasons and not reasoning(content):
         content = f"{THINK}\n{reasons}\n{THOUGHT}\n\n{content}"
     try:
-        text = json.dumps(fields, allow_nan=False) if fields else ""
+        text = json.dumps(fields, allow_nan=False, default=str) if fields else ""
     except ValueError as error:  # a template would write it as a word
         raise UserError(
             f"{where} holds a number that JSON has not, such as NaN; correct it, or drop the row"

@@ -39,21 +39,16 @@ Kind = Literal["text", "place"]
 
 class Scheme:
     """How the rows of a file become Examples, by the configured columns (`wanted`), of which one may name the client
-    (`whose`) and the split (`side`). `label`: the column that a partition divides by, instead of by client.
-
-    Attributes:
-        names: all columns that the rows have had so far.
-        roles: role (a key of `columns.USUAL_NAMES`) -> column.
-    """
+    (`whose`) and the split (`side`). `label`: the column that a partition divides by, instead of by client."""
 
     def __init__(
         self, wanted: ColumnsConfig, where: str, *, label: str | None = None, whose: bool = False, side: bool = False
     ):
         self.wanted, self.label, self._where, self._whose, self._side = wanted, label, where, whose, side
-        self.names: dict[str, None] = {}
-        self.roles: dict[str, str] = {}
+        self.names: dict[str, None] = {}  # all columns that the rows have had so far
+        self.roles: dict[str, str] = {}  # role (a key of `columns.USUAL_NAMES`) -> column
         self._letters: tuple[str, ...] = ()  # columns that hold an option each
-        self._choices = Choices("")
+        self._choices: Choices | None = None
         self._seen: set[tuple[str, ...]] = set()
         self._sample: list[columns.Values] = []
 
@@ -145,27 +140,32 @@ def to_example(
 def _answered(row: Row, roles: Mapping[str, str], group: str, letters: Sequence[str], rule: Choices | None) -> Example:
     prompt, answer = roles["prompt"], roles["answer"]
     requested, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
-    if isinstance(requested, list) or _is_talk(right):
+    if isinstance(requested, list) or (isinstance(right, list) and _is_talk(right)):
         talk = requested if _is_talk(requested) else _as_question(requested, row.where, prompt)
         return _conversation(row, roles, _whole(row, roles, "answer", talk, right), group)
-    text = _with_context(row, roles, cells.as_text(requested, row.where, prompt))
+    text = cells.as_text(requested, row.where, prompt)
+    if "input" in roles:
+        text = _with_context(row, roles["input"], text)
     if isinstance(right, dict) and isinstance(right.get("text"), list):
         right = right["text"]
+    options, labels = tuple[str, ...](), tuple[str, ...]()
     if letters:
         texts = {column: option for column in letters if (option := cells.optional(row, column))}
         options, labels = tuple(texts.values()), tuple(texts)
-    else:
-        options, labels = options_of(row, roles.get("options"))
+    elif "options" in roles:
+        options, labels = options_of(row, roles["options"])
     if options:
         answers = (rule or Choices(roles["options"])).right(row, answer, right, options, labels)
-    else:
+    elif isinstance(right, list):
         answers = cells.texts_of(right, row.where, answer)
-    earlier = _earlier(row, roles)
+    else:
+        answers = (cells.as_text(right, row.where, answer),)
+    earlier = _earlier(row, roles) if {"system", "history"} & roles.keys() else ()
     return Example((*earlier, Turn("user", text)) if earlier else text, answers, options, group)
 
 
-def _with_context(row: Row, roles: Mapping[str, str], text: str) -> str:
-    context = cells.optional(row, roles.get("input"))
+def _with_context(row: Row, column: str, text: str) -> str:
+    context = cells.optional(row, column)
     return f"{text}\n\n{context}" if context else text
 
 
@@ -189,7 +189,8 @@ def _preference(row: Row, roles: Mapping[str, str], group: str) -> Example:
     if requested is not None and not _is_talk(requested):
         column = roles.get("prompt", "chosen")
         if not _is_talk(chosen) and not _is_talk(rejected):
-            text = _with_context(row, roles, cells.as_text(requested, row.where, column))
+            text = cells.as_text(requested, row.where, column)
+            text = _with_context(row, roles["input"], text) if "input" in roles else text
             one = cells.as_text(chosen, row.where, roles["chosen"])
             other = cells.as_text(rejected, row.where, roles["rejected"])
             return preferences.of_texts(text, one, other, _earlier(row, roles), row.where, group)
@@ -323,11 +324,11 @@ class Choices:
         return next(iter(self._certain), self._usual)
 
 
-def options_of(row: Row, column: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(options, their labels if they have any) in one column; none where the cell is empty or there is no such column.
-    UserError where it is no list of texts."""
-    value = None if column is None else cells.parsed(cells.value_of(row, column))
-    if column is None or value is None or value == "":
+def options_of(row: Row, column: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(options, their labels if they have any) in one column; none where the cell is empty or not there. UserError
+    where it is no list of texts."""
+    value = cells.parsed(cells.value_of(row, column))
+    if value is None or value == "":
         return (), ()
     labels: list[Cell] = []
     if isinstance(value, dict):

@@ -11,28 +11,26 @@ A row of `clinic-a/train.jsonl.gz`, of which `examples.py` has the other forms:
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.rng import derive
-from llm_fed.rows import Row, declared, file_rows, formats, hub_data, layout, part_rows, rows_at_hand
+from llm_fed.rows import declared, file_rows, formats, hub_data, layout, part_rows
 from llm_fed.rows.layout import FolderLayout, Part, natural_order, split_of
 from llm_fed.settings import paths
 from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import ALL, Collected
-from llm_fed.tasks.common import ClientData, Example, TaskData
+from llm_fed.tasks.common import ClientData, Example, Item, TaskData
 from llm_fed.tasks.examples import Scheme
 
 METRIC = "rouge1"
-Item = TypeVar("Item")
 # Reads the rows of a task as Examples of a kind of scheme: `from_files`, or `given.collect` of an object.
 Collect: TypeAlias = Callable[[TaskConfig, type[Scheme]], Collected]
 log = logging.getLogger(__name__)
@@ -77,7 +75,7 @@ def plan_of(path: Path, wanted: ColumnsConfig) -> tuple[Path, FolderLayout]:
     plan = replace(plan, features=features)
     if not plan.parts:
         held = f"; it holds {', '.join(plan.unused[:5])}" if plan.unused else ""
-        raise UserError(f"{path} holds no client folder and no file of examples ({formats.SUFFIXES}){held}")
+        raise UserError(f"{path} holds no client folder and no file of examples ({formats.supported()}){held}")
     return path, plan
 
 
@@ -119,21 +117,6 @@ def read_file(path: Path, config: TaskConfig) -> tuple[Example, ...]:
     return tuple(data.train)
 
 
-def by_column(rows: Mapping[str, Sequence[Row]], config: TaskConfig, where: str) -> dict[str, ClientData]:
-    """Rows by split -> clients by their client column; without one, a client "all" for a partition."""
-    collected = Collected(config, where)
-    for split, part in rows.items():
-        if part:
-            collected.add(None, split_of(split) or split, [rows_at_hand(f"{where}, {split} split", part)])
-    return collected.clients()
-
-
-def split_rows(folder: Path) -> dict[str, list[Row]]:
-    """The rows of the split files in a folder, by split; UserError for a file or row that cannot be read."""
-    parts = layout.plan(listing(folder), str(folder), joined=True).parts
-    return {part.split: [row for name in part.files for row in file_rows(folder / name).good()] for part in parts}
-
-
 def _add_hub(collected: Collected, hub: str) -> None:
     splits = hub_data(hub)
     for name, part in splits.items():
@@ -161,9 +144,18 @@ def chosen(config: TaskConfig, known: Sequence[str]) -> Sequence[str]:
     return [require("task.groups", name, known) for name in config.groups or ()] or known
 
 
-def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str] = str) -> list[ClientData]:
-    """The clients of `task.path`, a folder for each, such as `example`: those of `task.groups`, else all in natural
-    order. `rename` makes a client's id of a folder's name."""
+def clients_of(
+    config: TaskConfig,
+    known: Sequence[str],
+    from_hub: Callable[[str], ClientData],
+    columns: ColumnsConfig | None = None,
+    rename: Callable[[str], str] = str,
+) -> list[ClientData]:
+    """The clients of published data: those of `task.groups`, else all that are `known` on the Hub, or those of
+    `task.path`, a folder for each, in natural order. `rename` makes a client's id of a folder's name."""
+    if config.path is None:
+        return [from_hub(name) for name in chosen(config, known)]
+    config = replace(config, columns=columns) if columns else config
     path = local_folder(config)
     folders: dict[str, Path] = {}
     for folder in sorted(path.iterdir(), key=lambda each: natural_order(each.name)):
@@ -174,8 +166,12 @@ def local_clients(config: TaskConfig, example: str, rename: Callable[[str], str]
             raise UserError(f"{path} has two folders for the client {name!r}; keep one")
         folders[name] = folder
     if not folders:
-        raise UserError(f"{path} holds no client folder such as {example}")
+        raise UserError(f"{path} holds no client folder such as {known[0]}")
     return [read_client(folders[name], name, config) for name in chosen(config, list(folders))]
+
+
+def of_clients(name: str, metric: str, clients: Sequence[ClientData]) -> TaskData:
+    return TaskData(name, metric, {client.client: client for client in clients})
 
 
 def draw(items: Sequence[Item], count: int, seed: int, *what: str) -> list[Item]:
@@ -187,11 +183,10 @@ def draw(items: Sequence[Item], count: int, seed: int, *what: str) -> list[Item]
 
 
 def change(client: ClientData, to: Callable[[Example], Example]) -> ClientData:
-    splits = ("train", "validation", "test")
-    return dataclasses.replace(client, **{split: tuple(map(to, getattr(client, split))) for split in splits})
+    return replace(client, **{split: tuple(map(to, examples)) for split, examples in client.splits.items()})
 
 
 def reduce(client: ClientData, sizes: dict[str, int], seed: int, *what: str) -> ClientData:
     """The client with at most so many examples in the splits that `sizes` names (`draw`)."""
-    drawn = {split: tuple(draw(getattr(client, split), n, seed, *what, split)) for split, n in sizes.items()}
-    return dataclasses.replace(client, **drawn)
+    drawn = {split: tuple(draw(client.splits[split], n, seed, *what, split)) for split, n in sizes.items()}
+    return replace(client, **drawn)

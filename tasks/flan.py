@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from functools import partial
 
 from llm_fed.rows import hub_rows, rows_at_hand
 from llm_fed.settings.config import TaskConfig
 from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
-from llm_fed.tasks.files import change, draw, local_clients
+from llm_fed.tasks.files import change, clients_of, draw, of_clients
 
 METRIC = "rouge1"
 HUB_ID = "Muennighoff/flan"
@@ -35,11 +36,10 @@ DRAWS = {  # task.name -> its Flan tasks, and how many rows of each
 
 
 def load(config: TaskConfig, seed: int) -> TaskData:
-    if config.path is None:
-        clients = [_from_hub(task, config, seed) for task in config.groups or DRAWS[config.name][0]]
-    else:
-        clients = local_clients(config, f"client0_{TASKS[0]}", lambda folder: re.sub(r"^client\d+_", "", folder))
-    return TaskData(config.name, METRIC, {client.client: change(client, _with_options) for client in clients})
+    known = config.groups or DRAWS[config.name][0]  # any task of Flan can be chosen
+    from_hub = partial(_from_hub, config=config, seed=seed)
+    clients = clients_of(config, known, from_hub, rename=lambda folder: re.sub(r"^client\d+_", "", folder))
+    return of_clients(config.name, METRIC, [change(client, _with_options) for client in clients])
 
 
 def _from_hub(task: str, config: TaskConfig, seed: int) -> ClientData:

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import Source, file_rows, hub_data, part_rows
-from llm_fed.settings import paths
 from llm_fed.settings.config import NUMBER, ColumnsConfig, TaskConfig
 from llm_fed.tasks.collected import ALL, Collected
 from llm_fed.tasks.common import TaskData
+from llm_fed.tasks.files import local_folder
 from llm_fed.tasks.labelled import CLASSIFICATION, KIND, REGRESSION, LabelScheme, NumberScheme
 
 HUB_ID = "nyu-mll/glue"
@@ -58,8 +57,8 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     part = PARTS[config.name]
     if config.labels is not None:
         raise UserError(f"task.labels: the labels of {config.name} are {', '.join(part.labels)}; leave it out")
-    roles: dict[str, Any] = dict(zip(("prompt", "input"), part.texts, strict=False))
-    columns = ColumnsConfig(**roles, answer="label")
+    first, *second = part.texts
+    columns = ColumnsConfig(prompt=first, input=next(iter(second), None), answer="label")
     scheme = NumberScheme if part.labels == (NUMBER,) else LabelScheme
     collected = Collected(replace(config, columns=columns), config.path or HUB_ID, scheme=scheme)
     for split, sources in _sources(config, part).items():
@@ -77,12 +76,8 @@ def _sources(config: TaskConfig, part: GluePart) -> Mapping[str, list[Source]]:
         if missing := [name for name in wanted.values() if name not in data]:
             raise UserError(f"the Hub data set {HUB_ID} ({folder}) has no split {missing[0]}, but {', '.join(data)}")
         return {split: [part_rows(f"{HUB_ID} ({folder}, {name})", data[name])] for split, name in wanted.items()}
-    path = paths.local("task.path", config.path)
+    path = local_folder(config)
     path = path / folder if (path / folder).is_dir() else path
-    if not path.is_dir():
-        raise UserError(
-            f"task.path={config.path!r} is not a folder; without task.path, {config.name} comes from the Hub"
-        )
     return {split: _files(path, name, config.name) for split, name in wanted.items()}
 
 

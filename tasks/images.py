@@ -27,7 +27,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -155,15 +155,20 @@ def of_gallery(
     if config.partition.kind == "natural":
         names = kept(names, config, seed)
     wanted = set(names)
-    rows = np.array(
-        [i for i, owner in enumerate(owners) if owner in wanted and gallery.labels[i] < len(classes)], np.int64
-    )
+    taking_part = np.array([owner in wanted for owner in owners], bool)
+    rows = np.flatnonzero(taking_part & (gallery.labels < len(classes)))
     if only is not None:
-        rows = _draw(rows[[gallery.splits[i] == "train" for i in rows]], only, seed, gallery.where)
+        rows = rows[[gallery.splits[row] == "train" for row in rows.tolist()]]
+        if only > len(rows):
+            raise UserError(
+                f"task.server.examples={only}, but {gallery.where} has {len(rows)} training pictures; lower it"
+            )
+        drawn = np.random.default_rng(derive(seed, "server", "pictures")).choice(rows, only, replace=False)
+        rows = np.sort(drawn)
     return TaskData(config.name, METRIC, _clients(gallery, rows, names, owners, config.image_size), classes)
 
 
-def _owner(name: Any) -> str:
+def _owner(name: str | float) -> str:
     """A client's id: its name, or its number, also where a column with gaps has made a fraction of that."""
     return folder_name(str(int(name) if isinstance(name, float) and name.is_integer() else name))
 
@@ -221,12 +226,6 @@ def _from_datasets(data: Mapping[str, Dataset], source: ImageDataset, where: str
     if not any(split == "train" and len(part) for split, part in parts):
         raise UserError(f"{where} has no training pictures; its splits are {', '.join(data)}")
     return read_dataset(parts, source.columns, where)
-
-
-def _draw(rows: np.ndarray, count: int, seed: int, where: str) -> np.ndarray:
-    if count > len(rows):
-        raise UserError(f"task.server.examples={count}, but {where} has {len(rows)} training pictures; lower it")
-    return np.sort(np.random.default_rng(derive(seed, "server", "pictures")).choice(rows, count, replace=False))
 
 
 def _clients(

@@ -7,7 +7,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from llm_fed.basics.rng import derive
 from llm_fed.rows.layout import natural_order
 from llm_fed.settings import check_fields
 from llm_fed.settings.config import PartitionConfig, TaskConfig
-from llm_fed.tasks.common import ClientData, Item, select
+from llm_fed.tasks.common import ClientData, Example, Item, Picture, select
 from llm_fed.tasks.splits import ByContent
 
 SPLITS = ("train", "validation", "test")
@@ -60,9 +59,7 @@ def partition(
         return make(clients, config, seed, tested)
     pooled = {name: dataclasses.replace(c, train=c.train + c.test, test=()) for name, c in clients.items()}
     made = list(make(pooled, config, seed, tested).values())
-    after = dataclasses.replace(
-        rule or ByContent(seed), server=False
-    )  # which has its own, but for rows that have moved
+    after = dataclasses.replace(rule or ByContent(seed), server=False)  # it has its own, but for rows that have moved
     divided = after.hold_out(made, "test", config.test, beside)
     return {client.client: client for client in divided}
 
@@ -92,8 +89,7 @@ def _iid(clients: dict[str, ClientData], config: PartitionConfig, seed: int, tes
 
 def _shards(whole: ClientData, prefix: str, count: int, seed: int, tested: bool, what: str) -> list[ClientData]:
     """`count` clients with equal shares (up to one example) of each split of `whole`."""
-    splits = {split: getattr(whole, split) for split in SPLITS}
-    sizes = {split: len(examples) for split, examples in splits.items() if examples}
+    sizes = {split: len(examples) for split, examples in whole.splits.items() if examples}
     # Without a test split, one will be held out of each tested client's training examples: it needs two of them.
     halved = tested and not whole.test
     most = min((size // 2 if halved and split == "train" else size for split, size in sizes.items()), default=0)
@@ -103,8 +99,8 @@ def _shards(whole: ClientData, prefix: str, count: int, seed: int, tested: bool,
             f"task.partition.clients={count}, but {what} has {counts} examples, enough for {most}; "
             "lower task.partition.clients"
         )
-    parts: dict[str, list[Sequence[Any]]] = {}
-    for split, examples in splits.items():
+    parts: dict[str, list[Sequence[Example | Picture]]] = {}
+    for split, examples in whole.splits.items():
         order = np.random.default_rng(derive(seed, "partition", whole.client, split)).permutation(len(examples))
         parts[split] = [select(examples, part.tolist()) for part in np.array_split(order, count)]
     return [
@@ -163,7 +159,7 @@ def _by_label(
     }
 
 
-def _interleaved(pool: list[tuple[str, Any]], seed: int) -> list[tuple[str, Any]]:
+def _interleaved(pool: list[tuple[str, Example | Picture]], seed: int) -> list[tuple[str, Example | Picture]]:
     """The pool in an order where, within each label, the splits are spread evenly: where a label's examples are cut, as
     they are ordered, into one stretch per client, every stretch then holds train, validation and test as the whole
     does."""
@@ -182,8 +178,8 @@ def _count(config: PartitionConfig) -> int:
     return config.clients
 
 
-def _pooled(clients: dict[str, ClientData], split: str) -> Sequence[Any]:
-    parts = [getattr(client, split) for client in clients.values()]
+def _pooled(clients: dict[str, ClientData], split: str) -> Sequence[Example | Picture]:
+    parts = [client.splits[split] for client in clients.values()]
     return parts[0] if len(parts) == 1 else tuple(chain.from_iterable(parts))
 
 

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import listed
 from llm_fed.tasks import common
-from llm_fed.tasks.common import ClientData
+from llm_fed.tasks.common import ClientData, Example, Picture
 
 TRAINING, VALIDATION, TEST = 1, 2, 4
 SERVER = 8  # trained on by the server
@@ -48,11 +49,10 @@ class Record:
     @classmethod
     def of(cls, clients: Sequence[ClientData]) -> Record:
         """The rows of natural clients, all in the data and in no split yet."""
-        items = [item for each in clients for part in (each.train, each.validation, each.test) for item in part]
+        items = [item for each in clients for part in each.splits.values() for item in part]
         digests, checksum = common.digests(items), 0
         for item, digest in zip(items, digests.tolist(), strict=True):
-            is_text = isinstance(item, common.Example)
-            written = dataclasses.replace(item, group="") if is_text else getattr(item, "label", "")
+            written = dataclasses.replace(item, group="") if isinstance(item, Example) else item.label
             checksum = zlib.crc32(f"{digest} {written}".encode("utf-8", "surrogatepass"), checksum)
         names = tuple(client.client for client in clients)
         return cls(checksum, digests, np.full(len(digests), HERE, np.uint8), names)
@@ -88,7 +88,7 @@ class Record:
         splits = self.splits[order] & _SPLITS
         return known, np.bitwise_or.reduceat(splits, starts) if len(starts) else splits
 
-    def trained(self, *parts: Sequence[Any]) -> int:
+    def trained(self, *parts: Sequence[Example | Picture]) -> int:
         """How many of these examples say what one says that was trained on."""
         return sum(int((self.splits_of(common.digests(items)) & (TRAINING | SERVER) > 0).sum()) for items in parts)
 
@@ -126,9 +126,12 @@ class Record:
             (*earlier.changes, *([Change(round, changed)] if changed else [])),
         )
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Json]:
         """The record as `from_json` reads it: 9 bytes a row."""
-        packed = {key: _text(getattr(self, key).astype(kind)) for key, kind in _ARRAYS.items()}
+        packed = {}
+        for key, array in (("digests", self.digests), ("splits", self.splits)):
+            data = array.astype(_ARRAYS[key]).tobytes()
+            packed[key] = base64.b64encode(zlib.compress(data, 1)).decode()
         changes = [change._asdict() for change in self.changes]
         return {"written": self.checksum, **packed, "clients": list(self.clients), "changes": changes}
 
@@ -169,10 +172,6 @@ def _difference(now: np.ndarray, before: np.ndarray) -> str:
 
 _ARRAYS = {"digests": "<u8", "splits": "u1"}
 _MOST_BYTES = 2**30  # of one of these; a few bytes may unpack to any number
-
-
-def _text(array: np.ndarray) -> str:
-    return base64.b64encode(zlib.compress(array.tobytes(), 1)).decode()
 
 
 def _array(text: str, kind: str) -> np.ndarray:

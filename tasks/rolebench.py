@@ -16,15 +16,17 @@ draws 50 of 100 roles, which is `rolebench-100`. ROUGE takes each Chinese charac
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
-from llm_fed.rows import hub_rows
+from llm_fed.rows import file_rows, hub_rows, layout, rows_at_hand
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
+from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
-from llm_fed.tasks.files import by_column, local_folder, split_rows
+from llm_fed.tasks.files import listing, local_folder, of_clients
 
 METRIC = "rougeL"
 HUB_ID = "ZenMoore/RoleBench"
@@ -42,22 +44,25 @@ def load(config: TaskConfig, seed: int) -> TaskData:
         where, rows = HUB_ID, hub_rows(HUB_ID, data_files=files)
     else:
         path = local_folder(config)
-        where, rows = str(path), split_rows(path)
+        parts = layout.plan(listing(path), str(path), joined=True).parts
+        where = str(path)
+        rows = {part.split: [row for name in part.files for row in file_rows(path / name).good()] for part in parts}
         if not {"train", "test"} <= set(rows):
             raise UserError(f"{path} lacks a train or a test file; {config.name} needs both, e.g. train.jsonl.gz")
-    rows = {split: [row for row in part if row.values.get("kind", KIND) == KIND] for split, part in rows.items()}
-    roles = list(by_column(rows, dataclasses.replace(config, columns=COLUMNS), where).values())
+    collected = Collected(dataclasses.replace(config, columns=COLUMNS), where)
+    for split, part in rows.items():
+        if own := [row for row in part if row.values.get("kind", KIND) == KIND]:
+            collected.add(None, split, [rows_at_hand(f"{where}, {split} split", own)])
+    roles = list(collected.clients().values())
     order = np.random.default_rng(derive(seed, "rolebench", "roles")).permutation(len(roles))
-    clients = (_half(roles[i], seed) for i in order.tolist())
-    return TaskData(config.name, METRIC, {client.client: client for client in clients})
+    return of_clients(config.name, METRIC, [_half(roles[i], seed) for i in order.tolist()])
 
 
 def _half(role: ClientData, seed: int) -> ClientData:
-    def half(split: str) -> tuple[Example, ...]:
-        examples = getattr(role, split)
+    def half(split: str, examples: Sequence[Example]) -> tuple[Example, ...]:
         count = max(0, min(max(round(SHARE * len(examples)), 1), len(examples) - 1))
         rng = np.random.default_rng(derive(seed, f"half of {split}", role.client))
         out = {*rng.choice(len(examples), count, replace=False).tolist()}
         return tuple(example for index, example in enumerate(examples) if index not in out)
 
-    return dataclasses.replace(role, train=half("train"), test=half("test"))
+    return dataclasses.replace(role, train=half("train", role.train), test=half("test", role.test))

@@ -6,10 +6,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
 from llm_fed.settings.config import ServerConfig
 from llm_fed.tasks import common
-from llm_fed.tasks.common import ClientData, where
+from llm_fed.tasks.common import ClientData, Example, Picture, where
 from llm_fed.tasks.record import SERVER, TEST, TRAINING, VALIDATION, Record
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,7 @@ class ByContent:
         contents, numbers = np.unique(np.concatenate(rows), return_inverse=True)
         draws = common.drawn(contents, derive(self.seed, split))
         out, kept = self._fixed(contents, split, beside)
-        chosen = out | (common.below(draws, share) & ~kept)
+        chosen = out | ((draws < np.uint64(share * common.WHOLE)) & ~kept)
         if share:
             _both_sides(chosen, draws, ~(out | kept), np.repeat(np.arange(len(rows)), sizes), numbers)
         masks = np.split(chosen[numbers], np.cumsum(sizes)[:-1])
@@ -63,7 +62,7 @@ class ByContent:
             for client, own in zip(clients, masks, strict=True)
         ]
 
-    def draw(self, pools: Sequence[Sequence[Any]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
+    def draw(self, pools: Sequence[Sequence[Example | Picture]], count: int, seeds: Sequence[int]) -> list[np.ndarray]:
         """All that the server had in a run that knows them, and then those whose hash comes first; an example takes all
         that are equal to it along, whose pool they are in. What the run knows as tested is not taken, so that there may
         be fewer."""
@@ -98,11 +97,10 @@ class ByContent:
         return out, kept | ((known > 0) & ~out)
 
     def given(self, clients: dict[str, ClientData], pooled: bool) -> dict[str, ClientData]:
-        """The clients with the splits that their data bring, where a row that a run knows from another split than that
-        in which it now stands is back in that one; one that was on both sides stays. `pooled`: training and test
-        examples become one pool afterwards."""
-        if self.known is None:
-            return clients
+        """The clients with the splits that their data bring, where a row that the run (`known`) knows from another
+        split than that in which it now stands is back in that one; one that was on both sides stays. `pooled`: training
+        and test examples become one pool afterwards."""
+        assert self.known is not None
         tested = not pooled and any(client.test for client in clients.values())
         moved: Counter[tuple[str, str]] = Counter()
         restored = {name: self._back(client, self.known, tested, moved) for name, client in clients.items()}
@@ -120,7 +118,7 @@ class ByContent:
         open_bits = TRAINING | (0 if client.validation else VALIDATION) | (0 if tested else TEST)
         targets = {}
         for split, bit in BITS.items():
-            was = known.splits_of(common.digests(getattr(client, split)))
+            was = known.splits_of(common.digests(client.splits[split]))
             fits = (open_bits if bit & open_bits else bit) | (SERVER if self.server and split == "test" else 0)
             target = targets[split] = np.full(len(was), bit)
             for other in ("validation", "test", "train"):  # the last counts most
@@ -132,7 +130,7 @@ class ByContent:
             return client
         return dataclasses.replace(client, **{
             split: tuple(chain.from_iterable(
-                where(getattr(client, source), target == bit)
+                where(client.splits[source], target == bit)
                 for source, target in sorted(targets.items(), key=lambda each: each[0] != split)
             ))
             for split, bit in BITS.items()
@@ -191,7 +189,7 @@ def in_domain(
         _check(count, everything, "the task's test split")
         (mask,) = rule.draw([everything], count, [derive(seed, NAME)])
         taken = dict(zip(tests, np.split(mask, np.cumsum([len(test) for test in tests.values()])[:-1]), strict=True))
-    left = {name: tuple(where(test, ~taken[name])) for name, test in tests.items()}
+    left = {name: where(test, ~taken[name]) for name, test in tests.items()}
     train = tuple(example for name, test in tests.items() for example in where(test, taken[name]))
     own_test: tuple = ()
     if config.test:
@@ -215,6 +213,6 @@ def out_of_domain(
     return dataclasses.replace(server, train=tuple(pool))
 
 
-def _check(count: int, pool: Sequence[Any], where: str) -> None:
+def _check(count: int, pool: Sized, where: str) -> None:
     if count > len(pool):
         raise UserError(f"task.server.examples={count}, but there are {len(pool)} to take from {where}; lower it")

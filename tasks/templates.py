@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from llm_fed.basics.errors import UserError, lookup
 from llm_fed.tasks.chat import ChatTemplate, answering
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # LLaMA-3.2's chat template writes today's date unless it is given one; a run must not depend on the day.
 DATE = "26 Jul 2024"
 BARE = Template("{prompt}", "{prompt}")  # around an empty prompt, whose answer is a text that is learned as it stands
-Prompt = str | Sequence[Turn] | Sequence[Mapping[str, str]]  # a text, or the messages of a conversation
+Prompt = str | Sequence[Turn | Mapping[str, str]]  # a text, or the messages of a conversation
 
 
 def template_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
@@ -34,7 +34,7 @@ def template_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
             f"task.template=chat, but the tokenizer of {tokenizer.name_or_path!r} has no chat template; "
             "use task.template=alpaca-short, or an instruction-tuned base"
         )
-    return Template(name, _answering(tokenizer.get_chat_template(), tokenizer), DATE)
+    return Template(name, answering(tokenizer.get_chat_template(), tokenizer, DATE), DATE)
 
 
 def encode_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, *, template: str | Template) -> list[int]:
@@ -147,11 +147,6 @@ def _filled(template: Template, tokenizer: PreTrainedTokenizerBase) -> ChatTempl
     return TextTemplate(template, tokenizer) if template.date is None else ChatTemplate(template, tokenizer)
 
 
-@lru_cache(maxsize=4)
-def _answering(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    return answering(text, tokenizer, DATE)
-
-
 def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """The ids that the tokenizer puts before every text, and behind it."""
     bare, full = (list(tokenizer("a", add_special_tokens=add)["input_ids"]) for add in (False, True))
@@ -162,5 +157,4 @@ def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 def as_turns(prompt: Prompt) -> list[Turn]:
     if isinstance(prompt, str):
         return [Turn("user", prompt)]
-    messages: Sequence[Any] = prompt
-    return [each if isinstance(each, Turn) else Turn(each["role"], each["content"]) for each in messages]
+    return [Turn(each["role"], each["content"]) if isinstance(each, Mapping) else each for each in prompt]

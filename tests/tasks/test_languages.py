@@ -8,7 +8,7 @@ from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.scoring.scores import score
 from llm_fed.settings.config import TaskConfig
-from llm_fed.tasks import xnli, xquad
+from llm_fed.tasks import languages
 from llm_fed.tasks.common import Example
 
 
@@ -56,7 +56,7 @@ def test_xquad_from_the_hub_is_split_by_text(hub_xquad):
 
 
 def test_xquad_of_all_languages(hub_xquad):
-    assert tuple(tasks.load(TaskConfig(name="xquad"), 0).clients) == xquad.LANGUAGES
+    assert tuple(tasks.load(TaskConfig(name="xquad"), 0).clients) == languages.XQUAD_LANGUAGES
     with pytest.raises(UserError, match="task.groups='eng' is unknown .the closest is 'en'"):
         tasks.load(TaskConfig(name="xquad", groups=("eng",)), 0)
 
@@ -97,7 +97,7 @@ def test_xnli_from_the_hub(monkeypatch):
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     data = tasks.load(TaskConfig(name="xnli", validation=0.0), 0)
-    assert (data.metric, tuple(data.clients)) == ("exact_match", xnli.LANGUAGES)
+    assert (data.metric, tuple(data.clients)) == ("exact_match", languages.XNLI_LANGUAGES)
     assert asked[:2] == [("ar", "train[:10000]"), ("ar", "test")]
     ar, zh = data.clients["ar"], data.clients["zh"]
     assert (len(set(numbers(ar, "train"))), len(set(numbers(ar, "test")))) == (300, 200)
@@ -114,8 +114,8 @@ def test_xnli_from_a_folder_with_labels_as_numbers_or_words(tmp_path, caplog):
         "train0": ("entailment",), "train1": ("neutral",), "train2": ("contradiction",),
         "test0": ("neutral",), "test1": ("entailment",), "test2": ("contradiction",),
     }  # fmt: skip
-    assert client.test[0].options == xnli.LABELS
-    assert client.test[0].prompt.endswith(f" .\n\nNobody.\n\n{xnli.QUESTION}")
+    assert client.test[0].options == languages.LABELS
+    assert client.test[0].prompt.endswith(f" .\n\nNobody.\n\n{languages.QUESTION}")
     assert "xnli train: all 3 examples are taken, fewer than the 300 wanted" in caplog.text
     write(tmp_path / "es" / "test.jsonl", sentences("es", "test", 1, (-1,)))
     with pytest.raises(UserError, match="label '-1' of 'es number test0 .* is none of 0, 1, 2, entailment"):

@@ -6,9 +6,10 @@ from transformers import PreTrainedTokenizerFast
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
+from llm_fed.kinds.encoding import Encoder
 from llm_fed.settings.config import TaskConfig
-from llm_fed.tasks.common import TEMPLATES, Encoded, Example, fitting
-from llm_fed.tasks.templates import encode_continuation, encode_prompt, encoded
+from llm_fed.tasks.common import TEMPLATES, Encoded, Example
+from llm_fed.tasks.templates import encode_continuation, encode_prompt
 
 CHAT = "{% for m in messages %}<s>{{ m.content }}|{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
 
@@ -19,7 +20,8 @@ CHAT = "{% for m in messages %}<s>{{ m.content }}|{% endfor %}{% if add_generati
 def encode(
     example: Example, tokenizer: PreTrainedTokenizerFast, *, template: str, max_length: int, loss_on: str
 ) -> Encoded | None:
-    return fitting(encoded(example, tokenizer, template), max_length, loss_on, "skip")
+    config = TaskConfig(template=template, max_length=max_length, loss_on=loss_on)
+    return next(iter(Encoder(tokenizer, config).training("a", "training", [example])))
 
 
 @pytest.mark.parametrize("around, bos", [("$A", False), ("<s> $A", True), ("<s> $A </s>", True)])
