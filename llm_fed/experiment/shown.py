@@ -105,9 +105,8 @@ def shown(config: Config, folder: Path, most: int, *, fresh: bool = False) -> Sh
     tokenizer, stops, rows = read_tokenizer(config.base)
     template = template_of(config.task.template, tokenizer)
     ends = sorted({*stops, *filled(template, tokenizer).ends})
-    encoder = Encoder(tokenizer, config.task, template, rows, objective=config.objective)
+    texts = Texts(tokenizer, config, template, rows)
     parties = dict(data.clients) | ({"server": data.server} if data.server else {})
-    texts = Texts(encoder, config)
     examples: list[ShownExample] = []
     counts: dict[str, list[int]] = {split: [] for split in SPLITS}
     for client, given in parties.items():
@@ -118,10 +117,10 @@ def shown(config: Config, folder: Path, most: int, *, fresh: bool = False) -> Sh
                 counts[split].append(len(items))
             for item, example in zip(items[:most], getattr(items, "examples", ()), strict=False):
                 for name, each in _each(split, item):
-                    ids, target = _parts(each, encoder, example)
+                    ids, target = _parts(each, texts, example)
                     examples.append(ShownExample(client, name, str(tokenizer.decode(ids)), ids, target, ends))
     numbers = {split: CountSummary.of(each) for split, each in counts.items()}
-    return ShownData(examples, numbers, dict(encoder.skipped), encoder.note(), tokenizer)
+    return ShownData(examples, numbers, dict(texts.skipped), texts.note(), tokenizer)
 
 
 def _each(split: str, item: Any) -> list[tuple[str, Any]]:

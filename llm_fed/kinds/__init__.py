@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from typing import Any
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
@@ -27,24 +26,21 @@ _MODULES = "llm_fed.kinds.modules:Modules"  # of a user's own, which only an obj
 def of(config: BaseConfig, usual: str) -> type[Kind]:
     """The kind that `base.kind` names, else the `usual` one of the task (`base_kind`). UserError: there is no such
     kind."""
+    name = config.kind or usual
+    path = KINDS.get(name, "")
     if objects.is_object(config.name):
         given = objects.find("base.name", config.name)
         if isinstance(given, Kind):
             return type(given)
-        return _loaded(KINDS["language"] if isinstance(given, tuple) else _MODULES)
-    name = config.kind or usual
-    if name in KINDS:
-        found: Any = _loaded(KINDS[name])
+        path = KINDS["language"] if isinstance(given, tuple) else _MODULES
+    module, _, attribute = path.partition(":")
+    if path:
+        found = getattr(importlib.import_module(module), attribute)
     else:
         found = plugins.find("base.kind", name, plugins.KINDS, KINDS)
     if not (isinstance(found, type) and issubclass(found, Kind)):
         raise UserError(f"base.kind={name!r} is {found!r:.60}; it must be a class that derives from llm_fed.kinds.Kind")
     return found
-
-
-def _loaded(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def chosen(config: Config) -> type[Kind]:

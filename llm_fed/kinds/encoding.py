@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar, overload
 
 from transformers import PreTrainedTokenizerBase
 
-from llm_fed.basics.errors import UserError, one_line
+from llm_fed.basics.errors import UserError, lookup, one_line
 from llm_fed.kinds.kind import in_scored_order
 from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
@@ -22,7 +22,7 @@ from llm_fed.models.loading import check_rows
 from llm_fed.settings.config import Config, TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks import preferences
-from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, Example, Judged, Template, fitting, select, text_of
+from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, Example, Judged, Template, select, text_of
 from llm_fed.tasks.control import THINK, answer_of, reasoning, without_surrogates
 from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, encoded, template_of
 
@@ -44,19 +44,16 @@ class Length(NamedTuple):
 
 
 class Encoder:
-    """Encodes the examples of all clients of a task.
+    """Encodes the examples of all clients of a task. UserError: there is no such template; later: an example cannot
+    fill it, or has a token without an embedding.
 
     Args:
         template: instead of the one that `task.template` names.
         rows: of the base's embedding, if they are known.
         room: how many tokens may be answered to a prompt of so many, where answers are texts.
-        objective: which loss the examples are for.
 
     Attributes:
         skipped: how many examples of each split were longer than `task.max_length` tokens.
-
-    Raises:
-        UserError: there is no such template. Later: an example cannot fill it, or has a token without an embedding.
     """
 
     def __init__(
@@ -88,7 +85,12 @@ class Encoder:
         """What training sees: prompt and response together. NoneFits: there are examples, at least one is `required`,
         and none fits."""
         self._check(examples)
-        chosen = tuple(example for example in examples if example.answers and self._is_left(example))
+        chosen = []
+        for example in examples:
+            found = self._item(self.objective.name, example) if example.answers else None
+            same = isinstance(found, AnswerPair) and found.chosen.input_ids == found.rejected.input_ids
+            if found is not None and not same:  # two answers that are cut may be the same
+                chosen.append(example)
         if required:
             self._count(client, split, len(examples), len(chosen))
         return Encodings(chosen, self._train)
@@ -117,10 +119,8 @@ class Encoder:
         return Encodings(select(examples, indices), lambda own, index: self._queried(own[index]), lengths)
 
     def cut(self, queries: Sequence[Query]) -> list[int]:
-        """The tokens of the right answers to `queries`, of those that are longer than the model may answer.
-
-        An example with several right answers counts with the shortest.
-        """
+        """The tokens of the right answers to `queries`, of those that are longer than the model may answer; of several
+        right answers to one the shortest."""
         if self._room is None or not isinstance(queries, Encodings):
             return []
         found = []
@@ -148,7 +148,7 @@ class Encoder:
         """What training sees of an example of which something is left to learn; of a judged answer beside that of the
         example before it."""
         item, before = self._trained(examples[index]), None
-        assert item is not None  # see `_is_left`
+        assert item is not None  # see `training`
         if isinstance(item, Judged):
             before = self._trained(examples[index - 1])
         return beside(item, before.text, self.task.max_length) if isinstance(before, Judged) else item
@@ -210,12 +210,13 @@ class Encoder:
         pair = self._item("dpo", example) if example.rejected else None
         if example.desirable is not None and self.objective.name == "kto":
             pair = self._item("kto", example)
-        answers = tuple(map(_reference, example.answers))
+        plain = map(without_surrogates, example.answers)
+        answers = tuple(answer[reasoning(answer) :] or answer for answer in plain)
         if found is not None and (example.fields or (reasoning(first := example.answers[0]) and THINK not in first)):
             # What the template makes of it, as it is to be generated: calls of tools, and reasoning that lacks its tag.
             text = str(self.tokenizer.decode(found.answer, skip_special_tokens=True))
             answers = (answer_of(text).strip(), *answers[1:])
-        as_trained = pair if self.objective.preferences else found and self._fitting(found)
+        as_trained = pair if self.objective.preferences else found and self._fit(example)
         return Query(prompt, answers, options, right, as_trained, pair)
 
     def _item(self, loss: str, example: Example) -> Trained | None:
@@ -228,18 +229,20 @@ class Encoder:
         other = self._fit(preferences.rejected(example))
         return AnswerPair(one, other) if other and any(other.target) and any(one.target) else None
 
-    def _is_left(self, example: Example) -> bool:
-        """Whether something is left to learn of an example that is cut; two answers may be the same then."""
-        found = self._item(self.objective.name, example)
-        same = isinstance(found, AnswerPair) and found.chosen.input_ids == found.rejected.input_ids
-        return found is not None and not same
-
     def _fit(self, example: Example) -> Encoded | None:
-        found = self._fitting(self.encoded(example))
-        return replace(found, extra=dict(example.extra)) if found and example.extra else found
-
-    def _fitting(self, found: Encoded) -> Encoded | None:
-        return fitting(found, self.task.max_length, self.task.loss_on, self.task.too_long)
+        """Tokens as the task's settings want them; None where they are skipped, or where no target is left."""
+        found, most = self.encoded(example), self.task.max_length
+        if example.extra:
+            found = replace(found, extra=dict(example.extra))
+        if len(found.input_ids) > most:
+            cuts = {"skip": slice(0), "cut-end": slice(most), "cut-start": slice(-most, None)}
+            kept = cuts[self.task.too_long]
+            found = replace(found, input_ids=found.input_ids[kept], target=[False, *found.target[kept][1:]])
+            if not any(found.target):
+                return None
+        if lookup("task.loss_on", self.task.loss_on, {"response": False, "all": True}):
+            return replace(found, target=[False] + [True] * (len(found.input_ids) - 1))
+        return found
 
 
 def beside(item: Judged, other: Encoded, max_length: int) -> Judged:
@@ -251,12 +254,7 @@ def beside(item: Judged, other: Encoded, max_length: int) -> Judged:
 
 
 class Encodings(Sequence[Item], Generic[Item]):
-    """What an encoder makes of some examples, each when it is looked at.
-
-    Attributes:
-        examples: of which it is made.
-        lengths: theirs, where they are needed.
-    """
+    """What an encoder makes of some examples, each when it is looked at; with their lengths, where they are needed."""
 
     def __init__(
         self,
@@ -287,36 +285,39 @@ class Encodings(Sequence[Item], Generic[Item]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class Texts:
-    """The encoding of a task's texts."""
+class Texts(Encoder):
+    """The encoding of a task's texts; arguments as of `Encoder`."""
 
-    def __init__(self, encoder: Encoder, config: Config):
-        self._encoder, self._config = encoder, config
-        self._ability = _fixed_text(encoder) if config.eval.ability and not config.objective.preferences else ()
-
-    def note(self) -> str:
-        return self._encoder.note()
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        config: Config,
+        template: Template | None,
+        rows: int | None,
+        room: Callable[[int], int] | None = None,
+    ):
+        super().__init__(tokenizer, config.task, template, rows, room, config.objective)
+        self._config = config
+        self._ability = _fixed_text(self) if config.eval.ability and not config.objective.preferences else ()
 
     def data(self, id: str, given: ClientData, data: Data) -> Data:
-        encoder, config, none_fits = self._encoder, self._config, list[str]()
-        before = encoder.skipped.copy()
-        held_out = encoder.training(id, "validation", given.validation, required=False)
+        config, before, none_fits = self._config, self.skipped.copy(), list[str]()
+        held_out = self.training(id, "validation", given.validation, required=False)
         queries: dict[str, Sequence[Query]] = {}
-        for split in ("validation", "test"):
-            examples = in_scored_order(getattr(given, split), given, split, config)
+        for split, own in (("validation", given.validation), ("test", given.test)):
             try:
-                queries[split] = encoder.queries(id, split, examples, config.eval.limit)
+                queries[split] = self.queries(id, split, in_scored_order(own, own, split, config), config.eval.limit)
             except NoneFits as error:
                 queries[split] = ()
                 none_fits.append(str(error))
-        cut = {split: lengths for split, requested in queries.items() if (lengths := encoder.cut(requested))}
+        cut = {split: lengths for split, requested in queries.items() if (lengths := self.cut(requested))}
         train: Sequence[Trained] = ()
         try:
-            train = encoder.training(id, "training", given.train)
+            train = self.training(id, "training", given.train)
         except NoneFits as error:
             none_fits.append(str(error))
         return replace(
-            data, train=train, held_out=held_out, queries=queries, left_out=encoder.skipped - before, cut=cut,
+            data, train=train, held_out=held_out, queries=queries, left_out=self.skipped - before, cut=cut,
             none_fits=tuple(none_fits), ability=self._ability,
         )  # fmt: skip
 
@@ -327,9 +328,3 @@ def _fixed_text(encoder: Encoder) -> Sequence[Query]:
     plain = TaskConfig(template="plain", max_length=ABILITY_TOKENS, too_long="cut-end")
     examples = [Example("", (paragraph,)) for paragraph in text.strip().split("\n\n")]
     return Encoder(encoder.tokenizer, plain, rows=encoder.rows).queries("", "ability", examples)
-
-
-def _reference(answer: str) -> str:
-    """An answer as it is compared with generated ones: without its reasoning."""
-    text = without_surrogates(answer)
-    return text[reasoning(text) :] or text

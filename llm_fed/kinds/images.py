@@ -39,23 +39,17 @@ PATCH = 16  # pixels
 
 @dataclass(kw_only=True)
 class Images(Kind):
-    """An image classifier, and how pixels are made ready for it.
-
-    Attributes:
-        size: height and width of its inputs, in pixels.
-        mean, std: per channel, of pixels in 0-1.
-        pretrained: whether its weights, but for the head, are a checkpoint's.
-    """
+    """An image classifier, and how pixels are made ready for it."""
 
     noun: ClassVar[str] = "image model"
     whole: ClassVar[bool] = True
     augments: ClassVar[bool] = True
     uses: ClassVar[tuple[str, ...]] = ()
 
-    size: int = SIZE
-    mean: tuple[float, ...] = HALF
+    size: int = SIZE  # height and width of its inputs, in pixels
+    mean: tuple[float, ...] = HALF  # per channel, of pixels in 0-1
     std: tuple[float, ...] = HALF
-    pretrained: bool = False
+    pretrained: bool = False  # whether its weights, but for the head, are a checkpoint's
     _made: dict[str | Structure, nn.Module] = field(default_factory=dict, init=False, repr=False)
     _examples: dict[Structure, Pictures] = field(default_factory=dict, init=False, repr=False)
 
@@ -209,18 +203,11 @@ class Images(Kind):
 
 @turns.taken()
 def load_images(config: BaseConfig, labels: tuple[str, ...], device: str, size: int = SIZE) -> Images:
-    """The image model that the configuration names, with a logit for each label.
-
-    Args:
-        size: height and width of the pictures, for architectures that take any.
-
-    A checkpoint's head is replaced where its number of labels differs. Only safetensors is read; no repository's code
-    is run. The model must take `pixel_values` and return logits, as transformers' image classifiers do.
-
-    Raises:
-        UserError: neither an architecture that is built here nor a folder or Hub model, or a setting that is for
-            language models alone.
-    """
+    """The image model that the configuration names, with a logit for each label; `size`: height and width of the
+    pictures, for architectures that take any. A checkpoint's head is replaced where its number of labels differs. Only
+    safetensors is read; no repository's code is run. The model must take `pixel_values` and return logits, as
+    transformers' image classifiers do. UserError: neither an architecture that is built here nor a folder or Hub model,
+    or a setting that is for language models alone."""
     config, _ = settle_dtype(config, device)
     dtype = lookup("base.dtype", config.dtype, DTYPES)
     if config.quantization or config.activation_checkpointing or config.device_map:

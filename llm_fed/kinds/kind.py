@@ -4,13 +4,14 @@ instance of it."""
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Protocol, Self
 
 import numpy as np
 from torch import Tensor, nn
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.capture import Captures
@@ -27,7 +28,8 @@ from llm_fed.models.structure import Structure
 from llm_fed.settings.config import BaseConfig, Config, EvalConfig
 from llm_fed.state import State
 from llm_fed.tasks import common
-from llm_fed.tasks.common import ClientData, Example, TaskData, Template, select, text_of
+from llm_fed.tasks.common import ClientData, Example, Item, Picture, TaskData, Template, select, text_of
+from llm_fed.tasks.templates import Prompt as PromptText
 from llm_fed.tasks.templates import as_turns
 
 Note = Callable[[str], None]
@@ -47,27 +49,19 @@ class Encoding(Protocol):
 
 @dataclass(kw_only=True)
 class Kind(Trainable):
-    """What a run asks of its base. A kind of your own derives from it, and a configuration names it as `base.kind`.
+    """What a run asks of its base. A kind of your own derives from it, and a configuration names it as `base.kind`."""
 
-    Attributes:
-        reads: what metrics may read of its predictions: texts, options, labels or loss (`scoring.scores.Metric`).
-        whole: whether it can be trained whole, without adapters.
-        augments: whether training examples can be shifted and mirrored (`local.augment`).
-        knows: whether the base answers before anything is trained, so that it can be scored; a classifier with a new
-            head cannot.
-        uses: settings of `task` that count beside those that all kinds read.
-        before_data: whether it can be loaded before the task's data are read.
-        captures: of a base that several runs share: the graphs of their training passes.
-    """
-
+    # What metrics may read of its predictions: texts, options, labels or loss (`scoring.scores.Metric`).
     reads: ClassVar[tuple[str, ...]] = ("labels",)
-    whole: ClassVar[bool] = False
-    augments: ClassVar[bool] = False
+    whole: ClassVar[bool] = False  # whether it can be trained whole, without adapters
+    augments: ClassVar[bool] = False  # whether training examples can be shifted and mirrored (`local.augment`)
+    # Whether the base answers before anything is trained, so that it can be scored; with a new head it cannot.
     knows: ClassVar[bool] = False
+    # Settings of `task` that count beside those that all kinds read.
     uses: ClassVar[tuple[str, ...]] = ("template", "loss_on", "max_length", "too_long", "bad_rows")
-    before_data: ClassVar[bool] = False
+    before_data: ClassVar[bool] = False  # whether it can be loaded before the task's data are read
 
-    captures: Captures | None = None
+    captures: Captures | None = None  # of a base that several runs share: the graphs of their training passes
 
     @classmethod
     @abstractmethod
@@ -158,7 +152,7 @@ class Kind(Trainable):
         """How a configuration puts prompts to the base; None where it takes none."""
         return None
 
-    def tokens(self, prompts: Sequence[Any], template: str | Template | None) -> list[list[int]]:
+    def tokens(self, prompts: Sequence[PromptText], template: str | Template | None) -> list[list[int]]:
         """The token ids of prompts. UserError: it takes none."""
         self._cannot("give it what it classifies with `classify`" if self.labels else "it writes no texts")
 
@@ -192,8 +186,8 @@ class AsTheyAre:
     def data(self, id: str, given: ClientData, data: Data) -> Data:
         validation, test = self._encode(given.validation), self._encode(given.test)
         queries = {
-            "validation": in_scored_order(validation, given, "validation", self._config),
-            "test": in_scored_order(test, given, "test", self._config),
+            "validation": in_scored_order(validation, given.validation, "validation", self._config),
+            "test": in_scored_order(test, given.test, "test", self._config),
         }
         return replace(data, train=self._encode(given.train), held_out=validation, queries=queries)
 
@@ -201,10 +195,12 @@ class AsTheyAre:
         return ""
 
 
-def in_scored_order(items: Sequence[Any], given: ClientData, split: str, config: Config) -> Sequence[Any]:
+def in_scored_order(
+    items: Sequence[Item], examples: Sequence[Example | Picture], split: str, config: Config
+) -> Sequence[Item]:
     """What belongs to a split's examples, in the order of which `eval.limit` keeps the first, a draw of
     `seeds.evaluation`. An example that is added does not change the order of the others."""
-    seed, examples = config.seeds.evaluation, getattr(given, split)
+    seed = config.seeds.evaluation
     if config.eval.limit is None or seed is None:
         return items
     drawn = common.drawn(common.digests(examples), derive(seed, "evaluation", split))
@@ -213,17 +209,13 @@ def in_scored_order(items: Sequence[Any], given: ClientData, split: str, config:
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled(Examples):
-    """Examples with one label each, of a classifier.
-
-    Attributes:
-        head: weight (C, H) and bias (C,) instead of the model's own head.
-    """
+    """Examples with one label each, of a classifier."""
 
     single: ClassVar[bool] = True
 
-    head: State | None = None
+    head: State | None = None  # weight (C, H) and bias (C,) instead of the model's own head
 
-    def num_targets(self, examples: Sequence[Any]) -> int:
+    def num_targets(self, examples: Sized) -> int:
         return len(examples)
 
     @abstractmethod
@@ -248,7 +240,7 @@ class Shown:
     def __init__(self, base: Base):
         self._tokenizer = base.tokenizer
 
-    def line(self, query: Query, alone: Any, own: Any, example: Example | None) -> dict[str, Any]:
+    def line(self, query: Query, alone: Any, own: Any, example: Example | None) -> dict[str, Json]:
         """A line of `samples.jsonl` about a query, without its client. `alone`, `own`: the predictions of the base and
         of the personal model. `example`: from which the query was made, where that is known."""
         prompt = str(self._tokenizer.decode(query.prompt, skip_special_tokens=True))

@@ -27,7 +27,7 @@ from llm_fed.engine.generation import most_rows, room_after
 from llm_fed.engine.preferences import examples_of
 from llm_fed.engine.trainable import Answering, Handler
 from llm_fed.kinds import wording
-from llm_fed.kinds.encoding import Encoder, Texts
+from llm_fed.kinds.encoding import Texts
 from llm_fed.kinds.kind import Encoding, Kind, Note, Shown
 from llm_fed.method.requests import AnswerLoss, Generate, LogLikelihoods, OptionScores
 from llm_fed.models import loading, prompt
@@ -55,7 +55,8 @@ from llm_fed.models.structure import Structure
 from llm_fed.settings import objects
 from llm_fed.settings.config import LIKELIHOOD, BaseConfig, Config
 from llm_fed.state import State
-from llm_fed.tasks.common import Encoded, TaskData, Template
+from llm_fed.tasks.common import AnswerPair, Encoded, Judged, TaskData, Template
+from llm_fed.tasks.templates import Prompt as PromptText
 from llm_fed.tasks.templates import encode_prompt, template_of
 
 Item = TypeVar("Item")
@@ -63,13 +64,9 @@ Item = TypeVar("Item")
 
 @dataclass(kw_only=True)
 class Language(Kind):
-    """A causal language model and its tokenizer.
+    """A causal language model and its tokenizer."""
 
-    Attributes:
-        trains: the examples that clients train on: texts, or preferences with the loss of `objective`.
-    """
-
-    trains: Examples = TEXT
+    trains: Examples = TEXT  # the examples that clients train on: texts, or preferences with the loss of `objective`
     noun: ClassVar[str] = "language model"
     reads: ClassVar[tuple[str, ...]] = ("texts", "options", "loss", "preferences")
     knows: ClassVar[bool] = True
@@ -145,9 +142,7 @@ class Language(Kind):
 
     def encoding(self, config: Config, task: TaskData, reads: str, note: Note) -> Encoding:
         room = partial(room_after, self, wanted=config.eval.max_new_tokens) if reads == "texts" else None
-        template = self.prompt and self.prompt.template
-        encoder = Encoder(self.tokenizer, config.task, template, self.rows, room, config.objective)
-        return Texts(encoder, config)
+        return Texts(self.tokenizer, config, self.prompt and self.prompt.template, self.rows, room)
 
     def wording(self, structure: Structure) -> wording.Wording:
         return wording.ADAPTER if structure.plain else wording.EXPERTS
@@ -164,7 +159,7 @@ class Language(Kind):
         template = template_of(config.task.template, self.tokenizer)
         return Prompt(template, prompt.stops(self, template), config.eval.max_new_tokens)
 
-    def tokens(self, prompts: Sequence[Any], template: str | Template | None) -> list[list[int]]:
+    def tokens(self, prompts: Sequence[PromptText], template: str | Template | None) -> list[list[int]]:
         said = self.prompt
         chosen = template or (said.template if said else "alpaca-short")
         tokens = [encode_prompt(each, self.tokenizer, template=chosen) for each in prompts]
@@ -255,7 +250,7 @@ class Language(Kind):
             found += [tuple(own) for own in _shared_out(each, [len(example.texts) for example in examples])]
         return found
 
-    def _mix_of(self, requested: LogLikelihoods, examples: Sequence[Any]) -> Tensor | None:
+    def _mix_of(self, requested: LogLikelihoods, examples: Sequence[AnswerPair | Judged]) -> Tensor | None:
         """(texts of all examples, E): the weights of two experts, where there are such."""
         structure = requested.structure
         if requested.state is None or not _mixes(structure):

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, lookup, one_line
 from llm_fed.kinds import wording
 from llm_fed.kinds.images import Images
@@ -35,17 +36,12 @@ _ADAPTER = wording.Wording("A personal LoRA adapter", _LOADS, "peft", "image-cla
 @dataclass(kw_only=True)
 class Modules(Images):
     """A module whose forward takes one batch (N, ...) and returns logits (N, C). It starts from the weights that it
-    has, whether it is trained whole or under adapters; the module itself is not changed but for being frozen.
-
-    Attributes:
-        shape: of one input.
-        inputs: dtype of the data: uint8 numbers reach the module divided by 255, floats as they are.
-    """
+    has, whether it is trained whole or under adapters; the module itself is not changed but for being frozen."""
 
     noun: ClassVar[str] = "module of your own"
 
-    shape: tuple[int, ...] = ()
-    inputs: torch.dtype = torch.uint8
+    shape: tuple[int, ...] = ()  # of one input
+    inputs: torch.dtype = torch.uint8  # of the data: uint8 reaches the module divided by 255, floats as they are
 
     @classmethod
     def load(cls, config: Config, task: TaskData | None, device: str) -> Modules:
@@ -105,13 +101,13 @@ class Modules(Images):
     def wording(self, structure: Structure) -> wording.Wording:
         return _ADAPTER if structure.fused else _MODULE
 
-    def settings(self, structure: Structure) -> Mapping[str, Mapping[str, Any]]:
+    def settings(self, structure: Structure) -> Mapping[str, Mapping[str, Json]]:
         return {FILE: self._as_json()}
 
     def beside_adapters(self, prompt: Prompt | None) -> Mapping[str, bytes]:
         return {FILE: json.dumps(self._as_json(), indent=2).encode()}
 
-    def _as_json(self) -> dict[str, Any]:
+    def _as_json(self) -> dict[str, Json]:
         dtype = str(self.inputs).removeprefix("torch.")
         kind = type(self.model).__qualname__
         return {"module": kind, "labels": list(self.labels), "shape": list(self.shape), "inputs": dtype}

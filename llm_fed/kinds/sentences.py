@@ -134,8 +134,8 @@ class SentenceEncoding:
             return fitting
 
         queries = {
-            split: encoded(split, in_scored_order(getattr(given, split), given, split, self._config))
-            for split in ("validation", "test")
+            split: encoded(split, in_scored_order(own, own, split, self._config))
+            for split, own in (("validation", given.validation), ("test", given.test))
         }
         return replace(
             data, train=encoded("training", given.train), held_out=encoded("validation", given.validation, count=False),

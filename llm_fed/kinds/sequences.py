@@ -62,19 +62,14 @@ _USUAL = AdapterConfig().target_modules
 
 @dataclass(kw_only=True)
 class Sequences(Kind):
-    """An encoder or decoder with a classification head, and its tokenizer.
-
-    Attributes:
-        fresh: the layers for which there is no checkpoint, so that every federation draws them.
-        remark: what the user should know of the head; empty: nothing.
-    """
+    """An encoder or decoder with a classification head, and its tokenizer."""
 
     noun: ClassVar[str] = "sequence classifier"
     reads: ClassVar[tuple[str, ...]] = ("labels", "values")
     uses: ClassVar[tuple[str, ...]] = ("max_length", "too_long", "bad_rows")
 
-    fresh: tuple[str, ...] = ()
-    remark: str = ""
+    fresh: tuple[str, ...] = ()  # the layers for which there is no checkpoint, so that every federation draws them
+    remark: str = ""  # what the user should know of the head; empty: nothing
 
     @classmethod
     def load(cls, config: Config, task: TaskData | None, device: str) -> Sequences:

@@ -8,7 +8,7 @@ prompt counts for nothing: "Which bay for crate 7?" and "Which bay for crate 8?"
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import log
@@ -31,17 +31,13 @@ _WORD = regex.compile(rf"[{_UNSPACED}]\p{{M}}*|[[\p{{L}}\p{{N}}\p{{M}}]--[{_UNSP
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """How many of the test examples are almost a training example, of any client; and of one of them the client and the
-    prompt, with the client and the prompt of that training example.
-
-    Attributes:
-        every: 1, or of large data n where only every n-th example was looked at, so that most pairs are missed.
-    """
+    """How many of the test examples are almost a training example, of any client."""
 
     count: int
     tested: int
+    # Of one of them client and prompt, and client and prompt of that training example.
     pair: tuple[tuple[str, str], tuple[str, str]] | None
-    every: int = 1
+    every: int = 1  # n where of large data only every n-th example was looked at, so that most pairs are missed
 
     def words(self) -> str:
         """In one line; empty where there is none."""
@@ -59,13 +55,17 @@ class NearDuplicates:
 
 
 def near_duplicates(data: TaskData) -> NearDuplicates:
-    """Counted in time that is linear in the number of words.
-
-    Test prompts that are training prompts, apart from case and white space, do not count: `survey.repeated` counts
-    them.
-    """
+    """Counted in time that is linear in the number of words; without test prompts that are training prompts, apart from
+    case and white space, which `survey.repeated` counts."""
     every = max(1, round(sum(len(client.train) + len(client.test) for client in data.clients.values()) / READ))
-    training, test = ([*_prompts(data, split, every)] for split in ("train", "test"))
+    training, test = (
+        [
+            (client.client, example, frozenset(_words(text_of(example.prompt))))
+            for client in data.clients.values()
+            for example in (client.train if split == "train" else client.test)[::every]
+        ]
+        for split in ("train", "test")
+    )
     index = _PromptIndex([words for _, _, words in training], [words for _, _, words in test])
     known = {plain(text_of(example.prompt)) for _, example, _ in training}
     count, pair = 0, None
@@ -81,11 +81,8 @@ def near_duplicates(data: TaskData) -> NearDuplicates:
 
 def known_answers(sites: Iterable[tuple[Sequence[Example], Sequence[Example]]]) -> str:
     """How many tested answers stand in their own client's training answers, apart from case and white space, in one
-    line; empty where none does. Where all do, a client needs nobody else's knowledge.
-
-    Args:
-        sites: of each client the training and the test Examples.
-    """
+    line; empty where none does. Where all do, a client needs nobody else's knowledge. `sites`: of each client the
+    training and the test Examples."""
     found: list[str] = []
     tested = 0
     for train, test in sites:
@@ -97,14 +94,6 @@ def known_answers(sites: Iterable[tuple[Sequence[Example], Sequence[Example]]]) 
     return (
         f"{len(found)} of {tested} tested answers stand in the client's own training rows ({len(set(found))} different)"
     )
-
-
-def _prompts(data: TaskData, split: str, every: int) -> Iterator[tuple[str, Example, frozenset[str]]]:
-    """Each n-th example of all clients, with its client and the different words of its prompt."""
-    for client in data.clients.values():
-        items: Sequence[Example] = getattr(client, split)  # which may lie on the disk
-        for example in map(items.__getitem__, range(0, len(items), every)):
-            yield client.client, example, frozenset(_words(text_of(example.prompt)))
 
 
 class _PromptIndex:

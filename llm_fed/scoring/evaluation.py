@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -40,21 +40,13 @@ TIE = 1e-5  # of log-likelihoods that are this close, as a share of their size: 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a model is worth on a client's examples.
+    """What a model is worth on a client's examples."""
 
-    Attributes:
-        score: 0-100; NaN where the metric is not defined.
-        loss: mean per target token or picture; None where there is none.
-        examples: the score of each example, 0-100, where it was requested.
-        beside: what was measured beside, by name.
-        predictions: of a language model, as `predict` returns them.
-    """
-
-    score: float
-    loss: float | None = None
-    examples: tuple[float, ...] = ()
-    beside: Mapping[str, float] = field(default_factory=dict)
-    predictions: Sequence[Prediction] = ()
+    score: float  # 0-100; NaN where the metric is not defined
+    loss: float | None = None  # mean per target token or picture; None where there is none
+    examples: tuple[float, ...] = ()  # the score of each example, 0-100, where it was requested
+    beside: Mapping[str, float] = field(default_factory=dict)  # what was measured beside, by name
+    predictions: Sequence[Prediction] = ()  # of a language model: texts, or log-likelihoods of options
 
 
 def evaluate(
@@ -124,16 +116,19 @@ async def measure(
     read = find(metric, labelled=client.data.num_labels > 0).scores
     predictions: Sequence[Prediction]
     references: Sequence[Reference]
-    if read in CLASSIFIED:  # the logits say both
-        logits = await client.logits(theta, queries)
-        predictions, references = _classified(read, logits), [example.label for example in queries]
-        measured = Measured(score(metric, predictions, references), _loss(read, logits, labels_of(queries)))
+    if read in CLASSIFIED:
+        predictions, mean = _classified(read, await client.logits(theta, queries), labels_of(queries))
+        references = [example.label for example in queries]
+        measured = Measured(score(metric, predictions, references), mean)
     elif read == "loss":
-        return Measured(*await _likelihood(client, theta, queries))
+        value = await client.loss_of_answers(theta, queries)
+        if value is None:
+            raise UserError(f"client {client.id}: none of {len(queries)} examples fits into task.max_length; raise it")
+        return Measured(likelihood(value), value)
     elif read == "preferences":
         return await _preferred(client, theta, queries, split)
     else:
-        compared = await preferences(client, theta, queries)
+        compared = await preferences(client, theta, queries) if any(query.pair for query in queries) else None
         predictions = await predict(client, theta, queries, metric)
         references = [query.correct if read == "options" else query.answers for query in queries]
         value = compared.loss if compared and client.objective.preferences else None
@@ -144,7 +139,7 @@ async def measure(
     return replace(measured, examples=tuple(score_each(metric, predictions, references))) if each else measured
 
 
-async def _with_ability(personal: Personal, client: Site, measuring: Coroutine[Any, Any, Measured]) -> Measured:
+async def _with_ability(personal: Personal, client: Site, measuring: Awaitable[Measured]) -> Measured:
     """Also what the model is worth on the fixed text of `eval.ability`, where there is one."""
     measured = await measuring
     loss = await client.loss_of_answers(await personal(client), client.data.ability)
@@ -156,9 +151,9 @@ async def _preferred(client: Site, theta: State, queries: Sequence[Query], split
     known = await preferences(client, theta, queries)
     if known is None:
         raise UserError(f"client {client.id} has no pair that fits into task.max_length; raise it")
-    beside, predictions = {"margin": known.margin}, list[Prediction]()
+    beside, predictions = {"margin": known.margin}, list[str]()
     if split == "test":
-        predictions = list(await predict(client, theta, queries, OF_ANSWERS))
+        predictions = await client.generate(theta, [query.prompt for query in queries])
         beside[OF_ANSWERS] = score(OF_ANSWERS, predictions, [query.answers for query in queries])
     return Measured(known.accuracy, known.loss, known.examples, beside, predictions)
 
@@ -179,23 +174,12 @@ async def predict(client: Site, theta: State, queries: Sequence[Query], metric: 
     return await client.generate(theta, [query.prompt for query in queries])
 
 
-async def _likelihood(client: Site, theta: State, queries: Sequence[Query]) -> tuple[float, float]:
-    loss = await client.loss_of_answers(theta, queries)
-    if loss is None:
-        raise UserError(f"client {client.id}: none of {len(queries)} examples fits into task.max_length; raise it")
-    return likelihood(loss), loss
-
-
-def _classified(read: str, logits: Tensor) -> list[float]:
-    """What a classifier says: labels, or numbers."""
-    return (logits.squeeze(-1) if read == "values" else logits.argmax(-1)).tolist()
-
-
-def _loss(read: str, logits: Tensor, right: Tensor) -> float:
-    """The mean over the examples, as in training."""
+def _classified(read: str, logits: Tensor, right: Tensor) -> tuple[list[float], float]:
+    """What a classifier says, labels or numbers, and its mean loss, as in training."""
     if read == "values":
-        return float(mse_loss(logits.squeeze(-1), right.to(logits)))
-    return float(cross_entropy(logits, right))
+        said = logits.squeeze(-1)
+        return said.tolist(), float(mse_loss(said, right.to(logits)))
+    return logits.argmax(-1).tolist(), float(cross_entropy(logits, right))
 
 
 class Preferences(NamedTuple):

@@ -19,11 +19,7 @@ from llm_fed.scoring.metrics import Prediction, Reference
 
 
 def check(key: str, name: str, thing: Any) -> None:
-    """Refuse what cannot be called as a metric.
-
-    Raises:
-        UserError: what it is, and what it must be.
-    """
+    """Refuse what cannot be called as a metric. UserError: what it is, and what it must be."""
     if isinstance(thing, type) or not (callable(thing) or callable(getattr(thing, "compute", None))):
         raise UserError(
             f"{key}={name!r} is {thing!r:.60}; it must be a function metric(*, predictions, references), or an object "
@@ -40,14 +36,8 @@ _SAYS_LOWER = re.compile(r"(?:lower|smaller)\b[^.]{0,60}\bbetter|best value (?:i
 
 
 class OfEvaluate:
-    """A metric of the library evaluate, 0 to 100.
-
-    Args:
-        key: the number that counts, of several.
-
-    Raises:
-        UserError: there is none, its script cannot run here, or it is an error, of which less is better.
-    """
+    """A metric of the library evaluate, 0 to 100; `key`: the number that counts, of several. UserError: there is none,
+    its script cannot run here, or it is an error, of which less is better."""
 
     def __init__(self, path: str, key: str):
         import evaluate  # which imports most of transformers
@@ -66,11 +56,8 @@ class OfEvaluate:
         self.scale = 100 if _SAYS_ONE.search(said) or self._module.name in _UP_TO_ONE else 1
 
     def compute(self, *, predictions: Sequence[Prediction], references: Sequence[Reference]) -> float | list[float]:
-        """0 to 100, of all examples or of each.
-
-        Raises:
-            UserError: it takes no such answers, or returns several numbers and no key says which counts.
-        """
+        """0 to 100, of all examples or of each. UserError: it takes no such answers, or returns several numbers and no
+        key says which counts."""
         try:
             result = self._module.compute(predictions=predictions, references=references)
         except (ValueError, TypeError) as error:
@@ -91,20 +78,11 @@ def of_evaluate(name: str) -> OfEvaluate:
 
 
 def compute(name: str, thing: Any, predictions: Sequence[Prediction], references: Sequence[Reference]) -> float:
-    """The score (0-100) of N predictions by a metric from outside.
-
-    Args:
-        thing: a function, or an object with a method `compute`. It is given two lists of N as `predictions=` and
-            `references=`: texts, and the right text of each, or lists of texts where an example has several; of
-            labels their indices. It returns 0 to 100 for all or for each, or a dict with one such value; None or NaN
-            where it is not defined, which counts in no mean.
-
-    Returns:
-        NaN where it is not defined.
-
-    Raises:
-        UserError: it returns something else. What the metric itself raises is passed on.
-    """
+    """The score (0-100) of N predictions by a metric from outside; NaN where it is not defined. `thing`: a function, or
+    an object with a method `compute`. It is given two lists of N as `predictions=` and `references=`: texts, and the
+    right text of each, or lists of texts where an example has several; of labels their indices. It returns 0 to 100 for
+    all or for each, or a dict with one such value; None or NaN where it is not defined, which counts in no mean.
+    UserError: it returns something else. What the metric itself raises is passed on."""
     wanted: list[Any] = [each if isinstance(each, int | float) else list(each) for each in references]
     if all(isinstance(each, list) and len(each) == 1 for each in wanted):
         wanted = [each[0] for each in wanted]

@@ -161,7 +161,7 @@ def _of_options(of: Callable[[Example], Sequence[str]], train: Sequence[Example]
 def describe(line: Mapping[str, Any]) -> str:
     """Which rules a line of kind `rule` has: of few clients whose each is, of more how many have it."""
     by_rule: dict[str, list[str]] = {}
-    rules = line.get("rules", {})  # earlier versions did not say them
+    rules = line["rules"]
     for client, name in rules.items():
         by_rule.setdefault(name, []).append(client)
     if len(rules) == 1:
@@ -170,7 +170,7 @@ def describe(line: Mapping[str, Any]) -> str:
         f"{name} ({', '.join(clients) if len(rules) <= FEW else f'{len(clients)} of the clients'})"
         for name, clients in sorted(by_rule.items(), key=lambda item: -len(item[1]))
     ]
-    return "; ".join(parts) or "not recorded"
+    return "; ".join(parts)
 
 
 @lru_cache(4096)  # a prompt is requested by several rules

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import fmean
 from typing import Any, Literal
 
@@ -46,9 +47,9 @@ PREFERENCE = "preference_accuracy"  # see `preferences`
 OF_ANSWERS = "rouge1"  # by which answers are scored beside a preference_accuracy, on the test split
 BESIDE = (PREFERENCE, "margin", OF_ANSWERS)  # what may be measured beside a score
 METRICS = {
-    "rouge1": Metric(metrics.rouge("rouge1"), can_score=metrics.has_words(1)),
-    "rouge2": Metric(metrics.rouge("rouge2"), can_score=metrics.has_words(2)),
-    "rougeL": Metric(metrics.rouge("rougeL"), can_score=metrics.has_words(1)),
+    "rouge1": Metric(partial(metrics.rouge, "rouge1"), can_score=partial(metrics.has_words, 1)),
+    "rouge2": Metric(partial(metrics.rouge, "rouge2"), can_score=partial(metrics.has_words, 2)),
+    "rougeL": Metric(partial(metrics.rouge, "rougeL"), can_score=partial(metrics.has_words, 1)),
     "exact_match": Metric(metrics.exact_match),
     "option_accuracy": Metric(metrics.option_accuracy, "options", one_option=True),
     "commonsense_accuracy": Metric(metrics.commonsense_accuracy, one_option=True, can_score=metrics.ends_in_its_answer),
@@ -66,12 +67,8 @@ METRICS = {
 
 
 def find(name: str, key: str = "eval.metric", *, labelled: bool = False) -> Metric:
-    """The metric that a name stands for: of the table, or from outside. It reads texts, or where data are `labelled`
-    labels.
-
-    Raises:
-        UserError: there is none, or it is no metric.
-    """
+    """The metric that a name stands for: of the table, or from outside, which reads texts, or where data are `labelled`
+    labels. UserError: there is none, or it is no metric."""
     if (known := same_name(name, METRICS)) is not None:
         return METRICS[known]
     if objects.is_object(name):
@@ -173,17 +170,13 @@ def likelihood(loss: float) -> float:
 
 
 def score(metric: str, predictions: Sequence[Prediction], references: Sequence[Reference]) -> float:
-    """The score of predictions, 0-100.
+    """The score of predictions, 0-100. UserError: an unknown metric, no example, or one without a reference.
 
     Args:
         predictions: a text per example; of option_accuracy also the log-likelihoods of the example's options, of labels
             the index of one, and of values a number.
-        references: a tuple of right texts per example, with log-likelihoods the index of the right option, with labels
-            the right one's, and with values the right number.
-
-    Raises:
-        UserError: an unknown metric, no example, or one without a reference.
-        ValueError: not as many references as predictions.
+        references: as many; a tuple of right texts per example, with log-likelihoods the index of the right option,
+            with labels the right one's, and with values the right number.
     """
     own = find(metric, "metric")
     if not predictions:
