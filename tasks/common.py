@@ -85,7 +85,8 @@ class Example:
         if self.desirable is not None:
             answers.append("desirable" if self.desirable else "undesirable")
         parts = (map(plain, prompt), map(plain, answers), sorted(map(plain, self.options)))
-        return _digest(_PARTS.join(_TEXTS.join(part) for part in parts).encode("utf-8", "surrogatepass"))
+        said = _PARTS.join(_TEXTS.join(part) for part in parts).encode("utf-8", "surrogatepass")
+        return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +100,8 @@ class Picture:
     @cached_property
     def digest(self) -> int:
         """64 bits of its pixels."""
-        size = repr(tuple(self.pixels.shape)).encode()
-        return _digest(size + self.pixels.cpu().contiguous().numpy().tobytes())
+        shown = repr(tuple(self.pixels.shape)).encode() + self.pixels.cpu().contiguous().numpy().tobytes()
+        return int.from_bytes(hashlib.blake2b(shown, digest_size=8).digest(), "little")
 
 
 def text_of(prompt: str | Sequence[Turn]) -> str:
@@ -251,7 +252,3 @@ def drawn(rows: np.ndarray, seed: int) -> np.ndarray:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
-
-
-def _digest(data: bytes) -> int:
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

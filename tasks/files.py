@@ -41,8 +41,16 @@ def from_files(config: TaskConfig, scheme: type[Scheme]) -> Collected:
     if config.path is None:
         raise UserError(f"task.path is not set; the task `{config.name}` needs a folder, a file, or hf://owner/name")
     if hub := paths.hub_id("task.path", config.path):
-        collected = Collected(config, config.path, scheme=scheme)
-        _add_hub(collected, hub)
+        collected, splits = Collected(config, config.path, scheme=scheme), hub_data(hub)
+        if not any(map(split_of, splits)) and len(splits) > 1:
+            raise UserError(
+                f"the Hub data set {hub!r} has no train split, but {', '.join(splits)}; give a folder with its files"
+            )
+        for name, rows in splits.items():
+            if split := split_of(name) or ("train" if len(splits) == 1 else None):
+                collected.add(None, split, [part_rows(f"{hub} ({name})", rows)])
+            else:
+                collected.reading.files.append(f"split {name!r}")
         return collected
     path = paths.local("task.path", config.path)
     root, plan = plan_of(path, config.columns)
@@ -115,19 +123,6 @@ def read_file(path: Path, config: TaskConfig) -> tuple[Example, ...]:
     for label, text in collected.reading.checked().for_people().items():
         log.warning("%s: %s: %s", path, label, text)
     return tuple(data.train)
-
-
-def _add_hub(collected: Collected, hub: str) -> None:
-    splits = hub_data(hub)
-    for name, part in splits.items():
-        if split := split_of(name) or ("train" if len(splits) == 1 else None):
-            collected.add(None, split, [part_rows(f"{hub} ({name})", part)])
-        else:
-            collected.reading.files.append(f"split {name!r}")
-    if not any(map(split_of, splits)) and len(splits) > 1:
-        raise UserError(
-            f"the Hub data set {hub!r} has no train split, but {', '.join(splits)}; give a folder with its files"
-        )
 
 
 def local_folder(config: TaskConfig) -> Path:

@@ -39,7 +39,11 @@ def load(config: TaskConfig, seed: int) -> TaskData:
     known = config.groups or DRAWS[config.name][0]  # any task of Flan can be chosen
     from_hub = partial(_from_hub, config=config, seed=seed)
     clients = clients_of(config, known, from_hub, rename=lambda folder: re.sub(r"^client\d+_", "", folder))
-    return of_clients(config.name, METRIC, [change(client, _with_options) for client in clients])
+
+    def with_options(example: Example) -> Example:
+        return dataclasses.replace(example, options=options_of(example.prompt))
+
+    return of_clients(config.name, METRIC, [change(client, with_options) for client in clients])
 
 
 def _from_hub(task: str, config: TaskConfig, seed: int) -> ClientData:
@@ -50,10 +54,6 @@ def _from_hub(task: str, config: TaskConfig, seed: int) -> ClientData:
         drawn = draw(rows[split], count, seed, "flan", task, split)
         collected.add(task, split, [rows_at_hand(f"{HUB_ID} ({split} of {task})", drawn)])
     return collected.clients()[task]
-
-
-def _with_options(example: Example) -> Example:
-    return dataclasses.replace(example, options=options_of(example.prompt))
 
 
 def options_of(prompt: str) -> tuple[str, ...]:

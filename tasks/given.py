@@ -143,12 +143,9 @@ def gallery_of(tables: Sequence[GivenTable], column: str | None) -> Gallery:
             raise UserError(f"the pictures have different shapes ({sizes}); set task.image_size, or give all the same")
         return torch.stack(pixels)
 
-    clients = [client if client is not None else _owner(row, column) for client, _, _, row in rows]
+    owners = [row.get(column) if column is not None and isinstance(row, Mapping) else "all" for *_, row in rows]
+    clients = [str(owner) if client is None else client for (client, *_), owner in zip(rows, owners, strict=True)]
     return Gallery("data=", np.array(positions, np.int64), [each[1] for each in rows], None, clients, names, decode)
-
-
-def _owner(row: Any, column: str | None) -> str:
-    return str(row.get(column)) if column is not None and isinstance(row, Mapping) else "all"
 
 
 def _place(label: Any, names: tuple[str, ...] | None, where: str) -> int:

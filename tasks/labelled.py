@@ -116,9 +116,10 @@ def labels_of(named: tuple[str, ...] | None, seen: Mapping[str, str], rows: int)
         _check_case({label: "task.labels" for label in named})
         for label, where in seen.items():
             if place_of(label, named) is None:
+                known = f"[{listed([*named], SHOWN)}]{did_you_mean(label, named)}"
                 raise UserError(
-                    f"{where}: the label {label!r} is none of task.labels={_few(named)}{did_you_mean(label, named)}; "
-                    "correct the row, or add the label there"
+                    f"{where}: the label {label!r} is none of task.labels={known}; correct the row, or add the label "
+                    "there"
                 )
         return named
     for label, where in seen.items():
@@ -190,7 +191,3 @@ def _check_case(seen: Mapping[str, str]) -> None:
                 f"{where}: the label {label!r} differs from {other!r} ({seen[other]}) in {what} only; write both "
                 "alike, or give two classes names that differ"
             )
-
-
-def _few(labels: Sequence[str]) -> str:
-    return f"[{listed([*labels], SHOWN)}]"

@@ -55,14 +55,14 @@ def find(sources: Iterable[Source], taken: Iterable[str]) -> tuple[str, int] | N
             if name not in others and _names(name) and (value := _client(cell)):
                 counts[name][value] += 1
     for words in (HOLDERS, GROUPS):
-        if named := [name for name, own in counts.items() if _names(name) is words and _fits(own, rows)]:
+        named = []
+        for name, own in counts.items():
+            fits = 2 <= len(own) <= rows / ROWS_EACH and own.total() >= _GOOD * rows
+            if fits and _names(name) is words and not all(value.casefold() in SPEAKERS for value in own):
+                named.append(name)
+        if named:
             return (named[0], len(counts[named[0]])) if len(named) == 1 else None
     return None
-
-
-def _fits(counts: Counter[str], rows: int) -> bool:
-    spoken = all(value.casefold() in SPEAKERS for value in counts)
-    return 2 <= len(counts) <= rows / ROWS_EACH and counts.total() >= _GOOD * rows and not spoken
 
 
 def _cells(values: Mapping[str, Cell]) -> Iterator[tuple[str, Cell]]:

@@ -73,7 +73,8 @@ def best_rule(train: Sequence[Any], test: Sequence[Any], metric: str) -> BestRul
         name, constant = _constant([each.label for each in train], metric, read)
         said, labels = [constant] * len(test), [each.label for each in test]
         return BestRule(name, score(metric, said, labels), tuple(score_each(metric, said, labels)))
-    train = _drawn(train)
+    order = np.random.default_rng(len(train)).permutation(len(train))  # files are often sorted by their answers
+    train = [train[index] for index in order.tolist()]
     first, second = train[::2], train[1::2] or train
     by_name = dict.fromkeys(NAMES, 0.0)
     for fitted, others in ((first, second), (second, first)):
@@ -94,12 +95,6 @@ def _constant(labels: Sequence[float], metric: str, read: str) -> tuple[str, flo
     scored = {label: score(metric, [label] * len(labels), labels) for label in by_frequency}
     best = max(by_frequency, key=lambda label: scored[label])  # of equal ones the most frequent
     return "most frequent class" if best == by_frequency[0] else "one class for all", best
-
-
-def _drawn(train: Sequence[Example]) -> Sequence[Example]:
-    """The examples in an order that depends on their number alone: files are often sorted by their answers."""
-    given = list(train)  # they may lie on the disk
-    return [given[index] for index in np.random.default_rng(len(given)).permutation(len(given)).tolist()]
 
 
 def _scores(rules: Mapping[str, Rule], examples: Sequence[Example], metric: str) -> dict[str, float]:
