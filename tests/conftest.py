@@ -7,12 +7,10 @@ before it starts them, and needs none of it.
 from __future__ import annotations
 
 import gc
-import importlib
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -137,22 +135,6 @@ def here(tmp_path, monkeypatch) -> Iterator[Path]:
     for name in set(sys.modules) - known:
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
             del sys.modules[name]
-
-
-@pytest.fixture
-def analysis(monkeypatch) -> Callable[..., ModuleType]:
-    """A script of scripts/figures or scripts/results as a module, run with words if there are any."""
-    for folder in ("figures", "results"):
-        monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "scripts" / folder))
-
-    def call(name: str, *words: object) -> ModuleType:
-        module = importlib.import_module(name)
-        if words:
-            monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
-            module.main()
-        return module
-
-    return call
 
 
 @pytest.fixture

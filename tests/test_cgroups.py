@@ -58,12 +58,7 @@ def level(
         (1, "/a b", {"": (9000, 0), "/a b": (2000, 900, 400)}, 1500),
         (2, "/job", {"/job": (4000, 1000, 0, 3000)}, 2000),  # memory.high
         (2, "/job", {"/job": (1000, 5000)}, 0),
-        (
-            2,
-            "/docker/abc",
-            {"": (3000, 500), "/docker/ab": (1000, 0)},
-            2500,
-        ),  # a container's path is the host's
+        (2, "/docker/abc", {"": (3000, 500), "/docker/ab": (1000, 0)}, 2500),  # a container's path is the host's
         (2, "/../..", {"": (3000, 500)}, 2500),
     ],
 )

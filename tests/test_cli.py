@@ -12,7 +12,6 @@ import peft
 import pytest
 import torch
 import typer
-import yaml
 from transformers import AutoModelForCausalLM
 
 from llm_fed import cli, methods, tasks
@@ -115,18 +114,6 @@ def test_out_and_another_configuration_in_it(small, llm_fed, tmp_path):
     assert "holds a run of another configuration (local.steps: 2 -> 1)" in refused.err
     fresh = llm_fed("run", config, "local.steps=1", "--out", tmp_path / "here", "--fresh")
     assert fresh.code == 0 and "round 1/1: loss" in fresh.err
-
-
-def test_a_folder_from_before_a_setting_existed_goes_on(small, llm_fed, tmp_path):
-    """What config.yaml does not name has its default, which is how the run was made."""
-    config, saved = small.config(tmp_path / "c.yaml", rounds=1), tmp_path / "here/config.yaml"
-    assert llm_fed("run", config, "--out", tmp_path / "here").code == 0
-    before = yaml.safe_load(saved.read_text())
-    assert before.pop("delay") == {"sigma": 0.0, "drop_out": 0.0}
-    saved.write_text(yaml.safe_dump(before))
-    refused = llm_fed("run", config, "delay.sigma=2", "--out", tmp_path / "here")
-    assert refused.code == 2 and "another configuration (delay.sigma: 0.0 -> 2.0)" in refused.err
-    assert "is complete" in llm_fed("run", config, "--out", tmp_path / "here").err
 
 
 def test_late_answers_by_configuration(small, llm_fed, tmp_path):

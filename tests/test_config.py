@@ -82,8 +82,6 @@ def test_types(file, text, key, value):
     "text, message",
     [
         ("rounds: 2.5", "rounds is 2.5 .float.; it takes int"),
-        ("rounds: true", "rounds is True .bool.; it takes int"),
-        ("local: {lr: fast}", "local.lr is 'fast' .str.; it takes float"),
         ("base: {name: }", "base.name is None .NoneType.; it takes str"),
         ("base: {activation_checkpointing: 1}", "base.activation_checkpointing is 1 .int.; it takes bool"),
         ("adapter: {target_modules: []}", r"adapter.target_modules is \(\); it must be at least one module name"),
@@ -93,8 +91,6 @@ def test_types(file, text, key, value):
         ("method: [fedit]", r"method is \['fedit'\]; it takes a mapping"),
         ("local: {steps: null}", "local.steps is None; it must be a number while local.epochs is null"),
         ("local: {steps: 1, epochs: 1}", "local.steps is 1; it must be a number while local.epochs is null"),
-        ("local: {lr: .nan}", "local.lr is nan; it must be above 0"),
-        ("clients_per_pass: 0", "clients_per_pass is 0; it must be auto or at least 1"),
         ("local: {decay: round}", "local.decay='round' is unknown.*; known: constant, linear, cosine"),
     ],
 )

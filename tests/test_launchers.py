@@ -1,6 +1,5 @@
 """What launchers, job systems and shells leave in the environment."""
 
-import os
 import socket
 
 import pytest
@@ -94,13 +93,6 @@ def test_who_seems_to_have_meant_several_processes_is_told():
     assert launchers.notes({}) == launchers.notes(torchrun(0, 2)) == launchers.notes(SLURM) == []
     assert "scripts/launch/cpu-2.yaml" in launchers.notes(BY_ACCELERATE)[0]
     assert launchers.notes({"WORLD_SIZE": "8"})[0].startswith("WORLD_SIZE=8 is set, but no LOCAL_RANK")
-
-
-def test_alone_hides_the_variables_for_a_while(monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    with launchers.alone():
-        assert "OMPI_COMM_WORLD_SIZE" not in os.environ
-    assert os.environ["OMPI_COMM_WORLD_SIZE"] == "2"
 
 
 @pytest.mark.parametrize("port", ["", "70000", "x"])

@@ -107,13 +107,6 @@ def test_what_others_wrote_moves_no_cursor_and_forges_no_line():
     assert said.getvalue() == "a round 9/9: loss 0.0000?[2J\n"
 
 
-@pytest.mark.parametrize("words", [("--out", "x" * 300), ("adapter.start=" + "x" * 300,), ("base.name=" + "x" * 300,)])
-def test_a_name_that_is_too_long(llm_fed, small, tmp_path, words):
-    config = small.config(tmp_path / "c.yaml")
-    out = () if words[0] == "--out" else ("--out", tmp_path / "run")
-    llm_fed("run", config, *words, *out).assert_refused("File name too long", code=1)
-
-
 def test_an_error_has_no_terminal_sequences(llm_fed, tmp_path):
     said = llm_fed("run", tmp_path / "\x1b[2Jmine.yaml")
     said.assert_refused("?[2Jmine.yaml")

@@ -143,14 +143,6 @@ def test_any_text_in_a_file_and_in_nested_values(file, field, text, unicode, flo
     assert load(configfile.as_dict(config)) == config or "${" in text
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(texts=st.lists(LETTERS, max_size=4))
-def test_any_list_in_brackets(texts):
-    assert documents.names(in_brackets(texts)) == texts
-    simple = [text for text in texts if text == text.strip() and text and not set(text) & set("[],'\"")]
-    assert documents.names(f"[{', '.join(simple)}]") == simple
-
-
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(key=st.sampled_from(["label", "note", "tags"]), text=LETTERS)
 def test_any_text_for_a_method_from_outside(file, key, text):
@@ -295,12 +287,6 @@ def test_what_cannot_be_read_says_where_and_how(file, text, line, parts):
 def test_what_a_word_cannot_say(word, said):
     with pytest.raises(UserError, match=said):
         load({}, [word])
-
-
-def test_a_mapping_is_no_text(file):
-    file.write_text("task: {template: {prompt}}")
-    with pytest.raises(UserError, match="task.template is {'prompt': None} .dict.; it takes str, in quotes"):
-        load(file)
 
 
 ROWS = """

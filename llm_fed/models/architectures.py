@@ -26,7 +26,7 @@ QUERY_AND_VALUE = (
 )
 
 # Families whose texts feel the padding behind them, hence what lies beside them in a batch;
-# `tests/support/classifiers_alone.py` finds them.
+# `tests/engine/test_classifiers_alone.py` finds them.
 FELT = {
     "canine": "whose convolutions read the padding behind a text",
     "convbert": "whose convolutions read the padding behind a text",

@@ -11,7 +11,7 @@ from llm_fed.commands import compare
 from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.section import read_rows, read_section
 from llm_fed.eval import plots
-from llm_fed.experiment import finish, run
+from llm_fed.experiment import run
 from llm_fed.runs.reading import config_text
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import ABILITY
@@ -30,14 +30,6 @@ def write(small, path: Path, rows=ROWS, seeds=(0, 1), **changes) -> Path:
     tree["local"]["steps"], tree["eval"]["every"], tree["eval"]["cross"] = 4, 0, False
     path.write_text(yaml.safe_dump({**tree, "compare": {"seeds": list(seeds), "rows": rows}}, sort_keys=False))
     return path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _without_reports():
-    """Their pictures would take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "write_report", lambda folder: None)
-        yield
 
 
 @pytest.fixture
@@ -255,12 +247,6 @@ def test_a_files_own_hyper_parameters_belong_to_its_own_method(small, tmp_path):
     assert found["same"].method == {**found["own"].method, "weight_lr": 0.5}
     assert found["other"].method == {"name": "fedem"}
     assert {(job.seed, job.local.lr) for job in found.values()} == {(7, 0.5)}
-
-
-def test_methods_picks_labels_and_makes_plain_rows(small, tmp_path):
-    config = write(small, tmp_path / "c.yaml", {"fedit": ["method=fedit", "adapter.rank=4"], "x": []})
-    plan = ComparisonPlan(read_rows(config, chosen=["fedit", "ffa"]), tmp_path / "out")
-    assert plan.rows == {"fedit": ["method=fedit", "adapter.rank=4"], "ffa": ["method=ffa"]} and plan.seeds == [0, 1]
 
 
 def test_folders_are_safe_and_unique(small, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from llm_fed.bench.build import prepare
-from llm_fed.experiment import announce, finish
+from llm_fed.experiment import announce
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
@@ -23,11 +23,9 @@ def compared(small, tmp_path_factory) -> Path:
 
     folder = tmp_path_factory.mktemp("work")
     config = small.config(folder / "c.yaml", eval={"every": 0})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "write_report", lambda run: None)
-        words = ["compare", config, "rounds=4", "local.steps=2", "--out", folder / "out"]
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*map(str, words), "--methods", "ditto,fedlora,pooled,fedit,potara,local"])
+    words = ["compare", config, "rounds=4", "local.steps=2", "--out", folder / "out"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*map(str, words), "--methods", "ditto,fedlora,pooled,fedit,potara,local"])
     assert not ended.value.code
     return folder / "out"
 

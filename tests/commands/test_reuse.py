@@ -6,15 +6,14 @@ import pytest
 import small_run
 
 from llm_fed.commands import compare, section
-from llm_fed.experiment import finish, run
+from llm_fed.experiment import run
 from llm_fed.settings import configfile
 
 
 @pytest.mark.parametrize("captured", every.quick(["auto", "on"], ["on"]))
-def test_runs_of_a_comparison_equal_runs_alone(small, tmp_path, monkeypatch, captured):
+def test_runs_of_a_comparison_equal_runs_alone(small, tmp_path, captured):
     """Byte for byte, with two methods and two seeds that hold other rows out. Runs whose passes are captured share
     graphs."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     data = small_run.write_data(tmp_path / "data", {"train": 11})
     task, quick = {"path": str(data), "validation": 0.4}, {"max_new_tokens": 1, "cross": False}
     path = small.config(tmp_path / "c.yaml", rounds=2, task=task, eval=quick)

@@ -21,12 +21,8 @@ from llm_fed.runs.records import read_records
     "word, parts",
     [
         ("rounds=-1", ["rounds is -1", "at least 1"]),
-        ("rounds=ten", ["rounds is 'ten' (str)", "int"]),
-        ("adapter.rank=0", ["adapter.rank is 0", "at least 1"]),
         ("adapter.target_modules=[]", ["adapter.target_modules", "at least one"]),
         ("adapter.target_modules=[qproj]", ["target_modules", "qproj", "no layer of LlamaForCausalLM", "q_proj"]),
-        ("participation=0", ["participation is 0", "above 0"]),
-        ("method.num_models=many", ["method.num_models is 'many'", "int"]),
         ("task.name=flna", ["task.name", "flna", "flan"]),
         ("task.template=alpacca", ["task.template", "alpacca", "alpaca"]),
         ("task.columns.prompt=instructon", ["ada/train.jsonl", "task.columns.prompt", "instructon", "instruction"]),
@@ -39,9 +35,6 @@ from llm_fed.runs.records import read_records
         ("track.with=[weights]", ["track.with", "weights"]),
         ("local.steps", ["'local.steps'", "local.lr=1e-4"]),
         ("task=5", ["task is 5", "mapping"]),
-        ("method=fedlora method.personal_share=1", ["method.personal_share is 1", "at least 0 and below 1"]),
-        ("method=fedlora method.personal_lr=-1", ["method.personal_lr is -1", "above 0"]),
-        ("local.lr=inf", ["local.lr is inf", "above 0"]),
     ],
 )
 def test_a_wrong_setting(small, llm_fed, tmp_path, word, parts):

@@ -20,7 +20,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run
 from llm_fed.commands.merge import merge_adapters
-from llm_fed.experiment import announce, finish
+from llm_fed.experiment import announce
 from llm_fed.experiment import run as experiment
 from llm_fed.experiment.simulation import Simulation
 from llm_fed.export import models, peft_folders
@@ -148,9 +148,8 @@ def test_every_method_of_adapters_runs_on_a_vision_transformer(files, parents, t
         ("fedalt", False),
     ],
 )
-def test_whose_the_head_is(files, tmp_path, monkeypatch, name, shared):
+def test_whose_the_head_is(files, tmp_path, name, shared):
     """One for all clients, after the server's mean, or each client's own; routers are always the client's."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     experiment.train(from_dict(configured(files, name, rounds=1)), tmp_path / "run")
     built = build.prepare(from_dict(configured(files, name)), Reporter())
     states = [
@@ -165,9 +164,8 @@ def test_whose_the_head_is(files, tmp_path, monkeypatch, name, shared):
 
 
 @pytest.mark.parametrize("name", every.quick(["potara", "fisher-merging", "mean", "grid"], ["mean"]))
-def test_what_merges_can_start_from_heads_of_their_own(files, tmp_path, monkeypatch, name):
+def test_what_merges_can_start_from_heads_of_their_own(files, tmp_path, name):
     """FedIT's run is made with them; the local one has no such setting."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     tree = configured(files, name, rounds=1)
     experiment.train(from_dict({**tree, "method": {**tree["method"], "private_head": True}}), tmp_path)
     assert saved_config(tmp_path / "needs/fedit")["method"] == {"name": "fedit", "private_head": True}
@@ -177,9 +175,8 @@ def test_what_merges_can_start_from_heads_of_their_own(files, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("head", every.quick(["mixed", "own", "traced"], ["own", "traced"]))
-def test_the_head_in_potaras_traces(files, parents, tmp_path, monkeypatch, head):
+def test_the_head_in_potaras_traces(files, parents, tmp_path, head):
     """App. B speaks of A and B: the weight is that of their traces, unless the head is to count as well."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     tree = configured(files, "potara")
     config = from_dict({**tree, "method": {**tree["method"], "head": head, "grid": False}})
     experiment.train(config, tmp_path, mode=Simulation({need: parents / need for need in ("fedit", "local")}))
@@ -206,9 +203,8 @@ def test_the_head_in_potaras_traces(files, parents, tmp_path, monkeypatch, head)
             torch.testing.assert_close(merged[name], share * fed[name] + (1 - share) * local[name], rtol=0, atol=1e-5)
 
 
-def test_a_frozen_head_stays_as_it_was_drawn(files, tmp_path, monkeypatch):
+def test_a_frozen_head_stays_as_it_was_drawn(files, tmp_path):
     """The same at all clients; the adapters are trained."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     tree = configured(files, "local")
     config = from_dict({**tree, "local": {**tree["local"], "freeze": "^classifier"}})
     plan = announce.run_plan(build.prepare(config, Reporter()))
@@ -239,9 +235,8 @@ def test_heads_of_their_own_do_not_go_with_everything(files, changes, said):
         build.prepare(from_dict({**tree, **changes, "task": {**tree["task"], **changes.get("task", {})}}), Reporter())
 
 
-def test_experts_are_loaded_for_use(files, tmp_path, monkeypatch):
+def test_experts_are_loaded_for_use(files, tmp_path):
     """Every expert is a PEFT folder; the gate and the head lie beside them, and the card says how to load the whole."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     config = from_dict(configured(files, "feddpa", rounds=1))
     summary = experiment.train(config, tmp_path / "run")
     folder = tmp_path / "run/adapters/client0"

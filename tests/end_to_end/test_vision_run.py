@@ -17,7 +17,7 @@ from llm_fed import methods
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.costs import read_traffic
 from llm_fed.commands.evaluate import evaluate_run, export
-from llm_fed.experiment import finish, run
+from llm_fed.experiment import run
 from llm_fed.runs.records import read_records
 from llm_fed.settings.configfile import from_dict
 
@@ -44,18 +44,12 @@ def finished(data, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def without_reports(monkeypatch):
-    """Their pictures take most of the time."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
-
-
 # One of each: late answers, a server with data, models that differ. `make long` runs the others.
 QUICK = {"fedit", "center", "feddle out of domain", "fedkd of unlike models"}
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in RUNS])
-def test_every_method_of_whole_models_runs_and_continues_bit_identically(data, finished, tmp_path, monkeypatch, name):
+def test_every_method_of_whole_models_runs_and_continues_bit_identically(data, finished, tmp_path, name):
     whole = finished(name)
     assert (whole / "report.html").read_text().count("data:image/png") >= 2
     summary = json.loads((whole / "summary.json").read_text())
@@ -67,7 +61,6 @@ def test_every_method_of_whole_models_runs_and_continues_bit_identically(data, f
     )
     assert set(summary["scores"]["clients"]) == scored == {path.name for path in (whole / "adapters").iterdir()}
     assert 0 <= summary["scores"]["mean"] <= 100 and summary["scores"]["metric"] == "accuracy"
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)  # pictures take most of the time
     with pytest.raises(KeyboardInterrupt):
         run.train(from_dict(configured(data, name)), tmp_path / "run", reporter=Killer(3))
     run.train(from_dict(configured(data, name)), tmp_path / "run")
@@ -95,7 +88,7 @@ def test_the_report_of_a_search_has_its_coefficients(finished):
 
 
 @pytest.mark.parametrize("name", every.quick(["fedlora", "ifca", "fedmerge", "fedbuff", "feddle", "feddf"], ["feddf"]))
-def test_running_statistics_travel_and_survive(data, tmp_path, without_reports, name):
+def test_running_statistics_travel_and_survive(data, tmp_path, name):
     """A ResNet with BatchNorm: its statistics are in what is exported."""
     base = tmp_path / "resnet"
     tiny_images.save(tiny_images.resnet(torch.float32), base)

@@ -294,17 +294,6 @@ def test_the_plan_is_the_cheapest_within_the_budget(grid):
     assert plan([], 64, 0, grid) == []
 
 
-def test_shapes_of_the_grid():
-    """They are few, each is its own shape, and none has more tokens than the model has positions."""
-    for of in ("rows", "tokens", "targets"):
-        sizes = [getattr(Grid(), of)(number) for number in range(1, 1000)]
-        assert sizes == sorted(sizes) and all(size >= number for number, size in enumerate(sizes, 1))
-        assert all(getattr(Grid(), of)(size) == size for size in sizes) and len(set(sizes)) < 40
-        assert all(size <= 2 * number + 16 for number, size in enumerate(sizes, 1))
-    assert Grid().targets(0) == 0
-    assert [Grid(60).tokens(length) for length in (50, 57, 60, 61)] == [56, 60, 60, 61]
-
-
 def test_attention_in_a_graph_has_the_masks_of_the_pass_as_it_is_written(monkeypatch):
     """None, and `is_causal` in their place: transformers keeps an explicit mask where it sees that a stream is
     captured."""

@@ -83,19 +83,6 @@ def test_a_router_reads_its_input_before_dropout(base):
         torch.testing.assert_close(got, base.model(inputs).logits, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("gate", ["sum", "router"])
-def test_weights_of_rows_belong_to_the_gatemixing_weights(base, gate):
-    bank = AdapterBank(base.model, PLAIN.with_experts("a", "b", gate=gate), 1, torch.float64)
-    with pytest.raises(ValueError, match=gate), bank.attached(torch.tensor([0]), mix=torch.ones(1, 2)):
-        pass
-
-
-def test_a_gate_mix_needs_weights_of_rows(base):
-    bank = AdapterBank(base.model, MIXED, 1, torch.float64)
-    with pytest.raises(ValueError, match="needs the weights of each row"), bank.attached(torch.tensor([0])):
-        pass
-
-
 def test_experts_of_gate_sum_add_up(base):
     """Two experts with the same A and half of B each are one adapter."""
     alone = state(base, PLAIN, 3)

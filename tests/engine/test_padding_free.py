@@ -34,11 +34,11 @@ from llm_fed.basics.errors import UserError
 from llm_fed.engine import end_to_end
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
 from llm_fed.engine.capture import USES, Captures
-from llm_fed.engine.end_to_end import FlatSequences, attend, flattened, one_by_one
+from llm_fed.engine.end_to_end import FlatSequences, attend, one_by_one
 from llm_fed.engine.fit import fit
 from llm_fed.engine.layers import TokenGroups, groups_of
 from llm_fed.engine.memory import activation_checkpointing
-from llm_fed.engine.packing import Grid, collate, filled
+from llm_fed.engine.packing import filled
 from llm_fed.engine.passes import refusal
 from llm_fed.engine.preferences import examples_of
 from llm_fed.method.requests import Fit, Fitted
@@ -221,19 +221,6 @@ def test_micro_batches_are_filled_in_order_and_evenly():
     assert filled([], 8) == []
     many = filled([2] * 2500, 16384)  # though they would fit into one, torch's products take 1,023 groups
     assert sum(many, []) == list(range(2500)) and max(map(len, many)) == 1023
-
-
-def test_a_flat_batch_holds_the_targets_of_the_rows():
-    examples = tiny.examples(0, [13, 5, 9])
-    rows, flat = collate(examples), flattened(examples)
-    assert torch.equal(flat.labels, rows.labels) and torch.equal(flat.rows, rows.rows)
-    assert flat.input_ids.shape == (1, 27) and torch.equal(flat.input_ids[0, flat.indices + 1], flat.labels)
-    assert flat.positions[0].tolist() == [*range(13), *range(5), *range(9)]
-    assert flat.sequences.borders.tolist() == [0, 13, 18, 27]
-    wide = end_to_end.widened(flat, Grid())
-    assert wide.input_ids.shape == (1, 64)
-    assert wide.sequences.borders.tolist()[:5] == [0, 13, 18, 27, 36] and wide.sequences.borders[-1] == 64
-    assert torch.equal(wide.input_ids[0, 27:36], wide.input_ids[0, 18:27]) and wide.positions[0, 62:].tolist() == [8, 0]
 
 
 def test_products_of_groups_are_those_of_each_and_so_are_gradients(monkeypatch):

@@ -26,11 +26,6 @@ def test_of_many_clients_those_are_shown_that_differ_most():
     assert found.left_out == 80
 
 
-def test_runs_of_one_client_have_no_such_picture():
-    assert activity.updates_of([{"round": 1}]) is None
-    assert activity.updates_of([{"round": 1, "updates": {"a": [1.0, None]}}]) is None
-
-
 def test_both_pictures_are_drawn(tmp_path):
     found = activity.updates_of([{"round": r, "updates": {"a": [0.0, None], "b": [0.0, None]}} for r in (1, 2)])
     assert found is not None and activity.draw(tmp_path / "a.png", updates=found).stat().st_size > 1000

@@ -5,12 +5,11 @@ import json
 from pathlib import Path
 
 import pytest
-import tiny_images
 import without
 from rich.console import Console
 
 from llm_fed.bench import build
-from llm_fed.experiment import announce, finish, run
+from llm_fed.experiment import announce, run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
@@ -30,13 +29,7 @@ def listing(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.fixture
-def without_reports(monkeypatch):
-    """Their pictures take most of the time."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
-
-
-def test_the_plan_of_a_run_on_text(small, llm_fed, tmp_path, without_reports):
+def test_the_plan_of_a_run_on_text(small, llm_fed, tmp_path):
     """Of bob's six training examples one is made too long. A rank-2 adapter on two layers' q_proj (24 -> 24) and v_proj
     (24 -> 12) has 2 * (2 * 48 + 2 * 36) = 336 parameters; the base 10,800."""
     data = tmp_path / "data"
@@ -65,20 +58,7 @@ def test_the_plan_of_a_run_on_text(small, llm_fed, tmp_path, without_reports):
     assert said.err.index("method ") < before_rounds < said.err.index("round 1/2: loss")
 
 
-def test_the_plan_of_whole_image_models_that_differ(tmp_path, measured):
-    unlike = {"name": "cnn", "clients": ["cnn", "resnet-9"]}
-    tree = tiny_images.tree(tiny_images.npz(tmp_path / "own.npz"), method={"name": "fml"}, base=unlike)
-    plan = planned(tree, tmp_path / "run")
-    rows = plan.rows()
-    assert rows["training"].startswith("2 whole models side by side (own, small): 94,856 to 125,040 parameters")
-    assert rows["training"].endswith("of which 47,428 are sent")
-    assert rows["base"] == "cnn (shared), 47,428 parameters, float32, on cpu in 1 process"
-    # 36 pictures for three clients, a fifth of them held out: 9 or 10 each, hence 2 batches of 8.
-    assert rows["each round"] == "1 epoch, 2 steps of 8 examples, learning rate 0.003, decaying to 0.001 in the last"
-    assert plan.costs.step > 4 * 47_428 and plan.costs.base > 4 * 47_428
-
-
-def test_a_merging_method_names_the_runs_that_it_trains_first(small, tmp_path, without_reports):
+def test_a_merging_method_names_the_runs_that_it_trains_first(small, tmp_path):
     quick = {"every": 0, "max_new_tokens": 1, "cross": False}
     tree, said = small.tree(rounds=1, method={"name": "potara"}, local={"steps": 1}, eval=quick), io.StringIO()
     plan = planned(tree, tmp_path / "run")
@@ -106,7 +86,7 @@ def test_a_merging_method_names_the_runs_that_it_trains_first(small, tmp_path, w
     ],
     ids=lambda changes: changes["method"]["name"],
 )
-def test_bytes_are_those_of_the_run(small, tmp_path, without_reports, changes):
+def test_bytes_are_those_of_the_run(small, tmp_path, changes):
     """Where every client moves the same in every round."""
     tree = small.tree(eval={"every": 0, "max_new_tokens": 1, "cross": False}, **changes)
     costs = planned(tree, tmp_path / "run").costs
@@ -135,7 +115,7 @@ def test_a_dry_run_leaves_nothing(small, llm_fed, tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
-def test_a_dry_run_says_where_a_run_goes_on(small, llm_fed, tmp_path, monkeypatch, without_reports):
+def test_a_dry_run_says_where_a_run_goes_on(small, llm_fed, tmp_path, monkeypatch):
     config = small.config(tmp_path / "c.yaml", eval={"max_new_tokens": 1})
 
     def interrupted(self, line):

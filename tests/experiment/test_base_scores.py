@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from llm_fed.bench import build
 from llm_fed.commands import compare, section
-from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
@@ -20,13 +19,6 @@ from llm_fed.scoring.scores import Summary, score
 from llm_fed.settings.configfile import from_dict
 
 METHODS = ("ffa", "pfedmoe", "feddpa")
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(request, monkeypatch):
-    """Reports take most of the time; those that a test reads are written."""
-    if "report" not in request.node.name:
-        monkeypatch.setattr(finish, "write_report", lambda folder: None)
 
 
 def tree(small, **changes: Any) -> dict[str, Any]:

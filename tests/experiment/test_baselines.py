@@ -12,7 +12,6 @@ from rich.console import Console
 from llm_fed.bench import build
 from llm_fed.commands import compare, section
 from llm_fed.commands.api import open_run
-from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -25,10 +24,7 @@ def small(small):
 
 
 @pytest.fixture(autouse=True)
-def no_pictures(request, monkeypatch):
-    """Reports take most of the time; those that a test reads are written."""
-    if "report" not in request.node.name:
-        monkeypatch.setattr(finish, "write_report", lambda folder: None)
+def no_pictures(monkeypatch):
     monkeypatch.setattr(compare, "_drawn", lambda table, out, split: {})
 
 

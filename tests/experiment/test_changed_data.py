@@ -19,7 +19,7 @@ from llm_fed.commands.finished import compare_runs
 from llm_fed.commands.join import join
 from llm_fed.commands.merge import merge_adapters
 from llm_fed.commands.section import read_rows
-from llm_fed.experiment import finish, run, splits
+from llm_fed.experiment import run, splits
 from llm_fed.experiment.shown import shown
 from llm_fed.runs.folder import SPLITS
 from llm_fed.runs.records import read_records
@@ -27,13 +27,6 @@ from llm_fed.settings import configfile
 from llm_fed.settings.configfile import from_dict
 from llm_fed.tasks.common import Example
 from llm_fed.tasks.record import TRAINING, Record
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _without_reports():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "write_report", lambda folder: None)
-        yield
 
 
 def rows(client: str, numbers: range | list[int]) -> str:

@@ -16,7 +16,6 @@ from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.evaluate import evaluate_run
 from llm_fed.commands.section import read_rows
 from llm_fed.experiment import run as experiment
-from llm_fed.experiment import simulation
 from llm_fed.models import loading
 from llm_fed.models.loading import settle_dtype
 from llm_fed.network.node import Node
@@ -167,19 +166,6 @@ def test_over_a_network_the_server_decides_for_all(small, tmp_path):
         reply, _ = node.answer(there, text, {**HELLO, "dtype": dtype}, b"")
         assert "error" not in reply
         assert {str(p.dtype) for p in node._bases._base.model.parameters()} == {f"torch.{dtype}"}
-
-
-def test_the_ranks_of_a_launch_are_told(small, tmp_path, monkeypatch):
-    class Told(Exception):
-        pass
-
-    def spread(ranks, config, shared, known):
-        raise Told(config.base.dtype)
-
-    monkeypatch.setattr(simulation, "other_ranks", lambda: object())
-    monkeypatch.setattr(build, "DistributedEngine", spread)
-    with pytest.raises(Told, match="float32"):
-        experiment.train(from_dict(small.tree(base=AUTO)), tmp_path / "run")
 
 
 def test_a_library_call_takes_auto_too(small, finished):

@@ -8,17 +8,12 @@ import torch
 from rich.console import Console
 
 from llm_fed.basics import checksum
-from llm_fed.experiment import environment, finish
+from llm_fed.experiment import environment
 from llm_fed.experiment import run as experiment
 from llm_fed.runs import folder as run_folder
 from llm_fed.runs.records import read_records, timed_rounds
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
-
-
-@pytest.fixture(autouse=True)
-def no_reports(monkeypatch):
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
 
 
 def go(small, folder, rounds: int) -> str:

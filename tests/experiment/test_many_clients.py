@@ -68,13 +68,7 @@ def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeyp
             for module, name in ((documents, "read"), (files, "_syncfs"), (Base, "draw")):
                 real, key = getattr(module, name), f"{module.__name__}.{name}"
 
-                def counted(
-                    *given,
-                    found=found,
-                    real=real,
-                    key=key,
-                    **options,
-                ):
+                def counted(*given, found=found, real=real, key=key, **options):
                     found[key] += 1
                     return real(*given, **options)
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from llm_fed.experiment import finish
 from llm_fed.experiment.finish import UNMOVED
 from llm_fed.runs.records import read_records
 
@@ -36,9 +35,8 @@ def test_one_step_is_enough(small, tmp_path, llm_fed, words):
     assert not events(tmp_path / "out")
 
 
-def test_compare_says_below_its_table_what_went_wrong(small, tmp_path, llm_fed, monkeypatch):
+def test_compare_says_below_its_table_what_went_wrong(small, tmp_path, llm_fed):
     """One of three uploads in each of two rounds is longer than the middle one; a buffer of 100 is never full."""
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
     rows = {"never": NEVER[0], "strict": ["method=fedit", "norm_bound=1.0001"], "well": []}
     config = small.config(tmp_path / "c.yaml", rounds=2, local={"steps": 4}, compare={"seeds": [0], "rows": rows})
     assert llm_fed("compare", config, "--out", tmp_path / "out").code == 0

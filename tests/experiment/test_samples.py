@@ -10,19 +10,14 @@ import tiny_images
 from small_run import CLIENTS, SIZES
 
 from llm_fed.commands.quickstart import ASSETS
-from llm_fed.experiment import finish, samples
 from llm_fed.experiment import run as experiment
+from llm_fed.experiment import samples
 from llm_fed.kinds.language import load_base
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import score
 from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.configfile import from_dict
 from llm_fed.tasks.common import Example, Turn
-
-
-@pytest.fixture(autouse=True)
-def no_reports(monkeypatch):
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
 
 
 def trained(small, folder: Path, **changes: Any) -> dict[str, Any]:

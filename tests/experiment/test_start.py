@@ -15,7 +15,6 @@ from safetensors.torch import load_file, save_file
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
 from llm_fed.commands import evaluate
-from llm_fed.eval.report import run as report
 from llm_fed.experiment import run as experiment
 from llm_fed.export import models, peft_folders
 from llm_fed.merge.delta import joined
@@ -27,11 +26,6 @@ from llm_fed.runs.records import read_records
 from llm_fed.settings import configfile
 from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
-
-
-@pytest.fixture(autouse=True)
-def without_pictures(monkeypatch) -> None:
-    monkeypatch.setattr(report, "pictures_of", lambda *shown: [])
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from llm_fed.audit.audit import audit
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.experiment import finish, unused
+from llm_fed.experiment import unused
 from llm_fed.experiment.ending import Ending
 from llm_fed.experiment.run import train
 from llm_fed.runs.records import read_records
@@ -26,13 +25,6 @@ SAME_LR = {"steps": 2, "batch_size": 2, "lr": 0.02, "lr_end": 0.02}
 # Of seven rounds six are trained together, of ten nine, and then each takes the two steps of one alone.
 OWN_STEPS = {"name": "fedlora", "personal_share": 1 / 7}
 NEVER_BETTER = {"patience": 2, "min_delta": 100.0}  # the first scored round is the best
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_reports() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "write_report", lambda folder: None)
-        yield
 
 
 class Told(Reporter):

@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from llm_fed import load_client
 from llm_fed.bench.build import prepare
-from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.kinds.language import load_base
 from llm_fed.models.prompt import FILE, read_prompt, stop_tokens
@@ -43,9 +42,7 @@ def run(small, base, tmp_path_factory) -> Path:
         base={"name": str(base)}, rounds=1, local={"steps": 12}, task={"template": "chat", "max_length": 48},
         eval={"max_new_tokens": 5},
     )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "write_report", lambda folder: None)  # pictures take most of the time
-        experiment.train(from_dict(tree), folder)
+    experiment.train(from_dict(tree), folder)
     return folder
 
 

@@ -17,7 +17,6 @@ from llm_fed import load_client
 from llm_fed.basics import checksum
 from llm_fed.basics.errors import UserError
 from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run, reopen
-from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
 from llm_fed.export import peft_folders
 from llm_fed.export.card import model_card
@@ -60,12 +59,10 @@ def tree(small, base: Path, template: str, **changes: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def runs(small, base, tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "write_report", lambda folder: None)  # pictures take most of the time
-        for name in TEMPLATES_HERE:
-            experiment.train(from_dict(tree(small, base, name)), folder / name)
-        experts = tree(small, base, "chat", method={"name": "fedem", "num_models": 2})
-        experiment.train(from_dict(experts), folder / "fedem")
+    for name in TEMPLATES_HERE:
+        experiment.train(from_dict(tree(small, base, name)), folder / name)
+    experts = tree(small, base, "chat", method={"name": "fedem", "num_models": 2})
+    experiment.train(from_dict(experts), folder / "fedem")
     return {path.name: path for path in folder.iterdir()}
 
 

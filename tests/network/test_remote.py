@@ -8,18 +8,7 @@ from typing import Any
 import every
 import pytest
 import yaml
-from network import (
-    HELLO,
-    NETWORK,
-    NetworkInProcess,
-    adapters,
-    assert_same_models,
-    federate,
-    lines,
-    only,
-    tree,
-    work,
-)
+from network import HELLO, NETWORK, NetworkInProcess, adapters, assert_same_models, federate, lines, only, tree, work
 from small_run import CLIENTS
 
 from llm_fed.basics.errors import RunError, UserError

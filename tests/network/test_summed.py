@@ -1,18 +1,21 @@
 """`privacy.secure` over a network: the sums of one process, and what happens when clients vanish, lie, or are asked
 for what they must not tell."""
 
+import json
 import os
 import shutil
 from collections import Counter
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization as keys
+from cryptography.hazmat.primitives.asymmetric import ec
 from disk_faults import Camera
-from network import lines, tree
-from secure_network import NAMES, WAIT, SecureNetwork, line_of, private_key, seven
+from network import NetworkInProcess, lines, tree
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.experiment import run as experiment
@@ -27,6 +30,58 @@ from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
 from llm_fed.state.outline import leaves
 from llm_fed.state.wire import pack
+
+NAMES = tuple(f"c{place}" for place in range(7))  # five of them open a secret
+WAIT = {"clients": list(NAMES), "deadline": 30.0, "patience": 60.0}
+
+
+def seven(small: Any, folder: Path) -> Any:
+    """Seven clients with the rows of three."""
+    for place, name in enumerate(NAMES):
+        shutil.copytree(small.data / ("ada", "bob", "cyd")[place % 3], folder / name)
+    return replace(small, data=folder)
+
+
+def private_key(path: Path) -> ec.EllipticCurvePublicKey:
+    key = ec.generate_private_key(ec.SECP384R1())
+    form = keys.Encoding.PEM, keys.PrivateFormat.OpenSSH, keys.NoEncryption()
+    path.write_bytes(key.private_bytes(*form))
+    return key.public_key()
+
+
+def line_of(name: str, key: ec.EllipticCurvePublicKey) -> str:
+    return f"{name} {key.public_bytes(keys.Encoding.OpenSSH, keys.PublicFormat.OpenSSH).decode()}\n"
+
+
+class SecureNetwork(NetworkInProcess):
+    """In one process, with nodes that have registered keys.
+
+    Attributes:
+        traffic: all bytes that crossed, in both directions.
+        change: what comes in the place of an order that is sent to a node.
+    """
+
+    def __init__(self, folder: Path, *more: Any, change: Any = lambda order: order, **options: Any):
+        super().__init__(folder, *more, nodes=[(name,) for name in NAMES], **options)
+        self.traffic: list[bytes] = []
+        self.change, registered = change, folder / "peers"
+        folder.mkdir(exist_ok=True)
+        for number, place in self.places.items():
+            key = folder / f"key-{place.clients[0]}"
+            if not key.exists():
+                with open(registered, "a") as file:
+                    file.write(line_of(place.clients[0], private_key(key)))
+            self.places[number] = replace(place, key=str(key), peers=str(registered))
+
+    def _carry_out(self, node: int, message: Any, content: bytes) -> str:
+        if "orders" in message:
+            message = {**message, "orders": [self.change(dict(order)) for order in message["orders"]]}
+        self.traffic += [json.dumps(message).encode(), content]
+        id = super()._carry_out(node, message, content)
+        came = self._replies.get(id, Reply({}))
+        self.traffic += [json.dumps(dict(came.content)).encode(), came.answer]
+        return id
+
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -12,7 +12,6 @@ import toy
 
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import build
-from llm_fed.eval.report import run as report
 from llm_fed.experiment import run as experiment
 from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring, federate
@@ -54,12 +53,6 @@ CASES: dict[str, dict[str, Any]] = {
     "fedsa": {"eval": {"every": 3}, "method": {"name": "fedsa"}, "participation": 0.5, "delay": {"sigma": 1.0}},
 }
 SHORT, LONG = 2, 4
-
-
-@pytest.fixture(autouse=True)
-def without_pictures(monkeypatch) -> None:
-    """The report's pictures take longer than the runs here."""
-    monkeypatch.setattr(report, "pictures_of", lambda *shown: [])
 
 
 class Said(tracking.Reporter):

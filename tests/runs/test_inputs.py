@@ -1,28 +1,96 @@
 """Runs that move: the same files under other paths are the same, others are refused by name."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import moving
 import pytest
 import small_run
 import toy
 from equal_runs import StopsAfter, files
 from rich.console import Console
+from small_run import Small
 
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.commands import api, compare, section
 from llm_fed.experiment import run as experiment
 from llm_fed.runs import inputs
 from llm_fed.runs.folder import Run
-from llm_fed.runs.inputs import Contents, difference
+from llm_fed.runs.inputs import Contents
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import as_dict, from_dict
+
+DISKS = [Path("/dev/shm"), Path("/tmp")]  # two file systems, where there are two
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where the things lie."""
+
+    data: Path
+    base: Path
+    run: Path
+
+    @property
+    def small(self) -> Small:
+        return Small(self.base, self.data)
+
+    def moved(self, what: str, new: Path) -> Scene:
+        """data, base or run are elsewhere, all are a copy as on another machine, or the data are behind a link."""
+        if what == "all":
+            places = {name: new / name for name in ("data", "base", "run")}
+            for name, place in places.items():
+                shutil.copytree(getattr(self, name), place, copy_function=shutil.copyfile)
+            return Scene(**places)
+        if what == "link":
+            new.symlink_to(self.data, target_is_directory=True)
+            return replace(self, data=new)
+        return replace(self, **{what: Path(shutil.move(getattr(self, what), new))})
+
+    def touch(self) -> None:
+        """Other times, pages and caches: nothing of the data and the base."""
+        for folder in (self.data, self.base):
+            (folder / "README.md").write_text("another page")
+            (folder / ".cache").mkdir()
+            (folder / ".cache/x.json").write_text("{}")
+            for path in folder.rglob("*"):
+                os.utime(path, (1, 1))
+
+    def spoil(self, file: str) -> None:
+        """One bit of a file of the data or the base; or a client comes or goes."""
+        if file == "new/train.jsonl is new":
+            shutil.copytree(self.data / "ada", self.data / "new")
+        elif file == "cyd/train.jsonl is missing":
+            shutil.rmtree(self.data / "cyd")
+        else:
+            flip(next(path for path in (self.data / file, self.base / file) if path.exists()))
+
+
+def flip(path: Path) -> None:
+    """One bit, with size and times as they were."""
+    times, data = path.stat(), bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def begin(folder: Path) -> Scene:
+    """A run with one round behind it, as far as a folder tells."""
+    small = small_run.make(folder)
+    (small.data / "README.md").write_text("about the data")
+    (small.base / "README.md").write_text("about the base")
+    with Run(folder / "run", from_dict(small.tree())) as run:
+        run.begin()
+        run.remember(inputs.FILE, run.contents.of(run.config))
+        run.log({"kind": "round", "round": 1})
+    return Scene(small.data, small.base, folder / "run")
 
 
 class Listens(Reporter):
@@ -35,15 +103,15 @@ class Listens(Reporter):
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory) -> moving.Scene:
+def begun(tmp_path_factory) -> Scene:
     """A run that has begun; it is copied before it is moved."""
-    return moving.begin(tmp_path_factory.mktemp("begun"))
+    return begin(tmp_path_factory.mktemp("begun"))
 
 
 @pytest.fixture
 def elsewhere(begun) -> Iterator[Path]:
     """A folder on another disk, where there is one."""
-    folder = Path(tempfile.mkdtemp(dir=moving.DISKS[0]))
+    folder = Path(tempfile.mkdtemp(dir=DISKS[0]))
     yield folder
     shutil.rmtree(folder)
 
@@ -52,7 +120,7 @@ def check_base(run: Run) -> None:
     inputs.check_base(run.folder, as_dict(run.config)["base"], inputs.read(run.folder), run.contents)
 
 
-def continued(scene: moving.Scene) -> None:
+def continued(scene: Scene) -> None:
     with Run(scene.run, from_dict(scene.small.tree())) as run:
         check_base(run)
         assert run.continues and run.reached == 0
@@ -96,7 +164,7 @@ def test_a_run_that_moves_ends_as_if_it_had_stayed(small, tmp_path):
     experiment.train(from_dict(tree), tmp_path / "stays", reporter=Listens())
     with pytest.raises(KeyboardInterrupt):
         experiment.train(from_dict(tree), tmp_path / "run", reporter=StopsAfter(1))
-    away = Path(tempfile.mkdtemp(dir=moving.DISKS[0]))
+    away = Path(tempfile.mkdtemp(dir=DISKS[0]))
     try:
         for name, place in (("data", small.data), ("base", small.base), ("run", tmp_path / "run")):
             shutil.copytree(place, away / "home" / name)
@@ -200,16 +268,9 @@ def test_a_base_of_the_hub_and_its_copy(begun, tmp_path, monkeypatch):
         assert "base.name" in run.moved
         run.begin()
     assert saved_config(scene.run)["base"]["revision"] == "abc"
-    moving.flip(cached / "model.safetensors")
+    flip(cached / "model.safetensors")
     with Run(scene.run, from_dict(tree)) as run, pytest.raises(UserError, match="model.safetensors differs.*revision"):
         check_base(run)
-
-
-def test_differences_in_words():
-    before = {"a": "1", "b": "2", "c": "3", "d": "4"}
-    assert difference(before, dict(before)) == ""
-    assert difference(before, {"a": "9", "b": "2", "c": "3", "e": "4"}) == "a differs, d is missing, e is new"
-    assert difference(before, {}) == "a is missing, b is missing, c is missing and 1 more"
 
 
 def test_a_single_file_may_have_another_name(tmp_path):

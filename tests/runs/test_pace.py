@@ -51,25 +51,6 @@ def test_the_estimate_is_that_of_this_sessions_rounds(first):
     assert pace.left() == ""
 
 
-def test_words_for_where_a_run_is():
-    clock = Clock()
-    pace = Pace(10, clock)
-    train(pace, clock, 1, 3, 1.0)
-    assert pace.where() == "" and pace.done == 3
-    pace.round(4)
-    pace.begin("local")
-    assert pace.where() == "round 4 of 10, training at the clients"
-    pace.step(3, 5, 1.5)
-    assert pace.where() == "round 4 of 10, step 3 of 5, loss 1.500"
-    pace.end("local")
-    pace.begin("evaluate")
-    pace.answered(10)
-    assert pace.where() == "round 4 of 10, scoring, 10 answers"
-    assert [duration(s) for s in (0.2, 42, 119, 14 * 60, 3.5 * 3600, 50 * 3600)] == [
-        "1 s", "40 s", "2 min", "14 min", "3.5 h", "2.1 days",
-    ]  # fmt: skip
-
-
 def slowed(monkeypatch, seconds: float, fail_at: int | None = None) -> None:
     """Make each fused step take so long, and one fail in the place of Ctrl-C."""
     real, steps = fit.FusedFit.step, itertools.count()

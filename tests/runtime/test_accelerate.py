@@ -32,20 +32,14 @@ from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.requests import (
     Distillation,
     Fit,
-    Generate,
-    Gradient,
-    Logits,
-    MeanLosses,
-    OptionScores,
     PerExample,
-    Query,
     Request,
 )
 from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
-from llm_fed.runtime.accelerate import Build, DistributedEngine, Shared, Worker, cost, split
+from llm_fed.runtime.accelerate import Build, DistributedEngine, Shared, Worker
 from llm_fed.runtime.launch import Gloo, Ranks
 from llm_fed.runtime.local import LocalRuntime
 from llm_fed.runtime.portable import Codec, fingerprint, packages_of
@@ -293,32 +287,8 @@ def test_other_data_at_another_rank_is_refused_before_anything_is_written(small,
     assert not (tmp_path / "run").exists()
 
 
-def test_shares_are_even_and_keep_the_order():
-    """Longest first: 7 | 5, then 5 to the 5, 4 to the 7, 3 to the 10."""
-    assert split([3, 7, 5, 4, 5], 2) == [[1, 3], [0, 2, 4]]
-    assert split([2, 2], 4) == [[0], [1], [], []]
-    assert split([1], 3) == [[0], [], []]
-
-
 def encoded(length: int) -> Encoded:
     return Encoded(list(range(length)), [False] + [True] * (length - 1))
-
-
-def test_cost_counts_what_goes_through_how_many_models():
-    state = State.of({"a": torch.zeros(2)})
-    batches = [[encoded(3), encoded(5)], [encoded(4)]]
-    alone = Fit.on("c", LORA, state, batches, Optimizer(0.1, proximal=1.0, anchor=state))
-    taught = replace(alone, loss=Distillation([state, state]))
-    queries = [Query([1, 2, 3], ("w",), ([4], [5, 6])), Query([7], ("w",))]
-    pictures = [Picture(torch.zeros(1, 2, 2, dtype=torch.uint8), 0, "0")] * 3
-    requests = {
-        12: alone, 36: taught, 24: replace(alone, batches=[*alone.batches, *alone.batches]),
-        16: MeanLosses("c", LORA, [state, state], [encoded(8)]), 7: OptionScores("c", LORA, state, queries),
-        2: Generate("c", LORA, state, [[1, 2, 3], [4]]), 3: Logits("c", LORA, state, pictures),
-        5: Gradient("c", LORA, state, [encoded(5)]), 1: replace(alone, batches=[]),
-    }  # fmt: skip
-    for expected, request in requests.items():
-        assert cost(request) == expected, request
 
 
 def distance(target: float, scale: float, value: float) -> float:

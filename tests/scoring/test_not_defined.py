@@ -5,8 +5,6 @@ import json
 import outside
 import pytest
 
-from llm_fed.eval.report import write_report
-from llm_fed.experiment import finish
 from llm_fed.runs.reading import finished
 from llm_fed.settings import plugins
 
@@ -18,8 +16,7 @@ EVERYBODY = ("w4 w5", "w7 w8", "w10 w11")
 
 
 @pytest.mark.parametrize("value", ["None", "float('nan')", "[None] * len(references)"])
-def test_a_client_for_whom_an_own_metric_says_nothing(small, here, llm_fed, monkeypatch, value):
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+def test_a_client_for_whom_an_own_metric_says_nothing(small, here, llm_fed, value):
     outside.module(here, "odd", METRIC.format(value=value, words=("w4 w5",)))
     config = small.config(here / "c.yaml", rounds=1, eval={"metric": "odd:score"})
     said = llm_fed("compare", config, "--methods", "local,fedit", "--out", here / "out")
@@ -29,14 +26,10 @@ def test_a_client_for_whom_an_own_metric_says_nothing(small, here, llm_fed, monk
     assert scores["clients"] == {"bob": 50.0, "cyd": 50.0} and scores["mean"] == 50.0
     assert scores["undefined"] == scores["unscored"] == ["ada"]
     assert "not defined here" in (here / "out/table.md").read_text()
-    monkeypatch.undo()
-    with plugins.allowing(["odd:score"]):
-        write_report(here / "out/local-seed0")
     assert "not defined here" in (here / "out/local-seed0/report.html").read_text()
 
 
-def test_a_metric_that_is_defined_for_nobody_ends_no_run(small, here, llm_fed, monkeypatch):
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
+def test_a_metric_that_is_defined_for_nobody_ends_no_run(small, here, llm_fed):
     outside.module(here, "odd", METRIC.format(value="None", words=EVERYBODY))
     config = small.config(here / "c.yaml", rounds=1, eval={"metric": "odd:score"})
     said = llm_fed("compare", config, "--methods", "local,fedit", "--out", here / "out")

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from llm_fed.method.requests import Query
 from llm_fed.method.site import Data
 from llm_fed.runs.records import read_records
-from llm_fed.scoring.evaluation import notes_on_length, notes_on_scores
+from llm_fed.scoring.evaluation import notes_on_scores
 from llm_fed.scoring.scores import score
 from llm_fed.tasks.common import Example
 
@@ -39,21 +38,6 @@ def test_a_run_says_that_references_are_cut(small, llm_fed, tmp_path):
     compared = llm_fed("compare", config, "--methods", "local", "--out", tmp_path / "table", "--json")
     assert note in compared.err
     assert "answers cut" in (tmp_path / "table/table.md").read_text()
-
-
-def test_where_all_fit_nothing_is_said(small, llm_fed, tmp_path):
-    """Exactly as long as they may be: the token that ends an answer needs no room."""
-    config = small.config(tmp_path / "c.yaml", rounds=1, eval={"max_new_tokens": 2})
-    said = llm_fed("run", config, "--out", tmp_path / "run")
-    assert said.code == 0 and "references" not in said.err and "cut" not in said.err
-    assert not [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "event"]
-    assert "notes" not in json.loads((tmp_path / "run/summary.json").read_text())
-
-
-def test_a_small_context_is_said_as_such():
-    site = SimpleNamespace(id="a", data=Data(queries={"test": [Query([1], ("x",))] * 4}, cut={"test": [7, 9]}))
-    (note,) = notes_on_length([site], 16).values()
-    assert note.startswith("2 of 4 test references do not fit into the base's context") and "task.max_length" in note
 
 
 @pytest.mark.parametrize(

@@ -152,11 +152,6 @@ def test_run_and_eval_warn_once_for_each_split_and_before_training(hopeless, llm
     assert warnings_in(llm_fed("eval", tmp_path / "run", "--metric", "exact_match").err) == []
 
 
-def test_a_comparison_warns_once(hopeless, llm_fed, tmp_path):
-    said = llm_fed("compare", hopeless / "c.yaml", "--out", tmp_path / "compare")
-    assert said.code == 0 and len(warnings_in(said.err)) == 2
-
-
 def test_data_that_can_be_scored_is_not_warned_of(small, llm_fed, tmp_path):
     data = write(tmp_path / "data", ["w4 w5", "北京"])
     config = small.config(tmp_path / "c.yaml", rounds=1, task={"path": str(data)})

@@ -3,19 +3,28 @@
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/gallery.md").read_text()
 PICTURES = ROOT / "docs/images/gallery"
 
 
-def test_the_page_has_the_commands_of_the_script(analysis):
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/figures"))
+    import gallery
+
+    return gallery
+
+
+def test_the_page_has_the_commands_of_the_script(script):
     said = [line for line in re.sub(r" \\\n +", " ", PAGE).splitlines()]
-    for command in analysis("gallery").COMMANDS:
+    for command in script.COMMANDS:
         assert command in said
 
 
-def test_the_page_shows_every_picture_and_no_other(analysis):
-    script = analysis("gallery")
+def test_the_page_shows_every_picture_and_no_other(script):
     both = [*script.FIGURES, *script.SCREENS]
     drawn = {*both, *script.FILES, *(f"{name}_dark" for name in script.SCREENS)}
     assert set(re.findall(r"images/gallery/(\w+)\.png", PAGE)) == drawn == {path.stem for path in PICTURES.iterdir()}

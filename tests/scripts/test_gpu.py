@@ -32,6 +32,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["training", "generation", "large"])
 def test_each_step_measures_what_its_lines_lack(module, tmp_path, step):
     run, about = module("run"), module("steps").STEPS[step]

@@ -103,3 +103,29 @@ def test_the_python_interface_has_its_functions(site):
     for name in ("run", "compare", "open_run", "verdict", "load_client", "load_image_model"):
         assert f'href="#llm_fed.{"export.load" if "load" in name else "commands.api"}.{name}"' in html, name
     assert "llm_fed.method.Method.client_update" in (site / "api/method.html").read_text()
+
+
+def test_every_formula_of_the_page_is_understood():
+    """What the converter does not know it writes as it stands, with its backslash."""
+    converter = pytest.importorskip("latex2mathml.converter", reason="it needs latex2mathml (the extra docs)")
+    formulas = re.findall(r"\$`(.*?)`\$", (ROOT / "docs/formulas.md").read_text())
+    assert len(formulas) > 150
+    for formula in formulas:
+        assert "\\" not in converter.convert(formula), formula
+
+
+@pytest.mark.slow
+def test_formulas_pictures_and_tables_are_drawn(site):
+    """LaTeX is MathML, pictures of the dark follow the site's switch, and a phone shows a table of sentences as a list
+    in full width, whose cells name their columns; a table of figures stays one."""
+    formulas, gallery = ((site / f"{name}.html").read_text() for name in ("formulas", "gallery"))
+    assert formulas.count("<math") > 150 and "$<code" not in formulas
+    assert "_dark.png#only-dark" in gallery and ".png#only-light" in gallery and "<picture>" not in gallery
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    assert any("<table>" in html and "data-figure" in html for html in pages.values())
+    page = next(page for page, html in pages.items() if "<table data-list>" in html)
+    with browser.chromium() as shown:
+        shown.open(page, width=390)
+        cell = "const cell = document.querySelector('table[data-list] td[data-long]');"
+        assert shown.run(f"{cell} return cell.getBoundingClientRect().width") > 250
+        assert shown.run(f"{cell} return getComputedStyle(cell, '::before').content") != "none"

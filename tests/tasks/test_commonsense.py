@@ -92,10 +92,7 @@ def test_each_hub_data_set_becomes_llm_adapters_form(hub):
         assert set(client.train + client.validation + client.test) == {expected}
         assert (len(client.train + client.validation), len(client.test)) == (4, 2)
     assert hub["ybisk/piqa"] == [
-        (
-            "refs/convert/parquet",
-            {"train": "plain_text/train/*.parquet", "test": "plain_text/validation/*.parquet"},
-        )
+        ("refs/convert/parquet", {"train": "plain_text/train/*.parquet", "test": "plain_text/validation/*.parquet"})
     ]
 
 
