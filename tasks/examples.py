@@ -84,7 +84,47 @@ class Scheme:
         return replace(example, extra=extra, where=row.where)
 
     def _example(self, row: Row, group: str) -> Example:
-        return to_example(row, self.roles, group, self._letters, self._choices)
+        roles = self.roles
+        if "text" in roles:
+            return Example("", (cells.text_of(row, roles["text"]),), (), group)
+        if "chosen" in roles:
+            return _preference(row, roles, group)
+        if "messages" in roles:
+            value = cells.parsed(cells.held(row, roles["messages"]))
+            found = _conversation(row, roles, turns_of(value, row.where, roles["messages"]), group)
+        else:
+            found = self._answered(row, group)
+        if "label" in roles:
+            label = roles["label"]
+            found = replace(found, desirable=preferences.desirable(cells.held(row, label), row.where, label))
+        return found
+
+    def _answered(self, row: Row, group: str) -> Example:
+        roles, prompt, answer = self.roles, self.roles["prompt"], self.roles["answer"]
+        requested, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
+        if isinstance(requested, list) or (isinstance(right, list) and _is_talk(right)):
+            talk = requested if _is_talk(requested) else _as_question(requested, row.where, prompt)
+            return _conversation(row, roles, _whole(row, roles, "answer", talk, right), group)
+        text = cells.as_text(requested, row.where, prompt)
+        if "input" in roles:
+            text = _with_context(row, roles["input"], text)
+        if isinstance(right, dict) and isinstance(right.get("text"), list):
+            right = right["text"]
+        options, labels = tuple[str, ...](), tuple[str, ...]()
+        if self._letters:
+            texts = {column: option for column in self._letters if (option := cells.optional(row, column))}
+            options, labels = tuple(texts.values()), tuple(texts)
+        elif "options" in roles:
+            options, labels = options_of(row, roles["options"])
+        if options:
+            self._choices = self._choices or Choices(roles.get("options", ""))
+            answers = self._choices.right(row, answer, right, options, labels)
+        elif isinstance(right, list):
+            answers = cells.texts_of(right, row.where, answer)
+        else:
+            answers = (cells.as_text(right, row.where, answer),)
+        earlier = _earlier(row, roles) if {"system", "history"} & roles.keys() else ()
+        return Example((*earlier, Turn("user", text)) if earlier else text, answers, options, group)
 
     @property
     def used(self) -> list[str]:
@@ -114,54 +154,6 @@ class Scheme:
         answers = [values.get(resolved["answer"]) for values in self._sample]
         if count > 1 and answers and all(str(each).strip() in letters for each in answers):
             self._letters = letters
-
-
-def to_example(
-    row: Row, roles: Mapping[str, str], group: str, letters: Sequence[str] = (), rule: Choices | None = None
-) -> Example:
-    """A row whose columns are known by role (a key of `columns.USUAL_NAMES`) as an Example; errors as of
-    `Scheme.example`. `letters` are columns with an option each, and `rule` says how the answers of the row's file name
-    options."""
-    if "text" in roles:
-        return Example("", (cells.text_of(row, roles["text"]),), (), group)
-    if "chosen" in roles:
-        return _preference(row, roles, group)
-    if "messages" in roles:
-        value = cells.parsed(cells.held(row, roles["messages"]))
-        found = _conversation(row, roles, turns_of(value, row.where, roles["messages"]), group)
-    else:
-        found = _answered(row, roles, group, letters, rule)
-    if "label" in roles:
-        label = roles["label"]
-        found = replace(found, desirable=preferences.desirable(cells.held(row, label), row.where, label))
-    return found
-
-
-def _answered(row: Row, roles: Mapping[str, str], group: str, letters: Sequence[str], rule: Choices | None) -> Example:
-    prompt, answer = roles["prompt"], roles["answer"]
-    requested, right = _structured(cells.held(row, prompt)), _structured(cells.held(row, answer))
-    if isinstance(requested, list) or (isinstance(right, list) and _is_talk(right)):
-        talk = requested if _is_talk(requested) else _as_question(requested, row.where, prompt)
-        return _conversation(row, roles, _whole(row, roles, "answer", talk, right), group)
-    text = cells.as_text(requested, row.where, prompt)
-    if "input" in roles:
-        text = _with_context(row, roles["input"], text)
-    if isinstance(right, dict) and isinstance(right.get("text"), list):
-        right = right["text"]
-    options, labels = tuple[str, ...](), tuple[str, ...]()
-    if letters:
-        texts = {column: option for column in letters if (option := cells.optional(row, column))}
-        options, labels = tuple(texts.values()), tuple(texts)
-    elif "options" in roles:
-        options, labels = options_of(row, roles["options"])
-    if options:
-        answers = (rule or Choices(roles["options"])).right(row, answer, right, options, labels)
-    elif isinstance(right, list):
-        answers = cells.texts_of(right, row.where, answer)
-    else:
-        answers = (cells.as_text(right, row.where, answer),)
-    earlier = _earlier(row, roles) if {"system", "history"} & roles.keys() else ()
-    return Example((*earlier, Turn("user", text)) if earlier else text, answers, options, group)
 
 
 def _with_context(row: Row, column: str, text: str) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
@@ -22,7 +22,7 @@ import numpy as np
 
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.rng import derive
-from llm_fed.rows import declared, file_rows, formats, hub_data, layout, part_rows
+from llm_fed.rows import Row, declared, file_rows, formats, hub_data, layout, part_rows, rows_at_hand
 from llm_fed.rows.layout import FolderLayout, Part, natural_order, split_of
 from llm_fed.settings import paths
 from llm_fed.settings.config import LIKELIHOOD, PREFERENCE, ColumnsConfig, TaskConfig
@@ -163,6 +163,16 @@ def clients_of(
     if not folders:
         raise UserError(f"{path} holds no client folder such as {known[0]}")
     return [read_client(folders[name], name, config) for name in chosen(config, list(folders))]
+
+
+def of_rows(
+    config: TaskConfig, client: str, rows: Mapping[str, Sequence[Row]], hub: str, columns: ColumnsConfig | None = None
+) -> ClientData:
+    """A client of rows of a Hub data set, by split."""
+    collected = Collected(replace(config, columns=columns or config.columns), hub)
+    for split, part in rows.items():
+        collected.add(client, split, [rows_at_hand(f"{hub} ({split} of {client})", part)])
+    return collected.clients()[client]
 
 
 def of_clients(name: str, metric: str, clients: Sequence[ClientData]) -> TaskData:

@@ -18,11 +18,10 @@ import dataclasses
 import re
 from functools import partial
 
-from llm_fed.rows import hub_rows, rows_at_hand
+from llm_fed.rows import hub_rows
 from llm_fed.settings.config import TaskConfig
-from llm_fed.tasks.collected import Collected
 from llm_fed.tasks.common import ClientData, Example, TaskData
-from llm_fed.tasks.files import change, clients_of, draw, of_clients
+from llm_fed.tasks.files import change, clients_of, draw, of_clients, of_rows
 
 METRIC = "rouge1"
 HUB_ID = "Muennighoff/flan"
@@ -49,11 +48,8 @@ def load(config: TaskConfig, seed: int) -> TaskData:
 def _from_hub(task: str, config: TaskConfig, seed: int) -> ClientData:
     sizes = DRAWS[config.name][1]
     rows = hub_rows(HUB_ID, data_files={split: f"{split}/{task}_10templates_{split}.jsonl" for split in sizes})
-    collected = Collected(config, HUB_ID)
-    for split, count in sizes.items():
-        drawn = draw(rows[split], count, seed, "flan", task, split)
-        collected.add(task, split, [rows_at_hand(f"{HUB_ID} ({split} of {task})", drawn)])
-    return collected.clients()[task]
+    drawn = {split: draw(rows[split], count, seed, "flan", task, split) for split, count in sizes.items()}
+    return of_rows(config, task, drawn, HUB_ID)
 
 
 def options_of(prompt: str) -> tuple[str, ...]:

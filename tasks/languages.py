@@ -33,8 +33,7 @@ from llm_fed.rows import Row, hub_rows
 from llm_fed.rows.cells import held, text_of
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData
-from llm_fed.tasks.examples import to_example
-from llm_fed.tasks.files import change, clients_of, of_clients, reduce
+from llm_fed.tasks.files import change, clients_of, of_clients, of_rows, reduce
 
 XQUAD, XQUAD_METRIC = "google/xquad", "squad_f1"
 XQUAD_LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
@@ -63,7 +62,7 @@ def load_xquad(config: TaskConfig, seed: int) -> TaskData:
         for index in np.random.default_rng(derive(seed, "xquad", "texts")).permutation(len(questions)).tolist():
             fits = len(parts["train"]) + len(questions[index]) <= TRAIN
             parts["train" if fits else "test"] += questions[index]
-        return _client(language, parts, XQUAD_COLUMNS)
+        return of_rows(config, language, parts, XQUAD, XQUAD_COLUMNS)
 
     clients = clients_of(config, XQUAD_LANGUAGES, from_hub, XQUAD_COLUMNS)
     if config.path is not None:
@@ -75,16 +74,10 @@ def load_xnli(config: TaskConfig, seed: int) -> TaskData:
     def from_hub(language: str) -> ClientData:
         splits = XNLI_SPLITS.items()
         rows = {split: hub_rows(XNLI, name=language, split=which)["train"] for split, which in splits}
-        return _client(language, rows, XNLI_COLUMNS)
+        return of_rows(config, language, rows, XNLI, XNLI_COLUMNS)
 
     clients = clients_of(config, XNLI_LANGUAGES, from_hub, XNLI_COLUMNS)
     return of_clients("xnli", XNLI_METRIC, [change(reduce(each, SIZES, seed, "xnli"), _asked) for each in clients])
-
-
-def _client(language: str, rows: dict[str, list[Row]], columns: ColumnsConfig) -> ClientData:
-    roles = {role: name for role, name in dataclasses.asdict(columns).items() if name}
-    splits = {split: tuple(to_example(row, roles, language) for row in part) for split, part in rows.items()}
-    return ClientData(language, **splits)
 
 
 def _asked(example: Example) -> Example:

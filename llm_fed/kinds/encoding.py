@@ -171,17 +171,13 @@ class Encoder:
 
     def _length(self, example: Example) -> Length:
         if not example.answers:
-            return Length(len(self._before(example)), 0)
+            return Length(len(encode_prompt(example.prompt, self.tokenizer, template=self.template)), 0)
         found = self.encoded(example)
         compared = [preferences.rejected(example)] if example.rejected and self.objective.preferences else []
         whole = max(len(each.input_ids) for each in (found, *map(self.encoded, compared)))
-        return Length(len(self._before(example, found)), whole)
-
-    def _before(self, example: Example, found: Encoded | None = None) -> list[int]:
-        """The tokens that the answer follows. `found`: the whole example, if it has an answer."""
-        if found is not None and example.prompt:
-            return found.requested
-        return encode_prompt(example.prompt, self.tokenizer, template=self.template)
+        if example.prompt:
+            return Length(len(found.requested), whole)
+        return Length(len(encode_prompt("", self.tokenizer, template=self.template)), whole)
 
     def encoded(self, example: Example) -> Encoded:
         """The whole example with its first answer, whatever its length. UserError: it cannot be put into the template;
@@ -199,7 +195,10 @@ class Encoder:
     def _query(self, example: Example) -> Query:
         """The prompt as it is in training; a reply is requested with reasoning where its reference has some."""
         found = self.encoded(example) if example.answers else None
-        whole = self._before(example, found)
+        if found is not None and example.prompt:
+            whole = found.requested
+        else:
+            whole = encode_prompt(example.prompt, self.tokenizer, template=self.template)
         prompt = whole[-self.task.max_length :] if self.task.too_long == "cut-start" else whole
         texts = tuple(dict.fromkeys(example.options))  # what is there twice is one option
         options = tuple(

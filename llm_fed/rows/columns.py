@@ -86,10 +86,8 @@ def resolve(
     configured column is not there or would have no effect, or where there is none for the prompt or the answer."""
     for extra in columns.extra:
         configured("task.columns.extra", extra, names, sample, where)
-    given = {role: name for role, name in dataclasses.asdict(columns).items() if isinstance(name, str)}
-    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
-    if not whose:
-        roles.pop("client", None)
+    roles = _configured_roles(columns, names, sample, where, whose)
+    given = dict(roles)
     form = next((form for form in ("preferences", "conversation", "text") if FORMS[form][0] in given), None)
     form = form or form_of(roles, names, sample)
     if inert := [role for role in given if role not in (*FORMS[form], *_OF_ALL)]:
@@ -121,6 +119,15 @@ def resolve(
         if role not in roles:
             raise _lacking(role, role, names, where, _instead(names))
     return {role: roles[role] for role in [*FORMS[form], *_OF_ALL] if role in roles}
+
+
+def _configured_roles(
+    wanted: ColumnsConfig, names: Sequence[str], sample: Sequence[Values], where: str, whose: bool
+) -> dict[str, str]:
+    """By role the columns that the configuration names, as they are called in the file."""
+    given = {role: name for role, name in dataclasses.asdict(wanted).items() if isinstance(name, str)}
+    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
+    return roles if whose else {role: name for role, name in roles.items() if role != "client"}
 
 
 def _lacking(role: str, what: str, names: Sequence[str], where: str, more: str = "") -> UserError:
@@ -247,16 +254,13 @@ def resolve_labelled(
 ) -> dict[str, str]:
     """Role (of LABELLED) -> column, of all `names` of columns; `wanted` names some. Arguments as of `resolve`.
     UserError: a configured column is not there or would have no effect, or there is none for the text or the label."""
-    given = {role: name for role, name in dataclasses.asdict(wanted).items() if name}
-    if inert := [role for role in given if role not in LABELLED]:
+    roles = _configured_roles(wanted, names, sample, where, whose)
+    if inert := [role for role in roles if role not in LABELLED]:
         raise UserError(
-            f"{where}: task.columns.{inert[0]}={given[inert[0]]} would have no effect, since texts with labels are "
+            f"{where}: task.columns.{inert[0]}={roles[inert[0]]} would have no effect, since texts with labels are "
             "read here: task.columns.prompt names the text, input the second one of a pair, and answer the label; "
             "leave it out"
         )
-    roles = {role: configured(f"task.columns.{role}", name, names, sample, where) for role, name in given.items()}
-    if not whose:
-        roles.pop("client", None)
     for role in _OF_ALL:
         name = usual(role, names, roles.values())
         if role not in roles and name and fits(role, name, sample, whose, side):
