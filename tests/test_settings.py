@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import NoneType, SimpleNamespace
+from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import every
@@ -248,16 +248,3 @@ def test_the_list_of_methods_says_the_ranges(llm_fed):
     assert fedit["ranges"] == {"wait": "none, deadline or first_n"}
     assert list(fedit["settings"]) == [field.name for field in dataclasses.fields(FedIT)]
     assert "atlas_size=None (at least 1, or null)" in llm_fed("methods").out
-
-
-def test_what_an_operator_says_of_a_node():
-    flower = pytest.importorskip("llm_fed.network.flower", reason="needs flwr")
-
-    def place(**words: Any) -> dict[str, Any]:
-        return flower._place(SimpleNamespace(node_config={"home": "h", **words}))
-
-    assert place(device="cpu", idle=5) == {"home": "h", "device": "cpu", "idle": 5.0, "clients": [], "allow": []}
-    with pytest.raises(UserError, match="^--node-config device='gpu' is unknown.*; known: auto, cpu, cuda$"):
-        place(device="gpu")
-    with pytest.raises(UserError, match="^--node-config idle is 0.0; it must be above 0 and finite$"):
-        place(idle=0)

@@ -35,7 +35,7 @@ finally:
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """Built from a copy, since setuptools writes beside what it builds. It holds what the Dockerfiles copy, which all
-    copy the same (see scripts/test_docker.py), so their wheel is whole where this one is."""
+    copy the same (see scripts/test_slurm.py), so their wheel is whole where this one is."""
     source = tmp_path_factory.mktemp("wheel") / "source"
     source.mkdir()
     ignored = shutil.ignore_patterns("__pycache__")

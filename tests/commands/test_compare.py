@@ -321,14 +321,6 @@ def test_draws_are_seeds_and_go_on(small, tmp_path, llm_fed, trained):
     fixed.assert_refused("row 'a'", "seeds.federation=1 is the same in every draw")
 
 
-def test_one_federation_is_no_draw_of_it(small, tmp_path, llm_fed):
-    """Three seeds of training on one federation are judged for this federation alone, and it says so."""
-    config = write(small, tmp_path / "c.yaml", {"a": ["method=local"], "b": ["method=fedit"]}, seeds=[0, 1, 2])
-    assert llm_fed("compare", config, "seeds.federation=5", "rounds=1", "--out", tmp_path / "out").code == 0
-    assert json.loads((tmp_path / "out/table.json").read_text())["verdict"]["unit"] == "training"
-    assert "hold for this federation alone" in (tmp_path / "out/table.md").read_text()
-
-
 def test_what_models_forget_is_measured_on_a_fixed_text(small, tmp_path):
     """By table, and on each card; the base, which all clients share, alike for all of them."""
     rows = {"alone": ["method=local", "local.lr=1.0"], "gently": ["method=local", "local.lr=1e-6", "local.lr_end=0"]}

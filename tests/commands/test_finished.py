@@ -1,14 +1,25 @@
-"""`llm-fed compare --runs`: finished runs grouped by everything but seeds, paired, and judged; what does not go
-together is refused."""
+"""`llm-fed compare --runs`, and rows of a comparison: finished runs that are paired and judged, rows that take the same
+work, and runs that share what they can."""
 
 import json
+import math
 from pathlib import Path
 
+import equal_runs
+import every
 import pytest
+import small_run
+from rich.console import Console
 
 from llm_fed.basics.errors import UserError
+from llm_fed.bench.build import prepare
+from llm_fed.commands import compare, section
 from llm_fed.commands.finished import compare_runs
+from llm_fed.experiment import announce, run
 from llm_fed.runs.reading import config_text
+from llm_fed.runs.records import read_records
+from llm_fed.runs.tracking import Reporter
+from llm_fed.settings import configfile
 from llm_fed.settings.configfile import from_dict
 
 SCORES = {0: 50.0, 1: 47.0, 2: 55.0, 3: 52.0}  # of fedit, by seed
@@ -42,10 +53,10 @@ def runs(tmp_path) -> list[Path]:
 def test_methods_are_held_against_the_rule_that_their_runs_know(runs):
     """Of 35 on each federation: fedit is 12 to 20 above it, fedmerge 23 to 31. The two clients are the same in each
     draw, and draws have a quarter in common, so that fedit's lead is not shown at the 99 % that rules have."""
-    for run in runs:
-        summary = json.loads((run / "summary.json").read_text())
+    for folder in runs:
+        summary = json.loads((folder / "summary.json").read_text())
         rule = {"round": 0, "split": "test", "metric": "rouge1", "clients": {"ada": 37.0, "bob": 33.0}}
-        (run / "summary.json").write_text(json.dumps(summary | {"rule": {**rule, "mean": 35.0, "worst_half": 33.0}}))
+        (folder / "summary.json").write_text(json.dumps(summary | {"rule": {**rule, "mean": 35.0, "worst_half": 33.0}}))
     said = compare_runs(runs).sentences
     average = "average over the clients: fedmerge is shown to be above rule; fedit is not shown to be above rule"
     assert average in said
@@ -136,3 +147,113 @@ def test_mistakes(runs, tmp_path, llm_fed):
     llm_fed("compare", "--runs", runs[0], tmp_path / "none").assert_refused("is not a run folder")
     again = write(tmp_path, 0, {"name": "fedit"}, 50)
     llm_fed("compare", "--runs", *runs, again).assert_refused("have the same settings and the same seeds")
+
+
+# The work that rows take of each client
+
+
+STEPS = {"local": 8, "pooled": 8, "fedit": 8, "fedlora": 8, "ditto": 16, "potara": 16}
+
+
+@pytest.fixture(scope="module")
+def compared(small, tmp_path_factory) -> Path:
+    """A comparison by command line whose words change rounds and steps; not to be changed."""
+    from llm_fed import cli
+
+    folder = tmp_path_factory.mktemp("work")
+    config = small.config(folder / "c.yaml", eval={"every": 0})
+    words = ["compare", config, "rounds=4", "local.steps=2", "--out", folder / "out"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*map(str, words), "--methods", "ditto,fedlora,pooled,fedit,potara,local"])
+    assert not ended.value.code
+    return folder / "out"
+
+
+def test_all_rows_take_rounds_times_steps_and_the_others_are_named(compared):
+    """`fedlora` half of them alone. Its head is local and pooled, in whichever order they were asked for."""
+    table = json.loads((compared / "table.json").read_text())
+    assert {row["label"]: row["work"]["steps"] for row in table["rows"]} == STEPS
+    assert [row["label"] for row in table["rows"]][:2] == ["local", "pooled"]
+    (said,) = [sentence for sentence in table["unequal"] if " steps " in sentence]
+    assert said == "Not at equal work: a client of local takes 8 steps in all, and one of ditto 16, potara 16."
+    text = (compared / "table.md").read_text()
+    assert text.index(said) < text.index("One draw") if "One draw" in text else said in text
+    assert said in (compared / "table.html").read_text()
+    lines = read_records(compared / "fedlora-seed0/metrics.jsonl")
+    assert [line["round"] for line in lines if line["kind"] == "round"] == [1, 2]
+    assert [line["steps"] for line in lines if line["kind"] == "finish"] == [3 * 4]
+
+
+def test_work_is_counted_from_what_was_done(compared):
+    """Bytes as the client lines have them; of a merge those of both parents; equal batches have equal tokens."""
+    rows = {row["label"]: row["work"] for row in json.loads((compared / "table.json").read_text())["rows"]}
+    lines = read_records(compared / "fedit-seed0/metrics.jsonl")
+    sent = [line["bytes_up"] for line in lines if line["kind"] == "client"]
+    assert rows["fedit"]["bytes_up"] == sum(sent) / 3
+    assert rows["fedit"]["tokens"] == rows["local"]["tokens"] == sum(line.get("tokens", 0) for line in lines) / 3 > 0
+    for key in ("steps", "tokens", "bytes_up"):
+        assert rows["potara"][key] == pytest.approx(rows["fedit"][key] + rows["local"][key])
+    assert all(row["seconds"] > 0 and math.isfinite(row["seconds"]) for row in rows.values())
+
+
+@pytest.mark.parametrize(
+    ("method", "steps", "own"),
+    [("local", 8, 0), ("pooled", 8, 0), ("fedlora", 8, 4), ("ditto", 16, 0), ("potara", 0, 0)],
+)
+def test_the_plan_says_it_before(small, method, steps, own):
+    built = prepare(
+        from_dict(small.tree(method={"name": method}, rounds=4, local={"steps": 2})), Reporter(Console(quiet=True))
+    )
+    plan = announce.run_plan(built)
+    assert (plan.total_steps, plan.own_steps) == (steps, own)
+    line = plan.rows().get("work", "")
+    assert (f"{steps} steps of a client" in line) == bool(steps) and (f"{own} of them alone" in line) == bool(own)
+
+
+@pytest.mark.parametrize(
+    ("share", "rounds", "together", "own"),
+    [(0, 7, 7, 0), (0.5, 7, 4, 6), (0.5, 1, 1, 0), (0.7, 10, 3, 14), (0.999, 3, 1, 4), (0.1, 10, 9, 2)],
+)
+def test_a_share_of_the_rounds_is_left_to_each_client(small, share, rounds, together, own):
+    """ceil((1 - p) rounds) are trained together, at least one; the steps of the others alone, two in each."""
+    method = {"name": "fedlora", "personal_share": share}
+    built = prepare(
+        from_dict(small.tree(method=method, rounds=rounds, local={"steps": 2})), Reporter(Console(quiet=True))
+    )
+    assert built.config.rounds == together and {site.own_steps for site in built.clients.values()} == {own}
+    few = prepare(
+        from_dict(small.tree(method=method, rounds=rounds, local={"steps": 2}, participation=0.5)),
+        Reporter(Console(quiet=True)),
+    )
+    assert {site.own_steps for site in few.clients.values()} == {max(1, round(own / 2)) if own else 0}
+
+
+# What runs share changes no run
+
+
+@pytest.mark.parametrize("captured", every.quick(["auto", "on"], ["on"]))
+def test_runs_of_a_comparison_equal_runs_alone(small, tmp_path, captured):
+    """Byte for byte, with two methods and two seeds that hold other rows out. Runs whose passes are captured share
+    graphs."""
+    data = small_run.write_data(tmp_path / "data", {"train": 11})
+    task, quick = {"path": str(data), "validation": 0.4}, {"max_new_tokens": 1, "cross": False}
+    path = small.config(tmp_path / "c.yaml", rounds=2, task=task, eval=quick)
+    out = tmp_path / "out"
+    rows = section.read_rows(path, [f"engine.fast={captured}"], ["fedit", "local"], [0, 1])
+    compare.compare(rows, out)
+    folders = sorted(config.parent for config in out.glob("*/config.yaml"))
+    assert len(folders) == 4
+    for folder in folders:
+        alone = tmp_path / "alone" / folder.name
+        run.train(configfile.load(folder / "config.yaml"), alone)
+        ours, its = (equal_runs.without_neighbours(equal_runs.files(each)) for each in (folder, alone))
+        assert ours.keys() == its.keys() and len(ours) > 5
+        assert [name for name in ours if ours[name] != its[name]] == []
+    assert len({(folder / "splits.json").read_bytes() for folder in folders}) == 2
+
+
+def test_a_base_outside_of_comparisons_keeps_nothing(small):
+    from llm_fed.bench.bases import Bases
+
+    config = configfile.load(small.tree())
+    assert Bases().of(config).captures is None and Bases(reuse=True).of(config).captures is not None

@@ -11,7 +11,7 @@ from report_page import CONFIG, read, write_run
 
 from llm_fed.basics.errors import UserError
 from llm_fed.eval import plots
-from llm_fed.eval.report import clients, pictures, write_report
+from llm_fed.eval.report import pictures, write_report
 
 SCRIPTS = 3  # the rows of the table, the curves, and the one that runs
 
@@ -96,11 +96,6 @@ def test_the_validation_loss_is_a_line_among_the_training_losses(full, monkeypat
     assert given["split"] == "validation" and given["scored"] == ([10, 15, 20], [1.375] * 3)
 
 
-def test_a_client_without_a_finite_loss_has_a_dash(tmp_path, unsaved):
-    page = read(write_run(tmp_path / "run", rounds=7, final=False))
-    assert "rouge1 validation loss training loss" in page.text and "cola 36.5 –" in page.text
-
-
 def test_drop_outs_are_no_failures(tmp_path, undrawn):
     """They have a column, and a place in the sentence, only where there are some."""
     run = write_run(tmp_path / "run", rounds=3)
@@ -139,18 +134,6 @@ def test_unfinished_run_with_a_cut_line(tmp_path, undrawn):
     assert "Not finished: 7 of 20 rounds, no final score yet." in page.text
     assert "The last line of metrics.jsonl is incomplete" in page.text
     assert "rouge1 (0–100) on the validation split, models of round 5: not the final score." in page.text
-
-
-def test_run_before_its_first_score(tmp_path, unsaved):
-    page = read(write_run(tmp_path / "run", rounds=2, final=False))
-    assert "Not finished: 2 of 20 rounds" in page.text
-    assert "Score by round" not in page.text and "Training loss by round" in page.text
-    assert "snli – 1.558" in page.text
-
-
-def test_all_rounds_but_no_test_score(tmp_path, undrawn):
-    page = read(write_run(tmp_path / "run", final=False))
-    assert "All 20 rounds are done, but there is no test score." in page.text
 
 
 def test_run_that_has_only_its_configuration(tmp_path):
@@ -339,11 +322,6 @@ def test_where_it_was_made_and_how_its_models_are_used(tmp_path, undrawn):
     page = read(run)
     assert "ended 2026-01-02 03:04:05 UTC device cuda:0 hardware H200 torch 2.9" in page.text
     assert "model = load('run/adapters/snli')" in page.text
-
-
-def test_curves_are_kept_within_bounds(tmp_path, monkeypatch, undrawn):
-    monkeypatch.setattr(clients, "MOST_CURVES", 2)
-    assert "This file holds those of 2 of 4 clients" in read(write_run(tmp_path / "run")).text
 
 
 def test_a_run_that_is_tested_during_training_is_not_finished_by_that(tmp_path, undrawn):

@@ -13,7 +13,6 @@ from llm_fed.experiment import announce, run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.configfile import from_dict
-from llm_fed.tasks.common import TaskData
 
 
 @pytest.fixture
@@ -169,16 +168,3 @@ def test_a_step_that_does_not_fit_is_refused(small, llm_fed, tmp_path, measured,
     said = llm_fed("run", small.config(tmp_path / "c.yaml"), "--dry-run", "--out", tmp_path / "run")
     said.assert_refused("a training step takes about", "of memory beside the base, and", "are free")
     assert taken == [(1,), (2,)] and not (tmp_path / "run").exists()
-
-
-def test_a_server_over_a_network_says_what_it_knows(small):
-    """It has no client's data, so no numbers of examples; who takes part it learns from the nodes."""
-    config = from_dict(small.tree(local={"steps": None, "epochs": 2}))
-    nobodys = TaskData("files", "rouge1", {})
-    built = build.prepare(config, Reporter(Console(quiet=True)), task=nobodys)
-    built.server.clients, built.server.cohort = ("ada", "bob"), 2
-    rows = announce.run_plan(built, names=("ada", "bob")).rows()
-    assert (rows["clients"], rows["examples"]) == ("2, all of them sampled in each round", "only known to the clients")
-    assert rows["training"].endswith("336 parameters per client, all of which are sent")
-    assert rows["each round"].startswith("2 epochs in steps of 2 examples")
-    assert rows["scores"].endswith("validation examples after every round; the best round is tested")

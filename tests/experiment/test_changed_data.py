@@ -5,11 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import growing_runs
+import growing
 import numpy as np
 import pytest
 import yaml
 from growing import key
+from image_runs import Killer
 
 from llm_fed import tasks
 from llm_fed.audit.audit import audit
@@ -78,7 +79,7 @@ def test_a_run_that_goes_on_keeps_its_rows_where_they_were_and_says_what_changed
     before = trained(tmp_path / "run")
     assert "the data have changed" not in capsys.readouterr().err
     grow(data)
-    with growing_runs.built() as built:
+    with growing.built() as built:
         run.train(from_dict(tree(rounds=4)), tmp_path / "run")
     said = capsys.readouterr().err
     assert f"the data have changed: {CHANGED}. Rows that the run knows stay in their splits" in said
@@ -98,7 +99,7 @@ def test_a_run_that_goes_on_keeps_its_rows_where_they_were_and_says_what_changed
 def test_unchanged_data_are_no_reason_for_a_word_and_the_end_is_that_of_one_run(tree, data, tmp_path, capsys):
     run.train(from_dict(tree()), tmp_path / "once")
     with pytest.raises(KeyboardInterrupt):
-        run.train(from_dict(tree()), tmp_path / "twice", reporter=growing_runs.Killer(2))
+        run.train(from_dict(tree()), tmp_path / "twice", reporter=Killer(2))
     for file in data.iterdir():
         shutil.copy(file, file.with_name("copy"))
         file.with_name("copy").replace(file)  # another time and another inode
@@ -135,7 +136,7 @@ def test_a_change_is_an_event_though_the_run_is_killed_before_its_next_checkpoin
     grow(data)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            run.train(from_dict(tree(rounds=3)), tmp_path / "run", reporter=growing_runs.Killer(2))
+            run.train(from_dict(tree(rounds=3)), tmp_path / "run", reporter=Killer(2))
     run.train(from_dict(tree(rounds=3)), tmp_path / "run")
     assert [line["reason"] for line in of_kind(tmp_path / "run", "event")] == [CHANGED]
     assert len(of_kind(tmp_path / "run", "search anew")) == 1 and len(trained(tmp_path / "run").changes) == 1
@@ -159,7 +160,7 @@ def test_eval_tests_no_row_that_the_run_has_trained_on(tree, data, tmp_path, llm
     assert same.code == 0 and "data have changed" not in same.err
     grow(data)
     (data / "dan.jsonl").write_text(rows("dan", range(200, 220)))
-    with growing_runs.built() as built:
+    with growing.built() as built:
         said = llm_fed("eval", tmp_path / "run", "task.validation=0.4")
     assert said.code == 0 and "clients: dan is new; 60 rows are new, 1 row is gone" in said.err
     assert "task.validation divides only rows that the run does not know; the others stay in their splits" in said.err
@@ -190,7 +191,7 @@ def test_an_adapter_of_a_run_is_not_tested_on_what_the_run_has_trained_on(tree, 
     """As a task with another seed than the run's; of a single file, which is scored as it is, a note says so."""
     run.train(from_dict(tree(rounds=1, seed=3)), tmp_path / "run")
     one = ("eval", "--base", small.base, "--adapter", tmp_path / "run/adapters/ada", "eval.max_new_tokens=1")
-    with growing_runs.built() as built:
+    with growing.built() as built:
         said = llm_fed(*one, "--task", "files", "--data", data)
     assert said.code == 0 and "trained on" not in said.err
     record = trained(tmp_path / "run")
@@ -209,7 +210,7 @@ def test_a_merge_knows_what_its_parents_have_trained_on(tree, data, tmp_path):
     fed = trained(tmp_path / "run/needs/fedit")
     assert fed.as_json() == trained(tmp_path / "run").as_json() == trained(tmp_path / "run/needs/local").as_json()
     grow(data)
-    with growing_runs.built() as built:
+    with growing.built() as built:
         run.train(configfile.from_dict(tree(method={"name": "potara"}, rounds=3)), tmp_path / "run")
     assert len(built) > 2 and not {row for one in built for row in one.held} & {r for one in built for r in one.trained}
     assert [line["event"] for line in of_kind(tmp_path / "run", "event")] == ["data changed"]
@@ -217,10 +218,10 @@ def test_a_merge_knows_what_its_parents_have_trained_on(tree, data, tmp_path):
 
 @pytest.mark.parametrize("start", [".", "adapters", "adapters/ada"])
 def test_a_run_that_starts_from_another_does_not_test_its_rows(tree, data, tmp_path, start):
-    with growing_runs.built() as first:
+    with growing.built() as first:
         run.train(from_dict(tree(seed=1)), tmp_path / "first")
     adapter = {"adapter": {"start": str(tmp_path / "first" / start)}}
-    with growing_runs.built() as second:
+    with growing.built() as second:
         run.train(from_dict(tree(seed=2, **adapter)), tmp_path / "second")
     assert first[0].trained and second[0].held and not second[0].held & first[0].trained
 
@@ -232,7 +233,7 @@ def test_a_merge_of_folders_holds_no_row_out_that_their_runs_have_trained_on(tre
         run.train(from_dict(tree(method={"name": folder.name}, seed=3)), folder)
     fed, local = (str(folder / "adapters/ada") for folder in runs.values())
     given = ["task.name=files", f"task.path={data}"] if whose == "task" else [f"task.path={data / 'ada.jsonl'}"]
-    with growing_runs.built() as built:
+    with growing.built() as built:
         merge_adapters(
             "grid",
             fed,
@@ -251,7 +252,7 @@ def test_a_newcomer_holds_no_row_out_that_the_run_has_trained_on(tree, data, tmp
     task = {"validation": 0.4}
     run.train(from_dict(tree(method={"name": "potara"}, task=task)), tmp_path / "run")
     known = trained(tmp_path / "run")
-    with growing_runs.built() as built:
+    with growing.built() as built:
         join(tmp_path / "run", data / "ada.jsonl", tmp_path / "joined", steps=1)
     (one,) = built
     assert one.held and not one.held & one.trained

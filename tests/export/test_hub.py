@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from llm_fed.basics.errors import UserError
 from llm_fed.export.card import model_card
 from llm_fed.export.hub import repository_names
-from llm_fed.kinds.wording import EXPERTS, Model
+from llm_fed.kinds.wording import Model
 from llm_fed.models.prompt import Prompt
 from llm_fed.tasks.common import Template
 
@@ -341,14 +341,3 @@ def test_model_card(base, on_hub):
     settings["task"]["path"], settings["method"]["fed"] = "clinics", "fed"
     assert shown == settings
     assert ("base, folder = 'someone/some-model'," if on_hub else "base, folder = 'path/to/some-model',") in text
-
-
-def test_the_card_of_experts_says_how_to_load_them():
-    settings = "task: {name: flan, path: null}"
-    card = model_card(
-        Model("a/b", EXPERTS), client="c", method="fedem", paper="-", metrics={}, config=settings,
-        recipe={"fed": "/runs/fed"},
-    )  # fmt: skip
-    assert "load_client(\"path/to/this/folder\", 'a/b', dtype='float32')" in card and "PeftModel" not in card
-    assert "Personal LoRA experts, a folder each, with their gate, of `a/b` (float32), trained by llm_fed" in card
-    assert "fed: fed\n" in card and "/runs" not in card

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -278,3 +280,14 @@ def test_messages_give_every_client_memory_of_its_own(tmp_path):
     sent = Messages(FedIT(), progress.state, ["c0", "c1"])
     sent["c0"].row.zero_()
     assert torch.equal(sent["c1"].row, progress.state.row) and progress.state.row.abs().sum() > 0
+
+
+def test_who_remembers_something_is_looked_at_again_after_a_restart():
+    """Of the others nothing is looked at until they are asked; `save` would forget a client that is missing here."""
+    state = {"state": None, "in_flight": [], "best_round": 0, "best_score": 0.0, "best_loss": 1.0}
+    saved: Any = SimpleNamespace(rows={"memory/ada": {"own": 1}}, state=state, round=3)
+    saved.memory = lambda owner: saved.rows.get(owner, {})
+    clients: Any = {name: SimpleNamespace(memory={}) for name in ("ada", "bob")}
+    progress = restore(saved, clients)
+    assert progress.requested == {"ada"} and progress.round == 3
+    assert clients["ada"].memory == {"own": 1} and clients["bob"].memory == {}

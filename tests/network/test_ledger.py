@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import growing_runs
+import growing
 import pytest
 import yaml
 from growing import key
@@ -307,7 +307,7 @@ def test_a_node_keeps_its_rows_where_they_were(small, tmp_path, capsys):
     (path / "ada.jsonl").write_text(rows(range(20)))
 
     def greeted(token: str) -> set[tuple[str, ...]]:
-        with growing_runs.built() as built:
+        with growing.built() as built:
             order = {"kind": "evaluate", "run": token, "client": "ada", "after": 0, "split": "test"}
             reply, _ = Node().answer(link.places[1], link._text, work(order), pack(None))
         assert "error" not in reply, reply

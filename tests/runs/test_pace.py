@@ -4,14 +4,17 @@ import contextlib
 import io
 import itertools
 import re
+import sys
 import threading
 import time
+import types
 
 import pytest
 from rich.console import Console
 
-from llm_fed.basics import signs
+from llm_fed.basics import signs, terminal
 from llm_fed.basics.errors import RunError
+from llm_fed.commands.api import open_run
 from llm_fed.engine import fit
 from llm_fed.experiment import finish, run
 from llm_fed.kinds import language
@@ -113,22 +116,6 @@ def test_nothing_is_said_once_a_run_has_ended(small, tmp_path, monkeypatch, endi
     assert signs._listener.get() is None
 
 
-def test_loading_a_base_and_a_long_evaluation_are_heard_of(small, tmp_path, monkeypatch):
-    from llm_fed.engine import continuous
-
-    monkeypatch.setattr(finish, "write_report", lambda folder: None)
-    load, begin = language.load_base, continuous.pad_left
-    monkeypatch.setattr(language, "load_base", lambda *given: (time.sleep(0.1), load(*given))[1])
-    monkeypatch.setattr(continuous, "pad_left", lambda *given: (time.sleep(0.04), begin(*given))[1])
-    log = Log()
-    reporter = Reporter(Console(file=log, soft_wrap=True), interval=0.02)
-    tree = small.tree(rounds=1, eval={"every": 1, "batch_size": 1, "base": False})
-    run.train(from_dict(tree), tmp_path / "run", reporter=reporter)
-    assert f"loading the base {small.base}" in log.getvalue()
-    assert re.search(r"round 1 of 1, scoring, \d answers", log.getvalue())
-    assert re.search(r"testing, \d answers", log.getvalue())
-
-
 def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
     slowed(monkeypatch, 0.12)
     load = language.load_base  # as slow as that of a real base, so that the spinner is drawn while it goes on
@@ -159,3 +146,25 @@ def test_an_estimate_that_is_overdue_grows_and_says_so(done):
         clock.now += 10 * expected
         said.append(pace.left())
     assert len({*said}) == 4 and all("later than expected" in words for words in said), said
+
+
+# In a notebook progress is lines, and a result shows itself as a table
+
+
+@pytest.mark.parametrize(("shell", "is_one"), [(types.SimpleNamespace(kernel=object()), True), (object(), False)])
+def test_only_a_kernel_is_a_notebook_and_no_bar_moves_there(monkeypatch, shell, is_one):
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0)))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what a kernel writes to may call itself a terminal
+    assert terminal.in_notebook() is is_one and Reporter().console.is_terminal is not is_one
+    monkeypatch.setitem(sys.modules, "IPython", None)
+    assert not terminal.in_notebook()
+
+
+def test_a_result_shows_itself(finished):
+    """A table with base and rule; `repr` is one short line."""
+    result = open_run(finished)
+    html = result._repr_html_()
+    for part in (">base<", ">rule<", ">fedmerge<", ">ada<", "worst half"):
+        assert part in html
+    assert "<script" not in html and "<style" not in html
+    assert repr(result).startswith("Result(fedmerge, rouge1 ") and len(repr(result)) < 100 + len(str(finished))

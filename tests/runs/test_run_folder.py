@@ -1,9 +1,10 @@
-"""A run folder that another configuration finds: taken over, or left alone."""
+"""A run folder that another configuration finds: taken over, or left alone; and what runs write is taken as it is."""
 
 import pytest
 import toy
 
 from llm_fed.basics.errors import RunError, UserError
+from llm_fed.runs import shapes
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import saved_config
 from llm_fed.runs.records import read_records
@@ -80,3 +81,24 @@ def test_a_folder_of_another_format_is_refused_with_both_numbers(small, llm_fed,
         llm_fed(*command).assert_refused(f"a run folder of format {held}, and this version reads format 1")
     assert llm_fed("run", path, "--out", tmp_path / "again").code == 0  # as a configuration it is as good
     assert llm_fed("run", config, "--out", tmp_path / "run", "--fresh").code == 0
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        ("metrics.jsonl", {"kind": "merge", "client": "ada", "rounds": {"fedit": 3, "local": None}, "lambda_fed": 0.3}),
+        ("metrics.jsonl", {"kind": "merge", "client": "ada", "rounds": {}, "lambda_fed": {"lora_A": 0.3, "head": None},
+                           "a": float("inf"), "sweep": {"lora_A": {"0.1": 0.2}}, "grid": {"0.0": 1.0, "0.1": NAN}}),
+        ("metrics.jsonl", {"kind": "event", "round": 0, "client": "", "event": "x", "reason": "a\nb"}),
+        ("metrics.jsonl", {"kind": "privacy", "round": 1, "epsilon": None, "delta": 1e-5, "where": "client"}),
+        ("metrics.jsonl", {"kind": "search anew", "round": 2, "changed": ["eval.metric"]}),
+        ("metrics.jsonl", {"kind": "score", "round": 2, "split": "test", "unscored": ["ada"]}),
+        ("metrics.jsonl", {"kind": "of a later version", "anything": [1]}),
+        ("summary.json", {"round": 1, "rounds": 2, "method": "x", "scores": {}, "needs": {"fedit": None}}),
+    ],
+)  # fmt: skip
+def test_what_runs_write_is_taken(file, value):
+    shapes.check(file, value)

@@ -1,4 +1,6 @@
-"""The gallery: its page shows what its script draws, by the script's commands, and pictures are small."""
+"""Pictures of the pages: the gallery shows what its script draws, and the curve over own rows is that of its scores."""
+
+from __future__ import annotations
 
 import re
 from pathlib import Path
@@ -28,3 +30,15 @@ def test_the_page_shows_every_picture_and_no_other(script):
     both = [*script.FIGURES, *script.SCREENS]
     drawn = {*both, *script.FILES, *(f"{name}_dark" for name in script.SCREENS)}
     assert set(re.findall(r"images/gallery/(\w+)\.png", PAGE)) == drawn == {path.stem for path in PICTURES.iterdir()}
+
+
+# The curve over own rows
+
+
+def test_the_picture_is_that_of_the_kept_scores(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/figures"))
+    import own_rows
+
+    numbers = own_rows.scores(own_rows.kept())
+    assert list(numbers) == list(own_rows.ROWS) and numbers["local"][8][0] == pytest.approx(53.2, abs=0.1)
+    assert own_rows.picture(numbers) == (ROOT / "docs/images/own_rows.svg").read_text()

@@ -73,11 +73,6 @@ def test_a_step_is_stopped_when_its_time_is_up(module, tmp_path, capsys):
     assert capsys.readouterr().out == "large: time is up\n"
 
 
-def test_an_unknown_step_is_refused():
-    done = subprocess.run([sys.executable, GPU / "run.py", "nf5"], capture_output=True, text=True)
-    assert done.returncode == 2 and "there is no step nf5; known: equality training" in done.stderr
-
-
 def test_the_page_is_what_the_kept_lines_say(module):
     table = module("table")
     page = table.PAGE.read_text()

@@ -92,38 +92,8 @@ def row_is_what_its_label_says(name: str, label: str, words: list[str]) -> None:
         assert config.method["fed_round"] == int(kind.partition("(")[2][:-1]) and config.method["local_round"] == 300
 
 
-PERSONAL = [f"task.partition.{word}" for word in ("kind=dirichlet", "sizes=null", "clients=50", "alpha=0.1")]
-
-
 def test_ifca_is_compared_on_the_quickstart():
     """Its row `fedmerge` is the quickstart itself."""
     words = section.read_section(FOLDER / "quickstart_ifca.yaml").rows["fedmerge"]
     config = checked("quickstart_ifca.yaml", words)
     assert config == configfile.load(FOLDER.parents[1] / "llm_fed/assets/quickstart.yaml", OPEN["quickstart_ifca.yaml"])
-
-
-WORDS = [  # what the files' first comments say of other settings and stand-ins
-    ("feddle_table1.yaml", [
-        "base.name=vit", "adapter.rank=4", "adapter.alpha=8", "adapter.dropout=0",
-        "adapter.target_modules=[q_proj,v_proj]", "task.partition.alpha=0.3", "delay.sigma=5",
-    ]),
-    ("feddle_table2.yaml", ["task.name=celeba", "task.server.examples=200"]),
-    ("feddle_table5.yaml", ["task.image_size=224", "task.server.name=imagenet", "task.server.examples=250000"]),
-    ("feddle_atlas.yaml", ["task.name=fashion-mnist", "task.server.name=cifar10", "task.server.path=data"]),
-    ("flan_feddle.yaml", ["base.name=base", "base.dtype=float32", "task.path=data", "task.template=alpaca-short"]),
-    ("fedmerge_table2.yaml", PERSONAL),
-    ("fedmerge_table3.yaml", PERSONAL),
-    ("fedmerge_table3.yaml", [
-        "task.partition.kind=natural", "task.partition.sizes=null", "task.name=pacs", "task.image_size=64",
-    ]),
-    ("fedmerge_fig3.yaml", PERSONAL),
-    ("fedmoe_table2.yaml", ["task.name=cifar100-fine", "task.partition.classes=10"]),
-    ("fedmoe_table3.yaml", ["task.partition.clients=100", "participation=0.1"]),
-    ("fedmoe_cpu.yaml", ["base.clients=[cnn-1,cnn-2,cnn-3,cnn-4,cnn-5]"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name, words", WORDS)
-def test_the_words_in_a_file_s_comment_resolve(name, words):
-    rows = {"the file": [], **section.read_section(FOLDER / name).rows}
-    every.passes(rows, lambda label: checked(name, [*rows[label], *words]) and None)

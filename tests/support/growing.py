@@ -10,6 +10,8 @@ import json
 import random
 import shutil
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,48 @@ import jsonl
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
+from llm_fed.bench import build
 from llm_fed.settings.config import PartitionConfig, ServerConfig, TaskConfig
 from llm_fed.tasks.common import ClientData, Example, TaskData
 from llm_fed.tasks.record import Record
 from llm_fed.tasks.splits import ByContent
+
+Rows = set[tuple[str, ...]]
+
+
+@dataclass
+class Built:
+    """What the sites of one experiment were given."""
+
+    trained: Rows = field(default_factory=set)
+    held: Rows = field(default_factory=set)
+
+
+@contextmanager
+def built() -> Iterator[list[Built]]:
+    """Each experiment that is built meanwhile."""
+    real, found = build.build, []
+
+    def taken_down(*given: Any, **named: Any) -> Any:
+        clients, server, schedule = real(*given, **named)
+        one = Built()
+        for site in (*clients.values(), server):
+            one.trained |= keys(getattr(site.data.train, "examples", site.data.train))
+            for queries in site.data.queries.values():
+                one.held |= keys(getattr(queries, "examples", queries))
+        found.append(one)
+        return clients, server, schedule
+
+    build.build = taken_down
+    try:
+        yield found
+    finally:
+        build.build = real
+
+
+def keys(examples: Any) -> Rows:
+    return {key(str(example.prompt), *example.answers) for example in examples}
+
 
 STAGES = 6
 WORDS = ["Fraktur", "wrist", "Zürich", "crate", "日本", "ward", "Surgery", "bay", "ÉTÉ", "7"]

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from jsonl import write
 
 from llm_fed import tasks
 from llm_fed.basics.errors import UserError
 from llm_fed.rows import Row
 from llm_fed.settings.config import ColumnsConfig, TaskConfig
+from llm_fed.tasks import files
 from llm_fed.tasks.examples import Scheme
 from llm_fed.tasks.labelled import LabelScheme, place_of
 
@@ -149,3 +151,33 @@ def test_answers_that_differ_in_how_accents_are_written_are_the_same():
     scheme.learn([row])
     with pytest.raises(UserError, match="are the same"):
         scheme.example(row, "")
+
+
+ASKED = "Which ward for a burn?"
+
+
+def load(folder, *rows):
+    write(folder / "ann.jsonl", [dict(row) for row in rows])
+    return files.load(TaskConfig("files", path=str(folder)), 0)
+
+
+def test_a_chosen_answer_without_a_rejected_one_is_named(tmp_path):
+    with pytest.raises(UserError, match="if chosen is preferred .* set task.columns.rejected=COLUMN"):
+        load(tmp_path, {"prompt": ASKED, "chosen": "Burns.", "other": "No idea."})
+
+
+def test_rows_of_labels_are_sent_to_their_task(tmp_path):
+    with pytest.raises(UserError, match="to learn the label of each text, set task.name=classification"):
+        load(tmp_path, {"text": "It broke.", "label": "negative"})
+
+
+@pytest.mark.parametrize("rejected", ["Go\u200b there.", "Go\u00a0there.", "\ufeffGo there."])
+def test_answers_that_look_alike_are_the_same(rejected, tmp_path):
+    with pytest.raises(UserError, match="line 1: the chosen and the rejected answer are the same"):
+        load(tmp_path, {"prompt": ASKED, "chosen": "Go there.", "rejected": rejected})
+
+
+@pytest.mark.parametrize("rejected", ["Go  there.", "go there.", "Go\nthere."])
+def test_answers_that_can_be_told_apart_are_compared(rejected, tmp_path):
+    client = load(tmp_path, *[{"prompt": ASKED, "chosen": "Go there.", "rejected": rejected}] * 2).clients["ann"]
+    assert len(client.train) + len(client.test) == 2
