@@ -182,7 +182,7 @@ def _classified(read: str, logits: Tensor, right: Tensor) -> tuple[list[float], 
     return logits.argmax(-1).tolist(), float(cross_entropy(logits, right))
 
 
-class Preferences(NamedTuple):
+class PreferenceScores(NamedTuple):
     """Of a client's examples."""
 
     accuracy: float  # 0-100
@@ -191,7 +191,7 @@ class Preferences(NamedTuple):
     examples: tuple[float, ...] = ()  # the accuracy of each, 0-100
 
 
-async def preferences(client: Site, theta: State, queries: Sequence[Query]) -> Preferences | None:
+async def preferences(client: Site, theta: State, queries: Sequence[Query]) -> PreferenceScores | None:
     """What a model prefers, of the queries that have a pair; None where none has."""
     pairs = [query.pair for query in queries if query.pair is not None]
     if not pairs:
@@ -209,7 +209,7 @@ async def preferences(client: Site, theta: State, queries: Sequence[Query]) -> P
     right = torch.where(signed.abs() <= least, 0.5, (signed > 0).double())
     losses = preference_losses(objective, of)
     examples = tuple((100 * right).tolist())
-    return Preferences(100 * float(right.mean()), float(signed.mean()), float(losses.mean()), examples)
+    return PreferenceScores(100 * float(right.mean()), float(signed.mean()), float(losses.mean()), examples)
 
 
 def check_pairs(client: str, data: Data) -> None:
