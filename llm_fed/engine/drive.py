@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from typing import TypeVar
 
-from llm_fed.method.requests import Request
+from llm_fed.method.requests import Request, Result
 
 Answer = TypeVar("Answer")
-Result = TypeVar("Result")
 
 
 def drive(

@@ -24,6 +24,7 @@ from llm_fed.engine.layers import forwards, is_replaced
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
 from llm_fed.method.losses import divergence, head_losses
+from llm_fed.method.requests import Item
 from llm_fed.models.joined import Answer, full
 from llm_fed.models.rotary import regimes, row_positions
 from llm_fed.state import State
@@ -73,7 +74,6 @@ class Batch(Protocol):
 
 
 TextBatch: TypeAlias = MicroBatch | FlatBatch
-Item = TypeVar("Item")  # an example
 Side = TypeVar("Side", bound=Batch)  # several side by side
 
 

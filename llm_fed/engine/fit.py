@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from llm_fed.basics import signs
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.basics.rng import derive
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
-from llm_fed.engine.examples import Batch, Examples
+from llm_fed.engine.examples import Batch, Examples, Item
 from llm_fed.engine.inference import log_likelihoods
 from llm_fed.engine.memory import activation_checkpointing, on_device
 from llm_fed.engine.packing import divided
@@ -28,7 +27,6 @@ from llm_fed.engine.steps import Steps, together
 from llm_fed.method.requests import Fit, Fitted, Work
 from llm_fed.tasks.common import Encoded, Judged
 
-Item = TypeVar("Item")
 Seen = Mapping[int, Sequence[Item]]  # by client the examples of a step
 Rows = Sequence[tuple[int, int, Item]]  # of a micro-batch: client, place in its batch, example
 PLACE = "example"  # the column that each fit has: the place of a target's example among those of the fit

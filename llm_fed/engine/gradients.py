@@ -8,7 +8,6 @@ targets.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,10 +18,9 @@ from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.memory import activation_checkpointing, free_memory, on_device
 from llm_fed.engine.packing import plan
 from llm_fed.merge.moments import Evidence, Moments
-from llm_fed.method.requests import Gradient, GradientMoments
+from llm_fed.method.requests import Gradient, GradientMoments, Item
 from llm_fed.state import State, stack
 
-Item = TypeVar("Item")
 # Row, gradient, the row that the layers read, its gradient, and the moments' float64 temporaries.
 _COPIES = 10
 

@@ -8,21 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
-from llm_fed.engine.examples import TEXT, inputs_of
+from llm_fed.engine.examples import TEXT, Item, inputs_of
 from llm_fed.engine.memory import budget_and_overhead
 from llm_fed.engine.packing import plan
 from llm_fed.models.base import Base
 from llm_fed.models.lora import ANCHORS, SCALE
 from llm_fed.state import State
 from llm_fed.tasks.common import Encoded
-
-Item = TypeVar("Item")
 
 
 def _target_losses(

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from llm_fed.basics import signs
-from llm_fed.engine.examples import Examples
+from llm_fed.engine.examples import Examples, Item
 from llm_fed.engine.memory import budget_and_overhead, on_device
 from llm_fed.method.requests import Request
 from llm_fed.models.base import Base
 from llm_fed.models.joined import Answer, full
 from llm_fed.models.structure import Structure
 
-Item = TypeVar("Item")
 Context = TypeVar("Context")
 
 

@@ -14,8 +14,8 @@ from llm_fed.settings import PositiveFloat, PositiveInt
 
 @dataclass(frozen=True)
 class FedFT(Method):
-    """FedAvg's step on the updates that `wait` selects; then, if one was made, the server trains on its own
-    examples."""
+    """FedAvg's step on the updates that `wait` selects, then the server trains on its own examples; with `first_n` only
+    in rounds that make a step."""
 
     paper: ClassVar[str] = "Fed+FT (baseline of Zhu et al. 2025)"
     one_model: ClassVar[bool] = True
