@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import Field, dataclass, field, replace
-from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
 from weakref import WeakSet
 
 import torch
@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.end_to_end import FlatBatch
-from llm_fed.engine.layers import forwards, is_replaced
+from llm_fed.engine.layers import forwards
 from llm_fed.engine.masks import known_masks
 from llm_fed.engine.packing import MicroBatch, TokenSequence, collate, num_targets
 from llm_fed.method.losses import divergence, head_losses
@@ -58,7 +58,7 @@ def last_layer(model: PreTrainedModel) -> LastLayer | None:
     if layer.weight.requires_grad or layer.weight.dtype != autocast:
         return None
     # Hooks would hear of the stand-in, and accelerate replaces the forward where weights are somewhere else.
-    return None if layer._forward_hooks or is_replaced(layer) else LastLayer(layer)
+    return None if layer._forward_hooks or "forward" in vars(layer) else LastLayer(layer)
 
 
 class Batch(Protocol):
@@ -179,14 +179,14 @@ class Text(Examples[TokenSequence, TextBatch]):
     def losses(
         self, model: nn.Module, batch: TextBatch, *, all_rows: bool = False, wanted: Tensor | None = None
     ) -> Tensor:
-        if wanted is None and transformer(model).dtype != torch.float64:
+        if wanted is None and cast(PreTrainedModel, model).dtype != torch.float64:
             return self.token_losses(model, batch, all_rows=all_rows)
         # With weights in float64 `logits` is narrower than they are, so that its roundings are seen.
         return super().losses(model, batch, all_rows=all_rows, wanted=wanted)
 
     def token_losses(self, model: nn.Module, batch: TextBatch, *, all_rows: bool = False) -> Tensor:
         """(n,): the negative log-likelihoods in float32 at least, where possible without all logits at once."""
-        if not all_rows and (last := last_layer(transformer(model))):
+        if not all_rows and (last := last_layer(cast(PreTrainedModel, model))):
             with forwards({last.layer: last}):
                 logits = self.predictions(model, batch)
             if logits.untyped_storage()._cdata == last.stand_in.untyped_storage()._cdata:  # nothing was made of them
@@ -203,7 +203,7 @@ class Text(Examples[TokenSequence, TextBatch]):
         its work where responses are short; with `all_rows` (an adapted head needs all N rows) all of them do.
         No attention mask is given: with causal attention, padding on the right reaches no real token.
         """
-        model = transformer(module)
+        model = cast(PreTrainedModel, module)
         indices = batch.indices.to(model.device)  # of a batch that is there already this is nothing
 
         def keep_predicting(head: nn.Module, inputs: tuple[Tensor, ...]) -> Tensor:
@@ -222,12 +222,6 @@ class Text(Examples[TokenSequence, TextBatch]):
 
 
 TEXT = Text()
-
-
-def transformer(model: nn.Module) -> PreTrainedModel:
-    """A base that reads texts."""
-    assert isinstance(model, PreTrainedModel)
-    return model
 
 
 def inputs_of(model: PreTrainedModel, input_ids: Tensor, lengths: Tensor) -> dict[str, Tensor]:

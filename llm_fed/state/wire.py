@@ -50,7 +50,15 @@ def pack(message: Any, encoding: str | None = None) -> bytes:
     tensors: dict[str, Tensor] = {}
     tree = _flatten(message, tensors, encoding)
     header = json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
-    return save(_apart(tensors), metadata={_HEADER: header})
+    # safetensors takes no tensors that share memory, and a message may hold a model twice: two clusters have one until
+    # somebody of theirs answers.
+    end = 0
+    for start, key in sorted((tensor.data_ptr(), key) for key, tensor in tensors.items()):
+        stop = start + tensors[key].nbytes
+        if start < end:
+            tensors[key] = tensors[key].clone()
+        end = max(end, stop)
+    return save(tensors, metadata={_HEADER: header})
 
 
 def unpack(data: bytes, expected: Skeleton | None = None) -> Any:
@@ -80,17 +88,6 @@ def _said(error: Exception) -> str:
 def entries(message: Message) -> int:
     """The number of parameters in a message: those of its states; other tensors (logits, statistics) are none."""
     return sum(leaf.layout.size for _, leaf in leaves(message) if isinstance(leaf, State))
-
-
-def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same contiguous tensors, with a copy of each that shares memory with another one. safetensors takes no such
-    tensors, and a message may hold a model twice: two clusters have one until somebody of theirs answers."""
-    apart, end = dict(tensors), 0
-    for start, key in sorted((tensor.data_ptr(), key) for key, tensor in tensors.items()):
-        if start < end:
-            apart[key] = tensors[key].clone()
-        end = max(end, start + tensors[key].nbytes)
-    return apart
 
 
 def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None) -> Any:
