@@ -14,7 +14,7 @@ from typing import Any
 
 from llm_fed.basics.errors import UserError, listed, lookup
 from llm_fed.settings import paths, plugins
-from llm_fed.settings.config import NUMBER, TaskConfig
+from llm_fed.settings.config import NUMBER, PartitionConfig, TaskConfig
 from llm_fed.settings.objects import named
 from llm_fed.tasks import (
     commonsense,
@@ -172,7 +172,9 @@ def _divided(data: TaskData, config: TaskConfig, seed: int, rule: ByContent, abs
     if rule.server or requested.name is not None:
         natural, data = _with_server(natural, data, config, seed, rule)
     others = [data.server] if data.server else []
-    clients = list(partition(natural, config.partition, seed, not requested.test, rule, others).values())
+    if config.partition != PartitionConfig():
+        natural = partition(natural, config.partition, seed, not requested.test, rule, others)
+    clients = list(natural.values())
     if config.partition.kind != "natural":
         clients = kept(clients, config, seed)
         _check_names(clients)

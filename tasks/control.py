@@ -204,9 +204,10 @@ class SafeTokenizer:
                 "where in a text a token is; choose a base with a tokenizer.json"
             )
         twin = Tokenizer(backend.model)
-        for step in ("normalizer", "pre_tokenizer"):
-            if (part := getattr(backend, step)) is not None:
-                setattr(twin, step, part)
+        if backend.normalizer is not None:
+            twin.normalizer = backend.normalizer
+        if backend.pre_tokenizer is not None:
+            twin.pre_tokenizer = backend.pre_tokenizer
         added = self.tokenizer.added_tokens_decoder
         names = {id: self._names.get(token.content, token.content) for id, token in added.items()}
         twin.add_tokens(

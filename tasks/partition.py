@@ -49,8 +49,9 @@ def partition(
     """
     check_fields(config, "task.partition.")
     make = lookup("task.partition.kind", config.kind, KINDS)
+    given = {"classes": config.classes, "sizes": config.sizes}
     for name, kind in OWN.items():
-        value = getattr(config, name)
+        value = given[name]
         if (value is not None) != (config.kind == kind):
             raise UserError(
                 f"task.partition.{name}={value} with kind={config.kind}: kind={kind} needs a value, no other takes one"
@@ -148,8 +149,9 @@ def _by_label(
             break
     else:
         fewer, evener = ("sizes", "") if config.sizes else ("clients", f" or raise task.partition.alpha={config.alpha}")
+        requested = f"task.partition.{fewer}={config.sizes or config.clients}"
         raise UserError(
-            f"no {config.kind} partition found that gives task.partition.{fewer}={getattr(config, fewer)} clients "
+            f"no {config.kind} partition found that gives {requested} clients "
             f"train and test examples each ({sizes['train']} train, {sizes['test']} test, {len(known)} labels); "
             f"lower task.partition.{fewer}{evener}"
         )

@@ -180,20 +180,20 @@ def in_domain(
     count = config.examples if config.name is None and config.examples is not None else 0
     tests = {name: client.test for name, client in clients.items()}
     if config.each:
-        seeds = {name: derive(seed, NAME, name) for name in tests}
         for name, test in tests.items():
             _check(count, test, f"client {name!r}")
-        taken = dict(zip(tests, rule.draw(list(tests.values()), count, list(seeds.values())), strict=True))
+        masks = rule.draw([*tests.values()], count, [derive(seed, NAME, name) for name in tests])
     else:
         everything = [example for test in tests.values() for example in test]
         _check(count, everything, "the task's test split")
         (mask,) = rule.draw([everything], count, [derive(seed, NAME)])
-        taken = dict(zip(tests, np.split(mask, np.cumsum([len(test) for test in tests.values()])[:-1]), strict=True))
+        masks = np.split(mask, np.cumsum([len(test) for test in tests.values()])[:-1])
+    taken = dict(zip(tests, masks, strict=True))
     left = {name: where(test, ~taken[name]) for name, test in tests.items()}
     train = tuple(example for name, test in tests.items() for example in where(test, taken[name]))
-    own_test: tuple = ()
+    own_test: tuple[Example | Picture, ...] = ()
     if config.test:
-        own_test = tuple(example for examples in left.values() for example in examples)
+        own_test = tuple(chain.from_iterable(left.values()))
         left = {name: () for name in clients}
         if not own_test:
             raise UserError(f"task.server.test=true, but task.server.examples={count} leaves no test example; lower it")

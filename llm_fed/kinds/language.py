@@ -360,7 +360,7 @@ def around(model: Any, tokenizer: Any, config: BaseConfig) -> Language:
             "one; leave them out"
         )
     check_family(model.config, config.name)
-    attention = getattr(model.config, "_attn_implementation", None)
+    attention = model.config._attn_implementation
     if attention not in (None, "eager", *ALL_ATTENTION_FUNCTIONS):
         raise UserError(
             f"the model given as base= has the attention {attention!r:.60}, which transformers does not know; call "

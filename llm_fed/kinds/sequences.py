@@ -237,7 +237,7 @@ def read_config(base: BaseConfig) -> PretrainedConfig:
 def check_classifier(config: PretrainedConfig, name: str) -> None:
     """Refuse a base that cannot have a classification head. UserError: why not, and what could be given instead."""
     why = "on which transformers puts no classification head"
-    if getattr(config, "is_encoder_decoder", False):
+    if config.is_encoder_decoder:
         why = "an encoder-decoder, whose two halves read the text"
     elif type(config) in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         why = FELT.get(config.model_type, "")

@@ -194,7 +194,8 @@ def _marked(prompt: str) -> Iterator[tuple[str, ...]]:
     for start in reversed([index for index, mark in enumerate(marks) if _letter(mark) in ("A", "a", "1")]):
         run = [marks[start]]
         for mark in marks[start + 1 :]:
-            if not _follows(_letter(run[-1]), _letter(mark)):
+            before = _letter(run[-1])
+            if _letter(mark) != (str(int(before) + 1) if before.isdigit() else chr(ord(before) + 1)):
                 break
             run.append(mark)
         if len(run) > 1:
@@ -206,9 +207,3 @@ def _marked(prompt: str) -> Iterator[tuple[str, ...]]:
 
 def _letter(mark: re.Match[str]) -> str:
     return mark["inner"] or mark["outer"]
-
-
-def _follows(before: str, after: str) -> bool:
-    if before.isdigit() or after.isdigit():
-        return before.isdigit() and after.isdigit() and int(after) == int(before) + 1
-    return ord(after) == ord(before) + 1
