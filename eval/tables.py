@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from html import escape
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 MAX_CLIENTS = 16  # more clients than this have no columns of their own in text; CSV and JSON have all
 MAX_TERMINAL_ROWS = 6  # of more rows the terminal shows averages alone
-SUMMARIES = ("average", "worst_half")
 CONTROL = "pooled"  # all rows in one place: it shows what sharing could reach, and is no method of federation
 BASELINES = ("base", "rule")
 TENTH = 0.1  # by which the work of rows may differ before it is said
@@ -97,17 +97,16 @@ class ComparisonRow:
     results: dict[int, RunResult] = field(default_factory=dict)
     failures: dict[int, str] = field(default_factory=dict)
 
-    def client(self, id: str) -> MeanAndStd | None:
-        return MeanAndStd.of(result.clients.get(id) for result in self.results.values())
+    def over_seeds(self, score: Callable[[RunResult], float | None]) -> MeanAndStd | None:
+        """A score that is taken per seed and then over the seeds."""
+        return MeanAndStd.of(score(result) for result in self.results.values())
 
-    def summary(self, name: str) -> MeanAndStd | None:
-        """`average` or `worst_half`, taken per seed and then over the seeds."""
-        results = self.results.values()
-        return MeanAndStd.of(each.average if name == "average" else each.worst_half for each in results)
+    def client(self, id: str) -> MeanAndStd | None:
+        return self.over_seeds(lambda result: result.clients.get(id))
 
     def beside(self, name: str) -> MeanAndStd | None:
         """The summary of what was measured beside the score."""
-        return MeanAndStd.of(result.beside.get(name) for result in self.results.values())
+        return self.over_seeds(lambda result: result.beside.get(name))
 
     @property
     def traffic(self) -> Traffic | None:
@@ -116,6 +115,97 @@ class ComparisonRow:
     @property
     def work(self) -> ClientWork | None:
         return _mean_of(ClientWork, [result.work for result in self.results.values()])
+
+
+Cell = tuple[str, bool]  # its text, and whether it is marked as one of the best of its column
+Value = MeanAndStd | float | tuple[float, ...] | None
+
+
+def few(number: float, adapter: int = 1, short: bool = False) -> str:
+    """A mean over clients, `80` or `13.3`."""
+    return f"{number:,.1f}".removesuffix(".0")
+
+
+def size(number: float, adapter: int, short: bool) -> str:
+    return filesize.decimal(round(number), precision=1 if short else 2)
+
+
+def times(counts: tuple[float, ...], adapter: int, short: bool) -> str:
+    """Numbers of parameters and how many adapters that is, `6.42 M (2×)`; if `short` only these; equal ones once."""
+    found = []
+    for count in dict.fromkeys(counts):
+        multiple = f"{count / adapter:.3g}×"
+        plain = f"{count:g}" if count < 1000 else _SHORT(count)
+        found.append(multiple if short else f"{plain} ({multiple})" if count else "0")
+    return ", ".join(found)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table; it stands wherever it has a title.
+
+    Attributes:
+        title: in table.md, and of a cost in the second table of the page.
+        value: of a row: a score over the seeds, or a cost.
+        text: how a cost is written, given the parameters of one adapter, and whether there is little room.
+        key: of a score in table.json and table.csv, which have each field of the costs.
+        terminal: its title there. Other columns are too wide.
+        page: its title in the first table of table.html.
+        judged: whether the verdict marks its best rows.
+        held: whether it gives way in a terminal to scores that were measured beside.
+    """
+
+    title: str
+    value: Callable[[ComparisonRow], Value]
+    text: Callable[..., str] | None = None
+    key: str = ""
+    terminal: str = ""
+    page: str = ""
+    judged: bool = False
+    held: bool = False
+
+    def write(self, row: ComparisonRow, adapter: int, short: bool = False) -> str:
+        """The cell of a row: nothing where there may be a value later, and a dash where there is none."""
+        value, done = self.value(row), bool(row.results)
+        if isinstance(value, MeanAndStd):
+            return f"{value.mean:.2f}" if short else str(value)
+        if not row.method and not done:
+            return "-"
+        if self.text is None:
+            return "-" if done else ""
+        return "" if value is None else self.text(value, adapter, short)
+
+
+SUMMARIES = (
+    Column(
+        "average", lambda row: row.over_seeds(lambda run: run.average), key="average", terminal="average", page="mean",
+        judged=True,
+    ),
+    Column(
+        "worst half", lambda row: row.over_seeds(lambda run: run.worst_half), key="worst_half", terminal="worst\nhalf",
+        page="worst half",
+    ),
+)  # fmt: skip
+COSTS = (
+    Column("steps", lambda row: row.work.steps if row.work else None, few, terminal="steps"),
+    Column("tokens", lambda row: row.work.tokens if row.work else None, few),
+    Column("seconds", lambda row: row.work.seconds if row.work else None, few),
+    Column("up per round", lambda row: row.traffic.up_per_round if row.traffic else None, size),
+    Column(
+        "up in total",
+        lambda row: row.traffic.up if row.traffic else None,
+        size,
+        terminal="bytes\nsent",
+        page="a client sends",
+    ),
+    Column("down per round", lambda row: row.traffic.down_per_round if row.traffic else None, size),
+    Column("down in total", lambda row: row.traffic.down if row.traffic else None, size, page="and receives"),
+    Column("params on server", lambda row: (row.parameters.server,), times, terminal="held by\nserver", held=True),
+    Column(
+        "params sent", lambda row: (row.parameters.down, row.parameters.up), times, terminal="in a\nmessage", held=True
+    ),
+    Column("params on client", lambda row: (row.parameters.client,), times, terminal="held by\na client"),
+)
 
 
 @dataclass(frozen=True)
@@ -155,26 +245,26 @@ class Table:
 
     @property
     def clients(self) -> list[str]:
-        return self._named("clients")
+        return self._of_all(lambda result: result.clients)
 
     @property
     def beside(self) -> list[str]:
         """The names of what was measured beside the score, such as the margin of preferences."""
-        return self._named("beside")
+        return self._of_all(lambda result: result.beside)
 
     @property
     def unscored(self) -> list[str]:
         """The clients without a score in any row, as they have no test example, or none that the metric is for."""
-        return [id for id in self._named("unscored") if id not in self.clients]
+        return [id for id in self._of_all(lambda result: result.unscored) if id not in self.clients]
 
     @property
     def uncounted(self) -> list[str]:
         """The clients that some rows score, and that count in no mean, as others cannot score them."""
-        return self._named("uncounted")
+        return self._of_all(lambda result: result.uncounted)
 
-    def _named(self, key: str) -> list[str]:
-        results = (result for row in self.rows for result in row.results.values())
-        return list(dict.fromkeys(id for result in results for id in getattr(result, key)))
+    def _of_all(self, names: Callable[[RunResult], Iterable[str]]) -> list[str]:
+        results = [result for row in self.rows for result in row.results.values()]
+        return list(dict.fromkeys(chain.from_iterable(map(names, results))))
 
     def uncounted_at(self, seed: int) -> set[str]:
         """The clients of this seed that some finished rows score and others do not: without training examples, or where
@@ -212,18 +302,16 @@ class Table:
     @property
     def unequal(self) -> list[str]:
         """A sentence for each kind of work in which rows differ from the first one by more than a tenth."""
-        known = {row.label: row.work for row in self.rows if row.work}
+        known = {row.label: work for row in self.rows if (work := row.work)}
         sentences = []
         for does, numbers in (
             ("takes {} steps", {label: work.steps for label, work in known.items()}),
             ("reads {} tokens", {label: work.tokens for label, work in known.items()}),
         ):
-            first = next(iter(numbers), "")
-            least = numbers.get(first, 0.0)
-            unlike = {label: number for label, number in numbers.items() if abs(number - least) > TENTH * least}
-            rest = ", ".join(f"{label} {_few(number)}" for label, number in unlike.items())
-            if rest:
-                own = does.format(_few(least))
+            first, least = next(iter(numbers.items()), ("", 0.0))
+            unlike = [f"{label} {few(own)}" for label, own in numbers.items() if abs(own - least) > TENTH * least]
+            if unlike:
+                own, rest = does.format(few(least)), ", ".join(unlike)
                 sentences.append(f"Not at equal work: a client of {first} {own} in all, and one of {rest}.")
         return sentences
 
@@ -263,8 +351,8 @@ class Table:
         return values | ({"unscored": self.unscored} if self.unscored else {})
 
     def _row_json(self, row: ComparisonRow) -> dict[str, Json]:
-        def plain(spread: MeanAndStd | None) -> Json:
-            return spread.as_json() if spread else None
+        def plain(score: Value) -> Json:
+            return score.as_json() if isinstance(score, MeanAndStd) else None
 
         by_seed: dict[str, Json] = {}
         for seed in self.seeds:
@@ -279,7 +367,7 @@ class Table:
             "method": row.method,
             "seeds": by_seed,
             "clients": {id: plain(row.client(id)) for id in self.clients},
-            **{name: plain(row.summary(name)) for name in SUMMARIES},
+            **{column.key: plain(column.value(row)) for column in SUMMARIES},
             **({"beside": {name: plain(row.beside(name)) for name in self.beside}} if self.beside else {}),
             "work": asdict(row.work) if row.work else None,
             "bytes": asdict(row.traffic) if row.traffic else None,
@@ -293,13 +381,11 @@ class Table:
         costs = {"work": ClientWork, "bytes": Traffic, "parameters": Parameters}
         lines = []
         for row in self.shown:
-            scores = {f"client {id}": row.client(id) for id in [*self.clients, *self.unscored]}
-            scores |= {name: row.summary(name) for name in SUMMARIES}
-            scores |= {name: row.beside(name) for name in self.beside}
             line: dict[str, Json] = {"label": row.label, "method": row.method, "seeds done": len(row.results)}
-            for name, spread in scores.items():
-                line[f"{name} mean"] = spread.mean if spread else None
-                line[f"{name} std"] = spread.std if spread else None
+            for column in self._scores([*self.clients, *self.unscored]):
+                score = column.value(row)
+                known = score.as_json() if isinstance(score, MeanAndStd) else {"mean": None, "std": None}
+                line |= {f"{column.key} {key}": value for key, value in known.items()}
             for (name, kind), cost in zip(costs.items(), (row.work, row.traffic, row.parameters), strict=True):
                 known = asdict(cost) if cost else dict.fromkeys(each.name for each in fields(kind))
                 line |= {f"{name} {key}": value for key, value in known.items()}
@@ -308,8 +394,8 @@ class Table:
 
     def as_markdown(self) -> str:
         lines = [self.heads, ["---", *["---:"] * (len(self.heads) - 1)]]
-        for label, cells in self.cells():
-            lines.append([label, *(f"**{text}**" if best else text for text, best in cells)])
+        for row, cells in self.cells(self.columns):
+            lines.append([row.label, *(f"**{text}**" if best else text for text, best in cells)])
         escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
         text = "\n".join(f"| {' | '.join(line)} |" for line in escaped)
         notes = "".join(f"- {note}\n" for note in [*self.all_notes(), *self.unequal])
@@ -321,7 +407,8 @@ class Table:
         """What a notebook shows: the table, which scrolls where it is wide, and the verdict."""
         from pandas import DataFrame
 
-        rows = DataFrame({label: [text for text, _ in cells] for label, cells in self.cells()}, self.heads[1:]).T
+        texts = {row.label: [text for text, _ in cells] for row, cells in self.cells(self.columns)}
+        rows = DataFrame(texts, self.heads[1:]).T
         said = "".join(f"<li>{escape(sentence)}</li>" for sentence in self.verdict.sentences)
         return f'<div style="overflow-x: auto">{rows.to_html()}</div><ul>{said}</ul>'
 
@@ -339,74 +426,64 @@ class Table:
         )
 
     @property
-    def heads(self) -> list[str]:
-        return ["method", *self._columns, "average", "worst half", *self.beside, "seeds", *_COSTS]
+    def columns(self) -> list[Column]:
+        """All behind the name of a row; clients have one each where they are few."""
 
-    def cells(self) -> list[tuple[str, list[tuple[str, bool]]]]:
-        """Under `heads`, each row's label, and its other cells with whether they are the best of their column."""
+        def of_all(number: int, *_: object) -> str:
+            return f"{number}" if number == len(self.seeds) else f"{number} of {len(self.seeds)}"
+
+        seeds = Column("seeds", lambda row: len(row.results), of_all, terminal="seeds")
+        return [*self._scores(self._few_clients), seeds, *COSTS]
+
+    def _scores(self, clients: Sequence[str]) -> list[Column]:
+        """Of single clients, of all, and what was measured beside."""
+        single = [Column(id, partial(ComparisonRow.client, id=id), key=f"client {id}") for id in clients]
+        beside = [
+            Column(name, partial(ComparisonRow.beside, name=name), key=name, terminal=name.replace(" ", "\n"))
+            for name in self.beside
+        ]
+        return [*single, *SUMMARIES, *beside]
+
+    @property
+    def heads(self) -> list[str]:
+        return ["method", *(column.title for column in self.columns)]
+
+    def cells(self, columns: Sequence[Column], short: bool = False) -> list[tuple[ComparisonRow, list[Cell]]]:
+        """Each row with its cells under these columns."""
+        best = self.verdict.column.best
         found = []
-        for row, scores, costs in self._lines(self._columns):
-            shown = [(_cell(row, spread), best) for spread, best in scores]
-            found.append((row.label, [*shown, *((text, False) for text in costs)]))
+        for row in self.shown:
+            marked = bool(row.method) and row.label in best
+            texts = [column.write(row, self.adapter, short) for column in columns]
+            found.append((row, [(text, column.judged and marked) for text, column in zip(texts, columns, strict=True)]))
         return found
 
     def for_terminal(self) -> list[RichTable | Text]:
-        """Of few rows the clients' scores, a line per client; of all rows the averages and costs. A terminal is narrow:
-        deviations, bytes down, bytes per round and, beside further scores, what server and messages hold stand in the
-        files alone."""
-        lines = list(self._lines(self._columns, short=True))
+        """Of few rows the clients' scores, a line per client; of all rows the columns that have a title there. A
+        terminal is narrow: the rest stands in the files alone."""
+        single = self._scores(self._few_clients)[: len(self._few_clients)]
+        # so that 80 characters have room for the names of rows
+        shown = [column for column in self.columns if column.terminal and not (self.beside and column.held)]
+        lines = [
+            (Text(row.label), list(starmap(_marked, cells))) for row, cells in self.cells(single + shown, short=True)
+        ]
         tables: list[RichTable | Text] = []
-        if self._columns and len(self.rows) <= MAX_TERMINAL_ROWS:
+        if single and len(self.rows) <= MAX_TERMINAL_ROWS:
             clients = table_of_numbers(with_range(self.metric), "client", [row.label for row in self.shown])
-            for number, client in enumerate(self._columns):
-                clients.add_row(Text(client), *(_mean(row, *cells[number]) for row, cells, _ in lines))
+            for number, column in enumerate(single):
+                clients.add_row(Text(column.title), *(cells[number] for _, cells in lines))
             tables.append(clients)
         adapter = f"1× is one adapter of {self.adapter:,} parameters"
         title = f"{with_range(self.metric)}; bytes that a client sends over the run; {adapter}"
-        beside = [name.replace(" ", "\n") for name in self.beside]
-        held = ["held by\nserver", "in a\nmessage", "held by\na client"]
-        shown = held[2:] if beside else held  # so that 80 characters have room for the names of rows
-        heads = ["average", "worst\nhalf", *beside, "seeds", "steps", "bytes\nsent", *shown]
-        averages = table_of_numbers(title, "method", heads)
-        for row, cells, rest in lines:
-            scores = (_mean(row, *cell) for cell in cells[len(self._columns) :])
-            averages.add_row(Text(row.label), *scores, *rest[:3], *rest[-len(shown) :])
+        averages = table_of_numbers(title, "method", [column.terminal for column in shown])
+        for label, cells in lines:
+            averages.add_row(label, *cells[len(single) :])
         return [*tables, averages, *map(Text, [*self._without_score(), *self.unequal, *self.verdict.for_terminal()])]
 
     @property
-    def _columns(self) -> list[str]:
+    def _few_clients(self) -> list[str]:
         everybody = [*self.clients, *self.unscored]
         return everybody if len(everybody) <= MAX_CLIENTS else []
-
-    def _lines(
-        self, clients: Sequence[str], short: bool = False
-    ) -> Iterator[tuple[ComparisonRow, list[tuple[MeanAndStd | None, bool]], list[str]]]:
-        """Each row with its scores, and which of them are marked as the best, and its other cells."""
-        best = self.verdict.column.best
-        for row in self.shown:
-            marked = [(row.client(id), False) for id in clients]
-            marked += [(row.summary("average"), row in self.rows and row.label in best)]
-            marked += [(row.summary("worst_half"), False)]
-            marked += [(row.beside(name), False) for name in self.beside]
-            done = f"{len(row.results)}" + ("" if len(row.results) == len(self.seeds) else f" of {len(self.seeds)}")
-            costs = self._cost_cells(row, short)
-            unknown = not row.results and row not in self.rows
-            yield row, marked, ["-"] * (1 + len(costs)) if unknown else [done, *costs]
-
-    def _cost_cells(self, row: ComparisonRow, short: bool) -> list[str]:
-        """Bytes, then numbers of parameters and how many adapters that is, `6.42 M (2×)`; if `short` only these."""
-
-        def times(count: int) -> str:
-            multiple = f"{count / self.adapter:.3g}×"
-            return multiple if short else f"{count if count < 1000 else _SHORT(count)} ({multiple})" if count else "0"
-
-        held, moved = row.parameters, row.traffic
-        sent = times(held.up) if held.up == held.down else f"{times(held.down)}, {times(held.up)}"
-        sizes = (moved.up_per_round, moved.up, moved.down_per_round, moved.down) if moved else ()
-        bytes_moved = [filesize.decimal(round(size), precision=1 if short else 2) for size in sizes] or [""] * 4
-        bytes_moved = bytes_moved[1:2] if short else bytes_moved
-        done = [_few(row.work.steps), _few(row.work.tokens), _few(row.work.seconds)] if row.work else [""] * 3
-        return [*(done[:1] if short else done), *bytes_moved, times(held.server), sent, times(held.client)]
 
     def all_notes(self) -> list[str]:
         seeds = ", ".join(map(str, self.seeds))
@@ -437,7 +514,7 @@ class Table:
         return [*notes, *chain.from_iterable(map(_troubles, self.rows)), *self.notes]
 
     def _without_score(self) -> list[str]:
-        undefined = self._named("undefined")
+        undefined = self._of_all(lambda result: result.undefined)
         notes = [not_defined(self.metric, undefined)] if undefined else []
         if unscored := [id for id in self.unscored if id not in undefined]:
             notes.append(f"{NOT_SCORED} So it is for {listed(unscored)}.")
@@ -479,6 +556,10 @@ def _mean_of(kind: type[Cost], seen: Sequence[Cost | None]) -> Cost | None:
     return kind(**{key: fmean(one[key] for one in known) for key in known[0]})
 
 
+def _marked(text: str, best: bool) -> Text:
+    return Text(text, style="bold green" if best else "")
+
+
 def means(line: Mapping[str, Any]) -> dict[str, float]:
     """By name the mean of what a line of scores has beside the score."""
     return {name: of["mean"] for name, of in line.get("beside", {}).items()}
@@ -487,7 +568,8 @@ def means(line: Mapping[str, Any]) -> dict[str, float]:
 def _known(rows: Sequence[ComparisonRow], kind: str) -> dict[str, Mapping[str, Any]]:
     """By `RunResult.shared` the line of a baseline."""
     results = [result for row in rows for result in row.results.values()]
-    return {result.shared: line for result in results if (line := getattr(result, kind)) is not None}
+    lines = [(result.shared, result.rule if kind == "rule" else result.base) for result in results]
+    return {shared: line for shared, line in lines if line is not None}
 
 
 def _baselines(rows: Sequence[ComparisonRow], kind: str) -> Iterator[ComparisonRow]:
@@ -514,30 +596,11 @@ def _baselines(rows: Sequence[ComparisonRow], kind: str) -> Iterator[ComparisonR
         )
 
 
-def _cell(row: ComparisonRow, spread: MeanAndStd | None) -> str:
-    """A score in words; nothing where there may be one later, and a dash where there is none."""
-    return str(spread) if spread else "" if row.method and not row.results else "-"
-
-
-def _mean(row: ComparisonRow, cell: MeanAndStd | None, best: bool) -> Text:
-    return Text(f"{cell.mean:.2f}" if cell else _cell(row, None), style="bold green" if best else "")
-
-
-def _few(number: float) -> str:
-    """A mean over clients, `80` or `13.3`."""
-    return f"{number:,.1f}".removesuffix(".0")
-
-
 _ABOUT = {
     "base": "base: the base model without any adapter, before training.",
     "rule": "rule: of each client the rule that trains nothing and is best on its training examples, such as its most "
     "frequent answer; table.json names it.",
 }
-_COSTS = (
-    "steps", "tokens", "seconds",
-    "up per round", "up in total", "down per round", "down in total", "params on server", "params sent",
-    "params on client",
-)  # fmt: skip
 _SHORT = EngFormatter(places=2)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from llm_fed.basics.documents import Json
 from llm_fed.eval.report.clients import Column, SortableTable
-from llm_fed.eval.report.page import write_page
+from llm_fed.eval.report.page import size, write_page
 from llm_fed.eval.report.pictures import ReportFigure
-from llm_fed.eval.tables import SUMMARIES, ComparisonRow, MeanAndStd, Table
+from llm_fed.eval.tables import COSTS, SUMMARIES, ComparisonRow, MeanAndStd, Table
+from llm_fed.eval.tables import Column as TableColumn
 from llm_fed.eval.verdict import TITLE
 
 Draw = Callable[..., Path]  # of `path`
@@ -55,6 +56,7 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
         name=path.resolve().parent.name,
         metric=table.metric,
         seeds=list(table.seeds),
+        heads=[column.page for column in _shown()],
         rows=[_row(table, row, verdict.column.best) for row in table.shown],
         runs=any(len(row.results) != len(table.seeds) for row in table.rows),
         costs=_costs(table),
@@ -71,27 +73,26 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
 
 
 def _row(table: Table, row: ComparisonRow, best: Sequence[str]) -> dict[str, Json]:
-    """One row of the first table: the scores with whether they are among the best, and what its clients sent."""
-    scores = [_score(row.summary(name), name == "average" and row.label in best) for name in SUMMARIES]
-    moved = row.traffic if row.method else None
-    return {
-        "label": row.label,
-        "scores": scores,
-        "bytes": [moved.up, moved.down] if moved else [None, None],
-        "runs": f"{len(row.results)} of {len(table.seeds)}" if row.method else "",
-        "baseline": not row.method,
-    }
+    """One row of the first table: its scores with whether they are among the best, and its costs."""
+    cells: list[Json] = []
+    for column in _shown():
+        value = column.value(row)
+        if column in COSTS:
+            cells.append(size(value) if row.method and isinstance(value, float) else "–" if row.method else "")
+            continue
+        mean, std = (value.mean, value.std) if isinstance(value, MeanAndStd) else (None, None)
+        cells.append({"mean": mean, "std": std, "best": column.judged and row.label in best})
+    runs = f"{len(row.results)} of {len(table.seeds)}" if row.method else ""
+    return {"label": row.label, "cells": cells, "runs": runs, "baseline": not row.method}
 
 
-def _score(spread: MeanAndStd | None, best: bool) -> dict[str, Json]:
-    return {"mean": spread.mean if spread else None, "std": spread.std if spread else None, "best": best}
+def _shown() -> list[TableColumn]:
+    return [column for column in (*SUMMARIES, *COSTS) if column.page]
 
 
 def _costs(table: Table) -> dict[str, Json]:
-    first = table.heads.index("steps")
-    rows = zip(table.shown, table.cells(), strict=True)
-    lines = [(row.label, [text for text, _ in cells[first - 1 :]]) for row, (_, cells) in rows if row.method]
-    return {"heads": table.heads[first:], "lines": lines}
+    lines = [(row.label, [text for text, _ in cells]) for row, cells in table.cells(COSTS) if row.method]
+    return {"heads": [column.title for column in COSTS], "lines": lines}
 
 
 def _clients(table: Table) -> SortableTable:

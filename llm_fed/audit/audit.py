@@ -45,16 +45,14 @@ def audit(
     reporter: Reporter | None = None,
     base: Kind | None = None,
 ) -> Audit:
-    """Check a run folder; it is only read, and what cannot be is "not verified".
+    """Check a run folder; it is only read, and what cannot be is "not verified". UserError: the folder is no run, it
+    has not recorded one of the rounds, or it names code (`NotAllowed`).
 
     Args:
         rounds: to train again. Rounds on the way there, from the nearest checkpoint before, are compared as well.
         sample: instead of these so many, which nobody can know before they are drawn (default: `SAMPLE`).
         every: instead of these all.
         base: the run's, where it is loaded already.
-
-    Raises:
-        UserError: the folder is no run, it has not recorded one of the rounds, or it names code (`NotAllowed`).
     """
     report = Audit()
     chain = _chain(folder, report)

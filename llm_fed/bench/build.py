@@ -146,11 +146,8 @@ class Experiment:
         return Shared.of(self.engine, [*self.clients.values(), self.server], self.base, self.method)
 
     def spread(self, ranks: Ranks) -> Experiment:
-        """This experiment with its clients' work spread over all ranks.
-
-        Raises:
-            UserError, RunError: another rank cannot build it, or has built something else.
-        """
+        """This experiment with its clients' work spread over all ranks. UserError, RunError: another rank cannot build
+        it, or has built something else."""
         known = None if self.known is None else self.known.as_json()
         engine = DistributedEngine(ranks, self.config, self.shared(), known)
         return replace(self, runtime=LocalRuntime(engine, self.runtime.clients_per_pass))
@@ -169,7 +166,7 @@ def prepare(
 ) -> Experiment:
     """Load and build everything, the cheap and fallible parts first; the experiment's configuration says in which dtype
     it computes and how rows are held out, also where the given one says `auto`, and its rounds are those that clients
-    train together.
+    train together. UserError: anything that the configuration names is not there or does not fit.
 
     Args:
         base, task: instead of what the configuration names; of such a task every client is kept, also where it has
@@ -177,9 +174,6 @@ def prepare(
         everybody: whether these are all clients, and not those of one machine of a network.
         known: rows that keep the split which they had in a run.
         secret: of a run with privacy (default: one that nobody keeps).
-
-    Raises:
-        UserError: anything that the configuration names is not there or does not fit.
     """
     method = methods.build(config.method)
     parents.check(config, method)
@@ -237,11 +231,7 @@ def prepare(
 
 
 def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method, metric: str) -> None:
-    """Refuse what does not go together, before anything is loaded.
-
-    Raises:
-        UserError: what, and what to set.
-    """
+    """Refuse what does not go together, before anything is loaded. UserError: what, and what to set."""
     whole = kind.whole and config.adapter is None
     if not kind.whole and config.adapter is None:
         raise UserError(

@@ -25,11 +25,8 @@ from llm_fed.state.wire import WireError
 
 
 def check(config: Config, method: Method) -> None:
-    """Refuse a configuration with which a parent would not be what is requested.
-
-    Raises:
-        UserError: privacy, which merging does not keep, or a round of which no checkpoint is kept; what to set.
-    """
+    """Refuse a configuration with which a parent would not be what is requested. UserError: privacy, which merging does
+    not keep, or a round of which no checkpoint is kept; what to set."""
     for parent in method.parents:
         if config.privacy.clip is not None:
             raise UserError(
@@ -51,11 +48,8 @@ def check(config: Config, method: Method) -> None:
 def config_of(name: str, config: Config) -> Config:
     """The configuration of the parent of this name: that of the merge, with the parent's own method.
 
-    It exports every client's model where that is what is merged, rather than a checkpoint's.
-
-    Raises:
-        UserError: the run has no such parent.
-    """
+    It exports every client's model where that is what is merged, rather than a checkpoint's. UserError: the run has no
+    such parent."""
     for parent in methods.build(config.method).parents:
         if parent.name == name:
             config = replace(config, method={"name": name, **parent.settings})
@@ -68,15 +62,12 @@ def config_of(name: str, config: Config) -> Config:
 def states_of_run(
     folder: Path, round: int | None, config: Config, base: Kind, clients: Mapping[str, Client], runtime: LocalRuntime
 ) -> dict[str, State]:
-    """The personal model of each of `clients` in a run.
+    """The personal model of each of `clients` in a run. UserError: the run has no such round or client, or its adapters
+    are none of this base. RunError: the checkpoint is damaged.
 
     Args:
         round: of which round; None: as exported, that is, of the round that the run selected.
         config: the run's own.
-
-    Raises:
-        UserError: the run has no such round or client, or its adapters are none of this base.
-        RunError: the checkpoint is damaged.
     """
     structure = base.structure(config.adapter)
     if round is None:

@@ -48,14 +48,12 @@ def build(
     *,
     every: bool,
 ) -> tuple[dict[str, Client], Server, Schedule]:
-    """The clients and the server with their data, and who is asked when.
+    """The clients and the server with their data, and who is asked when. UserError: data that a metric cannot score, or
+    none of which anything fits.
 
     Args:
         secret: of what hides examples, and who takes part.
         every: whether clients are kept that neither train nor are scored.
-
-    Raises:
-        UserError: data that a metric cannot score, or none of which anything fits.
     """
     structure = base.structure(config.adapter)
     read = find(metric, labelled=bool(task.labels)).scores
@@ -143,11 +141,8 @@ class _Gathered(Sequence[Any]):
 
 
 def structures(config: Config, method: Method, base: Kind, clients: Sequence[str]) -> dict[str, Structure]:
-    """What the server of a network knows of its clients' structures, where they differ in rank.
-
-    Raises:
-        UserError: `adapter.rank` gives other clients a rank.
-    """
+    """What the server of a network knows of its clients' structures, where they differ in rank. UserError:
+    `adapter.rank` gives other clients a rank."""
     ranks.check(config.adapter, clients)
     if not ranks.differ(config.adapter):
         return {}

@@ -34,14 +34,9 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
 
     Under any other method the same start for all is what makes it right: updates are differences to a common model, and
     what never travels, such as the A of FFA-LoRA, must be the same everywhere. A and B are averaged one by one, as
-    FedIT does, with the numbers of training examples as weights where the run's metrics.jsonl has them for all.
-
-    Returns:
-        What was found, in words.
-
-    Raises:
-        UserError: there are no adapters, they do not fit, or privacy would be promised that the start does not keep.
-    """
+    FedIT does, with the numbers of training examples as weights where the run's metrics.jsonl has them for all. Returns
+    what was found, in words. UserError: there are no adapters, they do not fit, or privacy would be promised that the
+    start does not keep."""
     start = folder_of(config)
     assert start is not None  # callers ask `place`
     if config.privacy.clip is not None:
@@ -72,11 +67,7 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
 
 
 def check(run: Run, sites: Sequence[Site], start: str) -> None:
-    """Refuse to continue a run whose start is no longer what it was.
-
-    Raises:
-        UserError: the adapters there have changed.
-    """
+    """Refuse to continue a run whose start is no longer what it was. UserError: the adapters there have changed."""
     before = run.recall(_RECORD)
     if before is not None and before["sha256"] != _digest(sites):
         raise UserError(

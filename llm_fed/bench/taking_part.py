@@ -24,33 +24,22 @@ ONE_EXAMPLE = "these clients train on a single example"
 
 
 def choose(clients: Mapping[str, Client], method: Method) -> dict[str, Client]:
-    """The clients that a run of this method trains or scores.
-
-    Raises:
-        UserError: none of them has a training example.
-    """
+    """The clients that a run of this method trains or scores. UserError: none of them has a training example."""
     if not any(site.train for site in clients.values()):
         raise UserError(f"none of the clients {listed([*clients])} has a training example; add some")
     return {id: site for id, site in clients.items() if site.train or (method.one_model and site.data.queries["test"])}
 
 
 def check_lengths(sites: Iterable[Site]) -> None:
-    """Refuse a site of which no example of a split fits into the task's largest length.
-
-    Raises:
-        UserError: the first such site, and what to do.
-    """
+    """Refuse a site of which no example of a split fits into the task's largest length. UserError: the first such site,
+    and what to do."""
     for site in sites:
         for message in site.data.none_fits:
             raise UserError(message)
 
 
 def check_held_out(clients: Mapping[str, Client], method: Method) -> None:
-    """Refuse a method with steps that are for held-out examples, where no client has any.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Refuse a method with steps that are for held-out examples, where no client has any. UserError: it is one."""
     if method.without_held_out and not any(site.data.held_out for site in clients.values()):
         raise UserError(
             "this method's settings ask for validation examples of the clients, but none has any; set task.validation "

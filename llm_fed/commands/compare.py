@@ -47,18 +47,12 @@ HEAD = ("local", "pooled")  # methods of the first rows, between which the other
 
 def compare(rows: Rows, out: Path, *, reporter: Reporter | None = None, jobs: Jobs = 1) -> Table:
     """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
-    also as a page.
+    also as a page. Returns the table; a run that failed has its reason there, and the others are not lost. UserError:
+    something is wrong with a row's configuration, or so many jobs do not fit into memory; nothing has been trained yet.
+    RunError: another process writes to one of the runs, or the table cannot be written.
 
     Args:
         jobs: how many runs are trained at a time; from two on each in a process of its own. `RAY`: on Ray's machines.
-
-    Returns:
-        The table; a run that failed has its reason there, and the others are not lost.
-
-    Raises:
-        UserError: something is wrong with a row's configuration, or so many jobs do not fit into memory; nothing has
-            been trained yet.
-        RunError: another process writes to one of the runs, or the table cannot be written.
     """
     reporter, out = reporter or Reporter(), out.absolute()
     prepared = _prepare(rows, out, reporter, jobs)
@@ -304,7 +298,7 @@ def _drawn(table: Table, out: Path, split: str) -> dict[str, Draw]:
     ):
         series: dict[str, list[Point]] = {}
         for row in table.rows:
-            score, traffic = row.summary("average"), row.traffic
+            score, traffic = row.over_seeds(lambda run: run.average), row.traffic
             if score and traffic:
                 x = traffic.up if unit == "B" else row.parameters.server / table.adapter
                 series.setdefault(row.method, []).append((row.label, x, score.mean, score.std))

@@ -28,19 +28,14 @@ def cross_scores(
     keep: bool = True,
 ) -> dict[str, Any]:
     """Score the personal model of every client on the `split` of every client, write the table to `cross.json` in the
-    run folder, and its report anew. Of n clients these are n^2 evaluations, which a note says first.
+    run folder, and its report anew. Of n clients these are n^2 evaluations, which a note says first. Returns `clients`,
+    and `scores` (0-100): a row per client's model, a column per client whose examples it answers; and `metric`,
+    `split`, `limit` and `warnings`. Clients without such examples are in none of these, but are named as `unscored`.
+    UserError: as `evaluate_run`; or there are fewer than two clients, or their models differ in structure. RunError:
+    the disk is full, or the folder cannot be written.
 
     Args:
         keep: whether table and report are written.
-
-    Returns:
-        `clients`, and `scores` (0-100): a row per client's model, a column per client whose examples it answers; and
-        `metric`, `split`, `limit` and `warnings`. Clients without such examples are in none of these, but are named as
-        `unscored`.
-
-    Raises:
-        UserError: as `evaluate_run`; or there are fewer than two clients, or their models differ in structure.
-        RunError: the disk is full, or the folder cannot be written.
     """
     reporter = reporter or Reporter()
     config = scoring_config(folder, split, settings, reporter)

@@ -60,13 +60,11 @@ def evaluate_run(
     settings: Sequence[str] = (),
     reporter: Reporter | None = None,
 ) -> Summary:
-    """The personal adapters of a finished run, each on its own client's `split`.
+    """The personal adapters of a finished run, each on its own client's `split`. UserError: the folder is no finished
+    run, or the split has no example.
 
     Args:
         settings: `key=value` words laid over the run's configuration, see `lay_over`.
-
-    Raises:
-        UserError: the folder is no finished run, or the split has no example.
     """
     reporter = reporter or Reporter()
     config = scoring_config(folder, split, settings, reporter)
@@ -122,13 +120,11 @@ def reopen(
     folder: Path, config: Config, settings: Sequence[str] = (), reporter: Reporter | None = None
 ) -> tuple[Experiment, dict[str, State]]:
     """A finished run's experiment under `config`, and what it exported of each who has examples to be scored on.
+    UserError: the folder is no finished run, or the configuration does not fit it.
 
     Args:
         settings: that were laid over the run's.
         reporter: is told what has changed in the data.
-
-    Raises:
-        UserError: the folder is no finished run, or the configuration does not fit it.
     """
     reporter = reporter or Reporter()
     exported(folder, list(finished(folder)["scores"].get("clients", ())))
@@ -160,14 +156,12 @@ def _leave_out(experiment: Experiment, folder: Path, reporter: Reporter) -> None
 
 
 def lay_over(config: Config, words: Sequence[str], where: str, also: tuple[str, ...] = ()) -> Config:
-    """A configuration with `key=value` words laid over it that say what is scored, and how.
+    """A configuration with `key=value` words laid over it that say what is scored, and how. UserError: a word is wrong,
+    or its key has no meaning where nothing is trained.
 
     Args:
         where: what the words stand after, for messages.
         also: beginnings of further keys that have a meaning here.
-
-    Raises:
-        UserError: a word is wrong, or its key has no meaning where nothing is trained.
     """
     found = overlay(config, words, where)
     for key in keys_of(words, where):
@@ -193,14 +187,12 @@ def evaluate_adapter(
 ) -> Summary:
     """One PEFT adapter, or a language model without any, on every client of a task, or on the examples of one file.
 
-    The base is loaded as it was when the adapter was trained, but for what `settings` say of it.
+    The base is loaded as it was when the adapter was trained, but for what `settings` say of it. UserError: the adapter
+    is not one of this base, or there is nothing to score.
 
     Args:
         settings: `key=value` words that say what is scored, see `lay_over`: `task.path=FILE` or `task.name=NAME`.
             Without a template there or in the adapter's folder alpaca-short is used, with a note.
-
-    Raises:
-        UserError: the adapter is not one of this base, or there is nothing to score.
     """
     require("--split", split, SPLITS)
     reporter, keys = reporter or Reporter(), keys_of(settings, "--base")
@@ -261,15 +253,12 @@ def _one_file(config: Config, keys: Sequence[str]) -> TaskData:
 
 
 def export(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> list[Path]:
-    """Copy the personal adapters of a finished run to `out/<client>`, all clients or only those named.
+    """Copy the personal adapters of a finished run to `out/<client>`, all clients or only those named. UserError: the
+    folder is no finished run, it has no such client, or `out/<client>` holds other files; or llama.cpp cannot have such
+    an adapter. RunError: the disk is full, or `out` cannot be written.
 
     Args:
         gguf: whether each folder has the adapter as a LoRA of llama.cpp, too.
-
-    Raises:
-        UserError: the folder is no finished run, it has no such client, or `out/<client>` holds other files; or
-            llama.cpp cannot have such an adapter.
-        RunError: the disk is full, or `out` cannot be written.
     """
     found = handed_out(folder, clients)
     more: dict[str, dict[str, bytes]] = _as_gguf(folder, found) if gguf else {client: {} for client in found}

@@ -42,17 +42,12 @@ _ROW = re.compile(r", (?:line|row|item) \d+$")  # behind the file, in the place 
 
 
 def forget(folder: Path, client: str, agreed: Callable[[str], bool], reporter: Reporter | None = None) -> list[str]:
-    """Train a run again without a client, and put that in the run's place. Killed, the same call goes on.
+    """Train a run again without a client, and put that in the run's place. Killed, the same call goes on. Returns what
+    cannot be taken back, in lines; none where that was not agreed to. UserError: the run cannot be trained again, or
+    has no such client; what to do. RunError: another process writes to the folder; or see `experiment.run.train`.
 
     Args:
         agreed: is told what it costs before anything is written; whether to go on.
-
-    Returns:
-        What cannot be taken back, in lines; none where that was not agreed to.
-
-    Raises:
-        UserError: the run cannot be trained again, or has no such client; what to do.
-        RunError: another process writes to the folder; or see `experiment.run.train`.
     """
     folder = folder.resolve()
     beside = folder.with_name(f".{folder.name}.forget")

@@ -97,13 +97,11 @@ class Draft:
 
 
 def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
-    """A configuration for the data, with a comment for every choice.
+    """A configuration for the data, with a comment for every choice. UserError: the data cannot be read, neither they
+    nor the user say what is what, or there is no such method.
 
     Args:
         tell: hears of what takes long, before it does.
-
-    Raises:
-        UserError: the data cannot be read, neither they nor the user say what is what, or there is no such method.
     """
     path, base = paths.local("DATA", given.data), given.base or BASE
     if given.method:

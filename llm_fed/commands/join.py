@@ -57,7 +57,8 @@ def join(
     reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Give the owner of a file a personal adapter from the pool of a finished run, and write it to `out`; how it was
-    made.
+    made. UserError: the run has no pool, the file has no usable example, or `out` is there already. RunError: training
+    failed, or `out` cannot be written.
 
     Args:
         data: a file of examples, as a client of the run would have it.
@@ -65,10 +66,6 @@ def join(
         steps: of training on all of them with the run's `local` settings; of a method that merges a federated adapter
             with a local one, of the local one.
         words: `key=value` words laid over the run's configuration, see `evaluate.lay_over`.
-
-    Raises:
-        UserError: the run has no pool, the file has no usable example, or `out` is there already.
-        RunError: training failed, or `out` cannot be written.
     """
     reporter = reporter or Reporter()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

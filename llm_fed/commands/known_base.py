@@ -45,13 +45,11 @@ class KnownBase:
 
 
 def look_up(name: str, tell: Tell = lambda line: None) -> KnownBase:
-    """Look at a folder, else at the Hub's cache on this machine, else at the Hub.
+    """Look at a folder, else at the Hub's cache on this machine, else at the Hub. UserError: it is a folder that holds
+    no base, or no name of one.
 
     Args:
         tell: hears that the Hub is asked, before it is.
-
-    Raises:
-        UserError: it is a folder that holds no base, or no name of one.
     """
     from llm_fed.models import forms
     from llm_fed.models.loading import check_name

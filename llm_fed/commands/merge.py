@@ -114,7 +114,8 @@ def merge_adapters(
     reporter: Reporter | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Merge two adapters, for one client or all, into PEFT folders `out/<client>`. Of a run's clients, `out` is then
-    also the folder of a finished run, with their test scores.
+    also the folder of a finished run, with their test scores. Returns by client how its adapter was made. UserError:
+    the adapters do not belong together, or there is no data to weigh them by.
 
     Args:
         method: the name of a merger (`methods.merger`); `words` have its settings.
@@ -123,12 +124,6 @@ def merge_adapters(
         client: only this one.
         words: `key=value` words laid over the configuration, of the run or of this merge, see `evaluate.lay_over`. Of
             two PEFT folders they say from whose examples the weights come; a run brings its clients' examples.
-
-    Returns:
-        By client how its adapter was made.
-
-    Raises:
-        UserError: the adapters do not belong together, or there is no data to weigh them by.
     """
     reporter = reporter or Reporter()
     if (out / "checkpoints").exists():
@@ -329,15 +324,12 @@ def _write_run(
     lines: Sequence[Mapping[str, Json]],
     known: Record | None,
 ) -> None:
-    """Score what was merged on the test examples, and write what makes `out` the folder of a finished run.
+    """Score what was merged on the test examples, and write what makes `out` the folder of a finished run. UserError: a
+    client has the name of such a file. RunError: the disk is full, or the folder cannot be written.
 
     Args:
         lines: of metrics.jsonl, before that of the scores.
         known: the rows that the parents know, with their splits.
-
-    Raises:
-        UserError: a client has the name of such a file.
-        RunError: the disk is full, or the folder cannot be written.
     """
     config = experiment.config
     with signs.part("test"):

@@ -36,20 +36,15 @@ def merge_folders(
     """Merge PEFT LoRA folders, whoever wrote them, into the PEFT folder `out`.
 
     Ranks, alphas, rsLoRA, rank patterns and the layers themselves may differ: an adapter adds nothing to a layer that
-    it does not have.
+    it does not have. Returns the method with its settings and each parent's weight; and where `scored` says so the
+    score of each parent and of the merge, 0-100. UserError: they do not belong together, or the method has no such
+    setting; or see `factor_folders.read`.
 
     Args:
         weights: of each, by which its product is multiplied (default: see `_shares`).
         settings: of the method, by the names of its rule's keyword arguments.
         base: its name, which is then not looked up in the folders; needed to score where they do not name it.
         scored: words of `evaluate_adapter` that say on which examples each parent and the merge are scored.
-
-    Returns:
-        The method with its settings and each parent's weight; and where `scored` says so the score of each parent and
-        of the merge, 0-100.
-
-    Raises:
-        UserError: they do not belong together, or the method has no such setting; or see `factor_folders.read`.
     """
     given, reporter = settings or {}, reporter or Reporter()
     rule = lookup("--method", method, FOLDER_MERGERS)

@@ -40,13 +40,10 @@ class OwnObjects:
     def of(
         cls, *, base: Any = None, data: Any = None, method: Any = None, metric: Any = None, label: str = ""
     ) -> OwnObjects:
-        """The arguments of `llm_fed.run`.
+        """The arguments of `llm_fed.run`. UserError: one of them is nothing that can stand there.
 
         Args:
             label: of a row of a comparison, which names its method where nothing else does.
-
-        Raises:
-            UserError: one of them is nothing that can stand there.
         """
         words: list[str] = []
         given: dict[tuple[str, str], Any] = {}

@@ -21,10 +21,7 @@ METHODS = ("local", "fedit", "fedmerge")
 
 def run(folder: Path, seed: int) -> dict[str, dict[str, Any]]:
     """Train the three methods into `folder/<method>` and draw the weights of FedMerge's tested round beside them.
-
-    Returns:
-        Each method's summary.
-    """
+    Returns each method's summary."""
     experiment.quiet()
     reporter, baselines = Reporter(), Baselines()
     results = {}

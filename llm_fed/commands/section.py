@@ -35,13 +35,11 @@ class Rows:
 
 
 def check(config: Config, *, data: bool = True) -> None:
-    """Refuse wrong names, settings of the method and paths of data, the quickest checks first.
+    """Refuse wrong names, settings of the method and paths of data, the quickest checks first. UserError: the first
+    mistake.
 
     Args:
         data: whether this machine is where the clients' data lies.
-
-    Raises:
-        UserError: the first mistake.
     """
     if config.eval.metric is not None:
         scores.find(config.eval.metric)
@@ -65,16 +63,14 @@ def read_rows(
     draws: int = 0,
     own: OwnObjects = NO_OBJECTS,
 ) -> Rows:
-    """The rows that `chosen` names (default: all of the file) with `words` laid over each.
+    """The rows that `chosen` names (default: all of the file) with `words` laid over each. UserError: the file or a row
+    has a mistake; it says in which row.
 
     Args:
         chosen: labels of rows, or names of methods as plain rows.
         seeds: instead of those of the file (default: the configuration's own seed).
         draws: instead of seeds, so many new federations, each with a training of its own.
         own: objects instead of names, which must be at hand.
-
-    Raises:
-        UserError: the file or a row has a mistake; it says in which row.
     """
     if draws and seeds:
         raise UserError(f"--draws {draws} is the same as --seeds 0,...,{draws - 1}; give only one of the two")

@@ -114,13 +114,10 @@ def lengths(
     chosen: Mapping[str, Sequence[Example]], tokenizer: PreTrainedTokenizerBase, template: str, rows: int | None = None
 ) -> tuple[dict[str, list[tuple[int, int]]], str]:
     """By client the tokens of each example, as it will be trained, and of its answer alone; and what is not read as it
-    stands, in words.
+    stands, in words. UserError: an example cannot fill the template, or has a token without an embedding.
 
     Args:
         rows: of the base's embedding, if they are known.
-
-    Raises:
-        UserError: an example cannot fill the template, or has a token without an embedding.
     """
     from llm_fed.kinds.encoding import Encoder  # seconds
 

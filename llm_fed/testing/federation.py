@@ -241,17 +241,13 @@ def go(
     rounds: int = ROUNDS,
     sizes: Mapping[str, int] | None = None,
 ) -> Outcome:
-    """Run, or continue, a federation of the method that `settings` describe.
+    """Run, or continue, a federation of the method that `settings` describe. Stopped: it was to die. UserError: the
+    method refuses its settings, or such models. RunError: every client failed.
 
     Args:
         rounds: those that clients train together.
         stop_after: the round after which it dies, in the middle of the next one that asks anybody.
         sizes: by client (c0, c1, ...) of `order`, the number of its examples (default: SIZES).
-
-    Raises:
-        Stopped: it was to die.
-        UserError: the method refuses its settings, or such models.
-        RunError: every client failed.
     """
     method, model, sizes = methods.build(settings), setup.base(dtype), sizes or SIZES
     alone = next(whole for whole in count(rounds) if method.together(whole + 1) > rounds) - rounds
