@@ -19,7 +19,7 @@ from llm_fed.eval import style
 from llm_fed.eval.pairs import MARGIN, MethodPair, MethodPairs
 
 Curve = tuple[Sequence[int], Sequence[float]]
-Band = tuple[Sequence[float] | Sequence[str], Sequence[float], Sequence[float], Sequence[float]]  # x, curve, bounds
+Band = tuple[Sequence[int], Sequence[float], Sequence[float], Sequence[float]]  # x, curve, bounds
 Point = tuple[str, float, float, float | None]  # label, cost, score, standard deviation
 
 # Of a pair of a verdict, by its claim: colour, marker, and what they mean.
@@ -125,19 +125,15 @@ def plot_spread(path: Path, coefficients: Mapping[int, Sequence[float]]) -> Path
     return style.save(figure, path)
 
 
-def plot_bands(path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: str, places: Sequence[str] = ()) -> Path:
-    """A curve per label and the band from its lowest to its highest value: cosines by round (Feddle, Figure 2). Where x
-    are names, `places` are all of them as the axis has them; a curve may lack some."""
+def plot_bands(path: Path, curves: Mapping[str, Band], *, xlabel: str, ylabel: str) -> Path:
+    """A curve per label by round, and the band from its lowest to its highest value."""
     figure, axes = style.one_figure(4.8, 3.1)
-    if places:
-        axes.xaxis.update_units(list(places))
     for number, (label, (x, middle, low, high)) in enumerate(curves.items()):
         colour = style.PALETTE[number % len(style.PALETTE)]
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
         line = ("-" if number < len(style.PALETTE) else "--") + style.MARKERS[number % len(style.MARKERS)]
         axes.plot(x, middle, line, color=colour, markersize=3.5, linewidth=1.4, label=label)
-    if all(isinstance(place, int) for x, *_ in curves.values() for place in x):
-        axes.xaxis.set_major_locator(style.whole_numbers())
+    axes.xaxis.set_major_locator(style.whole_numbers())
     axes.set(xlabel=xlabel, ylabel=ylabel)
     style.legend(figure)
     return style.save(figure, path)

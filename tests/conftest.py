@@ -7,6 +7,7 @@ before it starts them, and needs none of it.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ def pytest_configure() -> None:
     """No test fails because the machine is busy, and each tries the same examples in every run."""
     import hypothesis
 
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # as the command line has it
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
     hypothesis.settings.load_profile("tests")
 

@@ -79,10 +79,8 @@ def evaluate(
     options = {"eval.metric": metric, "eval.limit": limit, "task.name": task, "task.path": data}
     words += words_of({**options, "task.template": template, "base.dtype": dtype})
     # What follows takes seconds, so mistakes are named first.
-    from llm_fed.commands.evaluate import evaluate_adapter, evaluate_beside
-    from llm_fed.experiment.run import quiet
+    from llm_fed.commands.evaluate import evaluate_adapter, evaluate_run
 
-    quiet()
     if run_dir is not None:
         alone = {"--adapter": adapter, "--task": task, "--data": data, "--template": template}
         if given := [option for option, value in alone.items() if value is not None]:
@@ -99,7 +97,7 @@ def evaluate(
                     run_dir if own else None, cross_scores(folder, split=split, settings=words, keep=own), as_json
                 )
                 return
-            result = evaluate_beside(folder, split=split, settings=words)
+            result = evaluate_run(folder, split=split, settings=words)
         if as_json:
             known = {kind: result.get(kind) for kind in ("base", "rule")}
             print(json.dumps(result["scores"] | known | {"warnings": result["warnings"]}))
@@ -150,9 +148,7 @@ def audit(
     except ValueError as error:
         raise UserError(f"--rounds {rounds} is not a list of rounds; give numbers, e.g. --rounds 1,5") from error
     from llm_fed.audit import audit as auditing  # takes seconds, so mistakes are named first
-    from llm_fed.experiment.run import quiet
 
-    quiet()
     found = auditing.audit(run_dir, rounds=chosen, sample=sample, every=every)
     outcome = {0: "nothing differs", 1: "differs", 3: "not verified"}[found.code]
     if as_json:
@@ -181,14 +177,12 @@ def forget(
     """Make a run what it would be if a client had never been there, by training it again without the client. Until
     that is done the run stays as it is, and the same command continues it."""
     from llm_fed.commands import forget as forgetting
-    from llm_fed.experiment.run import quiet
 
     def agreed(cost: str) -> bool:
         print(printable(cost), file=sys.stderr, flush=True)
         nobody = yes or sys.stdin is None or not sys.stdin.isatty()
         return nobody or typer.confirm("Go on?", err=True)
 
-    quiet()
     if not (lasting := forgetting.forget(run_dir, client, agreed)):
         out.print("nothing was changed")
         return
@@ -234,9 +228,7 @@ def chat(
     from llm_fed.commands import chat as chatting
     from llm_fed.commands.chat import Sampling
     from llm_fed.experiment.rounds import opened
-    from llm_fed.experiment.run import quiet
 
-    quiet()
     drawn = None if sampling is None else Sampling.parse(sampling, "--sampling")
     someone = sys.stdin.isatty()
     if someone:

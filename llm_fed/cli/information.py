@@ -106,9 +106,6 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Show this machine's hardware and packages, and test a fused training step, a 4-bit layer and the metrics."""
-    from llm_fed.experiment.run import quiet
-
-    quiet()
     from llm_fed.commands import doctor as checks
 
     findings = checks.examine() if base is None else checks.known_of(base)

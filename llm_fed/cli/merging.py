@@ -71,9 +71,7 @@ def merge(
     from llm_fed.settings import configfile
 
     configfile.keys_of(words[1:] if both else [], "the method")  # what follows takes seconds, so mistakes come first
-    from llm_fed.experiment.run import quiet
 
-    quiet()
     about = words_of({"task.name": task, "task.path": data, "task.template": template, "base.dtype": dtype})
     if fed is not None and local is not None:
         _parents(words[0], [*words[1:], *about], fed, local, base, out_dir, client, as_json)
@@ -151,9 +149,7 @@ def join(
 
     configfile.keys_of(settings or [], "the run folder")  # what follows takes seconds, so mistakes are named first
     from llm_fed.commands import join as joining
-    from llm_fed.experiment.run import quiet
 
-    quiet()
     recipe = joining.join(run_dir, data, out_dir, examples=examples, steps=steps, words=settings or [])
     if as_json:
         print(json.dumps({"folder": str(out_dir), **recipe}))

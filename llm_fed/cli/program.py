@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     Of several processes under `accelerate launch`, rank 0 runs it; the others work for it and say nothing.
     """
-    _without_home()
+    _set_up()
     with lasting_streams() as output:
         try:
             with _other_ranks(), _exit_codes(sys.argv[1:] if arguments is None else arguments):
@@ -74,9 +74,13 @@ def main(arguments: list[str] | None = None) -> None:
             _stop(f"cannot write to standard output: {output.failure}; files that were written are whole", 1)
 
 
-def _without_home() -> None:
-    """Some libraries ask for the user's home when they are imported, and fail or complain where there is none, or none
-    that can be written. Nothing that is needed lies there."""
+def _set_up() -> None:
+    """What libraries read when they are imported. Some ask for the user's home, and fail or complain where there is
+    none, or none that can be written; nothing that is needed lies there. Their notices and progress bars stay out of
+    the output, unless the user has set how much they say."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing optional kernels
     if os.path.expanduser("~") == "~":  # neither HOME nor an entry in the list of users, as in a container
         os.environ["HOME"] = "/"
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its cache is then a temporary folder

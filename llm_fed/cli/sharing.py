@@ -37,10 +37,8 @@ def export(
     serve."""
     from llm_fed.commands import evaluate as runs
     from llm_fed.experiment.rounds import opened
-    from llm_fed.experiment.run import quiet
     from llm_fed.export import serving
 
-    quiet()
     with opened(run_dir, client or []) as source:
         if merged:
             from llm_fed.export import merged as whole
@@ -81,10 +79,8 @@ def push(
     """Push the personal adapters of a run to the Hub, one PEFT repository per client. A repeated push commits only
     what changed."""
     from llm_fed.experiment.rounds import opened
-    from llm_fed.experiment.run import quiet
     from llm_fed.export import hub
 
-    quiet()
     hub.quiet()
     with opened(run_dir, client or []) as source:
         if dry_run:
@@ -146,9 +142,7 @@ def serve(
         raise UserError("llm-fed serve needs FastAPI and uvicorn: pip install 'llm-fed[serve]'")
     from llm_fed.commands import serve as serving  # what follows takes seconds
     from llm_fed.commands.serving import of_runs
-    from llm_fed.experiment.run import quiet
 
-    quiet()
     with serving.listening(host, port, api_key) as found:
         serving.run(of_runs(runs, queue), found, api_key)
 
@@ -166,8 +160,6 @@ def publish(
     """Load the adapters of a run's newest round into a running vLLM server as CLIENT@ROUND, and unload earlier rounds
     once the new ones answer."""
     from llm_fed.commands.publish import Publisher
-    from llm_fed.experiment.run import quiet
 
-    quiet()
     for name in Publisher(run_dir, vllm, out_dir, api_key).publish():
         out.print(name)

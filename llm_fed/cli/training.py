@@ -79,7 +79,6 @@ def run(
     from llm_fed.experiment import run as experiment  # takes seconds, so mistakes are named first
     from llm_fed.experiment.ending import Ending
 
-    experiment.quiet()
     if show:
         print_examples(resolved, folder, show, fresh=fresh, as_json=as_json)
         return
@@ -194,10 +193,8 @@ def compare(
     rows = section.read_rows(config, settings or [], names_of("--methods", methods), numbers, draws or 0)
     rows.check()
     from llm_fed.commands import compare as comparison  # takes seconds, so mistakes are named first
-    from llm_fed.experiment.run import quiet
 
     folder = out_dir or Path("runs") / f"compare-{config.stem}"
-    quiet()
     if dry_run:
         _print_plan(comparison.dry_run(rows, folder, jobs=at_a_time), as_json)
         return

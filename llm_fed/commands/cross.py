@@ -24,7 +24,6 @@ def cross_scores(
     *,
     split: str = "test",
     settings: Sequence[str] = (),
-    reporter: Reporter | None = None,
     keep: bool = True,
 ) -> dict[str, Any]:
     """Score the personal model of every client on the `split` of every client, write the table to `cross.json` in the
@@ -37,7 +36,7 @@ def cross_scores(
     Args:
         keep: whether table and report are written.
     """
-    reporter = reporter or Reporter()
+    reporter = Reporter()
     config = scoring_config(folder, split, settings, reporter)
     experiment, states = reopen(folder, config, settings, reporter)
     sizes = {id: len(site.data.queries.get(split, ())[: config.eval.limit]) for id, site in experiment.scored.items()}

@@ -53,30 +53,16 @@ _SELECTS = ("task.groups", "task.clients", "task.sample_clients", "task.name")  
 _OF_TEXT = ("task.template", "task.max_length", "task.too_long", "task.loss_on")
 
 
-def evaluate_run(
-    folder: Path,
-    *,
-    split: str = "test",
-    settings: Sequence[str] = (),
-    reporter: Reporter | None = None,
-) -> Summary:
-    """The personal adapters of a finished run, each on its own client's `split`. UserError: the folder is no finished
-    run, or the split has no example.
+def evaluate_run(folder: Path, *, split: str = "test", settings: Sequence[str] = ()) -> dict[str, Any]:
+    """The `scores` of a finished run's personal adapters, each on its own client's `split`; with those of the base
+    (`base`) and of the best rule that trains nothing (`rule`), where these are known, and the run's `warnings`.
+    UserError: the folder is no finished run, or the split has no example.
 
     Args:
-        settings: `key=value` words laid over the run's configuration, see `lay_over`.
+        settings: `key=value` words laid over the run's configuration, see `lay_over`; `eval.base=false` leaves out the
+            base.
     """
-    reporter = reporter or Reporter()
-    config = scoring_config(folder, split, settings, reporter)
-    return _score(*reopen(folder, config, settings, reporter), split)
-
-
-def evaluate_beside(
-    folder: Path, *, split: str = "test", settings: Sequence[str] = (), reporter: Reporter | None = None
-) -> dict[str, Any]:
-    """What `evaluate_run` returns (`scores`), with the scores of the base (`base`) and of the best rule that trains
-    nothing (`rule`), where these are known, and the run's `warnings`. `eval.base=false` leaves out the base."""
-    reporter = reporter or Reporter()
+    reporter = Reporter()
     config = scoring_config(folder, split, settings, reporter)
     experiment, states = reopen(folder, config, settings, reporter)
     found = {"base": _base(folder, experiment, split), "rule": rule_line(experiment, split)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from llm_fed.eval.plots import plot_verdict
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.experiment import splits
 from llm_fed.runs.reading import finished, read_config, shares_of
-from llm_fed.scoring.scores import without
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat
 from llm_fed.tasks import natural
@@ -35,7 +34,10 @@ class _FinishedRun:
     folder: Path
     config: Config
     summary: dict[str, Any]
-    uncounted: frozenset[str] = frozenset()  # clients whose scores another run lacks, see `_level`
+
+    @property
+    def clients(self) -> dict[str, float]:
+        return dict(self.summary["scores"].get("clients", {}))
 
 
 def compare_runs(folders: Sequence[Path]) -> Verdict:
@@ -43,7 +45,6 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
     finished run, or runs cannot be compared; it says which."""
     runs = [_FinishedRun(folder, read_config(folder), finished(folder)) for folder in dict.fromkeys(folders)]
     values = [_values(run.config, _APART) for run in runs]
-    runs = _level(runs)
     _check(runs, values)
     groups: dict[str, dict[tuple[int, int], _FinishedRun]] = {}
     for run, label in zip(runs, _labels(values), strict=True):
@@ -57,7 +58,13 @@ def compare_runs(folders: Sequence[Path]) -> Verdict:
         raise UserError(
             f"these {len(runs)} runs differ only in their seeds; give runs of at least two methods or settings"
         )
-    scored = {label: [_tested(run) for run in of_label.values()] for label, of_label in groups.items()}
+    everybody: dict[int, set[str]] = {}  # by federation the clients that all of its runs score
+    for run in runs:
+        everybody.setdefault(run.config.federation_seed, {*run.clients}).intersection_update(run.clients)
+    scored = {
+        label: [_tested(run, everybody[run.config.federation_seed]) for run in of_label.values()]
+        for label, of_label in groups.items()
+    }
     return Verdict.of_runs(scored, natural=all(natural(run.config.task) for run in runs))
 
 
@@ -113,7 +120,7 @@ def _check(runs: Sequence[_FinishedRun], values: Sequence[dict[str, Any]]) -> No
         other = by_seed.setdefault(run.config.federation_seed, run)
         if (
             run.config.evaluation_seed != other.config.evaluation_seed
-            or _clients(run) != _clients(other)
+            or _trained(run) != _trained(other)
             or splits.tested_alike(run.folder, other.folder) is False
         ):
             raise UserError(
@@ -122,25 +129,9 @@ def _check(runs: Sequence[_FinishedRun], values: Sequence[dict[str, Any]]) -> No
             )
 
 
-def _level(runs: Sequence[_FinishedRun]) -> list[_FinishedRun]:
-    """The runs, without the scores of clients that have no training example where another run of the same federation
-    has none of theirs."""
-    uncounted: dict[int, set[str]] = {}
-    for run in runs:
-        same = [_clients(other) for other in runs if other.config.federation_seed == run.config.federation_seed]
-        only_tested = {id for id in run.summary.get("only_tested", ()) if any(id not in clients for clients in same)}
-        uncounted.setdefault(run.config.federation_seed, set()).update(only_tested)
-    levelled = []
-    for run in runs:
-        out, scores = uncounted[run.config.federation_seed], run.summary["scores"]
-        if out and "clients" in scores:
-            run = replace(run, summary={**run.summary, "scores": without(scores, out)}, uncounted=frozenset(out))
-        levelled.append(run)
-    return levelled
-
-
-def _clients(run: _FinishedRun) -> set[str]:
-    return set(run.summary["scores"].get("clients", ()))
+def _trained(run: _FinishedRun) -> set[str]:
+    """The clients with a score but those that have no training example, which not every method scores."""
+    return run.clients.keys() - set(run.summary.get("only_tested", ()))
 
 
 def _metric(run: _FinishedRun) -> str | None:
@@ -164,10 +155,8 @@ def _labels(values: Sequence[dict[str, Any]]) -> list[str]:
     return labels
 
 
-def _tested(run: _FinishedRun) -> Scored:
-    rule = run.summary.get("rule")
-    return Scored(
-        run.config.federation_seed, run.config.training_seed, run.summary["scores"].get("clients", {}),
-        without(rule, run.uncounted)["clients"] if rule else None, splits.tested(run.folder),
-        shares_of(run.summary),
-    )  # fmt: skip
+def _tested(run: _FinishedRun, everybody: Collection[str]) -> Scored:
+    rule = run.summary.get("rule", {"clients": {}})["clients"]
+    clients, ruled = ({id: score for id, score in of.items() if id in everybody} for of in (run.clients, rule))
+    seeds = run.config.federation_seed, run.config.training_seed
+    return Scored(*seeds, clients, ruled or None, splits.tested(run.folder), shares_of(run.summary))

@@ -47,7 +47,6 @@ MOST_LABELS = 100  # that are written into the file
 STEP = 8  # tokens to whose multiple the longest text is rounded up
 RIVALS = ("fedit", "fedlora", "fedalt")  # what `local` is compared with
 MODELS = 4  # of FedMerge's soup, as far as there are clients
-SHARES, SHARE = ("fedlora", "fedavg+"), 0.5  # methods that leave a share of the steps to each client, and which
 # Model types that have layers q_proj and v_proj, on which adapters go.
 WITH_THEM = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi", "olmo2", "smollm3")
 FEW = 10  # training examples of a client, below which it is named
@@ -335,12 +334,9 @@ def settings_of(
     own: dict[str, Json] = {"name": method}
     if method == "fedmerge":
         own["num_models"] = min(MODELS, work.clients)
-    if method in SHARES:
-        own["personal_share"] = SHARE
     return {
         "work": work,
-        "about_work": f"about {_few_digits(work.passes)} passes over the training examples of a median client"
-        + (", a share of them alone at the end" if method in SHARES else ""),
+        "about_work": f"about {_few_digits(work.passes)} passes over the training examples of a median client",
         "about_method": "Each client trains alone. docs/choosing.md says what else there is, and what was measured."
         if method == ALONE else "docs/choosing.md says when to use which method.",
         "method": own,
@@ -377,7 +373,7 @@ def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
 
 
 def about_sizes(data: TaskData) -> list[str]:
-    """What should be known of federations of one client, and of clients with few examples or none."""
+    """What should be known of federations of one client, and of clients with few examples."""
     lines = taking_part.only_one(list(data.everybody), [id for id, own in data.clients.items() if own.train])
     few = {name: len(client.train) for name, client in data.clients.items() if 0 < len(client.train) < FEW}
     if few:
@@ -387,7 +383,7 @@ def about_sizes(data: TaskData) -> list[str]:
             f"{listed(each, SHOWN)} {have} fewer than {FEW} training examples: too few to learn from alone, and to be "
             "scored on"
         )
-    return lines + [taking_part.line(what, names, len(data.everybody)) for what, names in survey.missing(data).items()]
+    return lines
 
 
 def write(path: Path, text: str) -> None:
@@ -417,7 +413,15 @@ def _lengths(
     words = f"{whole[(len(whole) - 1) // 2]} tokens (median), {whole[-1]} at most"
     words += f", of a sample of {len(whole):,}" if len(whole) < total else ""
     words += f" (the context of the base is {context})" if context else ""
-    return found, words, [*([note] if note else []), *found.warnings(len(whole))]
+    warnings = [note] if note else []
+    if found.skipped:
+        by_client = sorted(found.skipped.items(), key=lambda item: -item[1])
+        whose = listed([f"{count} of {id}" for id, count in by_client], SHOWN)
+        warnings.append(
+            f"{sum(found.skipped.values())} of {len(whole)} examples are longer than task.max_length={found.longest} "
+            f"and will be skipped: {whose}; task.too_long=cut-start keeps the ends of their prompts instead"
+        )
+    return found, words, warnings
 
 
 def _metric(examples: Sequence[Example], reading: Reading) -> tuple[str | None, str]:

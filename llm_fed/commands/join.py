@@ -54,7 +54,6 @@ def join(
     examples: int = 16,
     steps: int | None = None,
     words: Sequence[str] = (),
-    reporter: Reporter | None = None,
 ) -> dict[str, Any]:
     """Give the owner of a file a personal adapter from the pool of a finished run, and write it to `out`; how it was
     made. UserError: the run has no pool, the file has no usable example, or `out` is there already. RunError: training
@@ -67,7 +66,7 @@ def join(
             with a local one, of the local one.
         words: `key=value` words laid over the run's configuration, see `evaluate.lay_over`.
     """
-    reporter = reporter or Reporter()
+    reporter = Reporter()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} already exists; give another --out")
     config = lay_over(read_config(run), words, "the run folder", also=("local.",))

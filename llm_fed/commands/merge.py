@@ -111,7 +111,6 @@ def merge_adapters(
     base: str | None = None,
     client: str | None = None,
     words: Sequence[str] = (),
-    reporter: Reporter | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Merge two adapters, for one client or all, into PEFT folders `out/<client>`. Of a run's clients, `out` is then
     also the folder of a finished run, with their test scores. Returns by client how its adapter was made. UserError:
@@ -125,7 +124,7 @@ def merge_adapters(
         words: `key=value` words laid over the configuration, of the run or of this merge, see `evaluate.lay_over`. Of
             two PEFT folders they say from whose examples the weights come; a run brings its clients' examples.
     """
-    reporter = reporter or Reporter()
+    reporter = Reporter()
     if (out / "checkpoints").exists():
         raise UserError(f"{out} is the folder of a run, whose files the merge would replace; give another --out")
     methods.merger(method)  # its name is checked before the folders are read
@@ -139,7 +138,11 @@ def merge_adapters(
     else:
         task = _one_client(config.task, known)
     experiment, prompt = _experiment(config, keys, parents, task, reporter)
-    _choose(experiment, client, runs)
+    if client is not None:
+        require("--client", client, experiment.clients)
+        experiment.clients = {client: experiment.clients[client]}
+    elif not runs and len(experiment.clients) > 1:
+        raise UserError(f"the task has several clients; give --client, one of {', '.join(experiment.clients)}")
     given, rounds = {}, {}
     for name, parent in zip((each.name for each in experiment.method.parents), parents.values(), strict=True):
         given[name], rounds[name] = parent.states(experiment)
@@ -220,15 +223,6 @@ def _experiment(
         experiment = prepare(replace(config, adapter=structure.as_config()), reporter, base=loaded, task=task)
     asked = said or "task.template" in keys
     return experiment, experiment.base.prompt_of(experiment.config) if asked else None
-
-
-def _choose(experiment: Experiment, client: str | None, every: bool) -> None:
-    """Keep the client that is requested."""
-    if client is not None:
-        require("--client", client, experiment.clients)
-        experiment.clients = {client: experiment.clients[client]}
-    elif not every and len(experiment.clients) > 1:
-        raise UserError(f"the task has several clients; give --client, one of {', '.join(experiment.clients)}")
 
 
 def _distances(

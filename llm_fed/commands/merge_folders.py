@@ -31,7 +31,6 @@ def merge_folders(
     settings: Mapping[str, float] | None = None,
     base: str | None = None,
     scored: Sequence[str] = (),
-    reporter: Reporter | None = None,
 ) -> tuple[dict[str, Json], dict[str, float]]:
     """Merge PEFT LoRA folders, whoever wrote them, into the PEFT folder `out`.
 
@@ -46,7 +45,7 @@ def merge_folders(
         base: its name, which is then not looked up in the folders; needed to score where they do not name it.
         scored: words of `evaluate_adapter` that say on which examples each parent and the merge are scored.
     """
-    given, reporter = settings or {}, reporter or Reporter()
+    given, reporter = settings or {}, Reporter()
     rule = lookup("--method", method, FOLDER_MERGERS)
     for option in given:
         if option not in inspect.signature(rule).parameters:

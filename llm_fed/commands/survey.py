@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from llm_fed.basics.errors import UserError, listed
-from llm_fed.bench import taking_part
+from llm_fed.basics.errors import UserError
 from llm_fed.settings.config import TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
-from llm_fed.tasks.common import ClientData, Example, TaskData, text_of
+from llm_fed.tasks.common import Example, TaskData, text_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,35 +22,16 @@ FEW_LABELS = 20  # different answers that look like labels
 BLOCK = 32  # tokens that a length is rounded up to
 FAR = 4  # times as long as nine of ten examples: beyond this an example is far out
 FEW, FAR_OF_FEW = 10, 10  # of fewer examples one may well be a little longer
-LITTLE = 1.5  # times as long as 99 of 100 examples: so much room is given to the longest
 MOST = 5  # examples of a client from which on it is known how long they are
-SHOWN = 6  # clients in a line
 
 
 @dataclass(frozen=True)
 class LengthLimits:
-    """Which lengths of examples a run should have room for: nearly all, but not the few that are far out.
+    """Which lengths of examples a run should have room for: nearly all, but not the few that are far out."""
 
-    Attributes:
-        longest: of prompt and answer together, in tokens.
-        answer: of an answer.
-        skipped: by client that has any: how many examples are longer.
-    """
-
-    longest: int
-    answer: int
-    skipped: Mapping[str, int]
-
-    def warnings(self, measured: int) -> list[str]:
-        """What the largest length costs of so many examples, and whom."""
-        if not self.skipped:
-            return []
-        most = sorted(self.skipped.items(), key=lambda item: -item[1])
-        by_client = listed([f"{count} of {id}" for id, count in most], SHOWN)
-        return [
-            f"{sum(self.skipped.values())} of {measured} examples are longer than task.max_length={self.longest} and "
-            f"will be skipped: {by_client}; task.too_long=cut-start keeps the ends of their prompts instead"
-        ]
+    longest: int  # of prompt and answer together, in tokens
+    answer: int  # of an answer
+    skipped: Mapping[str, int]  # by client that has any: how many examples are longer
 
 
 def limits(clients: Mapping[str, Sequence[tuple[int, int]]], context: int | None) -> LengthLimits:
@@ -73,15 +53,10 @@ def limits(clients: Mapping[str, Sequence[tuple[int, int]]], context: int | None
 
 
 def usual_length(values: Sequence[int]) -> int:
-    """The longest of the sorted values that is not far out.
-
-    Nine of ten values set the scale; of few values the longest never does, as it may be the one that is wrong.
-    """
+    """The longest of the sorted values that is not FAR times as long as nine of ten."""
     scale = values[math.floor(0.9 * (len(values) - 1))]
     far = FAR if len(values) >= FEW else FAR_OF_FEW
-    near = [value for value in values if value <= far * scale]
-    nearly = near[max(0, math.ceil(0.99 * len(near)) - 1)]
-    return near[-1] if near[-1] <= LITTLE * nearly else nearly
+    return max(value for value in values if value <= far * scale)
 
 
 def up_to_block(tokens: int) -> int:
@@ -90,24 +65,15 @@ def up_to_block(tokens: int) -> int:
 
 
 def samples(data: TaskData) -> dict[str, list[Example]]:
-    """Examples of every client, evenly spread, at most SAMPLE in all."""
+    """Examples of every client, evenly spread, about SAMPLE in all."""
     step = max(1, math.ceil(number(data) / SAMPLE))
-    ahead, by_client = 0, {}
-    for name, client in data.clients.items():
-        by_client[name] = examples = list[Example]()
-        for part in _parts(client):
-            examples += [part[index] for index in range(ahead, len(part), step)]
-            ahead = (ahead - len(part)) % step
-    return by_client
+    return {name: [*client.train, *client.validation, *client.test][::step] for name, client in data.clients.items()}
 
 
 def number(data: TaskData) -> int:
     """How many examples there are."""
-    return sum(len(part) for client in data.clients.values() for part in _parts(client))
-
-
-def _parts(client: ClientData) -> tuple[Sequence[Example], ...]:
-    return client.train, client.validation, client.test
+    clients = data.clients.values()
+    return sum(len(client.train) + len(client.validation) + len(client.test) for client in clients)
 
 
 def lengths(
@@ -169,16 +135,3 @@ def sizes(data: TaskData) -> list[int]:
     if not counts:
         raise UserError("no client has a training example; add some")
     return counts
-
-
-def missing(data: TaskData) -> dict[str, list[str]]:
-    """The clients that do not train or are not scored, by what becomes of them in words; empty where all do both."""
-    clients = data.clients.values()
-    lacking = {
-        taking_part.LEFT_OUT: [name for name in data.everybody if name not in data.clients],
-        f"{taking_part.ONLY_TESTED}, or left out by methods of personal models": [
-            client.client for client in clients if not client.train
-        ],
-        taking_part.UNSCORED: [client.client for client in clients if not client.test],
-    }
-    return {what: names for what, names in lacking.items() if names}

@@ -25,7 +25,7 @@ def test_a_folder_of_texts_from_init_to_scores(small, llm_fed, tmp_path):
     assert scores["metric"] == "token_likelihood" and "learned without" not in ran.err
     for client, score in scores["clients"].items():
         assert score == pytest.approx(100 * math.exp(-scores["losses"][client]), rel=1e-4)
-    again = evaluate_run(tmp_path / "run").clients
+    again = evaluate_run(tmp_path / "run")["scores"]["clients"]
     assert again == {client: pytest.approx(score, rel=1e-5) for client, score in scores["clients"].items()}
     assert not (tmp_path / "run/samples.jsonl").exists() and (tmp_path / "run/report.html").exists()
     refused = llm_fed("run", config, *words, "eval.metric=rouge1", "--out", tmp_path / "other")

@@ -41,7 +41,10 @@ def run(request, small, tmp_path_factory) -> tuple[str, Path]:
 
 def test_what_is_exported_scores_as_the_run_did(run):
     _, folder = run
-    assert evaluate_run(folder).clients == json.loads((folder / "summary.json").read_text())["scores"]["clients"]
+    assert (
+        evaluate_run(folder)["scores"]["clients"]
+        == json.loads((folder / "summary.json").read_text())["scores"]["clients"]
+    )
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -20,7 +20,7 @@ PICTURES = {
         path, {NAMES[0]: [(name, float(x), 1.0, None) for x, name in enumerate(NAMES)]}, cost="c", unit="B", metric="m"
     ),
     "bands": lambda path: plots.plot_bands(
-        path, {NAMES[0]: (NAMES, [1.0] * 4, [0.0] * 4, [2.0] * 4)}, xlabel="x", ylabel="y", places=NAMES
+        path, {name: ([1, 2], [1.0] * 2, [0.0] * 2, [2.0] * 2) for name in NAMES}, xlabel="round", ylabel="y"
     ),
 }
 

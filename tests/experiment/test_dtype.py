@@ -111,7 +111,7 @@ def test_a_run_keeps_its_dtype_on_another_machine(small, tmp_path, interrupted, 
     experiment.train(config, tmp_path / "run")
     assert_equal(tmp_path / "run", tmp_path / "whole")
     scores = json.loads((tmp_path / "run/summary.json").read_text())["scores"]
-    assert evaluate_run(tmp_path / "run").as_json()["mean"] == scores["mean"]  # in the run's own dtype
+    assert evaluate_run(tmp_path / "run")["scores"]["mean"] == scores["mean"]  # in the run's own dtype
 
 
 def test_a_run_without_results_begins_anew_in_what_suits_the_machine(small, tmp_path):

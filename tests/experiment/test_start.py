@@ -155,7 +155,7 @@ def test_a_start_that_changed_is_refused_but_what_was_exported_is_still_scored(s
         experiment.train(longer, run)
     assert (run / "config.yaml").read_bytes() == before and (run / "summary.json").exists()
     shutil.rmtree(origin)
-    assert evaluate.evaluate_run(run).clients.keys() == {"ada", "bob", "cyd"}
+    assert evaluate.evaluate_run(run)["scores"]["clients"].keys() == {"ada", "bob", "cyd"}
 
 
 @pytest.mark.parametrize(

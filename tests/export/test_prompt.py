@@ -188,7 +188,7 @@ def test_a_folder_that_does_not_say_is_warned_of(runs, small, base, tmp_path, ca
 
 @pytest.mark.parametrize("name", TEMPLATES_HERE)
 def test_eval_of_a_folder_scores_as_the_run(runs, small, base, name, capsys):
-    given = evaluate_run(runs[name]).clients["ada"]
+    given = evaluate_run(runs[name])["scores"]["clients"]["ada"]
     data, folder = small.data / "ada/test.jsonl", runs[name] / "adapters/ada"
     words = [f"task.path={data}", "eval.metric=rouge1"]
     assert evaluate_adapter(str(base), folder, words).mean == given and "does not name" not in capsys.readouterr().err
