@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from llm_fed.audit.findings import Audit, Finding, words
 from llm_fed.basics.errors import one_line
@@ -16,7 +15,7 @@ from llm_fed.runs.reading import comparable, is_finished
 from llm_fed.runs.records import read_object, read_records
 from llm_fed.runs.rows import StoredRow
 from llm_fed.settings.config import Config
-from llm_fed.state.wire import WireError, pack
+from llm_fed.state.wire import Message, WireError, pack
 
 
 def delivered(folder: Path) -> dict[str, str] | None:
@@ -161,7 +160,7 @@ def _compare(saved: Saved, chain: digests.Chain, report: Audit) -> None:
 def messages(
     kept: Mapping[int, Saved],
     chain: digests.Chain,
-    broadcast: Callable[[Any, str], Any],
+    broadcast: Callable[[Message, str], Message],
     config: Config,
     report: Audit,
     *,

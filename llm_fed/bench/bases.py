@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from copy import copy
-from typing import Any
 
 import torch
 
@@ -31,12 +30,12 @@ class Bases:
     def __init__(self, reuse: bool = False) -> None:
         self.loads, self._reuse = 0, reuse
         self._key: tuple[BaseConfig, str, str, str | None, int | None, tuple[str, ...] | None] | None = None
-        self._base: Any = None
+        self._base: Kind | None = None
 
     def of(self, config: Config) -> Kind:
         task = config.task  # labels are the head's, and the size of images may be the model's
         key = config.base, config.device, task.name, task.path, task.image_size, task.labels
-        if key != self._key:
+        if self._base is None or key != self._key:
             self._key = self._base = None
             data = tasks.load(task, config.federation_seed, config.evaluation_seed, absent=True)
             self._base = kinds.load(config, data, choose_device(config.device))

@@ -80,7 +80,7 @@ def count_parameters(
     held = max(layout(structure).size for structure in {site.structure for site in clients.values()})
     messages = {client: method.broadcast(state, client) for client in method.requested([*clients])}
     if not messages:
-        at_server, down, up = (sum(getattr(each, key) for each in parents) for key in ("server", "down", "up"))
+        at_server, down, up = (sum(counts) for counts in zip(*((p.server, p.down, p.up) for p in parents), strict=True))
         return Parameters(at_server, down, up, held)
     first, *_ = messages
     answer = method.upload_like(messages[first])

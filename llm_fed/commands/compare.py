@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, TypedDict
+from typing import Final, TypedDict
 
 from rich.console import Console
 
@@ -31,6 +31,7 @@ from llm_fed.experiment.baselines import Baselines, shared_by
 from llm_fed.experiment.ending import check_scored
 from llm_fed.experiment.job import Job, spent_together
 from llm_fed.experiment.side_by_side import LOGS, Process, SideBySide, Start, shares
+from llm_fed.models.lora import Lora
 from llm_fed.runs.folder import holds_results
 from llm_fed.runs.reading import scores_by_round
 from llm_fed.runs.tracking import Reporter
@@ -220,12 +221,12 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
         scored = ", ".join(f"{label} by {metric}" for label, metric in metrics.items())
         raise UserError(f"all rows need the same metric, but it differs ({scored}); set eval.metric")
     base = bases.of(plan.file)
-    structure: Any = base.structure(plan.file.adapter)
+    structure = base.structure(plan.file.adapter)
     layout = base.layout(structure)
     table = Table(
         next(iter(metrics.values())), plan.seeds, layout.size, rows, natural=natural(plan.file.task), budget=plan.budget
     )
-    if plan.file.adapter and base.head:
+    if isinstance(structure, Lora) and base.head:
         head = layout.size - base.layout(replace(structure, whole=())).size
         table.notes.append(f"Of an adapter's parameters {head:,} are its head's, which is trained whole.")
     if any(job.parents for job in plan.cells.values()):

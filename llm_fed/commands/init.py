@@ -225,7 +225,7 @@ def _lengths_of_texts(examples: Sequence[Example], known: KnownBase) -> tuple[in
     first = [str(example.prompt) for example in examples]
     made = tokenizer(first, [example.pair for example in examples] if pairs else None).input_ids
     lengths = sorted(map(len, made))
-    limits = getattr(known.config, "max_position_embeddings", None), tokenizer.model_max_length
+    limits = known.context, tokenizer.model_max_length
     limit = min((value for value in limits if isinstance(value, int) and value > 0), default=lengths[-1])
     words = f"{lengths[len(lengths) // 2]} tokens (median), {lengths[-1]} at most"
     cut = lengths[-1] > limit
@@ -407,7 +407,7 @@ def _lengths(
     """Enough for the examples, `total` in all, what was seen in words, and warnings; of an unknown base nothing."""
     if known.tokenizer is None:
         return None, "", []
-    context = getattr(known.config, "max_position_embeddings", None)
+    context = known.context
     by_client, note = survey.lengths(seen.sample, known.tokenizer, template, getattr(known.config, "vocab_size", None))
     found, whole = survey.limits(by_client, context), sorted(length for own in by_client.values() for length, _ in own)
     words = f"{whole[(len(whole) - 1) // 2]} tokens (median), {whole[-1]} at most"
@@ -415,8 +415,8 @@ def _lengths(
     words += f" (the context of the base is {context})" if context else ""
     warnings = [note] if note else []
     if found.skipped:
-        by_client = sorted(found.skipped.items(), key=lambda item: -item[1])
-        whose = listed([f"{count} of {id}" for id, count in by_client], SHOWN)
+        most = sorted(found.skipped.items(), key=lambda item: -item[1])
+        whose = listed([f"{count} of {id}" for id, count in most], SHOWN)
         warnings.append(
             f"{sum(found.skipped.values())} of {len(whole)} examples are longer than task.max_length={found.longest} "
             f"and will be skipped: {whose}; task.too_long=cut-start keeps the ends of their prompts instead"

@@ -19,6 +19,7 @@ from llm_fed.export import models
 from llm_fed.export.card import model_card
 from llm_fed.kinds import Kind
 from llm_fed.kinds.language import load_base
+from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Structure
 from llm_fed.runs.reading import read_config
 from llm_fed.runs.tracking import Reporter
@@ -106,6 +107,7 @@ def _personal(
         known: the rows that the run knows, so that none is held out that it has trained on.
     """
     name, joins = client.client, way(config, offered, examples, steps)
+    assert isinstance(offered.structure, Lora)  # a pool holds adapters
     (divided,) = ByContent(config.seed, known).hold_out([ClientData(name, client.test)], "validation", joins.validation)
     experiment = prepare(
         _alone(config, offered.structure, joins.start),
@@ -126,7 +128,7 @@ def _personal(
     return state, structure, recipe
 
 
-def _alone(config: Config, structure: Any, start: str | None) -> Config:
+def _alone(config: Config, structure: Lora, start: str | None) -> Config:
     """The configuration of one client of the run by itself."""
     task = config.task
     return replace(

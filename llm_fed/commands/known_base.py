@@ -11,6 +11,7 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
 
 from llm_fed.basics.errors import UserError
+from llm_fed.models.rotary import context
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -42,6 +43,10 @@ class KnownBase:
     tokenizer: PreTrainedTokenizerBase | None = None
     config: PretrainedConfig | None = None
     problem: str = ""
+
+    @property
+    def context(self) -> int | None:
+        return None if self.config is None else context(self.config)
 
 
 def look_up(name: str, tell: Tell = lambda line: None) -> KnownBase:

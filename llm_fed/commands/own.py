@@ -123,7 +123,12 @@ NO_OBJECTS = OwnObjects()
 
 def _label(method: Any) -> str:
     """What a method is called in the table."""
-    return method if isinstance(method, str) else str(getattr(method, "__name__", None) or type(method).__name__)
+    return method if isinstance(method, str) else _called(method)
+
+
+def _called(thing: Any) -> str:
+    """The name of a class or function, or of the class of an object."""
+    return str(getattr(thing, "__name__", None) or type(thing).__name__)
 
 
 def _base(base: Any) -> tuple[str, Any, str]:
@@ -171,7 +176,7 @@ def _method(method: Any, label: str) -> tuple[str, dict[str, Json] | None]:
 def _metric(metric: Any) -> str:
     from llm_fed.scoring import own_metric
 
-    own = getattr(metric, "name", None) or getattr(metric, "__name__", None) or type(metric).__name__
+    own = getattr(metric, "name", None) or _called(metric)
     own_metric.check("metric", str(own), metric)
     return _importable(metric) or objects.named("metric" if own == "<lambda>" else str(own))
 
