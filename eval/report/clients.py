@@ -50,12 +50,8 @@ def client_table(
     by_kind: Mapping[str, Sequence[Line]], shown: Line | None, alone: Line | None, rule: Line | None
 ) -> SortableTable:
     """One row per client. What nobody has, as the rounds of a merge, has no column; nor have bytes where nothing was
-    sent.
-
-    Args:
-        shown: the scores that are shown; None: there are none yet.
-        alone, rule: those of the base, and of the best rules that train nothing, on the same split.
-    """
+    sent. `shown`: the scores that are shown; None: there are none yet. `alone`, `rule`: those of the base, and of the
+    best rules that train nothing, on the same split."""
     work: dict[str, list[Line]] = {}
     for client in [*shown["clients"], *shown.get("unscored", ())] if shown else ():
         work[client] = []

@@ -13,19 +13,14 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from llm_fed.basics.errors import RunError
-from llm_fed.basics.files import write_file
+from llm_fed.basics.files import write_result
 
 _HERE = Path(__file__).parent
 
 
 def write_page(path: Path, template: str, **values: Any) -> Path:
     """Write a template of this folder with its values; returns `path`. RunError where it cannot be written."""
-    html = rendered(template, **values)
-    try:
-        write_file(path, html.encode(errors="replace"))
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+    write_result(path, rendered(template, **values).encode(errors="replace"))
     return path
 
 

@@ -71,12 +71,9 @@ def reference(run_dir: Path) -> Mapping[str, float]:
 
 def local_beside(run_dir: Path, *, alike: bool = True) -> Path | None:
     """The folder of a finished run of `local` on the same data with the same settings; None where none is known. It is
-    looked for among the runs that this one needs, and beside it, where `compare` and `quickstart` put it.
-
-    Args:
-        alike: whether it must have trained with the same settings. Otherwise one that has is preferred, and another one
-            must have the same base, data, seeds and test.
-    """
+    looked for among the runs that this one needs, and beside it, where `compare` and `quickstart` put it. `alike`:
+    whether it must have trained with the same settings. Otherwise one that has is preferred, and another one must have
+    the same base, data, seeds and test."""
     own, second = _decisive(saved_config(run_dir)), None
     for file in sorted([*run_dir.glob("needs/*/config.yaml"), *run_dir.parent.glob("*/config.yaml")]):
         try:

@@ -43,6 +43,15 @@ def write_file(path: Path, data: bytes, *, sync: bool = True, private: bool = Fa
         sync_folder(path.parent)
 
 
+def write_result(path: Path, data: bytes) -> None:
+    """Write what a command was asked for; its folder is made. RunError: it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, data)
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def read_file(path: Path, start: int = 0, end: int | None = None) -> bytes:
     """The bytes of a file, from `start` to `end`; OSError for a folder, and for what has no end, as a pipe."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)

@@ -69,13 +69,10 @@ def count_parameters(
     layout: Callable[[Structure], Layout],
     parents: Sequence[Parameters] = (),
 ) -> Parameters:
-    """What a method holds and sends. Nothing is trained: the server's state is
-    that after one step on answers of the right shape from all clients, since some methods keep what they receive.
-
-    Args:
-        layout: the entries of a state of a structure.
-        parents: counts of the runs that this one merges; what they hold at the server and send counts as its own.
-    """
+    """What a method holds and sends. Nothing is trained: the server's state is that after one step on answers of the
+    right shape from all clients, since some methods keep what they receive. `layout`: the entries of a state of a
+    structure. `parents`: counts of the runs that this one merges; what they hold at the server and send counts as its
+    own."""
     state = method.init(server)
     held = max(layout(structure).size for structure in {site.structure for site in clients.values()})
     messages = {client: method.broadcast(state, client) for client in method.requested([*clients])}

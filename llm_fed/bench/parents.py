@@ -63,12 +63,8 @@ def states_of_run(
     folder: Path, round: int | None, config: Config, base: Kind, clients: Mapping[str, Client], runtime: LocalRuntime
 ) -> dict[str, State]:
     """The personal model of each of `clients` in a run. UserError: the run has no such round or client, or its adapters
-    are none of this base. RunError: the checkpoint is damaged.
-
-    Args:
-        round: of which round; None: as exported, that is, of the round that the run selected.
-        config: the run's own.
-    """
+    are none of this base. RunError: the checkpoint is damaged. `round`: of which round; None: as exported, that is, of
+    the round that the run selected. `config`: the run's own."""
     structure = base.structure(config.adapter)
     if round is None:
         missing = [id for id in clients if not (folder / "adapters" / id).is_dir()]

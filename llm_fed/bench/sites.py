@@ -49,12 +49,8 @@ def build(
     every: bool,
 ) -> tuple[dict[str, Client], Server, Schedule]:
     """The clients and the server with their data, and who is asked when. UserError: data that a metric cannot score, or
-    none of which anything fits.
-
-    Args:
-        secret: of what hides examples, and who takes part.
-        every: whether clients are kept that neither train nor are scored.
-    """
+    none of which anything fits. `secret`: of what hides examples, and who takes part. `every`: whether clients are kept
+    that neither train nor are scored."""
     structure = base.structure(config.adapter)
     read = find(metric, labelled=bool(task.labels)).scores
     encoding = base.encoding(config, task, read, reporter.note)

@@ -114,18 +114,15 @@ def _read(start: Path, structure: Any, base: Kind, method: str) -> dict[str, Sta
 
 
 def _folders(start: Path) -> list[Path]:
-    return [start] if _holds_adapter(start) else _exported(start)
-
-
-def _exported(start: Path) -> list[Path]:
+    if _holds_adapter(start):
+        return [start]
     is_run = (start / "config.yaml").is_file()
     if is_run and not (start / "summary.json").is_file():
         raise UserError(
             f"adapter.start={start} is a run that is not finished, so it has no adapters yet; finish it first, by "
             "the command that started it"
         )
-    folder = start / "adapters" if is_run else start
-    folders = sorted(path for path in folder.glob("[!.]*") if _holds_adapter(path)) if folder.is_dir() else []
+    folders = sorted(filter(_holds_adapter, (start / "adapters" if is_run else start).glob("[!.]*")))
     if not folders:
         raise UserError(
             f"adapter.start={start} holds no adapter; give a finished run folder, a folder with one PEFT folder per "

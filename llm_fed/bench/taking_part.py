@@ -49,10 +49,7 @@ def check_held_out(clients: Mapping[str, Client], method: Method) -> None:
 
 def notes(built: Experiment, *, everybody: bool = True) -> list[str]:
     """What a user should know of clients that lack training, test or validation examples; nothing where none does.
-
-    Args:
-        everybody: whether these are all clients, and not those of one machine of a network.
-    """
+    `everybody`: whether these are all clients, and not those of one machine of a network."""
     number, method = len(built.clients) + len(built.left_out), built.config.method["name"]
     alone = only_one([*built.clients, *built.left_out], [*built.trainers]) if everybody else []
     if built.unscored and len(built.unscored) == len(built.clients):

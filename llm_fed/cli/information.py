@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from llm_fed.basics.errors import RunError, UserError, listed
+from llm_fed.basics.files import write_result
 from llm_fed.cli.printing import Json, out, print_list, program_name
 from llm_fed.cli.program import app
 
@@ -49,7 +50,7 @@ def init(
     given = starting.UserChoices(data, base, {role: name for role, name in columns.items() if name}, clients, method)
 
     drafted = starting.draft(given, lambda line: print(line, file=sys.stderr, flush=True))
-    starting.write(path, drafted.text)
+    write_result(path, drafted.text.encode())
     for what, words in drafted.findings.items():
         out.print(f"{what:<11}{words}")
     for warning in drafted.warnings:

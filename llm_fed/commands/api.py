@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from llm_fed.basics import documents
 from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.files import write_file
+from llm_fed.basics.files import write_result
 from llm_fed.commands.own import NO_OBJECTS, OwnObjects
 from llm_fed.settings import configfile, habits, plugins
 from llm_fed.settings.config import Config
@@ -371,8 +371,7 @@ def compare(
 
         tree = documents.plain(init.completed(config, [*own.words, *words, "method="], base, data))
         path, text = folder / "comparison.yaml", documents.dump(tree)
-        folder.mkdir(parents=True, exist_ok=True)
-        write_file(path, text.encode())
+        write_result(path, text.encode())
     else:
         path = Path(config)
     with given(own.given):

@@ -145,12 +145,9 @@ def of_base(name: str, adapter: Path | None, template: str | None, dtype: str | 
 
 
 def talk(chat: Chat, ask: Callable[[str], str], *, shows_help: bool) -> None:
-    """Prompts and commands from `ask` until it raises EOFError; answers go to standard output as they come.
-
-    Args:
-        ask: given what stands before the cursor, the next line.
-        shows_help: whether somebody sits there who wants to know what can be done.
-    """
+    """Prompts and commands from `ask` until it raises EOFError; answers go to standard output as they come. `ask`:
+    given what stands before the cursor, the next line. `shows_help`: whether somebody sits there who wants to know what
+    can be done."""
     _note(f"{chat.greeting}." + (f"\n{HELP}" if shows_help else ""))
     while True:
         try:

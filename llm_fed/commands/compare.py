@@ -14,8 +14,8 @@ from typing import Final, TypedDict
 from rich.console import Console
 
 from llm_fed.basics import turns
-from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.files import write_file
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.files import write_result
 from llm_fed.bench.bases import Bases
 from llm_fed.bench.build import prepare
 from llm_fed.bench.costs import Parameters, count_parameters
@@ -50,11 +50,8 @@ def compare(rows: Rows, out: Path, *, reporter: Reporter | None = None, jobs: Jo
     """Run, or continue, every row with every seed; `out` holds the runs and, after each, the table so far, at the end
     also as a page. Returns the table; a run that failed has its reason there, and the others are not lost. UserError:
     something is wrong with a row's configuration, or so many jobs do not fit into memory; nothing has been trained yet.
-    RunError: another process writes to one of the runs, or the table cannot be written.
-
-    Args:
-        jobs: how many runs are trained at a time; from two on each in a process of its own. `RAY`: on Ray's machines.
-    """
+    RunError: another process writes to one of the runs, or the table cannot be written. `jobs`: how many runs are
+    trained at a time; from two on each in a process of its own. `RAY`: on Ray's machines."""
     reporter, out = reporter or Reporter(), out.absolute()
     prepared = _prepare(rows, out, reporter, jobs)
     named = (plugins.named_in(as_dict(job.config)) for job in prepared.plan.jobs())
@@ -274,11 +271,7 @@ def _changed(plan: ComparisonPlan) -> list[str]:
 
 def _write(table: Table, out: Path) -> None:
     for name, text in to_text(table).items():
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-            write_file(out / name, text.encode())
-        except OSError as error:
-            raise RunError(f"cannot write {out / name}: {error.strerror or error}") from error
+        write_result(out / name, text.encode())
 
 
 def _drawn(table: Table, out: Path, split: str) -> dict[str, Draw]:

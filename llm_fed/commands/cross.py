@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.files import write_file
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.files import write_result
 from llm_fed.commands.evaluate import reopen, scoring_config
 from llm_fed.eval.report import write_anew
 from llm_fed.eval.warning import Scores, warnings_of
@@ -68,9 +68,6 @@ def cross_scores(
         table["unscored"] = unscored
     if not keep:
         return table
-    try:
-        write_file(folder / CROSS, json.dumps(table, ensure_ascii=False).encode())
-    except OSError as error:
-        raise RunError(f"cannot write {folder / CROSS}: {error.strerror or error}") from error
+    write_result(folder / CROSS, json.dumps(table, ensure_ascii=False).encode())
     write_anew(folder, CROSS)
     return table

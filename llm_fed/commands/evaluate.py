@@ -56,12 +56,8 @@ _OF_TEXT = ("task.template", "task.max_length", "task.too_long", "task.loss_on")
 def evaluate_run(folder: Path, *, split: str = "test", settings: Sequence[str] = ()) -> dict[str, Any]:
     """The `scores` of a finished run's personal adapters, each on its own client's `split`; with those of the base
     (`base`) and of the best rule that trains nothing (`rule`), where these are known, and the run's `warnings`.
-    UserError: the folder is no finished run, or the split has no example.
-
-    Args:
-        settings: `key=value` words laid over the run's configuration, see `lay_over`; `eval.base=false` leaves out the
-            base.
-    """
+    UserError: the folder is no finished run, or the split has no example. `settings`: `key=value` words laid over the
+    run's configuration, see `lay_over`; `eval.base=false` leaves out the base."""
     reporter = Reporter()
     config = scoring_config(folder, split, settings, reporter)
     experiment, states = reopen(folder, config, settings, reporter)
@@ -106,12 +102,8 @@ def reopen(
     folder: Path, config: Config, settings: Sequence[str] = (), reporter: Reporter | None = None
 ) -> tuple[Experiment, dict[str, State]]:
     """A finished run's experiment under `config`, and what it exported of each who has examples to be scored on.
-    UserError: the folder is no finished run, or the configuration does not fit it.
-
-    Args:
-        settings: that were laid over the run's.
-        reporter: is told what has changed in the data.
-    """
+    UserError: the folder is no finished run, or the configuration does not fit it. `settings`: that were laid over the
+    run's. `reporter`: is told what has changed in the data."""
     reporter = reporter or Reporter()
     exported(folder, list(finished(folder)["scores"].get("clients", ())))
     check(config)
@@ -143,12 +135,8 @@ def _leave_out(experiment: Experiment, folder: Path, reporter: Reporter) -> None
 
 def lay_over(config: Config, words: Sequence[str], where: str, also: tuple[str, ...] = ()) -> Config:
     """A configuration with `key=value` words laid over it that say what is scored, and how. UserError: a word is wrong,
-    or its key has no meaning where nothing is trained.
-
-    Args:
-        where: what the words stand after, for messages.
-        also: beginnings of further keys that have a meaning here.
-    """
+    or its key has no meaning where nothing is trained. `where`: what the words stand after, for messages. `also`:
+    beginnings of further keys that have a meaning here."""
     found = overlay(config, words, where)
     for key in keys_of(words, where):
         if not key.startswith((*_SCORING, *also)):
@@ -241,11 +229,8 @@ def _one_file(config: Config, keys: Sequence[str]) -> TaskData:
 def export(folder: Path, out: Path, clients: Sequence[str] = (), gguf: bool = False) -> list[Path]:
     """Copy the personal adapters of a finished run to `out/<client>`, all clients or only those named. UserError: the
     folder is no finished run, it has no such client, or `out/<client>` holds other files; or llama.cpp cannot have such
-    an adapter. RunError: the disk is full, or `out` cannot be written.
-
-    Args:
-        gguf: whether each folder has the adapter as a LoRA of llama.cpp, too.
-    """
+    an adapter. RunError: the disk is full, or `out` cannot be written. `gguf`: whether each folder has the adapter as a
+    LoRA of llama.cpp, too."""
     found = handed_out(folder, clients)
     more: dict[str, dict[str, bytes]] = _as_gguf(folder, found) if gguf else {client: {} for client in found}
     copies = ((out / client, {**_contents(adapter), **more[client]}) for client, adapter in found.items())

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_fed.basics.errors import RunError, UserError
-from llm_fed.basics.files import write_file
+from llm_fed.basics.errors import UserError
+from llm_fed.basics.files import write_result
 from llm_fed.eval.plots import plot_verdict
 from llm_fed.eval.verdict import Scored, Verdict
 from llm_fed.experiment import splits
@@ -83,11 +83,7 @@ def read_scores(path: Path) -> pd.DataFrame:
 def write(verdict: Verdict, out: Path) -> list[str]:
     """verdict.md and, where there is an interval, verdict.png in a folder; their names. RunError: they cannot be
     written."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        write_file(out / "verdict.md", verdict.as_markdown().lstrip().encode())
-    except OSError as error:
-        raise RunError(f"cannot write {out / 'verdict.md'}: {error.strerror or error}") from error
+    write_result(out / "verdict.md", verdict.as_markdown().lstrip().encode())
     if not verdict.column.known:
         return ["verdict.md"]
     plot_verdict(out / "verdict.png", verdict.column)

@@ -45,10 +45,7 @@ def forget(folder: Path, client: str, agreed: Callable[[str], bool], reporter: R
     """Train a run again without a client, and put that in the run's place. Killed, the same call goes on. Returns what
     cannot be taken back, in lines; none where that was not agreed to. UserError: the run cannot be trained again, or
     has no such client; what to do. RunError: another process writes to the folder; or see `experiment.run.train`.
-
-    Args:
-        agreed: is told what it costs before anything is written; whether to go on.
-    """
+    `agreed`: is told what it costs before anything is written; whether to go on."""
     folder = folder.resolve()
     beside = folder.with_name(f".{folder.name}.forget")
     again = beside / folder.name  # by the same name, which its report has

@@ -17,8 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from llm_fed import methods, tasks
 from llm_fed.basics import documents
 from llm_fed.basics.documents import Json, Tree
-from llm_fed.basics.errors import RunError, UserError, listed
-from llm_fed.basics.files import write_file
+from llm_fed.basics.errors import UserError, listed
 from llm_fed.bench import taking_part
 from llm_fed.commands import columns_of, known_base, survey
 from llm_fed.commands.columns_of import UserChoices
@@ -97,11 +96,7 @@ class Draft:
 
 def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
     """A configuration for the data, with a comment for every choice. UserError: the data cannot be read, neither they
-    nor the user say what is what, or there is no such method.
-
-    Args:
-        tell: hears of what takes long, before it does.
-    """
+    nor the user say what is what, or there is no such method. `tell`: hears of what takes long, before it does."""
     path, base = paths.local("DATA", given.data), given.base or BASE
     if given.method:
         methods.build({"name": given.method})
@@ -130,8 +125,7 @@ def draft(given: UserChoices, tell: Tell = lambda line: None) -> Draft:
         )
     enough, about_lengths, longer = _lengths(seen, known, template, survey.number(data))
     warnings += longer
-    metric, answers = _metric(seen.examples, reading)
-    objective, about_objective = _objective(reading)
+    answers, metric, objective, about_objective = _goal(seen.examples, reading)
     findings = {
         **about_clients(data, chosen),
         "columns": ", ".join(f"{role} = {name}" for role, name in reading.roles.items()),
@@ -280,7 +274,8 @@ def composed(
     settings = settings_of(method, work, rates, evaluation or {})
     reason = ", as given" if given.method else f" ({WHY if several else 'there is one client'})"
     said = {what: words for what, words in findings.items() if words}
-    said["method"] = f"{method}{reason}; {_about_work(work)}"
+    passes = f"about {_few_digits(work.passes)} passes over the examples of a median client"
+    said["method"] = f"{method}{reason}; {work.rounds} rounds, {work.steps} steps of a client in a round: {passes}"
     text = rendered(path=given.data, **settings, **values)
     return Draft(text, said, warnings, method, tuple(settings["rows"]), answers)
 
@@ -288,12 +283,8 @@ def composed(
 def completed(config: Mapping[str, Json], words: Sequence[str], base: Any, data: Any) -> dict[str, Any]:
     """A program's configuration with what `draft` would write of method, rates and template where it and its words say
     nothing. Only for a user's own texts and a base that writes texts and is at hand, as benchmarks have the settings of
-    their papers.
-
-    Args:
-        words: with those that stand for arguments; an argument that is an object has none.
-        base, data: the arguments; None: none.
-    """
+    their papers. `words`: with those that stand for arguments; an argument that is an object has none. `base`, `data`:
+    the arguments; None: none."""
     tree = configfile.created(config)
     said = configfile.flat(documents.plain(tree))
     said |= {key: value for key, _, value in (word.partition("=") for word in words)}
@@ -386,15 +377,6 @@ def about_sizes(data: TaskData) -> list[str]:
     return lines
 
 
-def write(path: Path, text: str) -> None:
-    """Put the configuration where it was requested. RunError where it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, text.encode())
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from error
-
-
 def _template(base: str, known: KnownBase) -> str:
     if known.tokenizer is None:
         return ITS_TEMPLATE if base == BASE else "alpaca-short"
@@ -424,39 +406,23 @@ def _lengths(
     return found, words, warnings
 
 
-def _metric(examples: Sequence[Example], reading: Reading) -> tuple[str | None, str]:
-    """The metric, where it is not the task's own, and what the answers are."""
+def _goal(examples: Sequence[Example], reading: Reading) -> tuple[str, str | None, str, str]:
+    """What the answers are, the metric where it is not the task's own, and where the data say what is preferred the
+    name of the loss and what it does."""
+    judged = "scored by preference_accuracy, margin and ROUGE-1"
     if reading.texts:
-        return LIKELIHOOD, f"whole texts without prompts, scored by {LIKELIHOOD} (100 / perplexity)"
+        return f"whole texts without prompts, scored by {LIKELIHOOD} (100 / perplexity)", LIKELIHOOD, "", ""
     if "rejected" in reading.roles:
-        return None, "pairs of a chosen and a rejected answer, scored by preference_accuracy, margin and ROUGE-1"
+        about = "Learns which of two answers is preferred (DPO)"
+        return f"pairs of a chosen and a rejected answer, {judged}", None, "dpo", about
     if "label" in reading.roles:
-        return None, "answers that are desirable or not, scored by preference_accuracy, margin and ROUGE-1"
+        return f"answers that are desirable or not, {judged}", None, "kto", "Learns which answers are desirable (KTO)"
     if any(each.options for each in examples):
-        return "option_accuracy", "one of several options, scored by option_accuracy"
+        return "one of several options, scored by option_accuracy", "option_accuracy", "", ""
     if survey.are_labels(examples):
-        return "exact_match", (
-            "a few labels, scored by exact_match; with an encoder as --base, such as FacebookAI/roberta-base, a head "
-            "is trained for them"
-        )
-    return None, "free text, scored by ROUGE-1"
-
-
-def _objective(reading: Reading) -> tuple[str, str]:
-    """The name of the loss and what it does, where the data say what is preferred."""
-    if "rejected" in reading.roles:
-        return "dpo", "Learns which of two answers is preferred (DPO)"
-    if "label" in reading.roles:
-        return "kto", "Learns which answers are desirable (KTO)"
-    return "", ""
-
-
-def _about_work(work: Workload) -> str:
-    """How much is trained, in words."""
-    return (
-        f"{work.rounds} rounds, {work.steps} steps of a client in a round: about "
-        f"{_few_digits(work.passes)} passes over the examples of a median client"
-    )
+        encoder = "with an encoder as --base, such as FacebookAI/roberta-base, a head is trained for them"
+        return f"a few labels, scored by exact_match; {encoder}", "exact_match", "", ""
+    return "free text, scored by ROUGE-1", None, "", ""
 
 
 def _few_digits(number: float) -> str:

@@ -101,11 +101,8 @@ def _personal(
     reporter: Reporter,
     known: Record | None,
 ) -> tuple[State, Structure, dict[str, Any]]:
-    """The new client's adapter, its structure, and how it was made.
-
-    Args:
-        known: the rows that the run knows, so that none is held out that it has trained on.
-    """
+    """The new client's adapter, its structure, and how it was made. `known`: the rows that the run knows, so that none
+    is held out that it has trained on."""
     name, joins = client.client, way(config, offered, examples, steps)
     assert isinstance(offered.structure, Lora)  # a pool holds adapters
     (divided,) = ByContent(config.seed, known).hold_out([ClientData(name, client.test)], "validation", joins.validation)

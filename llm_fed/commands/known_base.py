@@ -27,10 +27,7 @@ Tell = Callable[[str], None]
 
 def rates_of(config: PretrainedConfig | None, *, answers: bool = True) -> dict[str, float]:
     """The `lr` and `lr_end` that `init` proposes for adapters of a base; the smallest where its width is unknown.
-
-    Args:
-        answers: it learns to write answers, and neither preferences nor labels.
-    """
+    `answers`: it learns to write answers, and neither preferences nor labels."""
     if getattr(config, "hidden_size", SMALL) >= SMALL:
         return SLOW
     return FAST if answers else MIDDLE
@@ -51,11 +48,7 @@ class KnownBase:
 
 def look_up(name: str, tell: Tell = lambda line: None) -> KnownBase:
     """Look at a folder, else at the Hub's cache on this machine, else at the Hub. UserError: it is a folder that holds
-    no base, or no name of one.
-
-    Args:
-        tell: hears that the Hub is asked, before it is.
-    """
+    no base, or no name of one. `tell`: hears that the Hub is asked, before it is."""
     from llm_fed.models import forms
     from llm_fed.models.loading import check_name
 

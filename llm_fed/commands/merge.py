@@ -13,8 +13,8 @@ from typing import Any
 from llm_fed import kinds, methods, tasks
 from llm_fed.basics import checksum, documents, signs
 from llm_fed.basics.documents import Json
-from llm_fed.basics.errors import RunError, UserError, require
-from llm_fed.basics.files import write_file
+from llm_fed.basics.errors import UserError, require
+from llm_fed.basics.files import write_result
 from llm_fed.bench.build import Experiment, prepare
 from llm_fed.bench.parents import states_of_run
 from llm_fed.commands.evaluate import alone_config, examples_of, lay_over
@@ -319,12 +319,8 @@ def _write_run(
     known: Record | None,
 ) -> None:
     """Score what was merged on the test examples, and write what makes `out` the folder of a finished run. UserError: a
-    client has the name of such a file. RunError: the disk is full, or the folder cannot be written.
-
-    Args:
-        lines: of metrics.jsonl, before that of the scores.
-        known: the rows that the parents know, with their splits.
-    """
+    client has the name of such a file. RunError: the disk is full, or the folder cannot be written. `lines`: of
+    metrics.jsonl, before that of the scores. `known`: the rows that the parents know, with their splits."""
     config = experiment.config
     with signs.part("test"):
         tested = [id for id, site in experiment.scored.items() if site.data.queries.get("test")]
@@ -341,10 +337,7 @@ def _write_run(
         if (out / name).is_dir():  # of a client of this name
             raise UserError(f"{out / name} is the model of a client, so the merge cannot be opened as a run")
     for name, text in files.items():
-        try:
-            write_file(out / name, text.encode())
-        except OSError as error:
-            raise RunError(f"cannot write {out / name}: {error.strerror or error}") from error
+        write_result(out / name, text.encode())
 
 
 def scores_in(out: Path) -> dict[str, Json] | None:

@@ -40,11 +40,8 @@ class OwnObjects:
     def of(
         cls, *, base: Any = None, data: Any = None, method: Any = None, metric: Any = None, label: str = ""
     ) -> OwnObjects:
-        """The arguments of `llm_fed.run`. UserError: one of them is nothing that can stand there.
-
-        Args:
-            label: of a row of a comparison, which names its method where nothing else does.
-        """
+        """The arguments of `llm_fed.run`. UserError: one of them is nothing that can stand there. `label`: of a row of
+        a comparison, which names its method where nothing else does."""
         words: list[str] = []
         given: dict[tuple[str, str], Any] = {}
         settings, dtype = None, None

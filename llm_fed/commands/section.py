@@ -36,11 +36,7 @@ class Rows:
 
 def check(config: Config, *, data: bool = True) -> None:
     """Refuse wrong names, settings of the method and paths of data, the quickest checks first. UserError: the first
-    mistake.
-
-    Args:
-        data: whether this machine is where the clients' data lies.
-    """
+    mistake. `data`: whether this machine is where the clients' data lies."""
     if config.eval.metric is not None:
         scores.find(config.eval.metric)
     if data:

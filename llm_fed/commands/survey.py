@@ -36,11 +36,7 @@ class LengthLimits:
 
 def limits(clients: Mapping[str, Sequence[tuple[int, int]]], context: int | None) -> LengthLimits:
     """What to set for examples by client, each with its tokens of prompt and answer, and of the answer alone. A client
-    of long examples raises it.
-
-    Args:
-        context: tokens that the base takes at most, if that is known.
-    """
+    of long examples raises it. `context`: tokens that the base takes at most, if that is known."""
     lengths = {client: sorted(length for length, _ in pairs) for client, pairs in clients.items()}
     whole = sorted(length for own in lengths.values() for length in own)
     usual = usual_length(whole)
@@ -80,11 +76,8 @@ def lengths(
     chosen: Mapping[str, Sequence[Example]], tokenizer: PreTrainedTokenizerBase, template: str, rows: int | None = None
 ) -> tuple[dict[str, list[tuple[int, int]]], str]:
     """By client the tokens of each example, as it will be trained, and of its answer alone; and what is not read as it
-    stands, in words. UserError: an example cannot fill the template, or has a token without an embedding.
-
-    Args:
-        rows: of the base's embedding, if they are known.
-    """
+    stands, in words. UserError: an example cannot fill the template, or has a token without an embedding. `rows`: of
+    the base's embedding, if they are known."""
     from llm_fed.kinds.encoding import Encoder  # seconds
 
     pairs = all(each.rejected for examples in chosen.values() for each in examples)

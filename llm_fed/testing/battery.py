@@ -267,11 +267,8 @@ def examine(
 ) -> bool:
     """Whether a method passes all checks in every federation whose models it trains; says each, and what is wrong.
     UserError: no such method or setting, or the method has no rounds or trains no models that the battery has.
-
-    Args:
-        settings: of the method, with its name.
-        local: `local.key=value` words about how clients train, for a method that asks for it.
-    """
+    `settings`: of the method, with its name. `local`: `local.key=value` words about how clients train, for a method
+    that asks for it."""
     method = methods.build(settings)
     if parents := " and ".join(parent.name for parent in method.parents):
         raise UserError(
