@@ -142,27 +142,16 @@ def times(counts: tuple[float, ...], adapter: int, short: bool) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table; it stands wherever it has a title.
+    """A column of the table; it stands wherever it has a title."""
 
-    Attributes:
-        title: in table.md, and of a cost in the second table of the page.
-        value: of a row: a score over the seeds, or a cost.
-        text: how a cost is written, given the parameters of one adapter, and whether there is little room.
-        key: of a score in table.json and table.csv, which have each field of the costs.
-        terminal: its title there. Other columns are too wide.
-        page: its title in the first table of table.html.
-        judged: whether the verdict marks its best rows.
-        held: whether it gives way in a terminal to scores that were measured beside.
-    """
-
-    title: str
-    value: Callable[[ComparisonRow], Value]
-    text: Callable[..., str] | None = None
-    key: str = ""
-    terminal: str = ""
-    page: str = ""
-    judged: bool = False
-    held: bool = False
+    title: str  # in table.md, and of a cost in the second table of the page
+    value: Callable[[ComparisonRow], Value]  # of a row: a score over the seeds, or a cost
+    text: Callable[..., str] | None = None  # of a cost, given the parameters of an adapter, and whether room is short
+    key: str = ""  # of a score in table.json and table.csv, which have each field of the costs
+    terminal: str = ""  # its title there. Other columns are too wide
+    page: str = ""  # its title in the first table of table.html
+    judged: bool = False  # whether the verdict marks its best rows
+    held: bool = False  # whether it gives way in a terminal to scores that were measured beside
 
     def write(self, row: ComparisonRow, adapter: int, short: bool = False) -> str:
         """The cell of a row: nothing where there may be a value later, and a dash where there is none."""

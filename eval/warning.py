@@ -155,13 +155,14 @@ def rising(losses: Mapping[str, Mapping[int, float]]) -> Iterator[tuple[str, Fig
     everywhere = [round for round in rounds if all(round in half for half in halves.values())]
     # Where each round asks others, a mean by round compares other clients with each other.
     together = len(everywhere) > 2
-    trend = slope(everywhere, [means[round] for round in everywhere]) if together else _mean_slope(halves)
+    slopes = [slope([*half], [*half.values()]) for half in halves.values()]
+    means_of_all = [means[round] for round in everywhere]
+    trend = slope(everywhere, means_of_all) if together else mean_of([each.value for each in slopes])
     # Where training has converged, the mean falls or rises by chance, and some loss always rises.
     if (trend.interval(FALLS)[1] if together else trend.value) >= 0:
         return
     level = level_of(len(halves))
-    for client, half in halves.items():
-        estimate = slope([*half], [*half.values()])
+    for (client, half), estimate in zip(halves.items(), slopes, strict=True):
         if estimate.interval(level)[0] > 0:
             yield client, {**estimate.figures(level), "mean": rounded(trend.value), "rounds": len(half)}
 
@@ -238,10 +239,6 @@ def _second_half(losses: Mapping[int, float]) -> dict[int, float]:
     known = {round: loss for round, loss in sorted(losses.items()) if loss is not None and math.isfinite(loss)}
     later = dict([*known.items()][len(known) // 2 :])
     return later if len(known) >= LEAST_ROUNDS else {}
-
-
-def _mean_slope(halves: Mapping[str, Mapping[int, float]]) -> Estimate:
-    return mean_of([slope([*half], [*half.values()]).value for half in halves.values()])
 
 
 def _detail(kind: str, its: Figures) -> str:

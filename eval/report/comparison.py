@@ -10,10 +10,10 @@ from llm_fed.eval.report.clients import Column, SortableTable
 from llm_fed.eval.report.page import size, write_page
 from llm_fed.eval.report.pictures import ReportFigure
 from llm_fed.eval.tables import COSTS, SUMMARIES, ComparisonRow, MeanAndStd, Table
-from llm_fed.eval.tables import Column as TableColumn
 from llm_fed.eval.verdict import TITLE
 
 Draw = Callable[..., Path]  # of `path`
+SHOWN = [column for column in (*SUMMARIES, *COSTS) if column.page]  # columns of the first table
 
 # By the picture's file: its title, and what it means.
 PICTURES = {
@@ -56,10 +56,11 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
         name=path.resolve().parent.name,
         metric=table.metric,
         seeds=list(table.seeds),
-        heads=[column.page for column in _shown()],
+        heads=[column.page for column in SHOWN],
         rows=[_row(table, row, verdict.column.best) for row in table.shown],
         runs=any(len(row.results) != len(table.seeds) for row in table.rows),
-        costs=_costs(table),
+        cost_heads=[column.title for column in COSTS],
+        cost_lines=[(row.label, [text for text, _ in cells]) for row, cells in table.cells(COSTS) if row.method],
         notes=table.all_notes(),
         clients=_clients(table),
         title=TITLE,
@@ -75,7 +76,7 @@ def write_comparison(table: Table, path: Path, drawn: Mapping[str, Draw] | None 
 def _row(table: Table, row: ComparisonRow, best: Sequence[str]) -> dict[str, Json]:
     """One row of the first table: its scores with whether they are among the best, and its costs."""
     cells: list[Json] = []
-    for column in _shown():
+    for column in SHOWN:
         value = column.value(row)
         if column in COSTS:
             cells.append(size(value) if row.method and isinstance(value, float) else "–" if row.method else "")
@@ -84,15 +85,6 @@ def _row(table: Table, row: ComparisonRow, best: Sequence[str]) -> dict[str, Jso
         cells.append({"mean": mean, "std": std, "best": column.judged and row.label in best})
     runs = f"{len(row.results)} of {len(table.seeds)}" if row.method else ""
     return {"label": row.label, "cells": cells, "runs": runs, "baseline": not row.method}
-
-
-def _shown() -> list[TableColumn]:
-    return [column for column in (*SUMMARIES, *COSTS) if column.page]
-
-
-def _costs(table: Table) -> dict[str, Json]:
-    lines = [(row.label, [text for text, _ in cells]) for row, cells in table.cells(COSTS) if row.method]
-    return {"heads": [column.title for column in COSTS], "lines": lines}
 
 
 def _clients(table: Table) -> SortableTable:

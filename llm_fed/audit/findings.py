@@ -8,17 +8,11 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that differs from what it should be.
+    """Something that differs from what it should be."""
 
-    Attributes:
-        round: 0: of the whole run, or of what was there before the first round.
-        client: whose it is; "server", or empty where it is of the whole run.
-        kind: chain | file | checkpoint | message | client pass | memory | server step | scores | export
-    """
-
-    round: int
-    client: str
-    kind: str
+    round: int  # 0: of the whole run, or of what was there before the first round
+    client: str  # whose it is; "server", or empty where it is of the whole run
+    kind: str  # chain | file | checkpoint | message | client pass | memory | server step | scores | export
     what: str
 
 

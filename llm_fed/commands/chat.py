@@ -33,24 +33,15 @@ Anything else is a prompt."""
 
 @dataclass
 class Chat:
-    """Whose model answers, and what was said so far.
+    """Whose model answers, and what was said so far."""
 
-    Attributes:
-        base: without what any adapter's folder says; with what its own says, if an adapter was folded into it.
-        adapters: by client the folder of its adapter; the first one begins.
-        template: instead of those that the folders say.
-        most: tokens of an answer, instead of what the folders say.
-        sampling: None: answers are greedy, as they were scored.
-        system: a system prompt; empty: none but what the template brings.
-    """
-
-    base: Language
-    adapters: dict[str, Path]
-    template: str | None = None
-    most: int | None = None
+    base: Language  # without what any adapter's folder says; with what its own says, if an adapter was folded into it
+    adapters: dict[str, Path]  # by client the folder of its adapter; the first one begins
+    template: str | None = None  # instead of those that the folders say
+    most: int | None = None  # tokens of an answer, instead of what the folders say
     client: str | None = None  # None: the base alone
-    sampling: Sampling | None = None
-    system: str = ""
+    sampling: Sampling | None = None  # None: answers are greedy, as they were scored
+    system: str = ""  # a system prompt; empty: none but what the template brings
     said: list[dict[str, str]] = field(default_factory=list)
     _model: Personal = field(init=False)
     _prompt: Prompt | None = field(init=False, default=None)  # of the adapter, and afterwards of the base, too

@@ -54,18 +54,13 @@ SHOWN = 6  # clients in a line
 
 @dataclass(frozen=True)
 class Workload:
-    """How much a first run trains: enough to learn from the data that are there, and not more than that.
-
-    Attributes:
-        steps: optimizer steps of a client in a round.
-        passes: over the training examples of a median client.
-    """
+    """How much a first run trains: enough to learn from the data that are there, and not more than that."""
 
     rounds: int
-    steps: int
+    steps: int  # optimizer steps of a client in a round
     batch: int
     clients: int
-    passes: float
+    passes: float  # over the training examples of a median client
 
     @classmethod
     def of(cls, sizes: Sequence[int], passes: int, batch: int) -> Workload:

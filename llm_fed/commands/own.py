@@ -21,19 +21,15 @@ class OwnObjects:
     """What stands instead of names, and what of it only this program can look up.
 
     Attributes:
-        words: settings that come before all others.
         given: by key of the configuration and name there, the object; data are there as tasks of labelled texts, too.
-        settings: of a method that is an object itself; None: those of the configuration.
-        dtype: of a model that is an object; None: that of the configuration.
-        labels: of the rows of a comparison that were chosen, in order.
         rows: by label the method of a row, where the file does not say it.
     """
 
-    words: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()  # settings that come before all others
     given: Mapping[tuple[str, str], Any] = field(default_factory=dict)
-    settings: Mapping[str, Json] | None = None
-    dtype: str | None = None
-    labels: tuple[str, ...] = ()
+    settings: Mapping[str, Json] | None = None  # of a method that is an object itself; None: those of the configuration
+    dtype: str | None = None  # of a model that is an object; None: that of the configuration
+    labels: tuple[str, ...] = ()  # of the rows of a comparison that were chosen, in order
     rows: Mapping[str, OwnObjects] = field(default_factory=dict)
 
     @classmethod

@@ -29,19 +29,13 @@ SECONDS = 120  # in which an adapter is loaded, or answers
 @dataclass
 class Publisher:
     """Publishes a run's newest round to vLLM, on demand or as a callback of the run itself (`llm_fed.run(...,
-    callbacks=[Publisher(...)])`): each round when the next one is trained, as it then has a checkpoint, and the result.
+    callbacks=[Publisher(...)])`): each round when the next one is trained, as it then has a checkpoint, and the
+    result."""
 
-    Attributes:
-        run: its folder, or RUN@ROUND.
-        url: of a server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true on a machine that sees `out`.
-        out: for the copies that the server loads, `out/ROUND/CLIENT` (default: `RUN/published`).
-        key: of the server, if it has one.
-    """
-
-    run: str
-    url: str
-    out: Path | None = None
-    key: str = ""
+    run: str  # its folder, or RUN@ROUND
+    url: str  # of a server with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true on a machine that sees `out`
+    out: Path | None = None  # for the copies that the server loads, `out/ROUND/CLIENT` (default: `RUN/published`)
+    key: str = ""  # of the server, if it has one
 
     def on_round(self, line: Mapping[str, Json]) -> None:
         if rounds_in(Place.parse(self.run).folder / "checkpoints"):
@@ -59,7 +53,8 @@ class Publisher:
             for client, folder in folders.items():
                 if why := looked_at(folder)[0]:
                     raise UserError(f"vLLM cannot serve the adapter of {client}: {why}; see llm-fed serve")
-            known, target = self._known(), self._copies / str(round)
+            copies = self.out or Place.parse(self.run).folder / "published"
+            known, target = self._known(), copies / str(round)
             names = {f"{client}@{round}": target / client for client in folders}
             for client, folder in folders.items():
                 if f"{client}@{round}" in known and not _same(folder / WEIGHTS, target / client / WEIGHTS):
@@ -78,10 +73,6 @@ class Publisher:
             if found and found[1] in folders and int(found[2]) < round:
                 self._ask("POST", "unload_lora_adapter", lora_name=old)
         return [*names]
-
-    @property
-    def _copies(self) -> Path:
-        return self.out or Place.parse(self.run).folder / "published"
 
     def _known(self) -> set[str]:
         """The names that the server knows."""

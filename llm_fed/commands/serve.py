@@ -103,20 +103,15 @@ class CompletionBody(_Body):
 
 @dataclass
 class Writing:
-    """One answer as it comes: its text so far, and why it has ended.
-
-    Attributes:
-        chat: its text is what `chat` shows, without reasoning; else the tokens' as they are.
-        sent: how much of it can be sent; its end may begin a stop sequence, or be half a character.
-    """
+    """One answer as it comes: its text so far, and why it has ended."""
 
     personal: Personal
     prompt: Sequence[int]
     stops: Sequence[str]
-    chat: bool
+    chat: bool  # its text is what `chat` shows, without reasoning; else the tokens' as they are
     tokens: list[int] = field(default_factory=list)
     text: str = ""
-    sent: int = 0
+    sent: int = 0  # how much of it can be sent; its end may begin a stop sequence, or be half a character
     finish: str = ""
     answer: LiveAnswer | None = None
     news: asyncio.Queue[int | Exception | None] = field(default_factory=asyncio.Queue)

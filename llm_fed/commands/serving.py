@@ -45,15 +45,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Served:
-    """A model with a name.
-
-    Attributes:
-        batch: which of the server's batches it is written in, and `row` which adapter of that batch's bank it is.
-    """
+    """A model with a name."""
 
     personal: Personal
-    batch: int
-    row: int
+    batch: int  # of the server
+    row: int  # of the bank of that batch
 
 
 class ModelServer:

@@ -150,7 +150,9 @@ def test_a_row_is_the_usual_evaluation_of_one_model_at_all_clients(run, tmp_path
             if client != owner:
                 shutil.rmtree(copy / "adapters" / client)
                 shutil.copytree(copy / "adapters" / owner, copy / "adapters" / client)
-        assert evaluate_run(copy).clients == pytest.approx(dict(zip(found["clients"], row, strict=True)), rel=1e-5)
+        assert evaluate_run(copy)["scores"]["clients"] == pytest.approx(
+            dict(zip(found["clients"], row, strict=True)), rel=1e-5
+        )
     columns = [list(column) for column in zip(*found["scores"], strict=True)]
     assert columns != found["scores"]  # so that rows and columns cannot be confused
     assert json.loads((run / "cross.json").read_text()) == found
