@@ -161,7 +161,7 @@ def test_loss_of_text(small, tmp_path, method, loss_on, during, limit):
     if during == "test":
         assert lines[-2]["losses"] == pytest.approx(expected, rel=1e-4)
     again = evaluate.evaluate_run(tmp_path / "run", settings=[f"eval.limit={limit}"] if limit else [])
-    assert again.losses == pytest.approx(expected, rel=1e-4)
+    assert again["scores"]["losses"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", every.quick(["fedavg", "fedmoe", "fml", "fedapen", "fedem"], ["fedavg", "fedmoe"]))
