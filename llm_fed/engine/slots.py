@@ -164,7 +164,9 @@ class SlotLayer(DynamicLayer):
         """Of numbers, as what is masked is multiplied by zero."""
         return like.new_zeros(len(self._batch.numbers), like.shape[1], self._batch.columns, like.shape[3])
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: object, **more: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Tensor, **more: Tensor | int | None
+    ) -> tuple[Tensor, Tensor]:
         batch = self._batch
         for own, part in ((self.keys, key_states), (self.values, value_states)):
             own[batch.numbers, :, batch.position] = part[:, :, 0].to(own.dtype)  # autocast may compute another one
