@@ -29,7 +29,6 @@ from llm_fed.settings import (
     check_fields,
     coerce,
     hints,
-    key_of,
     members_of,
     range_of,
     section_of,
@@ -69,7 +68,7 @@ def of_methods() -> Iterator[Field]:
 def of_sections(kind: type = Config, path: tuple[str, ...] = ()) -> Iterator[Field]:
     default = kind()
     for name, hint in hints(kind).items():
-        keys = (*path, key_of(name))
+        keys = (*path, name.removesuffix("_"))
         if section := section_of(hint):
             yield from of_sections(section, keys)
         elif get_origin(hint) is not dict:

@@ -18,7 +18,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.commands import section
 from llm_fed.method import Method
 from llm_fed.runs.reading import read_config
-from llm_fed.settings import configfile, hints, is_text, key_of, members_of, paths, section_of
+from llm_fed.settings import configfile, hints, is_text, members_of, paths, section_of
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, flat, is_reference, load
 
@@ -78,7 +78,7 @@ class Field:
 
 def fields(kind: type, prefix: str = "") -> Iterator[Field]:
     for name, hint in hints(kind).items():
-        key, kinds = f"{prefix}{key_of(name)}", [kind for kind, _ in members_of(hint)]
+        key, kinds = f"{prefix}{name.removesuffix('_')}", [kind for kind, _ in members_of(hint)]
         if inner := section_of(hint):
             yield from fields(inner, f"{key}.")
         elif is_text(hint):

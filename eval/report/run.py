@@ -15,8 +15,8 @@ from llm_fed.eval.report.page import write_page
 from llm_fed.eval.report.pictures import pictures_of
 from llm_fed.eval.report.reading import Line, read_config, read_object, reference, usage, was_cut
 from llm_fed.runs.folder import CROSS, ENDED, SAMPLES, WARNINGS
-from llm_fed.runs.reading import comparable, scores_in_training
-from llm_fed.runs.records import read_records
+from llm_fed.runs.reading import scores_in_training
+from llm_fed.runs.records import comparable, read_records
 from llm_fed.scoring.rules import describe as rules_in_words
 from llm_fed.scoring.scores import NOT_SCORED, not_defined, reads_texts
 

@@ -15,8 +15,8 @@ from llm_fed.export import models
 from llm_fed.export.peft_folders import CARD
 from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Saved
-from llm_fed.runs.reading import comparable, is_finished
-from llm_fed.runs.records import read_object, read_records
+from llm_fed.runs.reading import is_finished
+from llm_fed.runs.records import comparable, read_object, read_records
 
 
 def compare(

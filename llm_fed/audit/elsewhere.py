@@ -18,8 +18,7 @@ from llm_fed.audit.again import score_line
 from llm_fed.audit.findings import Audit
 from llm_fed.audit.replay import Replay, lr_of
 from llm_fed.runs.checkpoint import Saved
-from llm_fed.runs.reading import comparable
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import comparable, read_records
 from llm_fed.settings.config import Config
 from llm_fed.state import State
 from llm_fed.state.outline import leaves

@@ -9,10 +9,10 @@ from llm_fed.audit.findings import Audit, Finding, words
 from llm_fed.basics.errors import one_line
 from llm_fed.federation.progress import stop_reason
 from llm_fed.runs import digests, extend
-from llm_fed.runs.checkpoint import Checkpoints, Saved
+from llm_fed.runs.checkpoint import Checkpoints, Saved, rounds_in
 from llm_fed.runs.folder import CONTINUED, ENDED
-from llm_fed.runs.reading import comparable, is_finished
-from llm_fed.runs.records import read_object, read_records
+from llm_fed.runs.reading import is_finished
+from llm_fed.runs.records import comparable, read_object, read_records
 from llm_fed.runs.rows import StoredRow
 from llm_fed.settings.config import Config
 from llm_fed.state.wire import Message, WireError, pack
@@ -120,7 +120,7 @@ def _rule(folder: Path, config: Config, own: extend.Ended, since: int, report: A
 def checkpoints(folder: Path, chain: digests.Chain, report: Audit) -> dict[int, Saved]:
     """The checkpoints that are whole and as the chain says, by round."""
     held, good = Checkpoints(folder / "checkpoints"), {}
-    for round in held.rounds():
+    for round in rounds_in(held.folder):
         before = len(report.findings)
         try:
             saved = held.load(round)
@@ -141,7 +141,7 @@ def _compare(saved: Saved, chain: digests.Chain, report: Audit) -> None:
     round = saved.round
     if round not in chain.states:
         return
-    if digests.of_message(saved.state["state"]) != chain.states[round]:
+    if digests.digest(pack(saved.state["state"])) != chain.states[round]:
         report.find(round, "server", "checkpoint", "the server's state is not the one that the run had")
     for key, client, requested, *_ in saved.state["in_flight"]:
         row = saved.rows[key]

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from llm_fed.basics.errors import RunError
 from llm_fed.bench.build import Experiment
 from llm_fed.federation.clients import encoded_upload, reported_examples, run_each, summed_here
-from llm_fed.federation.privacy import central, noisy_mean
+from llm_fed.federation.privacy import noisy_mean
 from llm_fed.federation.progress import InFlight, Progress, memories, restore
 from llm_fed.federation.uploads import arrivals
-from llm_fed.runs import digests, extend
+from llm_fed.runs import digests
 from llm_fed.runs.checkpoint import Saved
 from llm_fed.runs.folder import Run
 from llm_fed.runs.rows import Memory
@@ -55,7 +55,7 @@ class Replay:
     @property
     def state(self) -> str:
         """The digest of the server's state."""
-        return digests.of_message(self.progress.state)
+        return digests.digest(pack(self.progress.state))
 
     def begin(self) -> None:
         """Before round 1, from the configuration alone."""
@@ -98,7 +98,7 @@ class Replay:
         progress.round = round
         progress.in_flight = [*progress.in_flight, *flying]
         arrived = arrivals(self._scratch, method, progress, {})
-        if central(config.privacy):
+        if config.privacy.central:
             like, secret = method.upload_like(method.broadcast(state, e.server.clients[0])), self._scratch.secret
             arrived = noisy_mean(arrived, like, config, len(e.server.clients), secret, round)
         e.server.begin(round, lr)
@@ -140,4 +140,4 @@ def lr_of(config: Config, round: int, recorded: float | None) -> float | None:
     """The learning rate of a round, which depends on how many rounds the run had at the time: it may have been
     extended. None: no number of rounds gives the recorded one."""
     possible = [config, *(replace(config, rounds=rounds) for rounds in range(round, config.rounds))]
-    return next((lr for each in possible if (lr := extend.lr(each, round)) == recorded), None)
+    return next((lr for each in possible if (lr := each.lr(round)) == recorded), None)

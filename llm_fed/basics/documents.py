@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import yaml
@@ -51,11 +52,12 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
+@dataclass(eq=False, repr=False)
 class Spelled:
-    """A null, bool or number (`value`), and its `text` as it is spelled."""
+    """A null, bool or number, and its text as it is spelled."""
 
-    def __init__(self, text: str, value: Tree):
-        self.text, self.value = text, value
+    text: str
+    value: Tree
 
     def __repr__(self) -> str:
         return repr(self.value)
@@ -92,7 +94,7 @@ def read(text: str) -> Tree:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        return None if node is None else _Document(loader, len(text)).of(node)
+        return None if node is None else _Document(loader, 2 * len(text) + REPEATED).of(node)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}: " if mark else ""
@@ -107,11 +109,12 @@ def read(text: str) -> Tree:
             loader.dispose()
 
 
+@dataclass
 class _Document:
     """The values of its nodes. An alias is its node once more, so what it repeats is counted."""
 
-    def __init__(self, loader: yaml.SafeLoader, length: int):
-        self._construct, self._left = loader.construct_object, 2 * length + REPEATED
+    loader: yaml.SafeLoader
+    left: int  # characters that may still come
 
     def of(self, node: yaml.Node) -> Tree:
         self._count(node, 1 + len(node.value))
@@ -125,7 +128,7 @@ class _Document:
             return str(node.value)
         if len(node.value) > _LONGEST_NUMBER:
             raise _wrong(f"a number has more than {_LONGEST_NUMBER} characters", node)
-        return Spelled(node.value, self._construct(node))
+        return Spelled(node.value, self.loader.construct_object(node))
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Tree]:
         own: dict[str, Tree] = {}
@@ -147,8 +150,8 @@ class _Document:
         return others | own
 
     def _count(self, node: yaml.Node, characters: int) -> None:
-        self._left -= characters
-        if self._left < 0:
+        self.left -= characters
+        if self.left < 0:
             raise _wrong(f"aliases repeat more than {REPEATED:,} characters", node)
 
 
@@ -205,7 +208,10 @@ def word(text: str) -> Word:
 def created(value: object) -> Tree:
     """Nested values of a program, as `read` gives those of a file; UserError for what no file could hold."""
     if isinstance(value, Mapping):
-        return {_key(key): created(item) for key, item in value.items()}
+        for key in value:
+            if isinstance(key, bool) or not isinstance(key, str | int):
+                raise UserError(f"the configuration holds the key {one_line(repr(key))}; keys are texts")
+        return {str(key): created(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [created(item) for item in value]
     if isinstance(value, int) and not isinstance(value, bool):
@@ -215,12 +221,6 @@ def created(value: object) -> Tree:
     if value is None or isinstance(value, bool | float | str | Spelled):
         return value
     raise UserError(f"the configuration holds a value that YAML cannot express: {one_line(repr(value))}")
-
-
-def _key(key: object) -> str:
-    if isinstance(key, str) or (isinstance(key, int) and not isinstance(key, bool)):
-        return str(key)
-    raise UserError(f"the configuration holds the key {one_line(repr(key))}; keys are texts")
 
 
 # In a list: a text in quotes, or one that stands for itself, where a comma within brackets is its own.

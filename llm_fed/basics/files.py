@@ -64,29 +64,40 @@ def read_file(path: Path, start: int = 0, end: int | None = None) -> bytes:
 
 def append_file(path: Path, data: bytes) -> None:
     """Write at the end of a file, which is made if it is not there; UserError where it is a link, or no file."""
-    with os.fdopen(_open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
+    with os.fdopen(open_unlinked(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab") as file:
         file.write(data)
 
 
 def cut_file(path: Path, size: int) -> None:
     """Cut a file to `size` bytes; UserError where it is a link, or no file."""
-    with os.fdopen(_open_own(path, os.O_WRONLY), "ab") as file:
+    with os.fdopen(open_unlinked(path, os.O_WRONLY), "ab") as file:
         file.truncate(size)
 
 
 def open_unlinked(path: Path, flags: int) -> int:
+    """A file under no second name, such as one outside the folder: what has one is copied first. UserError where it is
+    a link, or no file."""
+    if path.exists() and not (path.is_file() or path.is_symlink()):
+        raise UserError(f"{path} is no file, so nothing is written to it; delete it, or give another folder")
     try:
-        return _unlinked(str(path), flags)
-    except OSError as error:
-        if error.errno == errno.ELOOP or path.is_symlink():
-            raise _refused(path) from error
+        handle = _unlinked(str(path), flags)
+    except OSError:
+        check_unlinked(path)
         raise
+    if os.fstat(handle).st_nlink > 1:
+        os.close(handle)
+        write_file(path, path.read_bytes())
+        handle = _unlinked(str(path), flags)
+    return handle
 
 
 def check_unlinked(path: Path) -> None:
     """UserError where a path that is written to, or below, is a link."""
     if path.is_symlink():
-        raise _refused(path)
+        raise UserError(
+            f"{path} is a symbolic link, and nothing is written through one, as it may lead to any file; put there "
+            "what it leads to, delete it, or give another folder"
+        )
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
@@ -119,25 +130,6 @@ def _private(path: str, flags: int) -> int:
 
 def _unlinked(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-
-
-def _open_own(path: Path, flags: int) -> int:
-    """A file under no second name, such as one outside the folder: what has one is copied first."""
-    if path.exists() and not (path.is_file() or path.is_symlink()):
-        raise UserError(f"{path} is no file, so nothing is written to it; delete it, or give another folder")
-    handle = open_unlinked(path, flags)
-    if os.fstat(handle).st_nlink > 1:
-        os.close(handle)
-        write_file(path, path.read_bytes())
-        handle = open_unlinked(path, flags)
-    return handle
-
-
-def _refused(path: Path) -> UserError:
-    return UserError(
-        f"{path} is a symbolic link, and nothing is written through one, as it may lead to any file; put there what it "
-        "leads to, delete it, or give another folder"
-    )
 
 
 def sync_folder(folder: Path) -> None:

@@ -9,73 +9,44 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Protocol
 
 CROSS = "the cross table"  # scores of personal models on the examples of other clients
 FINISHING = "final step at the clients"  # what a method trains there after the last round
 
 
-class Listener(Protocol):
-    """What is told of a run while it goes on."""
+class Listener:
+    """What is told of a run while it goes on; one by itself does nothing with it."""
 
-    def round(self, number: int) -> None: ...  # it begins; from 1 on
+    def round(self, number: int) -> None:
+        """It begins; from 1 on."""
 
-    def round_ended(self) -> None: ...
+    def round_ended(self) -> None:
+        """It is trained, scored and saved."""
 
-    # A part of the work; parts do not overlap, but one may lie within another.
-    def begin(self, part: str) -> None: ...
+    def begin(self, part: str) -> None:
+        """A part of the work begins; parts do not overlap, but one may lie within another."""
 
-    def end(self, part: str) -> None: ...
+    def end(self, part: str) -> None:
+        """The innermost part ends."""
 
     def step(self, number: int, of: int, loss: float | None) -> None:
         """Optimizer step `number` of the `of` steps of a pass is done; the mean `loss` of its clients, where it could
         be read without waiting for the device."""
 
-    def answered(self, amount: int) -> None: ...  # so many prompts or pictures, without training
+    def answered(self, amount: int) -> None:
+        """So many prompts or pictures are, without training."""
 
 
-_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
-
-
-@contextmanager
-def heard_by(listener: Listener | None) -> Iterator[None]:
-    """Within, `listener` is told; None: nobody."""
-    before = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(before)
-
-
-def round(number: int) -> None:
-    if listener := _listener.get():
-        listener.round(number)
-
-
-def round_ended() -> None:
-    if listener := _listener.get():
-        listener.round_ended()
+NOBODY = Listener()
+listener: ContextVar[Listener] = ContextVar("listener", default=NOBODY)
 
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    listener = _listener.get()
-    if listener is None:
-        yield
-        return
-    listener.begin(name)
+    """Within, this part of the work is done."""
+    told = listener.get()
+    told.begin(name)
     try:
         yield
     finally:
-        listener.end(name)
-
-
-def step(number: int, of: int, loss: float | None) -> None:
-    """See `Listener.step`."""
-    if listener := _listener.get():
-        listener.step(number, of, loss)
-
-
-def answered(amount: int) -> None:
-    if listener := _listener.get():
-        listener.answered(amount)
+        told.end(name)

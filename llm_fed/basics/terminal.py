@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -32,30 +33,34 @@ def shown(text: str, encoding: str) -> str:
     return text
 
 
+@dataclass(eq=False)
 class Lasting:
-    """A text stream that takes everything: what cannot be written is dropped."""
+    """A text stream that takes everything: what cannot be written is dropped.
 
-    def __init__(self, stream: Any):
-        self._stream = stream
-        self.failure: Exception | None = None  # why something was dropped
+    Attributes:
+        failure: why something was dropped.
+    """
+
+    stream: Any
+    failure: Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name == "buffer":  # click would write bytes into it where the encoding is ASCII
             raise AttributeError(name)
-        return getattr(self._stream, name)
+        return getattr(self.stream, name)
 
     def write(self, text: str) -> int:
         try:
-            self._stream.write(text)
+            self.stream.write(text)
         except UnicodeEncodeError:
-            self.write(shown(text, self._stream.encoding))
+            self.write(shown(text, self.stream.encoding))
         except (OSError, ValueError) as error:  # of a file that is closed Python says ValueError
             self.failure = error
         return len(text)
 
     def flush(self) -> None:
         try:
-            self._stream.flush()
+            self.stream.flush()
         except (OSError, ValueError) as error:
             self.failure = error
 
@@ -66,9 +71,9 @@ class Lasting:
     def abandon(self) -> None:
         """Let what is still to be written vanish, so that Python does not try it again when it ends."""
         with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
         with suppress(OSError, ValueError):
-            self._stream.flush()
+            self.stream.flush()
 
 
 @contextmanager
@@ -105,7 +110,13 @@ class Terminal(Console):
     """A console for text of anybody's: nothing in it is markup, moves the cursor, or is cut to fit."""
 
     def __init__(self, **settings: Any):
-        super().__init__(**{"highlight": False, "soft_wrap": True, "markup": False, "emoji": False, **settings})
+        usual = {"highlight": False, "soft_wrap": True, "markup": False, "emoji": False, "force_jupyter": False}
+        # Never rich's own way in notebooks, which makes a block of HTML of each line; and what a kernel writes to may
+        # call itself a terminal, though no bar can move there.
+        shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+        if hasattr(shell, "kernel"):
+            usual["force_terminal"] = False
+        super().__init__(**{**usual, **settings})
 
     @property
     def file(self) -> Any:
@@ -128,9 +139,3 @@ class Terminal(Console):
                 least = Measurement.get(self, self.options.update(width=10**6), table).minimum
                 table.width = least if least > self.width else table.width
         super().print(*objects, **settings)
-
-
-def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, and not IPython's terminal."""
-    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
-    return hasattr(shell, "kernel")

@@ -42,18 +42,7 @@ def taken(note: Note = _print) -> Iterator[None]:
     if not _turn.acquire(timeout=_SOON):
         note("waiting for another thread of this process, which is loading, training or answering")
         _turn.acquire()
-    try:
-        _owner = threading.get_ident()
-        with _usual_settings():
-            yield
-    finally:
-        _owner = None
-        _turn.release()
-
-
-@contextmanager
-def _usual_settings() -> Iterator[None]:
-    dtype = torch.get_default_dtype()
+    _owner, dtype = threading.get_ident(), torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
         with torch.inference_mode(False), torch.enable_grad(), ExitStack() as usual:
@@ -62,3 +51,5 @@ def _usual_settings() -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(dtype)
+        _owner = None
+        _turn.release()

@@ -176,7 +176,8 @@ def prepare(
         secret: of a run with privacy (default: one that nobody keeps).
     """
     method = methods.build(config.method)
-    parents.check(config, method)
+    if method.parents:
+        parents.check(config, method)
     if config.track.with_:
         check_trackers(config.track)
     aggregation.check(config, method)
@@ -191,8 +192,8 @@ def prepare(
     find_metric(metric)
     kind = kinds.of(config.base, task.base_kind)
     check_kinds(kind, config, task, method, metric)
-    if everybody:
-        ranks.check(config.adapter, task.everybody or tuple(task.clients))
+    if everybody and config.adapter and config.ranks_differ:
+        ranks.check(config.adapter.rank, task.everybody or tuple(task.clients))
     device = str(base.device) if base else choose_device(config.device)
     for note in kind.notes(config, task):
         reporter.note_once(note)
@@ -212,10 +213,10 @@ def prepare(
         drawn = secret or Secret.fresh()
         clients, server, schedule = build(config, task, base, method, metric, reporter, drawn, every=given)
     config = replace(config, rounds=method.together(config.rounds))
-    if everybody:
-        taking_part.check_held_out(clients, method)
+    if everybody and method.without_held_out:
+        taking_part.check_held_out(clients)
     left_out = tuple(id for id in task.everybody if id not in clients)
-    if start.folder_of(config):
+    if config.start:
         reporter.note(start.give(config, method, [*clients.values(), server], base))
         method.init(server)  # a method that cannot start there says so now
     cohort = schedule.cohort_size if everybody else max(1, len(clients))  # of a machine's clients all may be asked
@@ -253,19 +254,19 @@ def check_kinds(kind: type[Kind], config: Config, task: TaskData, method: Method
             f"base.clients gives clients different image models, but {config.method['name']} needs the same model at "
             "all of them; leave base.clients out, or choose another method"
         )
-    if ranks.differ(config.adapter):
+    if config.ranks_differ:
         if not method.any_rank:
             able = ", ".join(name for name, kind_of_method in methods.METHODS.items() if kind_of_method.any_rank)
             raise UserError(
                 f"adapter.rank gives clients different ranks, but {config.method['name']} needs the same rank at all "
                 f"of them; give one number, or choose {able}"
             )
-        if start.folder_of(config):
+        if config.start:
             raise UserError(
                 "adapter.start gives all clients the same adapter; set adapter.rank to its rank, one number"
             )
     if config.adapter is not None and config.adapter.dora:
-        if method.adapters_only or method.parents or ranks.differ(config.adapter):
+        if method.adapters_only or method.parents or config.ranks_differ:
             raise UserError(
                 f"adapter.dora=true trains magnitudes beside A and B, and {config.method['name']} computes with "
                 "products of A and B, or with ranks that differ, which have none; set adapter.dora=false, or choose a "

@@ -82,7 +82,7 @@ def states_of_run(
         if not wrapped.plain or wrapped.delta:
             raise UserError(f"the run {folder} gives client {id} more than one adapter; only plain ones can be merged")
         sites[id] = replace(site, structure=wrapped, draw=partial(base.draw, wrapped), memory={})
-    if start.folder_of(config):
+    if config.start:
         start.give(config, method, sites.values(), base)
     try:
         progress = restore(checkpoints.load(round), sites)

@@ -31,7 +31,7 @@ from llm_fed.tasks.common import ClientData, TaskData
 
 def schedule_of(config: Config, clients: tuple[str, ...], secret: Secret) -> Schedule:
     """Who is asked in which round, and how late the answers are."""
-    if privacy.central(config.privacy):
+    if config.privacy.central:
         return Poisson(clients, config.participation, secret)
     late = config.delay
     return Delayed(clients, config.participation, config.training_seed, sigma=late.sigma, drop_out=late.drop_out)
@@ -82,7 +82,8 @@ def build(
     indices |= {name.partition("@")[0]: index for index, name in enumerate(listed)}  # of which a machine has some alone
     for id, given in task.clients.items():
         own = config.base.clients[indices[id] % len(config.base.clients)] if config.base.clients else ""
-        plain = own_structure(own, ranks.of(config.adapter, id, indices[id]))
+        rank = ranks.of(config.adapter.rank, id, indices[id]) if config.adapter and config.ranks_differ else None
+        plain = own_structure(own, rank)
         data = data_of(id, given, len(base.labels))
         client = Client(
             id, plain, *shared, partial(base.draw, plain), data, rounds=together, private=private,
@@ -99,7 +100,7 @@ def build(
     server = Server(
         "server", at_server, *shared, partial(base.draw, at_server), data, rounds=together, step=config.server,
         objective=config.objective,
-        structures={id: client.structure for id, client in clients.items()} if ranks.differ(config.adapter) else {},
+        structures={id: client.structure for id, client in clients.items()} if config.ranks_differ else {},
     )  # fmt: skip
     if not any(site.train for site in clients.values()):
         taking_part.check_lengths(clients.values())
@@ -139,8 +140,9 @@ class _Gathered(Sequence[Any]):
 def structures(config: Config, method: Method, base: Kind, clients: Sequence[str]) -> dict[str, Structure]:
     """What the server of a network knows of its clients' structures, where they differ in rank. UserError:
     `adapter.rank` gives other clients a rank."""
-    ranks.check(config.adapter, clients)
-    if not ranks.differ(config.adapter):
+    adapter = config.adapter
+    if adapter is None or not config.ranks_differ:
         return {}
-    each = {id: ranks.of(config.adapter, id, index) for index, id in enumerate(clients)}
-    return {id: method.wrap(base.structure(config.adapter, rank=rank), None) for id, rank in each.items()}
+    ranks.check(adapter.rank, clients)
+    each = {id: ranks.of(adapter.rank, id, index) for index, id in enumerate(clients)}
+    return {id: method.wrap(base.structure(adapter, rank=rank), None) for id, rank in each.items()}

@@ -23,11 +23,6 @@ from llm_fed.state.wire import pack
 _RECORD = "start.json"
 
 
-def folder_of(config: Config) -> str | None:
-    """What the configuration says that its run starts from."""
-    return config.adapter.start if config.adapter else None
-
-
 def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> str:
     """Let every site start from the mean of the adapters in `adapter.start`, and where clients share nothing
     (`Method.own_start`), each from its own adapter there, if it has one.
@@ -37,8 +32,8 @@ def give(config: Config, method: Method, sites: Iterable[Site], base: Kind) -> s
     FedIT does, with the numbers of training examples as weights where the run's metrics.jsonl has them for all. Returns
     what was found, in words. UserError: there are no adapters, they do not fit, or privacy would be promised that the
     start does not keep."""
-    start = folder_of(config)
-    assert start is not None  # callers ask `place`
+    start = config.start
+    assert start is not None  # callers have looked
     if config.privacy.clip is not None:
         raise UserError(
             f"adapter.start={start} was trained without the noise of this run, so epsilon would not cover what it "

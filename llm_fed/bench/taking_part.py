@@ -38,9 +38,9 @@ def check_lengths(sites: Iterable[Site]) -> None:
             raise UserError(message)
 
 
-def check_held_out(clients: Mapping[str, Client], method: Method) -> None:
-    """Refuse a method with steps that are for held-out examples, where no client has any. UserError: it is one."""
-    if method.without_held_out and not any(site.data.held_out for site in clients.values()):
+def check_held_out(clients: Mapping[str, Client]) -> None:
+    """Refuse clients of whom none has held-out examples. UserError: none has."""
+    if not any(site.data.held_out for site in clients.values()):
         raise UserError(
             "this method's settings ask for validation examples of the clients, but none has any; set task.validation "
             "above 0"
@@ -51,19 +51,18 @@ def notes(built: Experiment, *, everybody: bool = True) -> list[str]:
     """What a user should know of clients that lack training, test or validation examples; nothing where none does.
     `everybody`: whether these are all clients, and not those of one machine of a network."""
     number, method = len(built.clients) + len(built.left_out), built.config.method["name"]
-    alone = only_one([*built.clients, *built.left_out], [*built.trainers]) if everybody else []
-    if built.unscored and len(built.unscored) == len(built.clients):
-        unscored = "no client has a test example: all train, none is scored"
-        return [*alone, *_lines({LEFT_OUT: built.left_out}, number), unscored]
+    lines = only_one([*built.clients, *built.left_out], [*built.trainers]) if everybody else []
+    unscored = built.unscored
     tested = f"{ONLY_TESTED}, with the model that {method} makes for all"
-    kinds: dict[str, Sequence[str]] = {
-        LEFT_OUT: built.left_out, tested: built.only_tested, UNSCORED: built.unscored,
-        ONE_EXAMPLE: [id for id, site in built.trainers.items() if len(site.train) == 1 and id not in built.unscored],
-    }  # fmt: skip
+    kinds: dict[str, Sequence[str]] = {LEFT_OUT: built.left_out, tested: built.only_tested, UNSCORED: unscored}
+    if unscored and len(unscored) == len(built.clients):
+        del kinds[UNSCORED]
+        lines.append("no client has a test example: all train, none is scored")
+    kinds[ONE_EXAMPLE] = [id for id, site in built.trainers.items() if len(site.train) == 1 and id not in unscored]
     if instead := built.method.without_held_out:
         lacking = [id for id, site in built.trainers.items() if not site.data.held_out]
         kinds[f"these clients have no validation example, so {instead}"] = lacking
-    return [*alone, *_lines(kinds, number)]
+    return lines + [line(what, names, number) for what, names in kinds.items() if names]
 
 
 def only_one(names: Sequence[str], trained: Sequence[str]) -> list[str]:
@@ -79,7 +78,3 @@ def only_one(names: Sequence[str], trained: Sequence[str]) -> list[str]:
 def line(what: str, names: Sequence[str], number: int) -> str:
     """One line on these of so many clients."""
     return f"{what} ({len(names)} of {number}): {listed(names)}"
-
-
-def _lines(kinds: Mapping[str, Sequence[str]], number: int) -> list[str]:
-    return [line(what, names, number) for what, names in kinds.items() if names]

@@ -236,7 +236,7 @@ def run(
         allowed = list(plugins.named_in(configfile.as_dict(resolved)).values())
         result = replace(open_run(folder, allow=allowed), own=own)
         hooks.round_ended()  # scores of the test
-        hooks.end(result)
+        hooks.tell("on_end", result)
     return result
 
 

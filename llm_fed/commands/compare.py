@@ -199,7 +199,8 @@ def _empty_table(plan: ComparisonPlan, bases: Bases) -> Table:
         if begins:
             unused.check(job.config)
         built = prepare(job.config, Reporter(Console(quiet=True)), base=bases.of(job.config))
-        check_scored(built)
+        if built.config.stop.patience is not None:
+            check_scored(built)
         if begins:
             built.base.check_names(job.config.adapter)
         metrics[label] = built.metric

@@ -21,7 +21,6 @@ from llm_fed import methods, tasks
 from llm_fed.basics.errors import RunError, UserError, listed, require
 from llm_fed.basics.files import remove, sync_folder
 from llm_fed.basics.names import same_name
-from llm_fed.bench import start
 from llm_fed.bench.costs import read_work
 from llm_fed.experiment import run, splits
 from llm_fed.experiment.simulation import Simulation
@@ -116,7 +115,7 @@ def _checked(folder: Path, config: Config, record: Record | None, client: str) -
 
 def _hindrances(folder: Path, config: Config, client: str) -> dict[str, bool]:
     """Why a run should not, or cannot, be trained again without a client, and whether that is so."""
-    ended, origin = read_object(folder / ENDED) if (folder / ENDED).exists() else None, start.folder_of(config)
+    ended, origin = read_object(folder / ENDED) if (folder / ENDED).exists() else None, config.start
     source = splits.recall_around(Path(origin)) if origin else None
     strange = [name for name in sorted(os.listdir(folder)) if name not in WRITTEN and not name.startswith(".")]
     return {
@@ -160,8 +159,8 @@ def _without(config: Config, client: str, everybody: Sequence[str]) -> Config:
     base, adapter, exported = config.base, config.adapter, config.export.clients
     if base.clients:
         base = replace(base, clients=tuple(base.clients[indices[name] % len(base.clients)] for name in others))
-    if adapter and ranks.differ(adapter):
-        adapter = replace(adapter, rank=tuple(ranks.of(adapter, name, indices[name]) or 0 for name in others))
+    if adapter and config.ranks_differ:
+        adapter = replace(adapter, rank=tuple(ranks.of(adapter.rank, name, indices[name]) for name in others))
     if not isinstance(exported, str):
         exported = tuple(name for name in exported if same_name(name, [client]) is None) or "none"
     return replace(

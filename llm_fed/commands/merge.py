@@ -31,8 +31,8 @@ from llm_fed.models.lora import Lora, adapted
 from llm_fed.models.origin import Origin
 from llm_fed.models.prompt import Prompt, prompt_for
 from llm_fed.runs.checkpoint import Place
-from llm_fed.runs.folder import CROSS, SPLITS
-from llm_fed.runs.reading import HERE, config_text, read_config, saved_summary
+from llm_fed.runs.folder import CROSS, SPLITS, config_text
+from llm_fed.runs.reading import HERE, read_config, saved_summary
 from llm_fed.runs.tracking import Reporter
 from llm_fed.runtime.launch import choose_device
 from llm_fed.settings.config import Config, TaskConfig

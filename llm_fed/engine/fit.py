@@ -155,7 +155,7 @@ class FusedFit:
                         failed = {k: len(known) for k, value in enumerate(row) if not math.isfinite(value)} | failed
                         known.append(row)
                     loss = fmean([known[step][k] for k in active if k not in failed and seen[k]] or [math.nan])
-                signs.step(step + 1, last, loss)
+                signs.listener.get().step(step + 1, last, loss)
         results = [self._result(k, [row[k] for row in known], failed.get(k)) for k in range(len(self.jobs))]
         return results, replace(self.work, why=self.why or (self.captured.recorder.why if self.captured else ""))
 

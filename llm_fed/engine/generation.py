@@ -98,7 +98,7 @@ def generate(
                 answers[i].append(token)
             else:
                 texts[i] = answer_text(base, requests[i][1], answers[i])
-                signs.answered(1)
+                signs.listener.get().answered(1)
 
         waiting = []
         for i in left:
@@ -177,7 +177,7 @@ def option_log_likelihoods(
             batch = [requests[i] for i in chosen]
             scores = iter(_score(base, bank, batch, None if mix is None else mix[chosen]))
             results.update({i: [next(scores) for _ in requests[i][2]] for i in chosen})
-            signs.answered(len(chosen))
+            signs.listener.get().answered(len(chosen))
 
     within_memory(score, _fitting(base, batch_size, columns, tokens), partial(_fewer, free))
     return [results[i] for i in range(len(requests))]

@@ -66,5 +66,5 @@ def in_chunks(
         batch = on_device(examples.collate(items[at : at + size]), base.device)
         with within(slice(at, at + size)), base.computing():
             answers.append(examples.answer(base.model, batch))
-        signs.answered(len(items[at : at + size]))
+        signs.listener.get().answered(len(items[at : at + size]))
     return Answer.joined(answers).map(Tensor.cpu).map(full)

@@ -55,7 +55,7 @@ class WholeModel:
                     torch.cat([next(gradients).reshape(-1) for _ in names], out=parameter.grad)
                 steps.step([0])
                 on_cpu = loss.device.type == "cpu"  # reading a GPU's loss would wait for it
-                signs.step(step + 1, len(job.batches), float(losses[-1]) if on_cpu else None)
+                signs.listener.get().step(step + 1, len(job.batches), float(losses[-1]) if on_cpu else None)
         values = torch.stack(losses).tolist()  # read but once: every reading waits for the device
         count = sum(map(len, job.batches))
         work = Work(count, count, len(job.batches))
@@ -85,7 +85,7 @@ class WholeModel:
             for at in range(0, len(examples), CHUNK):
                 chunk = examples[at : at + CHUNK]
                 answers.append(self._forward(self.examples.collate(chunk)).map(Tensor.cpu))
-                signs.answered(len(chunk))
+                signs.listener.get().answered(len(chunk))
             return Answer.joined(answers).map(full)
 
     def gradient(self, requested: Gradient) -> tuple[float, State]:

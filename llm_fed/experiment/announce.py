@@ -88,11 +88,7 @@ class Costs:
     memory_limit: str = ""
 
     def rows(self, several: bool = False) -> dict[str, str]:
-        """Lines for people, by their label.
-
-        Args:
-            several: whether messages are those of more than one run.
-        """
+        """Lines for people, by their label. `several`: whether messages are those of more than one run."""
         rows = {"messages": self._messages(several), "memory": self._memory()}
         if self.step is not None:
             rows["fits"] = f"yes, about {describe(self.memory_free - self.step)} would be left"
@@ -117,11 +113,8 @@ class Costs:
         )
 
     def check(self) -> None:
-        """Refuse what does not fit: a CPU has no error for want of memory, it kills.
-
-        Raises:
-            UserError: what is too large, and settings that need less.
-        """
+        """Refuse what does not fit: a CPU has no error for want of memory, it kills. UserError: what is too large, and
+        settings that need less."""
         if self.step is not None and self.step > self.memory_free:
             change = f"; these settings need less: {', '.join(self.smaller)}" if self.smaller else ""
             raise UserError(
@@ -186,12 +179,15 @@ class RunPlan:
         return [f"{label:<11}{text}" for label, text in ({"run": here} | dict(self.lines) | prices).items()]
 
 
-def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, names: Sequence[str] = ()) -> RunPlan:
+def run_plan(
+    built: Experiment, *, reached: int = 0, complete: bool = False, names: Sequence[str] = (), work: bool = False
+) -> RunPlan:
     """What an experiment is about to do.
 
     Args:
         reached: the round of the checkpoint from which it continues; 0: it begins.
         names: the clients, where their data are on other machines.
+        work: whether the method is asked how many steps a client takes.
     """
     config, base, method, server, engine = built.config, built.base, built.method, built.server, built.engine
     sites = [*built.clients.values()]
@@ -202,11 +198,12 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
             sent = entries(method.upload_like(method.broadcast(state, client)))
     here = [site.local.steps_on(site.num_examples) for site in sites if site.train]
     steps = CountSummary.of(here if sites else [config.local.steps or 0])
-    own = steps_of(built, "finish")
-    each = steps_of(built, "client_update") or (steps.total / len(built.trainers) if sites else steps.most)
-    total = own + round(config.rounds * each * server.cohort / max(1, len(server.clients))) if requested else 0
+    total, own = _steps(built, steps) if work and requested else (0, 0)
     alone = f", {own:,} of them alone after the last round" if own else ""
-    examples, parameters = _examples(sites), _parameters(built)
+    held = {"training": [len(site.train) for site in sites]}
+    held |= {split: [len(site.data.queries.get(split, ())) for site in sites] for split in SPLITS[1:]}
+    examples = {split: CountSummary.of(numbers) for split, numbers in held.items()} if sites else {}
+    parameters = _parameters(built)
     lines = {
         "method": f"{config.method['name']}{f': {method.paper}' if method.paper else ''}, "
                   f"{method.describe(config.rounds)}",
@@ -216,7 +213,7 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         **(built.reading.for_people() if built.reading else {}),
         "base": _base(built),
         "training": _training(built, parameters, sent),
-        "loss": config.objective.describe(),
+        "loss": config.objective.describe() if config.objective.preferences else "",
         "each round": _work(config, steps) if requested else "",
         "trust": trust(config, method) if requested else "",
         "work": f"about {total:,} steps of a client in all{alone}" if total else "",
@@ -228,6 +225,15 @@ def run_plan(built: Experiment, *, reached: int = 0, complete: bool = False, nam
         config.method["name"], {label: text for label, text in lines.items() if text}, config.rounds, reached, complete,
         examples, parameters, total, own,
     )  # fmt: skip
+
+
+def _steps(built: Experiment, of_round: CountSummary) -> tuple[int, int]:
+    """The steps of a client in the whole run, on the mean, and of these the ones after the last round."""
+    server, own = built.server, steps_of(built, "finish")
+    each = steps_of(built, "client_update") or (
+        of_round.total / len(built.trainers) if built.clients else of_round.most
+    )
+    return own + round(built.config.rounds * each * server.cohort / max(1, len(server.clients))), own
 
 
 def _parameters(built: Experiment) -> CountSummary:
@@ -264,9 +270,12 @@ def _describe_examples(counts: Mapping[str, CountSummary], server: Site, sites: 
 
 def _base(built: Experiment) -> str:
     config, base = built.config.base, built.base
+    held = str(base.dtype).removeprefix("torch.")
+    computed = str(base.autocast or base.dtype).removeprefix("torch.")
+    dtype = held if held == computed else f"{held}, computed in {computed}"
     device = str(base.device) + ("" if base.device.type == "cpu" else f" ({torch.cuda.get_device_name(base.device)})")
     return (
-        f"{config.name}{' (shared)' if config.clients else ''}, {base.num_parameters:,} parameters, {_dtype(base)}"
+        f"{config.name}{' (shared)' if config.clients else ''}, {base.num_parameters:,} parameters, {dtype}"
         f"{f', {config.quantization}' if config.quantization else ''}, on {device} in "
         f"{_count(processes(), 'process', 'processes')}"
     )
@@ -366,7 +375,7 @@ def steps_of(built: Experiment, step: Literal["client_update", "finish"]) -> int
     first = next(iter(built.trainers.values()))
     site, counted = _copied(first, first.local.steps_on(first.num_examples)), 0
 
-    def count(requests: Sequence[Request[Any]]) -> Sequence[Any]:
+    def count(requests: Sequence[Request[Any]]) -> Sequence[Fitted | Exception]:
         nonlocal counted
         fits = [requested for requested in requests if isinstance(requested, Fit)]
         counted += sum(len(requested.batches) for requested in fits)
@@ -388,12 +397,6 @@ def _copied(site: Client, steps: int, size: int | None = None) -> Client:
     return twin
 
 
-def _examples(sites: Sequence[Site]) -> dict[str, CountSummary]:
-    held = {"training": [len(site.train) for site in sites]}
-    held |= {split: [len(site.data.queries.get(split, ())) for site in sites] for split in SPLITS[1:]}
-    return {split: CountSummary.of(numbers) for split, numbers in held.items()} if sites else {}
-
-
 def _scored(built: Experiment, here: bool, in_rounds: bool) -> str:
     settings, rounds = built.config.eval, built.config.rounds
     where = "the server's" if "server" in built.scored else "the clients'"
@@ -412,12 +415,6 @@ def _scored(built: Experiment, here: bool, in_rounds: bool) -> str:
     best = settings.select == "best" and settings.during in has | (set() if here else {settings.during})
     tested = "the best round" if best else "the last round"
     return during + (f"; {tested} is tested" if "test" in has or not here else "; no test examples")
-
-
-def _dtype(base: Kind) -> str:
-    held = str(base.dtype).removeprefix("torch.")
-    computed = str(base.autocast or base.dtype).removeprefix("torch.")
-    return held if held == computed else f"{held}, computed in {computed}"
 
 
 def _size(base: Kind, site: Site) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,7 @@ from llm_fed.basics.errors import UserError
 from llm_fed.eval.warning import Examples
 from llm_fed.federation.loop import log_base
 from llm_fed.runs.folder import EXAMPLES, Run
-from llm_fed.runs.reading import comparable
-from llm_fed.runs.records import read_records
+from llm_fed.runs.records import comparable, read_records
 from llm_fed.scoring.duplicates import known_answers
 from llm_fed.scoring.metrics import Prediction
 from llm_fed.scoring.rules import BestRule, best_rule
@@ -42,12 +41,12 @@ class _Baseline:
     answers: Mapping[str, Sequence[Prediction]]
 
 
+@dataclass
 class Baselines:
     """What the runs of one command have scored so far, so that those with the same data and base do so once."""
 
-    def __init__(self) -> None:
-        self._bases: dict[str, _Baseline] = {}  # see `shared_by`
-        self._first: dict[tuple[str, str], Summary | None] = {}  # of round 0, by the same and split
+    _bases: dict[str, _Baseline] = field(default_factory=dict)  # see `shared_by`
+    _first: dict[tuple[str, str], Summary | None] = field(default_factory=dict)  # of round 0, by the same and split
 
     def remember(self, config: Config, summary: Line, folder: Path) -> None:
         """Take over what a finished run says of the base."""
@@ -89,7 +88,9 @@ class Baselines:
             scored.extend([summary] if summary else [])
             return summary
 
-        if (line := log_base(run, "test", score)) is None:
+        known = [line for line in comparable(run.records()) if line["kind"] == "score" and not line["round"]]
+        line = next((line for line in known if line["split"] == "test"), None) or log_base(run, "test", score)
+        if line is None:
             return None
         examples, answers = (scored[0].examples, scored[0].predictions) if scored else ({}, {})
         self._bases[key] = _Baseline(line, examples, answers)
@@ -161,11 +162,8 @@ def line_of(metric: str, rules: Mapping[str, BestRule], split: str = "test") -> 
 def rule_of(
     site: Site, metric: str, limit: int | None, split: str = "test", train: Sequence[Any] | None = None
 ) -> BestRule | None:
-    """The best rule of a site on the first `limit` of its examples of a split; None where it has none.
-
-    Args:
-        train: instead of the site's own training examples.
-    """
+    """The best rule of a site on the first `limit` of its examples of a split; None where it has none. `train`: instead
+    of the site's own training examples."""
     train = texts_of(site.train) if train is None else train
     return best_rule(train, texts_of(site.data.queries.get(split, ()))[:limit], metric)
 

@@ -14,7 +14,6 @@ from llm_fed.basics.errors import UserError
 from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import generator
 from llm_fed.eval.warning import Cross, Examples
-from llm_fed.federation.privacy import by_example
 from llm_fed.method.requests import succeeded
 from llm_fed.method.site import Site
 from llm_fed.scoring.evaluation import measure
@@ -78,7 +77,7 @@ def planned(built: Experiment, split: str = "test") -> CrossPlan:
                 "has them; give them some, as task.validation does for validation, or set eval.cross=auto"
             )
         return CrossPlan(why=f"it needs two clients with {split} examples")
-    if by_example(config.privacy):
+    if config.privacy.by_example:
         return CrossPlan(why="with privacy.unit=example no model is tried on the examples of other clients")
     if built.method.one_model:
         return CrossPlan(why="all clients have the same model")
@@ -95,13 +94,8 @@ def planned(built: Experiment, split: str = "test") -> CrossPlan:
 def scored(
     built: Experiment, plan: CrossPlan, states: Mapping[str, State], own: Examples, base: Examples, split: str = "test"
 ) -> Cross:
-    """The table, as scores of single examples.
-
-    Args:
-        states: the personal model of each client of the plan.
-        own, base: by client the scores of its own model and of the base, on its first examples, as far as these are
-            known.
-    """
+    """The table, as scores of single examples. `states`: the personal model of each client of the plan. `own` and
+    `base`: by client the scores of its own model and of the base, on its first examples, as far as these are known."""
     answers: dict[tuple[str, str], Sequence[float]] = {}
     for owner in plan.clients:
         known = {owner} if len(own.get(owner, ())) >= plan.sizes[owner] else set()

@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ from llm_fed.runs.folder import Run
 from llm_fed.runtime.launch import other_ranks
 
 
+@dataclass
 class Ending:
     """What a user has requested.
 
@@ -26,8 +28,8 @@ class Ending:
             has no rounds to end.
     """
 
-    def __init__(self, why: str = "", *, by_key: bool = False):
-        self.why, self._by_key = why, by_key
+    why: str = ""
+    by_key: bool = field(default=False, kw_only=True)
 
     def requested(self) -> str:
         """Why the run is to end after the round that goes on; empty: it goes on."""
@@ -35,16 +37,13 @@ class Ending:
 
     @contextmanager
     def listening(self, note: Callable[[str], None]) -> Iterator[None]:
-        """Within, the first Ctrl-C asks for the end of the run that goes on. Of a merge these are several.
-
-        Args:
-            note: is told that it was heard.
-        """
+        """Within, the first Ctrl-C asks for the end of the run that goes on. Of a merge these are several. `note`: is
+        told that it was heard."""
         usual = signal.getsignal(signal.SIGINT)
         own_thread = threading.current_thread() is threading.main_thread()
         # Ctrl-C reaches all processes of a launch, and the others cannot tell when a round ends.
         able = own_thread and usual is signal.default_int_handler and not other_ranks()
-        if self.why or not (self._by_key and able):
+        if self.why or not (self.by_key and able):
             yield
             return
 
@@ -81,14 +80,11 @@ def check_begun(run: Run, why: str) -> None:
 
 
 def check_scored(experiment: Experiment) -> None:
-    """Refuse a stop rule that would never see a score.
-
-    Raises:
-        UserError: nobody who is scored here has a validation example.
-    """
-    patience, scored = experiment.config.stop.patience, experiment.scored.values()  # over a network there is nobody
-    if patience is not None and scored and not any(site.data.queries.get("validation") for site in scored):
-        raise UserError(UNSCORED.format(patience))
+    """Refuse a stop rule that would never see a score. UserError: nobody who is scored here has a validation
+    example."""
+    scored = experiment.scored.values()  # over a network there is nobody
+    if scored and not any(site.data.queries.get("validation") for site in scored):
+        raise UserError(UNSCORED.format(experiment.config.stop.patience))
 
 
 def describe(done: Mapping[str, Any], fresh: str) -> str:

@@ -62,12 +62,8 @@ def same_environment(run: Run, experiment: Experiment, reporter: Reporter) -> No
 def environment(
     device: torch.device, dtype: str, clients_per_pass: int, fast: Literal["auto", "on", "off"], *, tried: bool = True
 ) -> dict[str, Json]:
-    """The device with its name, the processes and threads, whether training passes are captured, without padding
-    and fused, and the versions of the libraries.
-
-    Args:
-        tried: as of `ways.ways`.
-    """
+    """The device with its name, the processes and threads, whether training passes are captured, without padding and
+    fused, and the versions of the libraries. `tried`: as of `ways.ways`."""
     return {
         **asdict(ways(fast, device, dtype, tried=tried)),
         "clients_per_pass": clients_per_pass,

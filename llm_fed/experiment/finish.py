@@ -14,7 +14,7 @@ from llm_fed.basics.files import read_file, remove, write_folders
 from llm_fed.bench.build import Experiment
 from llm_fed.eval.report import write_report
 from llm_fed.eval.warning import Warned, sentences
-from llm_fed.experiment import samples, watching
+from llm_fed.experiment import watching
 from llm_fed.experiment.baselines import Baselines
 from llm_fed.export import models
 from llm_fed.export.card import model_card
@@ -26,18 +26,23 @@ from llm_fed.method import Method
 from llm_fed.method.client import NOISY_STEPS
 from llm_fed.method.requests import succeeded
 from llm_fed.method.site import Site
-from llm_fed.runs.folder import ENDED, Run, log_event
+from llm_fed.runs.folder import ENDED, SAMPLES, Run, log_event
 from llm_fed.runs.tracking import Reporter
-from llm_fed.scoring.evaluation import notes_on_length
+from llm_fed.scoring.evaluation import notes_on_length, predict
+from llm_fed.scoring.metrics import Prediction
 from llm_fed.scoring.scores import ABILITY, METRICS, not_defined
 from llm_fed.state.wire import Message, WireError
 
 NO_SCORE = "It has none, as the client has no test example."
+_SAMPLED = 50  # clients with sample predictions; of more, the first: a page of samples is for looking at
 OWN_STEPS = "own steps"
 UNMOVED = (
     "the tested models are those that the run began with, as no update has moved them; see whether updates were "
     "refused or late, and whether the method waits for more of them than come (such as method.buffer)"
 )
+
+
+Predictions = Mapping[str, Sequence[Prediction]]  # by client, of its first test examples
 
 
 def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, baselines: Baselines) -> dict[str, Any]:
@@ -49,7 +54,7 @@ def finish_and_deliver(experiment: Experiment, run: Run, progress: Progress, bas
             experiment.method, experiment.trainers, experiment.runtime, run, progress,
             round=last + 1, lr=config.local.lr,
         )  # fmt: skip
-    if privacy.by_example(config.privacy):  # what clients finished counts as well
+    if config.privacy.by_example:  # what clients finished counts as well
         spent = privacy.spent(config, last, lambda round: 0, experiment.clients.values())
         run.log({"kind": "privacy", "round": last, **spent})
     everybody = {**experiment.clients, **experiment.scored}
@@ -125,7 +130,7 @@ def deliver(
             log_event(run, round, experiment.server.id, "no score", not_defined(experiment.metric, tested))
     warned = watching.watch(experiment, run, personal, summary, rows, examples)
     with signs.part("the base's answers to the samples"):
-        samples.write(experiment, run, summary.predictions if summary else {}, baselines.answers(experiment))
+        write_samples(experiment, run, summary.predictions if summary else {}, baselines.answers(experiment))
     nowhere = {"unscored": [*experiment.scored], "undefined": tested} if tested else {}
     record: dict[str, Json] = {"kind": "score", "round": round, "split": "test"}
     record |= summary.as_json() if summary else nowhere
@@ -148,6 +153,42 @@ def deliver(
         found = contents(experiment, sites, personal, scores, config_text, spent, warnings, beside)
         write_folders(((run.folder / "adapters" / id, files) for id, files in found), "a personal model")
     return write_summary(experiment, run, record, round, **facts, **warned)
+
+
+def write_samples(experiment: Experiment, run: Run, personal: Predictions, base: Predictions) -> None:
+    """Write `samples.jsonl`: a line per example, by client in their order. Without any sample there is no file.
+
+    There are none of image models, and none where `privacy.clip` is set: a report is handed on, and samples are texts
+    of the clients.
+
+    Args:
+        personal: of the personal models.
+        base: of the base, as far as they are known.
+
+    Raises:
+        RunError: the disk is full.
+    """
+    config, shown = experiment.config, experiment.base.shown(experiment.config)
+    most = config.report.samples if config.privacy.clip is None else 0
+    clients = [id for id in experiment.scored if id in personal][:_SAMPLED] if most else []
+    if not clients or shown is None:
+        run.forget(SAMPLES)
+        return
+    asked = {id: experiment.scored[id].data.queries["test"][: min(most, len(personal[id]))] for id in clients}
+    bare, state = experiment.untrained()
+    work = {
+        id: predict(bare[id], state, asked[id], experiment.metric)
+        for id in clients
+        if len(base.get(id, ())) < len(asked[id])
+    }
+    answered = {**base, **succeeded(experiment.runtime.run(work))}
+    lines = []
+    for id in clients:
+        examples = getattr(experiment.scored[id].data.queries["test"], "examples", None)
+        for number, query in enumerate(asked[id]):
+            example = examples[number] if examples else None
+            lines.append({"client": id, **shown.line(query, answered[id][number], personal[id][number], example)})
+    run.write_lines(SAMPLES, lines)
 
 
 def _score_after(experiment: Experiment, run: Run, personal: Mapping[str, Message], round: int, after: str) -> None:

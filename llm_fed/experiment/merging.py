@@ -35,16 +35,11 @@ def trained(
     experiment: Experiment, run: Run, train: Train, reporter: Reporter, locations: Mapping[str, Path]
 ) -> Iterator[tuple[Parent, Config, Path, int]]:
     """Each parent of a merge after its end: with its configuration, its folder and the round whose models are merged.
-
-    Args:
-        indices: by the name of a parent its folder, where that is not `needs/<name>` in the run's own.
-    """
+    `indices`: by the name of a parent its folder, where that is not `needs/<name>` in the run's own."""
     config = experiment.config
     for parent in experiment.method.parents:
-        folder, its_config = (
-            locations.get(parent.name, run.folder / "needs" / parent.name),
-            config_of(parent.name, config),
-        )
+        folder = locations.get(parent.name, run.folder / "needs" / parent.name)
+        its_config = config_of(parent.name, config)
         reporter.note(f"{config.method['name']} starts from {parent.name}: {folder}")
         summary = train(its_config, folder)
         if parent.round is not None and summary.get("ended", {"round": parent.round})["round"] < parent.round:
@@ -57,10 +52,7 @@ def trained(
 
 def ended_in(folders: Mapping[str, Path]) -> dict[str, Any]:
     """What the summary of a merge says of parents that have ended before their last round: of the longest of them.
-
-    Args:
-        folders: of the parents, by name.
-    """
+    `folders`: of the parents, by name."""
     found = [(name, read_object(folder / "summary.json").get("ended")) for name, folder in folders.items()]
     ended = [{"round": how["round"], "why": f"{how['why']} (in the run of {name})"} for name, how in found if how]
     return {"ended": max(ended, key=lambda how: how["round"])} if ended else {}
@@ -149,5 +141,4 @@ def join(config: Config, method: Merge, pool: Pool, steps: int | None) -> Way:
         f"{config.method['name']} merges the federated adapter with a local one, which --steps K would train; without "
         "it the client gets the federated one"
     )
-    start = config.adapter.start if config.adapter else None
-    return Way(personal, config.task.validation, start, note if steps is None else "")
+    return Way(personal, config.task.validation, config.start, note if steps is None else "")

@@ -29,11 +29,8 @@ def check_installed() -> None:
 @contextmanager
 def cluster(runs: int, device: str, note: Callable[[str], None]) -> Iterator[Start]:
     """What begins a run on one of Ray's machines: those of RAY_ADDRESS, of the cluster that this machine belongs to, or
-    this one alone. A run takes a GPU where there are any, else an equal part of the CPUs.
-
-    Raises:
-        UserError: Ray cannot be reached.
-    """
+    this one alone. A run takes a GPU where there are any, else an equal part of the CPUs. UserError: Ray cannot be
+    reached."""
     import ray
 
     if own := not ray.is_initialized():

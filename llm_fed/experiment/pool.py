@@ -15,7 +15,7 @@ from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.models.base import Base
 from llm_fed.models.structure import Structure
-from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.reading import exported, finished
 from llm_fed.settings.config import Config
 from llm_fed.state import State
@@ -45,11 +45,7 @@ class Way:
 
 
 def check(folder: Path, config: Config) -> None:
-    """Refuse a run that has nothing to offer, before its base is loaded.
-
-    Raises:
-        UserError: why, and what to do.
-    """
+    """Refuse a run that has nothing to offer, before its base is loaded. UserError: why, and what to do."""
     finished(folder)
     if config.adapter is None:
         raise UserError(f"{folder} trained whole image models; only adapters of language models can be joined")
@@ -61,12 +57,8 @@ def check(folder: Path, config: Config) -> None:
 
 def read(folder: Path, config: Config, base: Base) -> Pool:
     """The server's models where the method has several (`Method.pool`), and otherwise the clients' personal adapters,
-    of which one will do where all have the same; of a merge those of its federated parent.
-
-    Raises:
-        UserError: there are none, or they cannot be merged with each other.
-        RunError: the checkpoint that holds the server's models is damaged.
-    """
+    of which one will do where all have the same; of a merge those of its federated parent. UserError: there are none,
+    or they cannot be merged with each other. RunError: the checkpoint that holds the server's models is damaged."""
     folder, config, requested = _federation(folder, config)
     method, name, round = methods.build(config.method), config.method["name"], finished(folder)["round"]
     if _at_server(method):
@@ -130,7 +122,7 @@ def _federation(folder: Path, config: Config) -> tuple[Path, Config, int | None]
 
 def _server_state(folder: Path, round: int) -> Any:
     checkpoints = Checkpoints(folder / "checkpoints", beside=True)
-    if round not in checkpoints.rounds():
+    if round not in rounds_in(checkpoints.folder):
         raise UserError(
             f"{folder} has no checkpoint of round {round} any more, which holds the server's models; llm-fed run "
             "--fresh makes it again"

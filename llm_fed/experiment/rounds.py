@@ -20,7 +20,6 @@ from llm_fed.bench.build import Experiment, prepare
 from llm_fed.experiment import splits
 from llm_fed.experiment.finish import contents, spent_of
 from llm_fed.export import models
-from llm_fed.federation import privacy
 from llm_fed.federation.clients import Messages, run_each
 from llm_fed.federation.progress import Ended, Progress, restore
 from llm_fed.kinds import Kind
@@ -28,8 +27,8 @@ from llm_fed.method import Method
 from llm_fed.method.requests import succeeded
 from llm_fed.runs.checkpoint import BEST, Checkpoints, Place, Saved, check_kept, rounds_in
 from llm_fed.runs.folder import ENDED, SPLITS
-from llm_fed.runs.reading import comparable, read_config, saved_summary
-from llm_fed.runs.records import read_object, read_records
+from llm_fed.runs.reading import read_config, saved_summary
+from llm_fed.runs.records import comparable, read_object, read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings.config import Config
 from llm_fed.state import State
@@ -125,11 +124,7 @@ def models_at(folder: Path, at: At, reporter: Reporter | None = None, *, base: K
 
 
 def _round(folder: Path, config: Config, at: At) -> int:
-    """The number of a round that the run has kept.
-
-    Raises:
-        UserError: it has none such.
-    """
+    """The number of a round that the run has kept. UserError: it has none such."""
     if methods.build(config.method).parents:
         raise UserError(
             f"{folder} is a merge, which has no rounds of its own; llm-fed merge {config.method['name']} merges those "
@@ -144,11 +139,8 @@ def _round(folder: Path, config: Config, at: At) -> int:
 
 
 def best_round(folder: Path, config: Config, newest: int) -> int:
-    """The round that is best on validation among those up to the newest checkpoint.
-
-    Raises:
-        UserError: no validation example was scored.
-    """
+    """The round that is best on validation among those up to the newest checkpoint. UserError: no validation example
+    was scored."""
     ended = _ended(folder)
     if config.eval.during != "validation":
         raise UserError(
@@ -191,7 +183,7 @@ def _finish(experiment: Experiment, progress: Progress, reporter: Reporter) -> N
     method, config = experiment.method, experiment.config
     if type(method).finish is Method.finish:
         return
-    if privacy.by_example(config.privacy):
+    if config.privacy.by_example:
         raise UserError(
             f"with privacy.unit=example, {config.method['name']}'s own steps after round {progress.round} would spend "
             "more of the clients' privacy than the run has said; only the models that it exported are there"

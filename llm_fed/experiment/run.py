@@ -94,7 +94,8 @@ def train(
         run.config = config = replace(experiment.config, rounds=run.config.rounds)
         if run.reached:
             extend.check_together(folder, run.reached, experiment.config.rounds, config.rounds)
-        check_scored(experiment)
+        if config.stop.patience is not None:
+            check_scored(experiment)
         if begins:
             experiment.base.check_names(config.adapter)
         if secret is not None:
@@ -102,7 +103,7 @@ def train(
         if run.before is not None:
             for line in extend.notes(run.before, config, folder, experiment.method):
                 reporter.note(line)
-        for line in splits.notes(experiment, rows):
+        for line in splits.notes(experiment, rows) if rows.own else ():
             reporter.note(line)
         experiment = mode.ready(experiment, run, reporter)
         run.begin()
@@ -134,11 +135,8 @@ def dry_run(
     reporter: Reporter | None = None,
     base: Kind | None = None,
 ) -> announce.RunPlan:
-    """What `train` would do with the same arguments, with what it would cost; nothing is trained or written.
-
-    Raises:
-        UserError, RunError: as `train` before its first round.
-    """
+    """What `train` would do with the same arguments, with what it would cost; nothing is trained or written. UserError,
+    RunError: as `train` before its first round."""
     reporter = reporter or Reporter()
     with reporter.working(), turns.taken(reporter.note):
         reached, complete, config = look(folder, config, fresh, reporter.note)
@@ -148,13 +146,14 @@ def dry_run(
         rows = splits.known(folder, config, begins=begins)
         built = prepare(config, reporter, base=base, known=rows.all)
         extend.check_together(folder, reached, built.config.rounds, config.rounds)
-        check_scored(built)
+        if built.config.stop.patience is not None:
+            check_scored(built)
         for note in splits.notes(built, rows):
             reporter.note(note)
         check_cohort(config, built.schedule.cohort_size)
         for note in taking_part.notes(built):
             reporter.note_once(note)
-        plan = announce.run_plan(built, reached=reached, complete=complete)
+        plan = announce.run_plan(built, reached=reached, complete=complete, work=True)
         first = [
             dry_run(
                 config_of(parent.name, config), folder / "needs" / parent.name, fresh=fresh, reporter=reporter,
@@ -168,11 +167,8 @@ def dry_run(
 
 def join_launch() -> AbstractContextManager[Any] | None:
     """At rank 0 of a launch the other ranks, who work for it within. A rank above 0 does its share of what rank 0 runs
-    until that ends, and returns None.
-
-    Raises:
-        UserError, RunError: the processes do not find each other; rank 0 ended with an error.
-    """
+    until that ends, and returns None. UserError, RunError: the processes do not find each other; rank 0 ended with an
+    error."""
     channel = connect()
     if not channel or not channel.rank:
         return other_ranks() or nullcontext()

@@ -92,12 +92,8 @@ class ShownData:
 
 def shown(config: Config, folder: Path, most: int, *, fresh: bool = False) -> ShownData:
     """The first examples of each client and split, as a run in a folder has them. Of the base the tokenizer is loaded
-    alone.
-
-    Raises:
-        UserError: the task is one of pictures, or the data or the tokenizer cannot be read.
-        UserError, RunError: a run in the folder has other settings, or is damaged.
-    """
+    alone. UserError: the task is one of pictures, or the data or the tokenizer cannot be read. UserError, RunError: a
+    run in the folder has other settings, or is damaged."""
     kinds.check_writes(config, "--show shows what language models read, but this task trains {noun}s; leave it out")
     _, _, config = look(folder, config, fresh)
     run = splits.known(folder, config, begins=fresh or not holds_results(folder))

@@ -97,11 +97,8 @@ class SideBySide:
         self._logs, self._begins = out / LOGS, begins
 
     def trained(self) -> Generator[Job, None, None]:
-        """Train all jobs; each when it has ended. Closing it ends the processes.
-
-        Raises:
-            RunError: no process can be started, or a log cannot be written.
-        """
+        """Train all jobs; each when it has ended. Closing it ends the processes. RunError: no process can be started,
+        or a log cannot be written."""
         try:
             while self._waiting or self._running:
                 for job in [*self._waiting]:
@@ -208,7 +205,7 @@ def perform(order: Mapping[str, Any]) -> str:
             run.train(
                 config,
                 Path(order["folder"]),
-                reporter=Reporter(Terminal(stderr=True, force_terminal=False, force_jupyter=False)),
+                reporter=Reporter(Terminal(stderr=True, force_terminal=False)),
                 mode=Simulation(parents, baselines=baselines),
             )
     except (RunError, UserError, torch.OutOfMemoryError) as error:

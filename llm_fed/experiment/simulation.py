@@ -70,24 +70,22 @@ class Simulation:
 
     def opened(self, run: Run, reporter: Reporter) -> None:
         """Before anything is loaded."""
-        origin = start.folder_of(run.config)
+        origin = run.config.start
         if origin and run.folder.resolve() in (Path(origin).resolve(), *Path(origin).resolve().parents):
             raise UserError(f"adapter.start={origin} lies in the folder of this run itself; give another --out")
         if run.moved:
             reporter.note(f"{' and '.join(run.moved)}: the same files as when this run began, under another path")
 
     def given(self, config: Config, known: Record | None) -> dict[str, Any]:
-        """Of the arguments of `build.prepare` those that say which data are here.
-
-        Args:
-            known: the rows that the run knows.
-        """
+        """Of the arguments of `build.prepare` those that say which data are here. `known`: the rows that the run
+        knows."""
         return {"known": known}
 
     def ready(self, experiment: Experiment, run: Run, reporter: Reporter) -> Experiment:
         """The last checks before the run takes its folder over."""
         check_cohort(experiment.config, experiment.schedule.cohort_size)
-        models.check_names(experiment.config.export.clients, experiment.scored)
+        if not isinstance(named := experiment.config.export.clients, str):
+            models.check_names(named, experiment.scored)
         if run.continues:
             with signs.part("reading the files of data and base"):
                 base = as_dict(run.config)["base"]
@@ -96,7 +94,7 @@ class Simulation:
             reporter.note_once(line)
         if ranks := other_ranks():
             experiment = experiment.spread(ranks)
-        if (origin := start.folder_of(experiment.config)) and run.continues:
+        if (origin := experiment.config.start) and run.continues:
             start.check(run, _sites(experiment), origin)
         reporter.announce(announce.run_plan(experiment, reached=run.reached).rows())
         for line in launchers.notes():
@@ -107,7 +105,7 @@ class Simulation:
         """After it has."""
         with signs.part("reading the files of data and base"):
             run.remember(inputs.FILE, run.contents.of(run.config))
-        if origin := start.folder_of(experiment.config):
+        if origin := experiment.config.start:
             start.remember(run, _sites(experiment), origin)
         if run.summary() is not None:
             reporter.note(f"{run.folder} is complete; export.clients has changed, so its end is done again")
@@ -140,10 +138,7 @@ def _sites(experiment: Experiment) -> list[Site]:
 
 def lacks_exports(run: Run) -> bool:
     """Whether `export.clients` has changed since a run was finished, and asks for more than the folder holds.
-
-    Raises:
-        UserError: it does, but the checkpoints are gone, from which the end could be done again.
-    """
+    UserError: it does, but the checkpoints are gone, from which the end could be done again."""
     requested = run.config.export.clients
     before, now = (run.saved or {}).get("export"), as_dict(run.config)["export"]
     if before in (None, now):

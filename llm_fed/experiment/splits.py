@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from llm_fed import methods
 from llm_fed.basics.errors import RunError, UserError
-from llm_fed.bench import start
-from llm_fed.runs.extend import lr
 from llm_fed.runs.folder import BAD_ROWS, SPLITS, Run, holds_results
 from llm_fed.runs.records import read_object
 from llm_fed.settings.config import Config
@@ -37,20 +35,13 @@ class KnownRows:
 
 
 def recall(folder: Path) -> Record | None:
-    """The record in a run folder; None where there is none.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """The record in a run folder; None where there is none. RunError: it is damaged."""
     return read(folder / SPLITS)
 
 
 def recall_around(folder: Path) -> Record | None:
     """The record of the run that a folder is or lies in, as all of its adapters (`adapters`) or as one of them do.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    RunError: it is damaged."""
     folder = folder.resolve()
     inside = [location.parent for location in (folder, folder.parent) if location.name == "adapters"]
     return next((record for location in (folder, *inside) if (record := recall(location)) is not None), None)
@@ -86,7 +77,7 @@ def known(
         RunError: a record is damaged.
     """
     own = None if begins else recall(folder)
-    origin = start.folder_of(config)
+    origin = config.start
     others = [given, recall_around(Path(origin)) if origin else None]
     for parent in methods.build(config.method).parents:
         inside = folder / "needs" / parent.name
@@ -110,15 +101,10 @@ def tested_alike(folder: Path, other: Path) -> bool | None:
 
 
 def notes(built: Experiment, known: KnownRows, *, trains: bool = True) -> list[str]:
-    """What a user should know of the data of a run; nothing where they are as they were.
-
-    Args:
-        trains: whether the run goes on, and is not only scored.
-    """
+    """What a user should know of the data of a run; nothing where they are as they were. `trains`: whether the run goes
+    on, and is not only scored."""
     record, config = built.record, built.config
-    if record is None or known.folder is None or known.own is None:
-        return []
-    if not (changed := record.since(known.own)):
+    if record is None or known.folder is None or known.own is None or not (changed := record.since(known.own)):
         return []
     sentences = [
         f"the data have changed: {changed}. Rows that the run knows stay in their splits, so "
@@ -140,17 +126,13 @@ def notes(built: Experiment, known: KnownRows, *, trains: bool = True) -> list[s
 
 def check_noise(run: Run, built: Experiment, known: KnownRows) -> None:
     """Refuse to go on with what would be hidden by noise that was drawn already: the difference of two such answers has
-    none.
-
-    Raises:
-        UserError: the rows, or the learning rate of a round that may have been trained, are others now.
-    """
+    none. UserError: the rows, or the learning rate of a round that may have been trained, are others now."""
     why = ""
     if built.record and known.folder:
         changed = built.record.since(known.own) if known.own else f"{SPLITS} is gone"
         why = f"the data have changed ({changed})" if changed else ""
     before, next_round = run.before, run.reached + 1
-    if before and next_round <= before.rounds and lr(before, next_round) != lr(run.config, next_round):
+    if before and next_round <= before.rounds and before.lr(next_round) != run.config.lr(next_round):
         why = f"rounds={run.config.rounds} changes the learning rate of round {next_round}, as local.lr_end is another"
     if why:
         raise UserError(
@@ -160,11 +142,7 @@ def check_noise(run: Run, built: Experiment, known: KnownRows) -> None:
 
 
 def remember(run: Run, record: Record | None, known: KnownRows) -> None:
-    """Write down with the run in which splits its rows are, before it trains on them.
-
-    Raises:
-        RunError: the disk is full.
-    """
+    """Write down with the run in which splits its rows are, before it trains on them. RunError: the disk is full."""
     if record is None:
         return
     if known.own is not None:

@@ -9,7 +9,6 @@ from operator import attrgetter
 
 from llm_fed import kinds, tasks
 from llm_fed.basics.errors import UserError, inert
-from llm_fed.federation.privacy import central
 from llm_fed.settings.config import ColumnsConfig, Config
 
 BY_LABEL = ("dirichlet", "pathological", "cluster")
@@ -24,11 +23,6 @@ class Rule:
     key: str
     counts: Callable[[Config], bool]
     beside: str  # what these others are
-
-    def broken(self, config: Config) -> bool:
-        """Whether the setting has another value than its default, and does not count."""
-        value = attrgetter(self.key)
-        return value(config) != value(_DEFAULT) and not self.counts(config)
 
 
 def _partition(kinds: tuple[str, ...]) -> Callable[[Config], bool]:
@@ -79,20 +73,18 @@ RULES = (
         lambda config: config.privacy.clip is not None and config.privacy.unit == "client",
         "privacy.clip and privacy.unit=client",
     ),
-    Rule("privacy.bound", lambda config: config.privacy.secure and not central(config.privacy), "privacy.secure=true"),
+    Rule("privacy.bound", lambda config: config.privacy.secure and not config.privacy.central, "privacy.secure=true"),
     Rule("server.liars", lambda config: config.server.aggregation != "mean", "a server.aggregation other than mean"),
 )
 
 
 def check(config: Config) -> None:
-    """Refuse a setting of a new run that would change nothing, or would never be reached.
-
-    Raises:
-        UserError: the first one, and what to do about it.
-    """
+    """Refuse a setting of a new run that would change nothing, or would never be reached. UserError: the first one, and
+    what to do about it."""
     for rule in RULES:
-        if rule.broken(config):
-            raise inert(rule.key, attrgetter(rule.key)(config), rule.beside)
+        value = attrgetter(rule.key)
+        if value(config) != value(_DEFAULT) and not rule.counts(config):
+            raise inert(rule.key, value(config), rule.beside)
     local = config.local
     if local.steps is not None and local.warmup_steps >= local.steps:
         raise UserError(

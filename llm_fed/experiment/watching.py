@@ -14,8 +14,8 @@ from llm_fed.eval.warning import KINDS, LEAST_ROUNDS, Cross, Examples, Scores, W
 from llm_fed.experiment import cross
 from llm_fed.experiment.baselines import read_examples
 from llm_fed.runs.folder import CROSS, EXAMPLES, WARNINGS, Run
-from llm_fed.runs.reading import comparable, scores_in_training
-from llm_fed.runs.records import read_object
+from llm_fed.runs.reading import scores_in_training
+from llm_fed.runs.records import comparable, read_object
 from llm_fed.scoring.scores import Summary
 from llm_fed.settings.objects import is_object
 from llm_fed.state import State
@@ -84,12 +84,8 @@ def keep(run: Run, warnings: list[Warned], unchecked: list[str]) -> dict[str, An
 
 
 def believed(said: Mapping[str, Mapping[str, Any]], names: Collection[str]) -> list[Warned]:
-    """The warnings of clients on other machines; what could be none is left out.
-
-    Args:
-        said: by client the figures of each kind.
-        names: of all clients.
-    """
+    """The warnings of clients on other machines; what could be none is left out. `said`: by client the figures of each
+    kind. `names`: of all clients."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for client, kinds in said.items():
         for kind, figures in kinds.items():

@@ -89,7 +89,7 @@ def model_card(
 
 {shown.words} of {model.base_in_words}, \
 trained by llm_fed with the method `{method}`{f" ({paper})" if paper else ""}\
-{f" and the loss {loss}" if (loss := objective.describe()) else ""}.
+{f" and the loss {loss}" if objective.preferences and (loss := objective.describe()) else ""}.
 
 ```python
 {wording.example(model)}

@@ -35,9 +35,9 @@ def chosen(requested: tuple[str, ...] | str, everybody: Collection[str], seen: C
     return [id for id in everybody if id in names]
 
 
-def check_names(requested: tuple[str, ...] | str, everybody: Collection[str]) -> None:
+def check_names(requested: Iterable[str], everybody: Collection[str]) -> None:
     """Refuse names in `export.clients` that nobody has. UserError: the name, and the closest."""
-    for name in () if isinstance(requested, str) else requested:
+    for name in requested:
         require("export.clients", name, everybody)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from llm_fed.basics.errors import UserError
 from llm_fed.federation import privacy, summing
-from llm_fed.federation.privacy import central
 from llm_fed.merge.robust import lacking
 from llm_fed.method import Method
 from llm_fed.settings.config import Config
@@ -32,7 +31,7 @@ def check(config: Config, method: Method) -> None:
             f"server.aggregation={rule} needs a method whose server averages the clients' updates, and {name} does "
             "not; set server.aggregation=mean"
         )
-    if central(config.privacy):
+    if config.privacy.central:
         raise UserError(
             f"server.aggregation={rule} needs every single upload, but with privacy.where=server only their noisy mean "
             "is used; set server.aggregation=mean or privacy.where=client"
@@ -47,7 +46,7 @@ def trust(config: Config, method: Method) -> str:
     if rule != "mean":
         return f"Up to the share {config.server.liars:g} of a round's clients may lie (server.aggregation={rule})."
     one = "One client that sends false updates can undo what the others teach"
-    if central(config.privacy):
+    if config.privacy.central:
         return f"{one}, though none moves the mean by more than privacy.clip at a time."
     if config.privacy.secure:
         return f"{one}, and with privacy.secure nobody sees which client it was."
@@ -60,5 +59,5 @@ def check_cohort(config: Config, cohort: int) -> None:
     """Refuse a rule, or a sum, for which even the largest cohort is too small. UserError: how many it needs."""
     if config.privacy.secure:
         summing.check_cohort(cohort)
-    if why := lacking(cohort, config.server):
+    if config.server.aggregation != "mean" and (why := lacking(cohort, config.server)):
         raise UserError(f"{why}, at most, in a round; have more clients, lower server.liars, or choose another rule")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
-from llm_fed.federation.privacy import by_example, protected, shown, spent, spent_by
+from llm_fed.federation.privacy import protected, shown, spent, spent_by
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Ask, Schedule, most_asked
 from llm_fed.federation.summing import RoundGivenUp, together
@@ -56,21 +56,23 @@ class Clients(Protocol):
         ...
 
 
+@dataclass
 class LocalClients:
     """Clients whose sites are in this process; how late they answer is the schedule's virtual time."""
 
-    def __init__(self, sites: Mapping[str, Client], schedule: Schedule, runtime: Runtime):
-        self.sites, self._schedule, self._runtime = sites, schedule, runtime
-        self._together: Callable[[Answers], Answers] | None = None  # in this round
+    sites: Mapping[str, Client]
+    schedule: Schedule
+    runtime: Runtime
+    _together: Callable[[Answers], Answers] | None = None  # in this round
 
     def take(self, progress: Progress) -> None:
         """Nothing: `resume` has put the sites' memories back."""
 
     def spent(self, config: Config, round: int) -> dict[str, Json]:
-        return spent(config, round, lambda rounds: most_asked(self._schedule, rounds), self.sites.values())
+        return spent(config, round, lambda rounds: most_asked(self.schedule, rounds), self.sites.values())
 
     def exchange(self, method: Method, progress: Progress, lr: float, run: Run, watch: Watch) -> dict[str, Json]:
-        asks = self._schedule.asks(progress.round)
+        asks = self.schedule.asks(progress.round)
         with watch("broadcast"):
             sent = Messages(method, progress.state, [ask.client for ask in asks], run.config.transport)
             messages = sent.all_packed()
@@ -88,7 +90,7 @@ class LocalClients:
         for name in messages:
             self.sites[name].begin(round, lr)
         work = {name: method.client_update(self.sites[name], unpack(sent)) for name, sent in messages.items()}
-        answers = run_each(self.sites, work, self._runtime, self._together)
+        answers = run_each(self.sites, work, self.runtime, self._together)
         failed = [a for a in answers.values() if isinstance(a, Exception) and not isinstance(a, RoundGivenUp)]
         if failed and len(failed) == len(answers):
             raise RunError(f"every client of round {round} failed; the first one: {failed[0]}") from failed[0]
@@ -126,7 +128,7 @@ class LocalClients:
                 means.append(rounded(statistics.fmean(site.losses)))
                 facts |= {"loss": means[-1], "steps": len(site.losses)}
             facts |= {"examples": site.num_examples, "bytes_up": len(content), "bytes_down": bytes_down}
-            if by_example(run.config.privacy):
+            if run.config.privacy.by_example:
                 facts["epsilon"] = shown(spent_by(run.config.privacy, site))
             arrival, weight = progress.round + ask.delay, reported_examples(site, run.config)
             row, given = run.checkpoints.store.row(content), sent.given(messages[name], site.num_examples)

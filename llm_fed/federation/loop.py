@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from llm_fed.basics import signs
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import ClientError, RunError
 from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
 from llm_fed.federation import summing
 from llm_fed.federation.clients import Clients, Messages
-from llm_fed.federation.privacy import by_example, central, check_upload, noisy_mean
+from llm_fed.federation.privacy import check_upload, noisy_mean
 from llm_fed.federation.progress import (
     UNSCORED,
     Progress,
@@ -29,9 +30,8 @@ from llm_fed.method import Method
 from llm_fed.method.requests import Runtime
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
-from llm_fed.runs import extend
+from llm_fed.runs.checkpoint import rounds_in
 from llm_fed.runs.folder import Run, log_event
-from llm_fed.runs.reading import comparable
 from llm_fed.runs.tracking import Watch
 from llm_fed.scoring.scores import Summary
 from llm_fed.state import roles
@@ -86,8 +86,7 @@ def federate(
     method, clients, server, config = federation.method, federation.clients, federation.server, run.config
     progress = resume(run, method, clients.sites, server)
     clients.take(progress)
-    if run.digests.empty:
-        run.digests.begin(progress.round, progress.state)
+    run.digests.begin(progress.round, progress.state)
 
     def due(round: int) -> bool:
         return bool(config.eval.every) and round % config.eval.every == 0
@@ -128,7 +127,7 @@ def federate(
     private = config.privacy.clip is not None
     if requested := server.clients or tuple(clients.sites):
         name, like = str(config.method["name"]), method.upload_like(method.broadcast(progress.state, requested[0]))
-        if private and not by_example(config.privacy):
+        if private and not config.privacy.by_example:
             check_upload(like)
         if config.privacy.secure:
             summing.check_upload(like, name)
@@ -136,7 +135,8 @@ def federate(
     run.lap("before the rounds")
     while progress.round < config.rounds and not early:
         round = progress.round + 1
-        watch, lr = Watch(round), extend.lr(config, round)
+        watch, lr = Watch(), config.lr(round)
+        signs.listener.get().round(round)
         progress.round = round
         earlier = len(progress.in_flight)
         record = clients.exchange(method, progress, lr, run, watch)
@@ -145,7 +145,7 @@ def federate(
         uploads = arrivals(run, method, progress, record)
         if not (private or config.privacy.secure) and uploads:
             record["updates"] = compared(method, progress.state, uploads)
-        if central(config.privacy):
+        if config.privacy.central:
             like = method.upload_like(method.broadcast(progress.state, server.clients[0]))
             secret = federation.secret or run.secret
             uploads = noisy_mean(uploads, like, config, len(server.clients), secret, round)
@@ -186,7 +186,8 @@ def federate(
             with watch("evaluate"):
                 score()
             on_trained()
-        passes = {"passes": work.passes(), "why": work.why} if work.requested else {}
+        passes: dict[str, Json] = {"passes": work.passes(), "why": work.why} if work.requested else {}
+        signs.listener.get().round_ended()
         run.log_timing({"round": round, **watch.record(), **passes})
     run.lap()
     if early:
@@ -195,10 +196,7 @@ def federate(
 
 
 def log_base(run: Run, split: str, score_base: Callable[[str], Summary | None]) -> dict[str, Any] | None:
-    """The score line of a split without any adapter, logged unless it is there already; None without that split."""
-    for line in comparable(run.records()):
-        if line["kind"] == "score" and (line["round"], line["split"]) == (0, split):
-            return line
+    """The score line of a split without any adapter, which is logged; None without that split."""
     with signs.part("testing the base"):
         summary = score_base(split)
     if summary is None:
@@ -221,12 +219,9 @@ def _score(method: Method, run: Run, progress: Progress, scoring: Scoring) -> bo
 
 def _check_finite(state: Message, run: Run, round: int) -> None:
     """Refuse a server's state with a number that is not finite, before anybody is sent it and before it is saved.
-
-    Raises:
-        RunError: where in the state, which checkpoint is the newest without it, and what to do.
-    """
+    RunError: where in the state, which checkpoint is the newest without it, and what to do."""
     if where := infinite(state, "state"):
-        kept = run.checkpoints.rounds()
+        kept = rounds_in(run.checkpoints.folder)
         newest = f"the checkpoint of round {kept[-1]} is whole" if kept else "there is no checkpoint yet"
         raise RunError(
             f"round {round}: the server's {where} holds NaN or infinite numbers, though every upload that it took was "

@@ -42,24 +42,14 @@ from llm_fed.state.wire import Message
 _WIDTHS, _BINS = (1e-5, 1e-2), 2e5  # of bins of privacy losses, least and largest width; about at most so many
 
 
-def central(settings: PrivacyConfig) -> bool:
-    """Whether the server adds noise to the sum of the uploads."""
-    return settings.clip is not None and settings.unit == "client" and settings.where == "server"
-
-
-def by_example(settings: PrivacyConfig) -> bool:
-    """Whether clients add noise in every optimizer step, instead of noise on uploads."""
-    return settings.clip is not None and settings.unit == "example"
-
-
 def at_clients(settings: PrivacyConfig) -> bool:
     """Whether clients add the noise, so that the server need not be trusted."""
-    return settings.clip is not None and not central(settings)
+    return settings.clip is not None and not settings.central
 
 
 def of_examples(settings: PrivacyConfig, secret: Secret) -> Private | None:
     """How a client hides its examples, with batches and noise of this secret; None where it does not."""
-    if not by_example(settings):
+    if not settings.by_example:
         return None
     assert settings.clip is not None
     return Private(settings.clip, settings.noise, secret)
@@ -69,7 +59,7 @@ def check(config: Config, method: Method) -> None:
     """Refuse a run with `privacy.clip` that could not give what it promises. UserError: what does not go together, or
     that the accountant is not installed."""
     name, private, late = config.method["name"], config.privacy, config.delay
-    examples, at_server = by_example(private), central(private)
+    examples, at_server = private.by_example, private.central
     refused = {
         f"{name} gathers the rows of all clients in one place, which keeps no privacy; leave privacy out":
             method.gathers,
@@ -119,7 +109,7 @@ def noised(row: torch.Tensor, deviation: float, secret: Secret) -> torch.Tensor:
 
 def protected(upload: Message, settings: PrivacyConfig, secret: Secret, round: int, client: str) -> Message:
     """What a client sends instead of its upload: the clipped one, with noise if the client adds it."""
-    if settings.clip is None or by_example(settings):
+    if settings.clip is None or settings.by_example:
         return upload
     check_upload(upload)
     upload = clipped(upload, settings.clip)
@@ -138,7 +128,7 @@ def noisy_mean(
     too, since compression (`transport`), or a client, may have made them longer. `like`: an upload.
     """
     privacy = config.privacy
-    assert privacy.clip is not None  # see `central`
+    assert privacy.clip is not None  # see `PrivacyConfig.central`
     total = torch.zeros(like.layout.size, dtype=torch.float64)
     for upload in uploads:
         total += clipped(upload.content, privacy.clip).row
@@ -148,21 +138,17 @@ def noisy_mean(
 
 
 def spent(config: Config, round: int, most_asked: Callable[[int], int], sites: Iterable[Site]) -> dict[str, Json]:
-    """What metrics.jsonl says of the privacy after a round; an infinite epsilon is None there.
-
-    Args:
-        most_asked: in how many of the first so many rounds a client was asked, at most.
-        sites: those that count noisy steps.
-    """
+    """What metrics.jsonl says of the privacy after a round; an infinite epsilon is None there. `most_asked`: in how
+    many of the first so many rounds a client was asked, at most. `sites`: those that count noisy steps."""
     settings = config.privacy
-    if by_example(settings):
+    if settings.by_example:
         rates: dict[int, float] = {}  # by number of steps the largest: one of them has the largest epsilon
         for rate, steps in map(noisy_steps, sites):
             rates[steps] = max(rate, rates.get(steps, 0.0))
         found = [_epsilon(settings.noise, rate, steps, settings.delta) for steps, rate in rates.items()]
         value = max(found, default=0.0)
         return {"epsilon": shown(value), "delta": settings.delta, "unit": settings.unit}
-    value = epsilon(settings, config.participation, round if central(settings) else most_asked(round))
+    value = epsilon(settings, config.participation, round if settings.central else most_asked(round))
     return {"epsilon": shown(value), "delta": settings.delta, "where": settings.where}
 
 
@@ -196,7 +182,7 @@ def epsilon(settings: PrivacyConfig, participation: float, times: int) -> float:
 def released(settings: PrivacyConfig, rate: float, steps: int) -> dict[tuple[float, float], int]:
     """What the answer of one client releases, by noise multiplier and rate of sampling how often, as `composed` takes
     it; `steps` at that `rate` are those of its fits."""
-    if by_example(settings):
+    if settings.by_example:
         return {(settings.noise, rate): steps} if steps else {}
     return {(settings.noise / 2 if at_clients(settings) else 0.0, 1.0): 1}
 
@@ -261,7 +247,7 @@ def statement(settings: PrivacyConfig, privacy: Mapping[str, Any], site: Site, o
         site: whose model it is.
         own: whether the model also holds what its client learned from its own data and sent to nobody.
     """
-    if by_example(settings):
+    if settings.by_example:
         return (
             "Example-level (epsilon, delta)-differential privacy by the Gaussian mechanism: "
             f"epsilon = {_text(shown(spent_by(settings, site)))} at delta = {privacy['delta']:g} for the training "

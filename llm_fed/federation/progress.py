@@ -12,15 +12,14 @@ from llm_fed.basics.errors import RunError
 from llm_fed.method import Method
 from llm_fed.method.server import Server
 from llm_fed.method.site import Site
+from llm_fed.runs.checkpoint import Saved, rounds_in
 from llm_fed.runs.folder import log_event
-from llm_fed.runs.reading import comparable
-from llm_fed.runs.records import digest
+from llm_fed.runs.records import comparable, digest
 from llm_fed.runs.rows import Memory, StoredRow
 from llm_fed.state.roles import Given
 from llm_fed.state.wire import Message
 
 if TYPE_CHECKING:
-    from llm_fed.runs.checkpoint import Saved
     from llm_fed.runs.folder import Run
     from llm_fed.settings.config import Config, StopConfig
 
@@ -74,8 +73,8 @@ class Progress:
     def send(self, item: InFlight, run: Run, facts: Mapping[str, Json]) -> None:
         """Put an answer on its way, and log its client's line with these facts."""
         self.in_flight.append(item)
-        who = {"kind": "client", "round": item.requested, "client": item.client}
-        run.log({**who, **facts, "staleness": item.arrival - item.requested})
+        late = item.arrival - item.requested
+        run.log({"kind": "client", "round": item.requested, "client": item.client, **facts, "staleness": late})
 
     def consider(self, line: Mapping[str, Any], config: Config) -> bool:
         """Take in a line of scores; whether they are the best so far of those among which the best is sought. Of equal
@@ -120,7 +119,7 @@ def end_early(run: Run, progress: Progress, why: str) -> None:
     only rounds that have a checkpoint count."""
     progress.ended = Ended(progress.round, why)
     if run.config.eval.of_last is not None:
-        kept = run.checkpoints.rounds()
+        kept = rounds_in(run.checkpoints.folder)
         lines = [line for line in scores(run) if line["round"] in kept]
         progress.search_anew(lines, replace(run.config, rounds=progress.round))
 
@@ -164,7 +163,7 @@ def save(run: Run, progress: Progress, clients: Mapping[str, Site], server: Serv
 def prune(run: Run, progress: Progress) -> None:
     """Delete the checkpoints that are no longer kept; of later rounds than `progress` there are only damaged ones."""
     settings = run.config.checkpoint
-    newest = [round for round in run.checkpoints.rounds() if round <= progress.round][-settings.keep :]
+    newest = [round for round in rounds_in(run.checkpoints.folder) if round <= progress.round][-settings.keep :]
     kept = {*newest, *settings.keep_rounds, progress.best.round}
     run.checkpoints.prune(lambda round: round in kept or round > progress.round)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.basics.rng import Secret
-from llm_fed.federation.privacy import by_example, central, clipped, protected
+from llm_fed.federation.privacy import clipped, protected
 from llm_fed.method import Message, Method
 from llm_fed.secure.cohort import LEAST, Cohort
 from llm_fed.secure.keys import add_streams
@@ -50,12 +50,8 @@ class Ring:
         return self.bound / self.levels
 
     def encode(self, vector: Tensor, key: bytes) -> Tensor:
-        """(P,) int32: each number rounded up or down at random, so that the mean is its own.
-
-        Args:
-            vector: (P,), none of whose numbers is beyond the bound.
-            key: 32 bytes, from which the rounding is drawn.
-        """
+        """(P,) int32: each number rounded up or down at random, so that the mean is its own. `vector`: (P,), none of
+        whose numbers is beyond the bound. `key`: 32 bytes, from which the rounding is drawn."""
         draws = torch.zeros(len(vector), dtype=torch.int32)
         add_streams(draws, [(key, 1)])
         scaled = draws.double().add_(2.0**31).mul_(2.0**-32)  # in [0, 1)
@@ -96,9 +92,9 @@ def check(config: Config, method: Method) -> None:
         "network.enough ends a round before all have answered; leave it out, and set network.deadline":
             config.network.enough is not None,
         "privacy.where=client adds the noise of a whole sum to every upload; set privacy.where=server":
-            private.clip is not None and not central(private) and not by_example(private),
+            private.clip is not None and not private.central and not private.by_example,
         "every client is told who takes part in a round, and the epsilon of privacy.where=server is that of a sample "
-        "that nobody knows; set participation=1": central(private) and config.participation < 1,
+        "that nobody knows; set participation=1": private.central and config.participation < 1,
     }  # fmt: skip
     for why, there in odd.items():
         if there:
@@ -128,28 +124,24 @@ def check_upload(like: Message, name: str) -> None:
 
 def ring_of(private: PrivacyConfig, cohort: int) -> Ring:
     """In which uploads are added up; with noise at the server, `privacy.clip` is the bound."""
-    bound = private.clip if central(private) and private.clip is not None else private.bound
+    bound = private.clip if private.central and private.clip is not None else private.bound
     return Ring(cohort, bound)
 
 
 def numbers(upload: Message, private: PrivacyConfig, ring: Ring, share: float, key: bytes) -> Tensor:
-    """(P,) int32: the client's part of a sum.
-
-    Args:
-        share: the client's weight as a share of the largest one.
-        key: from which rounding is drawn.
-    """
+    """(P,) int32: the client's part of a sum. `share`: the client's weight as a share of the largest one. `key`: from
+    which rounding is drawn."""
     states = [leaf for _, leaf in leaves(upload)]
     size = sum(state.layout.size for state in states)
     # Rounding must not make an upload longer than the clip that epsilon counts on.
-    reach = ring.bound - ring.step * math.sqrt(size) if central(private) else ring.bound
+    reach = ring.bound - ring.step * math.sqrt(size) if private.central else ring.bound
     return ring.encode(share * torch.cat([clipped(state, reach).row.double() for state in states]), key)
 
 
 def too_long(upload: Message, private: PrivacyConfig) -> str:
     """That an upload is cut to `privacy.bound`, in words; empty where it is not."""
     norm = max(leaf.norm() for _, leaf in leaves(upload))
-    if central(private) or norm <= private.bound:
+    if private.central or norm <= private.bound:
         return ""
     return f"its update has norm {norm:.3g}, and counts with privacy.bound={private.bound:g}; set a larger one"
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from llm_fed.basics.documents import Json
 from llm_fed.federation.bounds import NOT_FINITE, far
-from llm_fed.federation.privacy import central
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.method import Method, Upload
 from llm_fed.runs.folder import Run, log_event
@@ -92,7 +91,7 @@ def arrivals(run: Run, method: Method, progress: Progress, record: dict[str, Jso
     progress.in_flight = [item for item in progress.in_flight if item.arrival > progress.round]
     contents = [_decoded(item) for item in due]
     # Whether an upload is refused must not depend on the others where their sum is to hide each of them.
-    hidden = central(run.config.privacy) or run.config.privacy.secure
+    hidden = run.config.privacy.central or run.config.privacy.secure
     bound = None if hidden else run.config.norm_bound
     uploads = []
     reasons = flaws(contents, [item.given for item in due], bound, method.sends)

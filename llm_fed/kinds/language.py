@@ -323,7 +323,7 @@ def load_base(config: BaseConfig, device: str) -> Language:
             revision=config.revision,
             dtype=dtype,
             device_map=config.device_map or {"": device},
-            quantization_config=quantization(config.quantization, dtype),
+            quantization_config=quantization(config.quantization, dtype) if config.quantization else None,
             attn_implementation=attention(AutoModelForCausalLM, settings, dtype, device),
             use_safetensors=True,
             trust_remote_code=False,
@@ -332,7 +332,7 @@ def load_base(config: BaseConfig, device: str) -> Language:
     except Exception as error:  # transformers, tokenizers and safetensors share no class of errors
         raise UserError(explain(config.name, error, "a causal LM")) from error
     model, report = loaded
-    if missing := missing_weights(model, report["missing_keys"]):
+    if report["missing_keys"] and (missing := missing_weights(model, report["missing_keys"])):
         raise UserError(
             f"base.name={config.name!r} has no weights for {len(missing)} tensors of {type(model).__name__}, "
             f"e.g. {missing[0]}; give a complete causal language model"

@@ -56,7 +56,7 @@ class Base:
     @property
     def device(self) -> torch.device:
         """Where its inputs are wanted."""
-        return device_of(self.model)
+        return next(self.model.parameters()).device
 
     @property
     def source(self) -> Origin:
@@ -83,16 +83,13 @@ class Base:
         lora.check_names(self.model, adapter)
 
     def structure(self, adapter: AdapterConfig | None, architecture: str = "", rank: int | None = None) -> Structure:
-        """What clients train by a configuration. UserError: a value cannot be an adapter's.
-
-        Args:
-            architecture: of a whole model that is not the run's base.
-            rank: of the client's adapter (default: the largest that a client has).
-        """
+        """What clients train by a configuration. UserError: a value cannot be an adapter's. `architecture`: of a whole
+        model that is not the run's base. `rank`: of the client's adapter (default: the largest that a client has)."""
         if adapter is None:
             return Full((("", architecture),))
-        one = replace(adapter, rank=ranks.largest(adapter) if rank is None else rank)
-        return lora.Lora.from_config(one, whole=self.heads)
+        if rank is None and not isinstance(adapter.rank, int):
+            rank = ranks.largest(adapter.rank)
+        return lora.Lora.from_config(adapter if rank is None else replace(adapter, rank=rank), whole=self.heads)
 
     def model_of(self, structure: Structure) -> nn.Module:
         """The model, or models side by side, that clients of this structure have. It is shared: do not change it."""
@@ -106,20 +103,20 @@ class Base:
         """The name of the last linear layer in `model_of(structure)`."""
         return self.head
 
-    def layout(self, structure: Any) -> Layout:
+    def layout(self, structure: Structure) -> Layout:
         """The entries of a client's state."""
-        if structure.fused:
+        if isinstance(structure, lora.Lora):
             return lora.layout(self.model, structure)
         entries = dict(self.model_of(structure).named_parameters())
         return Layout(tuple(entries), tuple(tuple(p.shape) for p in entries.values()))
 
-    def draw(self, structure: Any, generator: torch.Generator) -> State:
+    def draw(self, structure: Structure, generator: torch.Generator) -> State:
         """A fresh state, from a CPU generator: adapters around the model as it is, and beside them a head that torch
         initialises, unless it is the checkpoint's."""
-        if not self.head:
+        if not self.head and isinstance(structure, lora.Lora):
             return lora.draw(self.model, structure, generator)
         seed = int(torch.randint(2**62, (), generator=generator))
-        if not structure.fused:
+        if not isinstance(structure, lora.Lora):
             return self._draw_whole(structure, seed)
         dtype = torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
         state = lora.draw(self.model, structure, generator, dtype)

@@ -6,9 +6,12 @@ the same rows alone.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from llm_fed.basics.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # Prompts of unequal length can be answered in one batch: padding before them is not felt. Other families are answered
 # in batches of one length.
@@ -75,16 +78,13 @@ _READ = {
 }
 
 
-def read_layers(config: Any) -> tuple[str, ...]:
-    """The last parts of the names of linear layers that cannot have adapters, as their weights are read without them.
-
-    Args:
-        config: a model's configuration; None: it has none.
-    """
-    return _READ.get(getattr(config, "model_type", ""), ())
+def read_layers(family: str) -> tuple[str, ...]:
+    """The last parts of the names of linear layers that cannot have adapters, as their weights are read without
+    them."""
+    return _READ.get(family, ())
 
 
-def check_family(config: Any, name: str) -> None:
+def check_family(config: PretrainedConfig, name: str) -> None:
     """Refuse a base whose rows would not be what they are alone.
 
     Args:
@@ -105,7 +105,7 @@ def check_family(config: Any, name: str) -> None:
             raise UserError(f"base.name={name!r} is of the family {kind}, which cannot be a base: {reason}")
 
 
-def writes(config: Any) -> bool:
+def writes(config: PretrainedConfig) -> bool:
     """Whether a base of this configuration answers with texts: not an encoder, nor a model with a classification
     head."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # takes seconds to import
@@ -114,7 +114,7 @@ def writes(config: Any) -> bool:
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not has_head and not _encodes(config)
 
 
-def is_causal(config: Any) -> bool:
+def is_causal(config: PretrainedConfig) -> bool:
     """Whether no token sees a later one, so that padding behind a text reaches none of it."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING  # as in `writes`
 
@@ -123,11 +123,11 @@ def is_causal(config: Any) -> bool:
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (sees_later or both_ways)
 
 
-def _encodes(config: Any) -> bool:
+def _encodes(config: PretrainedConfig) -> bool:
     return config.model_type in _ENCODERS and not getattr(config, "is_decoder", False)
 
 
-def family_of(config: Any) -> str:
+def family_of(config: PretrainedConfig) -> str:
     """The `model_type` of the part that reads text."""
     try:
         return str(config.get_text_config().model_type)
@@ -135,6 +135,6 @@ def family_of(config: Any) -> str:
         return str(config.model_type)
 
 
-def feels_padding(config: Any) -> bool:
+def feels_padding(config: PretrainedConfig) -> bool:
     """Whether a row may depend on padding before or within it, as far as is known; behind it, it never does."""
     return config.model_type not in PADDED

@@ -227,11 +227,8 @@ class Joined(nn.Module):
 
 
 def respond(module: nn.Module, pixel_values: Tensor, head: str) -> Answer:
-    """The answer of one model - of our own, or of transformers' image classifiers - or of a `Joined` one.
-
-    Args:
-        head: the name of its last linear layer.
-    """
+    """The answer of one model - of our own, or of transformers' image classifiers - or of a `Joined` one. `head`: the
+    name of its last linear layer."""
     return module(pixel_values) if isinstance(module, Joined) else heard(module, head, pixel_values)
 
 

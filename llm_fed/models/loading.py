@@ -73,10 +73,7 @@ def bfloat16_hint() -> str:
 def shortage(config: BaseConfig, device: str) -> str:
     """What is too little, in words, for the weights of a base on the CPU; empty where they fit, and where a container
     or a job has no limit: without one the system may swap, but a process over its limit is killed without a message.
-
-    Args:
-        config: with a dtype other than `auto`.
-    """
+    `config`: with a dtype other than `auto`."""
     free, limit = cgroups.free_memory()
     folder = base_folder(config.name, config.revision)
     if limit is None or device != "cpu" or config.quantization or folder is None:
@@ -132,7 +129,7 @@ def missing_weights(model: PreTrainedModel, reported: Collection[str]) -> list[s
     then. Here it is tied after all.
     """
     missing = set(reported)
-    for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items() if missing else ():
+    for one, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
         for target, source in ((one, other), (other, one)):
             if target in missing and source not in missing:
                 owner, _, name = target.rpartition(".")
@@ -143,11 +140,8 @@ def missing_weights(model: PreTrainedModel, reported: Collection[str]) -> list[s
 
 def attention(models: Any, config: PretrainedConfig, dtype: torch.dtype, device: str = "cpu") -> str:
     """Which attention a model is given, so that none counts that its config.json names, whose code transformers would
-    fetch. The fused one of CPUs without AMX has a slow backward pass in bfloat16.
-
-    Args:
-        models: the AutoModel class that loads it.
-    """
+    fetch. The fused one of CPUs without AMX has a slow backward pass in bfloat16. `models`: the AutoModel class that
+    loads it."""
     kinds = models._model_mapping.get(type(config), PreTrainedModel)
     fused = all(kind._supports_sdpa for kind in (kinds if isinstance(kinds, tuple) else [kinds]))
     return "sdpa" if fused and not (device == "cpu" and dtype == torch.bfloat16) else "eager"
@@ -257,9 +251,8 @@ def explain(name: str, error: Exception, kind: str) -> str:
     )
 
 
-def quantization(name: str | None, dtype: torch.dtype) -> BitsAndBytesConfig | None:
-    if name is None:
-        return None
+def quantization(name: str, dtype: torch.dtype) -> BitsAndBytesConfig:
+    """How bitsandbytes is to quantise a base."""
     if QUANTIZATIONS[name] == 8:
         return BitsAndBytesConfig(load_in_8bit=True)
     return BitsAndBytesConfig(

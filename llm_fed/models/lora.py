@@ -177,7 +177,9 @@ def _unfit(
         return f"a {type(modules[name]).__name__}; only linear layers can be adapted{within}"
     if any(name.startswith(each.removesuffix("experts")) for each in modules if each.endswith(".experts")):
         return f"which belongs to a mixture of experts, {_MOVED}"
-    unfelt = read_layers(getattr(model, "config", None))
+    from transformers import PreTrainedModel  # as in `names_of`
+
+    unfelt = read_layers(model.config.model_type) if isinstance(model, PreTrainedModel) else ()
     if name.rpartition(".")[2] in unfelt:
         beside = [each for each in _endings([layer for layer in linear if "." in layer], 1) if each not in unfelt]
         return (

@@ -7,11 +7,10 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics.documents import load_json
+from llm_fed.basics.documents import Json, load_json
 from llm_fed.settings.config import BaseConfig
 from llm_fed.settings.paths import cached, hub_snapshot, public
 
@@ -66,11 +65,11 @@ class Origin:
         """This origin without paths of this machine."""
         return replace(self, name=public(self.name))
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, str]:
         return {key: value for key, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def from_json(cls, values: Any) -> Origin:
+    def from_json(cls, values: Json) -> Origin:
         """What `as_json` has made. ValueError: it has not."""
         if not isinstance(values, dict) or not isinstance(values.get("name"), str):
             raise ValueError("base is not an object with a name")
@@ -87,40 +86,32 @@ def weights_digest(folder: Path) -> str | None:
     Of each tensor it covers name, dtype and shape, and _SAMPLES parts of _SAMPLE bytes. So it takes milliseconds, and
     tells two models apart unless they differ in few rows alone.
     """
-    index = folder / "model.safetensors.index.json"
+    index, tensors = folder / "model.safetensors.index.json", dict[str, bytes]()
     try:
+        files = [folder / "model.safetensors"]
         if index.is_file():
-            files = sorted(
-                {folder / name for name in load_json(index.read_text(encoding="utf-8"))["weight_map"].values()}
-            )
-        else:
-            files = [folder / "model.safetensors"]
-        stamps = tuple((str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files)
-        return _digest(stamps)
+            named = load_json(index.read_text(encoding="utf-8"))["weight_map"].values()
+            files = sorted({folder / name for name in named})
+        for path in files:
+            tensors |= _digests(path)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
+    return hashlib.blake2b(b"".join(tensors[name] for name in sorted(tensors)), digest_size=16).hexdigest()
 
 
-@cache
-def _digest(files: tuple[tuple[str, int, int], ...]) -> str:
-    """Of these files, which are read once as long as they do not change.
-
-    Args:
-        files: path, size and time of change of each.
-    """
+def _digests(path: Path) -> dict[str, bytes]:
+    """Of the tensors of one file, by name."""
     tensors: dict[str, bytes] = {}
-    for path, size, _ in files:
-        with open(path, "rb") as file:
-            start = int.from_bytes(file.read(8), "little")
-            header: Mapping[str, Any] = load_json(file.read(min(start, size)))
-            for name, entry in header.items():
-                if name == "__metadata__":
-                    continue
-                first, last = entry["data_offsets"]
-                seen = [json.dumps([name, entry["dtype"], entry["shape"]]).encode()]
-                for part in range(_SAMPLES):
-                    file.seek(8 + start + first + max(0, last - first - _SAMPLE) * part // (_SAMPLES - 1))
-                    seen.append(file.read(min(_SAMPLE, last - first)))
-                tensors[name] = hashlib.blake2b(b"".join(seen), digest_size=16).digest()
-    digest = hashlib.blake2b(b"".join(tensors[name] for name in sorted(tensors)), digest_size=16)
-    return digest.hexdigest()
+    with open(path, "rb") as file:
+        start = int.from_bytes(file.read(8), "little")
+        header: Mapping[str, Any] = load_json(file.read(min(start, path.stat().st_size)))
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            first, last = entry["data_offsets"]
+            seen = [json.dumps([name, entry["dtype"], entry["shape"]]).encode()]
+            for part in range(_SAMPLES):
+                file.seek(8 + start + first + max(0, last - first - _SAMPLE) * part // (_SAMPLES - 1))
+                seen.append(file.read(min(_SAMPLE, last - first)))
+            tensors[name] = hashlib.blake2b(b"".join(seen), digest_size=16).digest()
+    return tensors

@@ -34,11 +34,8 @@ class Prompt:
     max_new_tokens: int
 
     def as_json(self, tokenizer: PreTrainedTokenizerBase, origin: Origin) -> bytes:
-        """The file's content. `stop_tokens` is for people; `stop_token_ids` is what counts.
-
-        Args:
-            origin: the base, which lies in it as well.
-        """
+        """The file's content. `stop_tokens` is for people; `stop_token_ids` is what counts. `origin`: the base, which
+        lies in it as well."""
         template = self.template
         text: dict[str, Any] = {"text": template.text}
         if template.date is not None:

@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
 
 # Their own generation reads a text again when it crosses the border; others keep what they know of its beginning.
 _READ_AGAIN = ("phi3", "phimoe", "phi4_multimodal")
@@ -55,15 +56,14 @@ def regimes(model: nn.Module) -> Regimes | None:
         for module in modules:
             _treat_rows_alone(module)
         of = [_regimes_of(module, kind, layer) for module in modules for layer, kind in _types(module).items()]
-        config = getattr(model, "config", None)
-        again = config is not None and config.get_text_config().model_type in _READ_AGAIN
+        again = isinstance(model, PreTrainedModel) and model.config.get_text_config().model_type in _READ_AGAIN
         _known[model] = (
             Regimes(min(r.border for r in of), any(r.each for r in of), again) if of else None
         )  # of layers that differ, lengths share frequencies where they do in all of them
     return _known[model]
 
 
-def context(config: Any) -> int | None:
+def context(config: PretrainedConfig) -> int | None:
     """How many tokens a model of this configuration reads; None if it does not say. Dynamic NTK is there for texts of
     up to `factor` times what the model was trained with."""
     config = config.get_text_config()
@@ -76,10 +76,7 @@ def context(config: Any) -> int | None:
 
 def row_positions(lengths: Tensor, width: int) -> Tensor:
     """Positions (N, T) of rows that are padded on the right; padding has the last one, so that it makes no row longer.
-
-    Args:
-        lengths: (N,) tokens of each row.
-    """
+    `lengths`: (N,) tokens of each row."""
     return torch.minimum(torch.arange(width, device=lengths.device), lengths[:, None] - 1)
 
 

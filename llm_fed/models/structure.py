@@ -50,11 +50,7 @@ class Structure(ABC):
 
     @abstractmethod
     def describe(self, ranks: Sequence[int] = ()) -> str:
-        """What clients train.
-
-        Args:
-            ranks: those that they have, where they differ.
-        """
+        """What clients train. `ranks`: those that they have, where they differ."""
 
     def over_frozen(self) -> Structure:
         """This structure with frozen weights beneath its adapters, if it has adapters."""

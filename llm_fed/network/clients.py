@@ -24,13 +24,14 @@ from llm_fed.basics.documents import Json
 from llm_fed.basics.names import rounded
 from llm_fed.basics.rng import Secret
 from llm_fed.federation.clients import Messages
-from llm_fed.federation.privacy import by_example, central, spent
+from llm_fed.federation.privacy import spent
 from llm_fed.federation.progress import InFlight, Progress
 from llm_fed.federation.schedule import Poisson, cohort_size, sample
 from llm_fed.method import Method
 from llm_fed.method.client import Client
 from llm_fed.network.link import LARGEST, Bundles, Link, Order, PendingOrder, Reply, flaw_of, summary_of
 from llm_fed.network.roster import Roster
+from llm_fed.runs.checkpoint import rounds_in
 from llm_fed.runs.folder import Run, log_event
 from llm_fed.runs.tracking import Watch
 from llm_fed.scoring.scores import Summary
@@ -81,7 +82,7 @@ class RemoteClients:
         self, link: Link, config: Config, token: str, secret: Secret, say: Callable[[str], None] = lambda text: None
     ):
         self.sites: dict[str, Client] = {}  # no client's memory is here
-        self._secret, self._central = secret, central(config.privacy)
+        self._secret, self._central = secret, config.privacy.central
         self._link, self._config, self._token, self._say = link, config, token, say
         self.roster = Roster(link, config.network, say)
         self._bundles = Bundles(link, lambda client: self.roster.node[client], config.network.patience)
@@ -172,7 +173,7 @@ class RemoteClients:
         """See `Clients`. Noisy steps are counted at the nodes, and the largest epsilon is what they say."""
         # Answers that never came count, since they were asked for.
         budget = spent(config, round, lambda rounds: max(self._known["asked"].values(), default=0), ())
-        if by_example(config.privacy):
+        if config.privacy.by_example:
             known = [value for value in self._known["epsilon"].values() if value is not None]
             whole = len(known) == len(self._known["epsilon"])
             budget["epsilon"] = max(known, default=0.0) if whole else None
@@ -190,7 +191,7 @@ class RemoteClients:
         """Keep in mind the memories that this run's checkpoints refer to."""
         known = self._known = known_of(progress)
         known["kept"][str(progress.round - 1)] = dict(known["answered"])
-        checkpoints = {str(round) for round in run.checkpoints.rounds()}
+        checkpoints = {str(round) for round in rounds_in(run.checkpoints.folder)}
         known["kept"] = {round: versions for round, versions in known["kept"].items() if round in checkpoints}
 
     def _asked(self, messages: Mapping[str, bytes], run: Run) -> None:
@@ -343,7 +344,7 @@ class RemoteClients:
             if (loss := reply.number("loss", -LARGEST, LARGEST)) is not None:
                 losses.append(loss)
                 facts |= {"loss": loss, "steps": reply.content.get("steps")}
-            if by_example(self._config.privacy):
+            if self._config.privacy.by_example:
                 facts["epsilon"] = reply.number("epsilon", 0, 1e9)  # None: infinite, or it does not say
                 self._known["epsilon"][requested.client] = reply.number("epsilon", 0, 1e9)
             facts |= {"bytes_up": len(reply.answer), "bytes_down": requested.down}

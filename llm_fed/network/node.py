@@ -35,7 +35,7 @@ from llm_fed.experiment import finish
 from llm_fed.export import models
 from llm_fed.federation import summing
 from llm_fed.federation.clients import encoded_upload, reported_examples
-from llm_fed.federation.privacy import at_clients, by_example, composed, noisy_steps, protected, released, shown
+from llm_fed.federation.privacy import at_clients, composed, noisy_steps, protected, released, shown
 from llm_fed.federation.uploads import infinite_flaw
 from llm_fed.method.client import NOISY_STEPS, Client
 from llm_fed.method.site import Site
@@ -193,11 +193,11 @@ class Node:
         """The answer, once what it says of the client's training examples is in the ledger. Scores say nothing of
         these. Refused: it would spend more than the owner allows."""
         (ledger, order), private, run = entry, work.config.privacy, work.common["run"]
-        if not by_example(private) and work.common["kind"] != "train":
+        if not private.by_example and work.common["kind"] != "train":
             return answer
         if releases := released(private, *noisy_steps(built.clients[client])):
             work.location.rules.check_spent(ledger, releases)
-            if by_example(private):
+            if private.by_example:
                 answer[0]["epsilon"] = shown(composed(ledger.released(run, releases), private.delta))
             digests = np.sort(built.record.digests) if built.record else np.empty(0)
             rows = hashlib.sha256(digests.tobytes()).hexdigest()
@@ -342,7 +342,7 @@ class Node:
             folder = personal_folder(work.location.home, order["name"], order["run"]) / site.id
             text = documents.dump(as_dict(work.config))
             scores = {site.id: score["score"]} if isinstance(score["score"], int | float) else {}
-            if by_example(work.config.privacy):  # its card counts the whole run, whatever the server went back to
+            if work.config.privacy.by_example:  # its card counts the whole run, whatever the server went back to
                 site = replace(site, memory={**site.memory, NOISY_STEPS: self._spent(work, site)})
             own = finish.contents(built, [site], {site.id: state}, scores, text, order["spent"], more.warnings)
             write_folders(((folder, files) for _, files in own), "a personal model")

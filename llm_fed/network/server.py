@@ -107,7 +107,8 @@ class Deployment(Simulation):
         clients = self._clients = kind(self._marked, requested, known["token"], self._secret, reporter.note)
         with signs.part("waiting for the clients"):
             clients.gather(bases.identity(experiment.base), known["clients"], known["nodes"], known["examples"])
-        models.check_names(config.export.clients, clients.names)
+        if not isinstance(config.export.clients, str):
+            models.check_names(config.export.clients, clients.names)
         unscored = [name for name in clients.names if name in clients.roster.unscored]
         if unscored and not experiment.scored:
             reporter.note_once(taking_part.line(taking_part.UNSCORED, unscored, len(clients.names)))

@@ -48,7 +48,7 @@ class Saved:
         held = self.rows.get(owner, {})
         if isinstance(held, StoredRow):
             raise WireError(f"the checkpoint of round {self.round} has one row in the place of those of {owner}")
-        return Memory(self.store, held)
+        return Memory(self.store, dict(held))
 
 
 def rounds_in(folder: Path) -> list[int]:
@@ -74,18 +74,10 @@ class Checkpoints:
             for leftover in folder.glob(pattern):
                 remove(leftover)
 
-    def rounds(self) -> list[int]:
-        """The rounds that have a checkpoint, oldest first."""
-        return rounds_in(self.folder)
-
     def save(self, round: int, state: Message, rows: Rows) -> Path:
         """Write the checkpoint of `round`: the message `state` (`wire.pack`), and those of the `rows` that have no file
-        yet.
-
-        Raises:
-            RunError: the disk is full or cannot be written; nothing half-written stays, earlier checkpoints are
-                untouched.
-        """
+        yet. RunError: the disk is full or cannot be written; nothing half-written stays, earlier checkpoints are
+        untouched."""
         final = self._path(round)
         partial = self.folder / f".{final.name}.partial"
         try:
@@ -108,11 +100,7 @@ class Checkpoints:
         return final
 
     def load(self, round: int) -> Saved:
-        """Read one checkpoint.
-
-        Raises:
-            WireError: it is missing a part or damaged.
-        """
+        """Read one checkpoint. WireError: it is missing a part or damaged."""
         folder = self._path(round)
         try:
             manifest = _manifest(folder)
@@ -126,11 +114,8 @@ class Checkpoints:
 
     def latest(self) -> Saved | None:
         """The newest checkpoint that is whole; a damaged one is passed over with a warning. None where there is none.
-
-        Raises:
-            RunError: there are checkpoints, and all are damaged.
-        """
-        rounds = self.rounds()
+        RunError: there are checkpoints, and all are damaged."""
+        rounds = rounds_in(self.folder)
         for round in reversed(rounds):
             try:
                 return self.load(round)
@@ -141,19 +126,16 @@ class Checkpoints:
         return None
 
     def prune(self, keep: Callable[[int], bool]) -> None:
-        """Delete the checkpoints of rounds for which `keep(round)` is false, then rows that none refers to.
-
-        Raises:
-            RunError: the folder cannot be changed.
-        """
+        """Delete the checkpoints of rounds for which `keep(round)` is false, then rows that none refers to. RunError:
+        the folder cannot be changed."""
         try:
-            for round in self.rounds():
+            for round in rounds_in(self.folder):
                 if not keep(round):
                     # Renamed first, so that a crash in the middle of the deletion leaves no half checkpoint.
                     doomed = self.folder / f".{self._path(round).name}.partial"
                     os.replace(self._path(round), doomed)
                     remove(doomed)
-            self.store.prune({name for round in self.rounds() for name in _names_in(self._path(round))})
+            self.store.prune({name for round in rounds_in(self.folder) for name in _names_in(self._path(round))})
         except OSError as error:
             raise RunError(
                 f"cannot delete old checkpoints in {self.folder}: {error.strerror or error}. "
@@ -204,11 +186,8 @@ class Place:
 
     @classmethod
     def parse(cls, text: str | Path) -> Place:
-        """From `DIR`, `DIR@ROUND` or `DIR@best`; a folder whose own name has an @ in it is taken as it is.
-
-        Raises:
-            UserError: DIR is a run, and behind the @ stands something else.
-        """
+        """From `DIR`, `DIR@ROUND` or `DIR@best`; a folder whose own name has an @ in it is taken as it is. UserError:
+        DIR is a run, and behind the @ stands something else."""
         folder, at, word = str(text).rpartition("@")
         if not at or Path(text).exists():
             return cls(Path(text))
@@ -225,11 +204,7 @@ class Place:
 
 
 def check_kept(folder: Path, round: int) -> None:
-    """Refuse a round of which a run has kept no checkpoint.
-
-    Raises:
-        UserError: which rounds it has, and what keeps others.
-    """
+    """Refuse a round of which a run has kept no checkpoint. UserError: which rounds it has, and what keeps others."""
     if round not in (kept := rounds_in(folder / "checkpoints")):
         known = ", ".join(map(str, kept)) or "none"
         raise UserError(

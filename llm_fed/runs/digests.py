@@ -21,14 +21,15 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics.documents import load_json
+from llm_fed.basics.documents import Json, load_json
 from llm_fed.basics.errors import RunError, UserError
 from llm_fed.basics.files import cut_file, read_file, sync_folder
 from llm_fed.runs import secrecy, shapes
+from llm_fed.runs.records import check_beginning
 from llm_fed.runs.rows import Memory
 from llm_fed.state.wire import Message, pack
 
@@ -37,16 +38,11 @@ DELIVERED = "delivered.json"
 _APART = {FILE, DELIVERED, "metrics.jsonl", secrecy.FILE}  # not in delivered.json
 _OTHERS = ("trackers", "needs")  # logs of other programs, and runs with digests of their own: only that they are there
 _PASSING = re.compile(r"\.lock(\.\d+|\.holder|\.lease)?|\..*\.(partial|replaced)")  # locks, and what a kill may leave
-Write = Callable[[Path, Mapping[str, Any]], None]
+Write = Callable[[Path, Mapping[str, Json]], None]
 
 
 def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def of_message(message: Message) -> str:
-    """The digest of a message as it is packed, without `transport`'s encoding."""
-    return digest(pack(message))
 
 
 def of_memory(memory: Memory) -> str:
@@ -81,54 +77,38 @@ def delivered(folder: Path) -> dict[str, str]:
     return found
 
 
+@dataclass
 class Digests:
-    """Writes the chain of one run.
+    """Writes the chain of one run."""
 
-    Args:
-        write: appends a line to a file.
-    """
-
-    def __init__(self, folder: Path, write: Write):
-        self._path, self._metrics, self._write = folder / FILE, folder / "metrics.jsonl", write
-        self._sent: dict[str, str] = {}
-        self._last: dict[str, Any] = {}  # the line before, since `rewind`
-
-    @property
-    def empty(self) -> bool:
-        return not self._last
+    path: Path  # FILE of its folder
+    write: Write  # appends a line to a file
+    _sent: dict[str, str] = field(default_factory=dict)
+    _last: dict[str, Any] = field(default_factory=dict)  # the line before, since `rewind`
 
     def mark(self) -> int:
         """Bring the file safely to the disk; its length in bytes."""
-        if not self._path.exists():
+        if not self.path.exists():
             return 0
-        sync_folder(self._path)
-        return self._path.stat().st_size
+        sync_folder(self.path)
+        return self.path.stat().st_size
 
     def rewind(self, mark: int) -> None:
-        """Cut the file back to what it held at a checkpoint; 0 where that is of a version that kept none.
-
-        Raises:
-            RunError: the file is shorter than it was, or damaged (somebody else changed it).
-        """
+        """Cut the file back to what it held at a checkpoint; 0 where that is of a version that kept none. RunError: the
+        file is shorter than it was, or damaged (somebody else changed it)."""
         self._last = {}
-        if self._path.exists() and not self._path.is_file():
-            raise RunError(f"{self._path} is damaged: it is no file; start again with --fresh")
-        length = self._path.stat().st_size if self._path.exists() else 0
-        if length < mark:
-            raise RunError(
-                f"{self._path} has {length} bytes, but {mark} when the checkpoint was written: it was truncated. Start "
-                "again with --fresh."
-            )
-        if not length:
+        if not check_beginning(self.path, mark):
             return
-        cut_file(self._path, mark)
+        cut_file(self.path, mark)
         try:
-            self._last = next(reversed(_lines(read_file(self._path))), {})
+            self._last = next(reversed(_lines(read_file(self.path))), {})
         except (OSError, ValueError, RecursionError) as error:
-            raise RunError(f"{self._path} is damaged: {error}; start again with --fresh") from error
+            raise RunError(f"{self.path} is damaged: {error}; start again with --fresh") from error
 
     def begin(self, round: int, state: Message) -> None:
-        self._append({"kind": "begin", "round": round, "state": of_message(state)})
+        """Write the first line, unless there is one."""
+        if not self._last:
+            self._append({"kind": "begin", "round": round, "state": digest(pack(state))})
 
     def sent(self, messages: Mapping[str, bytes]) -> None:
         """Take down what the clients of this round are sent; many are sent the same bytes, which are hashed once."""
@@ -144,26 +124,23 @@ class Digests:
     def round(
         self, round: int, uploads: Mapping[str, str], memories: Mapping[str, Memory], state: Message, *, due: bool
     ) -> None:
-        """Write a round's line.
-
-        Args:
-            memories: of those who were asked, and of the server.
-            due: whether this round was to be scored.
-        """
+        """Write a round's line. `memories`: of those who were asked, and of the server. `due`: whether this round was
+        to be scored."""
         held = {id: of_memory(own) for id, own in memories.items()}
-        line = {"kind": "round", "round": round, "sent": self._sent, "uploads": uploads, "memory": held}
-        self._append({**line, "state": of_message(state), "due": due})
+        who = {"sent": self._sent, "uploads": uploads, "memory": held}
+        self._append({"kind": "round", "round": round, **who, "state": digest(pack(state)), "due": due})
         self._sent = {}
 
     def end(self, round: int, folder: Path) -> None:
         self._append({"kind": "end", "round": round, "adapters": of_files(folder)})
 
-    def _append(self, line: Mapping[str, Any]) -> None:
+    def _append(self, line: Mapping[str, Json]) -> None:
         start, _ = self._last.get("metrics", (0, ""))
-        added = _segment(self._metrics, start, None)
+        metrics = self.path.with_name("metrics.jsonl")
+        added = read_file(metrics, start) if metrics.exists() else b""
         line = {**line, "metrics": [start + len(added), digest(added)]}
         self._last = {**line, "chain": _link(self._last.get("chain", ""), line)}
-        self._write(self._path, self._last)
+        self.write(self.path, self._last)
 
 
 @dataclass(frozen=True)
@@ -195,10 +172,7 @@ class Chain:
 
 def read(folder: Path, *, finished: bool) -> Chain:
     """The chain of a run folder, checked against itself and metrics.jsonl; without lines where there is none.
-
-    Raises:
-        UserError: it is no JSON.
-    """
+    UserError: it is no JSON."""
     path, metrics = folder / FILE, folder / "metrics.jsonl"
     if not path.exists():
         return Chain([], [])
@@ -217,7 +191,7 @@ def read(folder: Path, *, finished: bool) -> Chain:
         if expected is not None and line.get("kind") == "round" and round != expected:
             flaws.append((round, f"{FILE} goes from round {expected - 1} to round {round}"))
         end, known = line["metrics"]
-        if digest(_segment(metrics, start, end)) != known:
+        if digest(read_file(metrics, start, end) if metrics.exists() else b"") != known:
             flaws.append((round, f"metrics.jsonl is not what was written until this line ({line['kind']})"))
         before, start = line.get("chain", ""), end
         expected = round + 1
@@ -228,13 +202,9 @@ def read(folder: Path, *, finished: bool) -> Chain:
     return Chain(lines, flaws, digest(data))
 
 
-def _link(before: str, line: Mapping[str, Any]) -> str:
+def _link(before: str, line: Mapping[str, Json]) -> str:
     text = before + json.dumps(line, ensure_ascii=False)
     return digest(text.encode(errors="surrogatepass"))  # JSON may hold half of a character, and UTF-8 may not
-
-
-def _segment(path: Path, start: int, end: int | None) -> bytes:
-    return read_file(path, start, end) if path.exists() else b""
 
 
 def _lines(data: bytes) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,14 +23,6 @@ _DECIDES_RESULT = ("rounds", "eval.select")
 
 Changes = Mapping[str, tuple[Any, Any]]  # by dotted key, the values before and now
 Ended = Mapping[str, Any] | None  # what ended.json holds
-
-
-def lr(config: Config, round: int) -> float:
-    """The learning rate of a round: from `local.lr` to `local.lr_end` in the last, as `local.schedule` says."""
-    local, share = config.local, (round - 1) / max(1, config.rounds - 1)
-    if local.schedule == "cosine":
-        share = (1 - math.cos(math.pi * share)) / 2
-    return local.lr + (local.lr_end - local.lr) * share
 
 
 def rounds_done(folder: Path, *, parents: bool = True) -> int:
@@ -88,10 +79,7 @@ def check(folder: Path, changes: Changes, ended: Ended = None, of_last: int | No
 
 def check_together(folder: Path, reached: int, together: int, rounds: int) -> None:
     """Refuse to continue a run that has trained more rounds together than it is to have now (`Method.together`).
-
-    Raises:
-        UserError: it has.
-    """
+    UserError: it has."""
     if reached > together:
         raise UserError(
             f"{folder} has trained {reached} rounds together, and of rounds={rounds} only {together} are trained so: a "
@@ -100,11 +88,8 @@ def check_together(folder: Path, reached: int, together: int, rounds: int) -> No
 
 
 def notes(before: Config, now: Config, folder: Path, method: Method) -> list[str]:
-    """What a user should know of a run that is continued with another configuration, a sentence or two each.
-
-    Args:
-        folder: the run's, as the earlier command left it.
-    """
+    """What a user should know of a run that is continued with another configuration, a sentence or two each. `folder`:
+    the run's, as the earlier command left it."""
     if before.rounds == now.rounds:
         return []
     done = rounds_done(folder)

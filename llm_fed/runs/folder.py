@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llm_fed.basics import checksum
+from llm_fed.basics import checksum, documents
 from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError, printable
 from llm_fed.basics.files import append_file, check_unlinked, cut_file, read_file, remove, sync_folder, write_file
@@ -23,7 +23,7 @@ from llm_fed.runs import digests, extend, inputs, secrecy
 from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.inputs import Contents, translated
 from llm_fed.runs.lock import NAME, HeldError, Lock
-from llm_fed.runs.reading import REOPENED, config_text, saved_config
+from llm_fed.runs.reading import FORMAT, REOPENED, saved_config
 from llm_fed.runs.records import check_beginning, read_object, read_records, time_of_day
 from llm_fed.settings import paths
 from llm_fed.settings.config import Config
@@ -33,7 +33,7 @@ from llm_fed.settings.configfile import as_dict, flat, from_dict
 # late, which no run repeats anyway. `extend` has what may differ although it changes numbers.
 _FREE_KEYS = ("checkpoint.", "engine.", "export.", "report.", "track.", "network.", "eval.base", "eval.cross")
 
-SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/samples.py`
+SAMPLES = "samples.jsonl"  # sample predictions, see `experiment/finish.py`
 BAD_ROWS = "bad_rows.jsonl"  # rows of the data that were left out, see `tasks/collected.py`
 CROSS = "cross.json"  # every personal model on every client's examples, see `experiment/cross.py`
 EXAMPLES = "test_scores.jsonl"  # the score of each test example, see `experiment/watching.py`
@@ -154,23 +154,19 @@ class Run:
 
     def begin(self) -> None:
         """Take the folder over: write the configuration, open the checkpoints, delete what `fresh` says, and of a
-        finished run that goes on what is no longer true.
-
-        Raises:
-            RunError: the disk is full or cannot be written.
-        """
+        finished run that goes on what is no longer true. RunError: the disk is full or cannot be written."""
         secret = self.secret if self.config.privacy.draws else None
-        if not self.continues:
-            self._delete(WRITTEN)
-        elif self._reopened:  # what it handed out stays until there is something new
+        gone: Sequence[str] = () if self.continues else WRITTEN
+        if self.continues and self._reopened:  # what it handed out stays until there is something new
             self.remember(REOPENED, {"round": self.reached})
-            self._delete([ENDED] if self._goes_on else ())
-        self._delete([path.name for path in self.folder.iterdir() if _PARTIAL.fullmatch(path.name)])
+            gone = [ENDED] if self._goes_on else ()
+        for name in [*gone, *(path.name for path in self.folder.iterdir() if _PARTIAL.fullmatch(path.name))]:
+            remove(self.folder / name)
         try:
             self.checkpoints = Checkpoints(self.folder / "checkpoints")
         except OSError as error:
             raise _unwritable(self.folder / "checkpoints", error) from error
-        self.digests = digests.Digests(self.folder, self._append)
+        self.digests = digests.Digests(self.folder / digests.FILE, self._append)
         if secret is not None:
             self._write(secrecy.FILE, f"{secret.key}\n".encode(), private=True)
         self._write("config.yaml", config_text(self.config).encode())
@@ -179,10 +175,6 @@ class Run:
                 cut_file(self._timing_file, read_file(self._timing_file).rfind(b"\n") + 1)
             except OSError as error:
                 raise _unwritable(self._timing_file, error) from error
-
-    def _delete(self, names: Iterable[str]) -> None:
-        for path in (self.folder / name for name in names):
-            remove(path)
 
     def _compare(self, saved: dict[str, Any]) -> None:
         if holds_results(self.folder):
@@ -227,10 +219,7 @@ class Run:
     @cached_property
     def secret(self) -> Secret:
         """What hides data is drawn from it; `begin` writes it down. One that lies in a folder without a run is used.
-
-        Raises:
-            RunError: it is damaged, or of a run that goes on it is not there.
-        """
+        RunError: it is damaged, or of a run that goes on it is not there."""
         if not self.config.privacy.draws:
             return Secret.fresh()  # nothing is drawn from it
         if self.continues and holds_results(self.folder) and (why := secrecy.missing(self.folder)):
@@ -256,7 +245,7 @@ class Run:
             self.remember(CONTINUED, {"round": ended["round"]})
         self._reopened = self._goes_on = True
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: Mapping[str, Json]) -> None:
         """Append one line to metrics.jsonl. It holds nothing that differs between equal runs."""
         self._append(self.metrics_file, record)
         self._listen(record)
@@ -274,11 +263,11 @@ class Run:
             self._append(self._timing_file, {"seconds": seconds, "parts": {part: seconds}, "ended": time_of_day()})
         self._lap = now
 
-    def log_timing(self, record: Mapping[str, Any]) -> None:
+    def log_timing(self, record: Mapping[str, Json]) -> None:
         """Append one line to timing.jsonl."""
         self._append(self._timing_file, record)
 
-    def _append(self, path: Path, record: Mapping[str, Any]) -> None:
+    def _append(self, path: Path, record: Mapping[str, Json]) -> None:
         self._lock.check()
         try:
             append_file(path, json.dumps(record, ensure_ascii=False).encode() + b"\n")
@@ -355,6 +344,11 @@ class Run:
             raise RunError(f"{path} is damaged: {error}; start again with --fresh") from error
 
 
+def config_text(config: Config) -> str:
+    """The content of a run folder's config.yaml."""
+    return checksum.commented(documents.dump({"format": FORMAT, **as_dict(config)}))
+
+
 def take_down(folder: Path, changed: Mapping[str, str]) -> None:
     """Replace in delivered.json the digests of files that were written anew after the end of a run."""
     path = folder / digests.DELIVERED
@@ -392,11 +386,7 @@ def _unwritable(path: Path, error: OSError) -> RunError:
 
 def look(folder: Path, config: Config, fresh: bool, note: Callable[[str], None] = _print) -> tuple[int, bool, Config]:
     """(the round after which a run in this folder would go on, whether it is complete, its configuration there).
-    Nothing there is changed.
-
-    Raises:
-        UserError, RunError: as entering a `Run`.
-    """
+    Nothing there is changed. UserError, RunError: as entering a `Run`."""
     if not folder.exists():
         return 0, False, config
     lock = folder / NAME

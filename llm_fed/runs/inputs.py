@@ -7,10 +7,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import RunError, UserError, listed
 from llm_fed.runs.records import read_object
 from llm_fed.settings import object_contents, objects, plugins
@@ -36,11 +38,11 @@ _NO_DATA_SUFFIXES = (".md", ".py", ".sh", ".ipynb", ".pdf", ".docx", ".log", ".y
 _NO_DATA_NAMES = ("readme", "license", "licence", "thumbs.db", "desktop.ini", "__macosx")
 
 
+@dataclass
 class Contents:
     """The files that configurations name. Each path is read once, so an object of this class is for one command."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str | None], Files] = {}
+    known: dict[tuple[str, str, str | None], Files] = field(default_factory=dict)
 
     def of(self, config: Config) -> dict[str, Files]:
         """By key of the configuration, what it names; without those that name no files of this machine."""
@@ -49,32 +51,30 @@ class Contents:
         named = {key: self.named(key, values.get(key), values["base.revision"]) for key in keys}
         return {key: files for key, files in named.items() if files is not None}
 
-    def named(self, key: str, name: Any, revision: str | None = None) -> Files | None:
+    def named(self, key: str, name: Json, revision: str | None = None) -> Files | None:
         """The files that a key's value names; None where it names none, such as a data set of the Hub."""
         if not isinstance(name, str) or not name:
             return None
         is_base = key == "base.name"
         requested = key, name, revision if is_base else None
-        if requested not in self._known and (objects.is_object(name) or plugins.is_named(key, name)):
-            self._known[requested] = _of_code(key, name)
-        if requested not in self._known:
+        if requested not in self.known and own_keys({key: name}):
+            self.known[requested] = _of_code(key, name)
+        if requested not in self.known:
             location = base_folder(name, revision) if is_base else Path(os.path.expanduser(name))
             if location is None or not os.path.exists(location):
                 return None
             paths = dict(_files(location, is_base))
             with ThreadPool(min(_AT_ONCE, max(1, len(paths)))) as pool:  # for which a process that ends does not wait
                 digests = pool.map(_digest, paths.values(), chunksize=1)
-            self._known[requested] = dict(zip(paths, digests, strict=True))
-        return self._known[requested]
+            self.known[requested] = dict(zip(paths, digests, strict=True))
+        return self.known[requested]
 
 
 def own_keys(values: Mapping[str, Any]) -> list[str]:
     """The keys of a flat configuration that name objects of the program around, or code of the user's own."""
-    return [
-        key
-        for key in dict.fromkeys([*objects.KEYS, *plugins.GROUP])
-        if objects.is_object(name := values.get(key)) or plugins.is_named(key, name)
-    ]
+    keys = dict.fromkeys([*objects.KEYS, *plugins.GROUP])
+    written_so = [key for key in keys if ":" in str(values.get(key))]  # object::NAME, module:Name
+    return [key for key in written_so if objects.is_object(values[key]) or plugins.is_named(key, values[key])]
 
 
 def _of_code(key: str, name: str) -> Files:
@@ -112,7 +112,7 @@ def translated(saved: dict[str, Any], recorded: Mapping[str, Files], config: Con
     return moved
 
 
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+def _put(tree: dict[str, Any], key: str, value: Json) -> None:
     *sections, name = key.split(".")
     for section in sections:
         tree = tree[section]
@@ -152,10 +152,7 @@ def _digest(path: Path) -> str:
 
 def read(folder: Path) -> dict[str, Files]:
     """By key of the configuration, the files that it named in a run folder; empty of runs of earlier versions.
-
-    Raises:
-        RunError: the file is damaged.
-    """
+    RunError: the file is damaged."""
     path = folder / FILE
     try:
         return read_object(path)
@@ -191,10 +188,7 @@ def check_base(folder: Path, base: Mapping[str, Any], recorded: Mapping[str, Fil
 
 def check_finished(folder: Path, config: Config, contents: Contents) -> None:
     """Refuse to hand out a finished run for other objects of the same names, or other code of the user's own.
-
-    Raises:
-        UserError: which have changed, and what to do.
-    """
+    UserError: which have changed, and what to do."""
     recorded, values = read(folder), flat(as_dict(config))
     for key in own_keys(values):
         now = contents.named(key, values[key]) if key in recorded else None
@@ -210,11 +204,8 @@ def check_finished(folder: Path, config: Config, contents: Contents) -> None:
             )
 
 
-def words(key: str, value: Any, revision: str | None, recorded: Mapping[str, Files], contents: Contents) -> str:
-    """What a refused change of a path means for its files, in words; empty where that is not known.
-
-    Args:
-        value: the key's, now.
-    """
+def words(key: str, value: Json, revision: str | None, recorded: Mapping[str, Files], contents: Contents) -> str:
+    """What a refused change of a path means for its files, in words; empty where that is not known. `value`: the key's,
+    now."""
     now = contents.named(key, value, revision) if key in recorded else None
     return "" if now is None else f", where {difference(recorded[key], now)}"

@@ -48,7 +48,14 @@ class Lock:
             OSError: the folder cannot be written.
         """
         try:
-            self._take(note)
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise
+            except OSError:
+                if self._path.is_symlink() or (self._path.exists() and not os.access(self._path, os.W_OK)):
+                    raise
+                self._lease(note)
         except Timeout as error:
             holder = self._read() or self._read_soon()
             here = holder.startswith(f"{os.getpid()} on {socket.gethostname()},")
@@ -60,15 +67,7 @@ class Lock:
             self.release()
             raise
 
-    def _take(self, note: Callable[[str], None]) -> None:
-        try:
-            self._lock.acquire()
-            return
-        except Timeout:
-            raise
-        except OSError:
-            if self._path.is_symlink() or (self._path.exists() and not os.access(self._path, os.W_OK)):
-                raise
+    def _lease(self, note: Callable[[str], None]) -> None:
         lease = self._path.with_name(f"{self._path.name}.lease")
         self._lock = SoftFileLease(
             lease, timeout=0, thread_local=False, lease_duration=_PATIENCE, heartbeat_interval=_BEAT

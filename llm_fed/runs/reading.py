@@ -13,7 +13,7 @@ from llm_fed.basics import checksum, documents
 from llm_fed.basics.errors import UserError, require
 from llm_fed.basics.files import read_file
 from llm_fed.runs import secrecy
-from llm_fed.runs.records import read_object, read_records
+from llm_fed.runs.records import comparable, read_object, read_records
 from llm_fed.settings import paths, plugins
 from llm_fed.settings.config import Config
 from llm_fed.settings.configfile import as_dict, from_dict
@@ -26,18 +26,9 @@ REOPENED = "reopened.json"  # a finished run goes on: its results are those of i
 HERE = "."  # where the adapters of a merge's output lie, beside its summary
 
 
-def config_text(config: Config) -> str:
-    """The content of a run folder's config.yaml."""
-    return checksum.commented(documents.dump({"format": FORMAT, **as_dict(config)}))
-
-
 def read_config(folder: Path) -> Config:
-    """The configuration that a run folder holds.
-
-    Raises:
-        NotAllowed: it names code from outside, see `plugins.check_folder`.
-        UserError: the folder is none, or its file is damaged.
-    """
+    """The configuration that a run folder holds. NotAllowed: it names code from outside, see `plugins.check_folder`.
+    UserError: the folder is none, or its file is damaged."""
     if not (folder / "config.yaml").is_file():
         raise UserError(f"{folder} is not a run folder: it has no config.yaml; give the --out of an llm-fed run")
     saved = saved_config(folder)
@@ -47,11 +38,8 @@ def read_config(folder: Path) -> Config:
 
 def saved_config(folder: Path) -> dict[str, Any]:
     """The configuration that a run folder holds, as nested values with absolute paths. What it names is not looked up;
-    who does that begins with `read_config`.
-
-    Raises:
-        UserError: its file is damaged, its privacy is void (`secrecy.check`), or the folder has another format.
-    """
+    who does that begins with `read_config`. UserError: its file is damaged, its privacy is void (`secrecy.check`), or
+    the folder has another format."""
     path = folder / "config.yaml"
     try:
         tree = dict(documents.load(checksum.uncommented(read_file(path).decode())))
@@ -70,11 +58,6 @@ def saved_config(folder: Path) -> dict[str, Any]:
             f"version reads format {FORMAT}; use the version that made it, or train it again"
         )
     return saved
-
-
-def comparable(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """Of the lines of a metrics.jsonl those since scores were last made in another way (eval.metric, say)."""
-    return lines[max((index for index, line in enumerate(lines) if line["kind"] == "search anew"), default=0) :]
 
 
 def scores_in_training(lines: Sequence[dict[str, Any]], split: str) -> dict[int, dict[str, Any]]:
@@ -112,11 +95,7 @@ def events(folder: Path) -> Counter[str]:
 
 
 def finished(folder: Path) -> dict[str, Any]:
-    """What summary.json says of a finished run.
-
-    Raises:
-        UserError: the folder is none, or the file is damaged.
-    """
+    """What summary.json says of a finished run. UserError: the folder is none, or the file is damaged."""
     read_config(folder)
     if (done := saved_summary(folder)) is None:
         raise UserError(
@@ -157,11 +136,8 @@ def adapter_folders(folder: Path) -> dict[str, Path]:
 
 
 def exported(folder: Path, clients: Sequence[str] = ()) -> dict[str, Path]:
-    """The exported adapters of these clients of a finished run, or of all that it has exported.
-
-    Raises:
-        UserError: it has none, or not of a client that is named; what to do about it.
-    """
+    """The exported adapters of these clients of a finished run, or of all that it has exported. UserError: it has none,
+    or not of a client that is named; what to do about it."""
     folders = adapter_folders(folder)
     everybody = dict.fromkeys([*folders, *finished(folder)["scores"].get("clients", ())])
     clients = [require("--client", client, everybody) for client in clients]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,8 @@ from llm_fed.runs import shapes
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object of a JSON file of a run folder, which holds what llm_fed writes there.
-
-    Raises:
-        ValueError, OSError, RecursionError: it does not, or cannot be read.
-    """
+    """The object of a JSON file of a run folder, which holds what llm_fed writes there. ValueError, OSError,
+    RecursionError: it does not, or cannot be read."""
     values = checksum.checked(load_json(read_file(path)))
     shapes.check(path.name, values)
     return values
@@ -27,10 +25,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """The lines of a metrics.jsonl or another JSONL file of a run (what a kill has left of a last line is left out).
-
-    Raises:
-        UserError: a line is damaged; which.
-    """
+    UserError: a line is damaged; which."""
     if not path.exists():
         return []
     records = []
@@ -55,13 +50,14 @@ def read_records(path: Path) -> list[dict[str, Any]]:
     return records
 
 
+def comparable(lines: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Of the lines of a metrics.jsonl those since scores were last made in another way (eval.metric, say)."""
+    return lines[max((index for index, line in enumerate(lines) if line["kind"] == "search anew"), default=0) :]
+
+
 def timed_rounds(folder: Path) -> list[dict[str, Any]]:
     """The lines of a run's timing.jsonl that say how long a round took; others say it of what comes before the rounds
-    and after them.
-
-    Raises:
-        UserError: a line is damaged.
-    """
+    and after them. UserError: a line is damaged."""
     return [line for line in read_records(folder / "timing.jsonl") if "round" in line]
 
 
@@ -72,11 +68,11 @@ def digest(path: Path, size: int | None = None) -> str:
     return hashlib.sha256(read_file(path, 0, size)).hexdigest()
 
 
-def check_beginning(path: Path, mark: int, expected: str) -> int:
-    """The length of a metrics.jsonl, of which a checkpoint saw the first `mark` bytes.
+def check_beginning(path: Path, mark: int, expected: str | None = None) -> int:
+    """The length of a metrics.jsonl or digests.jsonl, of which a checkpoint saw the first `mark` bytes.
 
     Args:
-        expected: what `digest` said of them.
+        expected: what `digest` said of them, where it was kept.
 
     Raises:
         RunError: the file is shorter now, or holds something else there.
@@ -89,7 +85,7 @@ def check_beginning(path: Path, mark: int, expected: str) -> int:
             f"{path} has {length} bytes, but {mark} when the checkpoint was written: it was truncated. Start again "
             "with --fresh."
         )
-    if mark and digest(path, mark) != expected:
+    if mark and expected is not None and digest(path, mark) != expected:
         raise RunError(
             f"{path} is damaged: its first {mark} bytes are not what they were at the checkpoint. "
             "Put the file back as it was, or start again with --fresh."

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llm_fed.basics.errors import RunError
@@ -39,12 +40,8 @@ class RowStore:
         return StoredRow(self, data)
 
     def saved(self, name: str) -> StoredRow:
-        """The row whose file has this name, which is read when it is needed.
-
-        Raises:
-            OSError: the file is missing or cannot be read.
-            WireError: it is damaged.
-        """
+        """The row whose file has this name, which is read when it is needed. OSError: the file is missing or cannot be
+        read. WireError: it is damaged."""
         data = self._read(name)
         return StoredRow(self, data if self._beside else None, name)
 
@@ -133,20 +130,21 @@ class StoredRow:
         return self._name
 
 
+@dataclass(eq=False)
 class Memory(MutableMapping[str, Message]):
     """What one site remembers, by key; each value is a row of its own.
 
     What is read is a copy in fresh memory: to change a value, assign it again.
     """
 
-    def __init__(self, store: RowStore, rows: Mapping[str, StoredRow] | None = None):
-        self._store, self.rows = store, dict(rows or {})
+    store: RowStore
+    rows: dict[str, StoredRow] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> Message:
         return self.rows[key].message()
 
     def __setitem__(self, key: str, value: Message) -> None:
-        self.rows[key] = self._store.row(pack(value))
+        self.rows[key] = self.store.row(pack(value))
 
     def __delitem__(self, key: str) -> None:
         del self.rows[key]
@@ -166,10 +164,10 @@ class Memory(MutableMapping[str, Message]):
             for row in self.rows.values():
                 row.file()
         except OSError as error:
-            raise RunError(f"cannot write a row to {self._store.folder}: {error.strerror or error}") from error
+            raise RunError(f"cannot write a row to {self.store.folder}: {error.strerror or error}") from error
 
     def __copy__(self) -> Memory:
-        return Memory(self._store, self.rows)
+        return Memory(self.store, dict(self.rows))
 
 
 def _name_of(data: bytes) -> str:

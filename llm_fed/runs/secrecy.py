@@ -22,11 +22,7 @@ VOID = (
 
 
 def read(folder: Path) -> Secret | None:
-    """The secret of a run folder; None where it is not there.
-
-    Raises:
-        RunError: it is damaged.
-    """
+    """The secret of a run folder; None where it is not there. RunError: it is damaged."""
     try:
         text = read_file(folder / FILE).decode().strip()
     except FileNotFoundError:
@@ -39,11 +35,7 @@ def read(folder: Path) -> Secret | None:
 
 
 def missing(folder: Path) -> str:
-    """Why the noise of a run cannot be drawn again; empty where it can.
-
-    Raises:
-        RunError: its secret is damaged.
-    """
+    """Why the noise of a run cannot be drawn again; empty where it can. RunError: its secret is damaged."""
     mark, found = _mark(folder), read(folder)
     if found is None:
         return f"{folder / FILE}, from which its noise was drawn, is not there"
@@ -51,11 +43,8 @@ def missing(folder: Path) -> str:
 
 
 def check(folder: Path, saved: Mapping[str, Any]) -> None:
-    """Refuse a run of an earlier version whose configuration `saved` requested privacy.
-
-    Raises:
-        UserError: that it is void, and why.
-    """
+    """Refuse a run of an earlier version whose configuration `saved` requested privacy. UserError: that it is void, and
+    why."""
     if saved["privacy"]["clip"] is not None and _mark(folder) == "":
         raise UserError(f"{folder} {VOID}")
 

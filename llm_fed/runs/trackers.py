@@ -29,11 +29,8 @@ _FORBIDDEN = re.compile(r"[^\w.\- :/]")  # in a name of MLflow, hence in all, so
 
 
 def check_trackers(track: TrackConfig) -> None:
-    """Refuse a tracker that Accelerate does not know, or whose package is not installed.
-
-    Raises:
-        UserError: the name, and what to do.
-    """
+    """Refuse a tracker that Accelerate does not know, or whose package is not installed. UserError: the name, and what
+    to do."""
     for name in track.with_:
         require("track.with", name, LOGGER_TYPE_TO_CLASS)
         if importlib.util.find_spec(name) is None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.status import Status
 
 from llm_fed.basics import signs
+from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError, did_you_mean, printable
-from llm_fed.basics.terminal import Terminal, in_notebook
+from llm_fed.basics.terminal import Terminal
 from llm_fed.runs.records import time_of_day
 from llm_fed.runs.trackers import Trackers
 from llm_fed.settings.config import Config
@@ -39,6 +41,7 @@ _WORDS = {  # parts of a round, and what is said of them
 }
 
 
+@dataclass
 class Pace:
     """Where a run is, and how long its rounds will take by those that this session has trained; nothing is known before
     the first of them, or of what comes after the last round. Other threads may read it at any time.
@@ -47,64 +50,44 @@ class Pace:
         number: of the round; 0 before the first.
         done: the last round that has been trained.
         loss: the last one that is known.
+        parts: of the work, the innermost last; a tuple, as it may be read while it is changed.
+        step, answers: of this part.
+        trained: rounds of this session.
+        began, last: when the first of them began, and the last one had been trained.
     """
 
-    def __init__(self, rounds: int = 0, clock: Callable[[], float] = time.monotonic):
-        self.rounds, self._clock = rounds, clock
-        self.number = self.done = 0
-        self.loss: float | None = None
-        self._inside = False  # a round
-        self._parts: tuple[str, ...] = ()  # a tuple, as it may be read while it is changed
-        self._step, self._answers = "", 0  # of this part
-        self._trained = 0  # rounds of this session
-        self._began = self._last = clock()  # the first of them, and the end of the last
-
-    def round(self, number: int) -> None:
-        self.number, self._inside = number, True
-        if not self._trained:
-            self._began = self._clock()
-
-    def trained(self, loss: float | None) -> None:
-        """The round has its line, and may still be scored and saved."""
-        self.done, self.loss, self._last = self.number, loss, self._clock()
-        self._trained += 1
-
-    def round_ended(self) -> None:
-        self._inside = False
-
-    def begin(self, part: str) -> None:
-        self._parts, self._step, self._answers = (*self._parts, part), "", 0
-
-    def end(self, part: str) -> None:
-        self._parts, self._step, self._answers = self._parts[:-1], "", 0
-
-    def step(self, number: int, of: int, loss: float | None) -> None:
-        self._step, self.loss = f"step {number} of {of}", self.loss if loss is None else loss
-
-    def answered(self, amount: int) -> None:
-        self._step, self._answers = "", self._answers + amount
+    rounds: int = 0
+    number: int = 0
+    inside: bool = False  # a round
+    done: int = 0
+    loss: float | None = None
+    parts: tuple[str, ...] = ()
+    step: str = ""
+    answers: int = 0
+    trained: int = 0
+    began: float = 0.0
+    last: float = 0.0
 
     def where(self) -> str:
         """What is being done, in words."""
-        part = ("", *self._parts)[-1]
-        words = [f"round {self.number} of {self.rounds}"] if self._inside else []
-        if part and not (self._step and part == "local"):
+        part = self.parts[-1] if self.parts else ""
+        words = [f"round {self.number} of {self.rounds}"] if self.inside else []
+        if part and not (self.step and part == "local"):
             words.append(_WORDS.get(part, part))
-        if self._answers:
-            words.append(f"{self._answers} answers")
-        if self._step:
-            words.append(self._step + ("" if self.loss is None else f", loss {self.loss:.3f}"))
+        if self.answers:
+            words.append(f"{self.answers} answers")
+        if self.step:
+            words.append(self.step + ("" if self.loss is None else f", loss {self.loss:.3f}"))
         return ", ".join(words)
 
-    def left(self) -> str:
+    def left(self, now: float) -> str:
         """How long the rounds will take, in words: `about 14 min left`; empty where that is not known, or none is left.
         Of a round that takes longer than those before it says so, and grows."""
         to_come = self.rounds - self.done
-        if not self._trained or to_come <= 0:
+        if not self.trained or to_come <= 0:
             return ""
-        now = self._clock()
-        usual, waited = (self._last - self._began) / self._trained, now - self._last
-        expected = max(usual, (now - self._began) / (self._trained + 1))
+        usual, waited = (self.last - self.began) / self.trained, now - self.last
+        expected = max(usual, (now - self.began) / (self.trained + 1))
         late = waited - usual
         left = f"about {duration(max(expected * to_come - waited, late))} left"
         return left + (f"; {duration(late)} later than expected" if late > 1 else "")
@@ -123,23 +106,27 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.1f} days"
 
 
-class Reporter:
+class Reporter(signs.Listener):
     """Shows a run's records as they come, and that it goes on while none comes.
 
     Args:
         console: where to; standard error by default, so that `--json` has standard output for itself.
         interval: in a log file, the most seconds without a line while work goes on.
         callbacks: are told of what happens.
+        clock: by which the time that is left is estimated.
     """
 
-    def __init__(self, console: Console | None = None, interval: float = 30.0, callbacks: Callbacks | None = None):
+    def __init__(
+        self,
+        console: Console | None = None,
+        interval: float = 30.0,
+        callbacks: Callbacks | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         self.callbacks = callbacks or Callbacks()
-        # Never rich's own way in notebooks, which makes a block of HTML of each line; and what a kernel writes to may
-        # call itself a terminal, though no bar can move there.
-        no_bars = {"force_terminal": False} if in_notebook() else {}
-        self.console = console or Terminal(stderr=True, force_jupyter=False, **no_bars)
+        self.console = console or Terminal(stderr=True)
         self.pace = Pace()
-        self._interval = interval
+        self._interval, self._clock = interval, clock
         self._lock, self._printed = threading.RLock(), time.monotonic()  # when the last line was printed
         self._working = False
         self._stamped = False  # whether lines begin with the time
@@ -189,17 +176,18 @@ class Reporter:
 
         Runs that are trained within another one's are part of its work.
         """
-        if self._working or (self.console.quiet and not self.callbacks):
+        if self._working or (self.console.quiet and not self.callbacks.told):
             yield
             return
         self._working, self._printed, stop = True, time.monotonic(), threading.Event()
         thread = threading.Thread(target=self._beat, args=[stop], name="heartbeat", daemon=True)
         if not self.console.is_terminal and not self.console.quiet:
             thread.start()
+        before = signs.listener.set(self)
         try:
-            with signs.heard_by(self):
-                yield
+            yield
         finally:
+            signs.listener.reset(before)
             stop.set()
             if thread.is_alive():
                 thread.join()
@@ -210,43 +198,47 @@ class Reporter:
         while not stop.wait(self._interval / 30):
             with self._lock:
                 if time.monotonic() - self._printed >= self._interval and not stop.is_set():
-                    self.note(
-                        ", ".join(filter(None, [self.pace.where() or "still at work", self.pace.left()])), stamped=True
-                    )
+                    self.note(self._with_left(self.pace.where() or "still at work"), stamped=True)
 
-    # What is told while work goes on, see `signs.Listener`.
+    def _with_left(self, words: str) -> str:
+        left = self.pace.left(self._clock())
+        return f"{words}, {left}" if left else words
 
     def round(self, number: int) -> None:
-        self.pace.round(number)
+        self.pace.number, self.pace.inside = number, True
+        if not self.pace.trained:
+            self.pace.began = self._clock()
 
     def round_ended(self) -> None:
-        self.pace.round_ended()
+        self.pace.inside = False
 
     def begin(self, part: str) -> None:
-        self.pace.begin(part)
+        self.pace.parts, self.pace.step, self.pace.answers = (*self.pace.parts, part), "", 0
         if self.console.is_terminal and self._bar is None and self._status is None:
             self._status = self.console.status(self.pace.where())
             self._status.start()
 
     def end(self, part: str) -> None:
-        self.pace.end(part)
+        self.pace.parts, self.pace.step, self.pace.answers = self.pace.parts[:-1], "", 0
         if self._status is not None:
             self._status.stop()
             self._status = None
 
     def step(self, number: int, of: int, loss: float | None) -> None:
-        self.pace.step(number, of, loss)
-        if self.pace.number:
-            self.callbacks.step(self.pace.number, number, of, loss)
+        pace = self.pace
+        pace.step, pace.loss = f"step {number} of {of}", pace.loss if loss is None else loss
+        if pace.number:
+            self.callbacks.tell("on_step", {"round": pace.number, "step": number, "steps": of, "loss": loss})
         if self._trackers is not None:
             self._trackers.step(loss)
 
     def answered(self, amount: int) -> None:
-        self.pace.answered(amount)
+        self.pace.step, self.pace.answers = "", self.pace.answers + amount
 
     def record(self, record: Mapping[str, Any]) -> None:
         """One line of metrics.jsonl, shown where it tells a user something."""
-        self.callbacks.record(record)
+        if self.callbacks.told and record["kind"] in ("round", "score"):
+            self.callbacks.lines.append(record)
         if record["kind"] == "round":
             self._round(record)
         elif record["kind"] in ("score", "after"):
@@ -261,14 +253,16 @@ class Reporter:
             self.note(f"round {record['round']}: {record['client']}: {record['event']}: {record['reason']}")
 
     def _round(self, record: Mapping[str, Any]) -> None:
-        self.pace.trained(record.get("loss"))
+        """The round is trained, and may still be scored and saved."""
+        pace = self.pace
+        pace.done, pace.loss, pace.last, pace.trained = pace.number, record.get("loss"), self._clock(), pace.trained + 1
         if self._bar is None:
             loss = f"loss {record['loss']:.4f}" if "loss" in record else self._without_loss
             megabytes = (record["bytes_up"] + record["bytes_down"]) / 1e6
             said = f"round {record['round']}/{self.pace.rounds}: {loss}, {megabytes:.1f} MB transferred{self._spent}"
             for key in ("failed", "refused", "dropped_out"):
                 said += f", {record[key]} {key.replace('_', ' ')}" if record.get(key) else ""
-            self.note(", ".join(filter(None, [said, self.pace.left()])))
+            self.note(self._with_left(said))
         if self._trackers is not None:
             self._trackers.round_ended(record["round"])
         keys = ("loss", "lr", "bytes_up", "bytes_down", "padding")
@@ -311,7 +305,7 @@ class Reporter:
         """Where the run is, for its bar."""
         rounds = f"{self.pace.rounds} round{'' if self.pace.rounds == 1 else 's'}"
         now = self.pace.where() or rounds + ("" if self.pace.loss is None else f", loss {self.pace.loss:.4f}")
-        return ", ".join(filter(None, [now + self._spent, self.pace.left()]))
+        return self._with_left(now + self._spent)
 
     def _track(self, values: Mapping[str, float], round: int) -> None:
         if self._trackers is not None:
@@ -333,46 +327,43 @@ class _Bar(Progress):
         yield from super().get_renderables()
 
 
+@dataclass
 class Watch:
     """Times one round from its making on, and what is within `with watch("part"):`."""
 
-    def __init__(self, round: int) -> None:
-        signs.round(round)
-        self._parts: dict[str, float] = {}
-        self._start = time.perf_counter()
+    parts: dict[str, float] = field(default_factory=dict)
+    start: float = field(default_factory=time.perf_counter)
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         start = time.perf_counter()
         with signs.part(part):
             yield
-        self._parts[part] = round(time.perf_counter() - start, 4)
+        self.parts[part] = round(time.perf_counter() - start, 4)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Json]:
         """Seconds of the round so far, and of each part; and the time of day."""
-        signs.round_ended()
-        return {"seconds": round(time.perf_counter() - self._start, 4), "parts": self._parts, "ended": time_of_day()}
+        seconds = round(time.perf_counter() - self.start, 4)
+        return {"seconds": seconds, "parts": self.parts, "ended": time_of_day()}
 
 
+@dataclass
 class Callbacks:
     """Tells each callback in their order. What one raises ends the run.
 
     Attributes:
+        told: the callbacks.
+        lines: of metrics.jsonl, whose round has no checkpoint yet.
         stopped_by: which callback has asked to end the run after this round, in words; empty: none.
     """
 
-    def __init__(self, callbacks: Sequence[Any] = ()):
-        self._callbacks = tuple(callbacks)
-        self._lines: list[Mapping[str, Any]] = []
-        self.stopped_by = ""
+    told: Sequence[object] = ()
+    lines: list[Mapping[str, Any]] = field(default_factory=list)
+    stopped_by: str = ""
 
     @classmethod
     def of(cls, callbacks: Sequence[Any]) -> Callbacks:
-        """Of what a user has given.
-
-        Raises:
-            UserError: it is no list, or one of it has none of the hooks.
-        """
+        """Of what a user has given. UserError: it is no list, or one of it has none of the hooks."""
         if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
             raise UserError(f"callbacks is {callbacks!r:.60}; give a list of objects")
         for each in callbacks:
@@ -386,29 +377,14 @@ class Callbacks:
                 raise UserError(f"{type(each).__name__} has no method that a run would call; hooks: {_LISTED}")
         return cls(callbacks)
 
-    def __bool__(self) -> bool:
-        return bool(self._callbacks)
-
-    def step(self, round: int, number: int, of: int, loss: float | None) -> None:
-        """An optimizer step has been made."""
-        self._tell("on_step", {"round": round, "step": number, "steps": of, "loss": loss})
-
-    def record(self, line: Mapping[str, Any]) -> None:
-        """Keep a line of metrics.jsonl until its round has a checkpoint."""
-        if self._callbacks and line["kind"] in ("round", "score"):
-            self._lines.append(line)
-
     def round_ended(self) -> None:
         """Tell of the lines since the last time: their round is in the run folder, and would not be trained again."""
-        lines, self._lines = self._lines, []
+        lines, self.lines = self.lines, []
         for line in sorted(lines, key=lambda line: line["kind"] == "score"):
-            self._tell("on_scores" if line["kind"] == "score" else "on_round", dict(line))
+            self.tell("on_scores" if line["kind"] == "score" else "on_round", dict(line))
 
-    def end(self, result: Any) -> None:
-        """The run is finished."""
-        self._tell("on_end", result)
-
-    def _tell(self, hook: str, what: Any) -> None:
-        for each in self._callbacks:
+    def tell(self, hook: str, what: Any) -> None:
+        """Call a hook of those that have it."""
+        for each in self.told:
             if (call := getattr(each, hook, None)) is not None and call(what) is True and not self.stopped_by:
                 self.stopped_by = f"the callback {type(each).__name__}.{hook} returned True"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -17,15 +18,12 @@ from llm_fed.state import State
 _COPIES = 5
 
 
+@dataclass
 class LocalRuntime:
-    """Runs sites' coroutines, up to `clients_per_pass` at a time.
+    """Runs sites' coroutines, up to `clients_per_pass` at a time."""
 
-    Attributes:
-        clients_per_pass: how many clients share a fused pass; it decides the packing, hence the bits of a result.
-    """
-
-    def __init__(self, engine: Executor, clients_per_pass: int):
-        self.engine, self.clients_per_pass = engine, clients_per_pass
+    engine: Executor
+    clients_per_pass: int  # how many clients share a fused pass; it decides the packing, hence the bits of a result
 
     def run(self, work: Mapping[str, Coroutine[Request[Any], Any, Any]]) -> dict[str, Any]:
         """Each site's return value, or the exception that ended it, in the order given."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -63,8 +63,8 @@ class Setting(NamedTuple):
     section: type | None  # the dataclass that it holds, if it is a section
 
 
-@cache
 def _schema(kind: type) -> Mapping[str, Setting]:
+    """The fields of a dataclass by their keys in a file; UserError where its module lacks a type."""
     try:
         types = get_type_hints(kind, include_extras=True)
     except NameError as error:
@@ -73,12 +73,11 @@ def _schema(kind: type) -> Mapping[str, Setting]:
             "names, and not only under `if TYPE_CHECKING`"
         ) from error
     found = ((field.name, types[field.name]) for field in dataclasses.fields(kind))
-    return {key_of(name): Setting(name, hint, section_of(hint)) for name, hint in found}
+    # `with` is a word of Python, so its field is `with_`
+    return {name.removesuffix("_"): Setting(name, hint, section_of(hint)) for name, hint in found}
 
 
-def schema(kind: type) -> Mapping[str, Setting]:
-    """The fields of a dataclass by their keys in a file; UserError where its module lacks a type."""
-    return _schema(kind)  # type: ignore[arg-type]  # a class can be hashed, whatever its instances can
+schema: Callable[[type], Mapping[str, Setting]] = cache(_schema)
 
 
 def hints(kind: type) -> Mapping[str, Any]:
@@ -97,11 +96,6 @@ def hint_of(kind: type, key: Sequence[str]) -> Any:
 def section_of(hint: Any) -> type | None:
     """The dataclass that a field holds, if it is a section."""
     return next((kind for kind in kinds_of(hint) if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
-
-
-def key_of(name: str) -> str:
-    """The key of a field in a file: `with` is a word of Python, so the field is `with_`."""
-    return name.removesuffix("_")
 
 
 def check_fields(settings: Any, where: str) -> None:

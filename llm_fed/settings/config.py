@@ -3,7 +3,9 @@ the check of what relates two of them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 from llm_fed.basics.errors import UserError, did_you_mean, one_line
@@ -207,6 +209,16 @@ class PrivacyConfig:
         """Whether anything is drawn from the run's secret."""
         return self.clip is not None or self.secure
 
+    @property
+    def central(self) -> bool:
+        """Whether the server adds noise to the sum of the uploads."""
+        return self.clip is not None and self.unit == "client" and self.where == "server"
+
+    @property
+    def by_example(self) -> bool:
+        """Whether clients add noise in every optimizer step, instead of noise on uploads."""
+        return self.clip is not None and self.unit == "example"
+
 
 @dataclass(frozen=True)
 class ServerStepConfig:
@@ -358,6 +370,23 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
 
+    def lr(self, round: int) -> float:
+        """The learning rate of a round: from `local.lr` to `local.lr_end` in the last, as `local.schedule` says."""
+        local, share = self.local, (round - 1) / max(1, self.rounds - 1)
+        if local.schedule == "cosine":
+            share = (1 - math.cos(math.pi * share)) / 2
+        return local.lr + (local.lr_end - local.lr) * share
+
+    @property
+    def start(self) -> str | None:
+        """The run or folder of adapters that it starts from; None: from fresh draws."""
+        return self.adapter.start if self.adapter else None
+
+    @property
+    def ranks_differ(self) -> bool:
+        """Whether clients have ranks of their own, be they equal."""
+        return self.adapter is not None and not isinstance(self.adapter.rank, int)
+
     @property
     def federation_seed(self) -> int:
         return self.seed if self.seeds.federation is None else self.seeds.federation
@@ -388,10 +417,7 @@ def check_together(config: Config) -> None:
 
     def require(good: bool, key: str, what: str) -> None:
         if not good:
-            value = config
-            for part in key.split("."):
-                value = getattr(value, part)
-            raise UserError(f"{key} is {value!r}; it must be {what}")
+            raise UserError(f"{key} is {attrgetter(key)(config)!r}; it must be {what}")
 
     require(config.task.clients is not None or not config.task.sample_clients, "task.clients",
             "a number with task.sample_clients")  # fmt: skip
@@ -422,7 +448,8 @@ def check_together(config: Config) -> None:
         require(config.eval.every > 0, "eval.every", "at least 1 with stop.patience, which counts scored rounds")
         require(config.eval.during == "validation", "eval.during",
                 "validation with stop.patience: a run that ends by its test score has seen it")  # fmt: skip
-    check_objective(config.objective, config.task.loss_on)
+    if config.objective != ObjectiveConfig():
+        check_objective(config.objective, config.task.loss_on)
     network = config.network
     require(network.deadline <= network.patience, "network.patience",
             "at least network.deadline and finite, in seconds")  # fmt: skip

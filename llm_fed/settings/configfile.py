@@ -199,8 +199,8 @@ def section(kind: type[Section], tree: Tree, where: str = "") -> Section:
 def _settings_of_method(section: dict[str, Tree]) -> dict[str, Any]:
     """A method's name and settings as plain values. Which ones are texts, its class says; no built-in one has any that
     YAML could take for something else, so only a class from outside is asked."""
-    named = {"name": str(section["name"])} if "name" in section else {}
-    unclear = [key for key, value in section.items() if isinstance(value, Spelled | list)]
+    named = {"name": text_of(section["name"]) or str(section["name"])} if "name" in section else {}
+    unclear = [key for key, value in section.items() if key != "name" and isinstance(value, Spelled | list)]
     fields: Mapping[str, Any] = {}
     if unclear and named and (":" in named["name"] or named["name"] in plugins.by_name(plugins.METHODS)):
         with suppress(UserError):  # which is said where the method is built
@@ -273,14 +273,13 @@ def _may_be_text(key: str) -> bool:
 
 def _resolved(tree: dict[str, Tree]) -> dict[str, Tree]:
     """Nested values with what their references stand for. UserError: there is no such key, or no such path."""
-    leaves = dict(_leaves(tree))
-    found = {index: text for index, leaf in leaves.items() if (text := _reference(index, leaf))}
+    leaves = {index: leaf for index, leaf in _leaves(tree) if "${" in (text_of(leaf) or "")}
+    found = {index: text_of(leaf) for index, leaf in leaves.items() if _is_reference(index, leaf)}
     if not found:
         return tree
     masked = plain(tree)
-    for index, leaf in leaves.items():
-        if "${" in (text_of(leaf) or ""):  # to OmegaConf each is a reference; one that is none cannot be referred to
-            _at(masked, index[:-1])[index[-1]] = found.get(index, "???")
+    for index in leaves:  # to OmegaConf each is a reference; one that is none cannot be referred to
+        _at(masked, index[:-1])[index[-1]] = found.get(index, "???")
     try:
         values = OmegaConf.to_container(OmegaConf.create(masked), resolve=True)
     except OmegaConfBaseException as error:
@@ -302,12 +301,11 @@ def _leaves(tree: Tree, index: Index = ()) -> Iterator[tuple[Index, Tree]]:
         yield from _leaves(inner, (*index, key))
 
 
-def _reference(index: Index, leaf: Tree) -> str | None:
-    """The text of a leaf, if it is looked up."""
-    key, text = ".".join(part for part in index if isinstance(part, str)), text_of(leaf)
+def _is_reference(index: Index, leaf: Tree) -> bool:
+    key = ".".join(part for part in index if isinstance(part, str))
     if isinstance(leaf, Word) and key not in paths.KEYS and _may_be_text(key):
-        return None  # the shell has its own variables
-    return text if text is not None and is_reference(key, text) else None
+        return False  # the shell has its own variables
+    return is_reference(key, text_of(leaf) or "")
 
 
 def _at(tree: Any, index: Index) -> Any:

@@ -48,31 +48,25 @@ class ObjectiveConfig:
         return self.name in REFERRING
 
     def describe(self) -> str:
-        """For plans and model cards; empty for sft."""
-        if not self.preferences:
-            return ""
+        """Of one that learns from preferences, for plans and model cards."""
         of = {"base": "the frozen base", "message": "the model received", "last": "the client's last model"}
         against = f", against {of[self.reference]}" if self.refers else ""
         return f"{PAPERS[self.name]}, beta {self.strength:g}{against}"
 
 
-_ONLY = {"reference": REFERRING, "gamma": ("simpo",)}
-
-
 def check_objective(objective: ObjectiveConfig, loss_on: str) -> None:
     """UserError for a setting that the loss does not have, and for losses on prompts, which both answers share.
-
-    Args:
-        loss_on: `task.loss_on`.
-    """
+    `loss_on`: `task.loss_on`."""
     usual = ObjectiveConfig(objective.name)
     if objective.name == "sft" and objective.beta is not None:
         raise UserError("objective.beta is for losses on preferences; set objective.name=dpo, or leave it out")
-    for key, names in _ONLY.items():
-        if objective.name not in names and getattr(objective, key) != getattr(usual, key):
+    only = {"reference": (objective.reference, usual.reference, REFERRING),
+            "gamma": (objective.gamma, usual.gamma, ("simpo",))}  # fmt: skip
+    for key, (value, default, names) in only.items():
+        if objective.name not in names and value != default:
             raise UserError(
-                f"objective.{key}={getattr(objective, key)} is for {', '.join(names)}, but objective.name is "
-                f"{objective.name}; leave it out, or choose one of these"
+                f"objective.{key}={value} is for {', '.join(names)}, but objective.name is {objective.name}; leave it "
+                "out, or choose one of these"
             )
     if objective.preferences and loss_on != "response":
         raise UserError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -120,13 +120,14 @@ def _flatten(node: Any, tensors: dict[str, Tensor], encoding: str | None = None)
     )
 
 
+@dataclass
 class _MessageReader:
     """Makes a message of its tree, which another party may have written: a message that `pack` could have made. Each
-    tensor belongs to one place, so that no bytes count twice. `room`: bytes that the message may take. ValueError: it
-    is no such tree, or takes more; what is wrong with it."""
+    tensor belongs to one place, so that no bytes count twice. `left`: tensors that belong to nothing yet; `room`: bytes
+    that the message may take. ValueError: it is no such tree, or takes more; what is wrong with it."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], room: int):
-        self.left, self._room = dict(tensors), room
+    left: dict[str, Tensor]
+    room: int
 
     def node(self, node: Any, depth: int) -> Any:
         _require(depth < _DEEPEST, f"it is nested deeper than {_DEEPEST} levels")
@@ -150,8 +151,8 @@ class _MessageReader:
         return node
 
     def _take(self, size: int) -> None:
-        self._room -= size
-        _require(self._room >= 0, f"it would take more bytes than were expected, or {EXPANSION:,} times what came")
+        self.room -= size
+        _require(self.room >= 0, f"it would take more bytes than were expected, or {EXPANSION:,} times what came")
 
     def _tensor(self, node: Any) -> Tensor:
         _require(isinstance(node, dict) and node.keys() == {"t"}, "a malformed node of a tensor")

@@ -111,7 +111,8 @@ def measured(
         "eval.select=last", "report.samples=0", *more,
     ])  # fmt: skip
     timed, began = Timed(rounds - 1 if only_rounds else None), time.perf_counter()
-    with signs.heard_by(timed), suppress(KeyboardInterrupt):
+    signs.listener.set(timed)
+    with suppress(KeyboardInterrupt):
         experiment.train(config, run, fresh=True, reporter=timed)
     line = {
         "method": method, "clients": clients, "start": timed.start,

@@ -12,7 +12,7 @@ from llm_fed.commands.comparison import ComparisonPlan
 from llm_fed.commands.section import read_rows, read_section
 from llm_fed.eval import plots
 from llm_fed.experiment import run
-from llm_fed.runs.reading import config_text
+from llm_fed.runs.folder import config_text
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import ABILITY
 from llm_fed.settings import configfile

@@ -16,7 +16,7 @@ from llm_fed.bench.build import prepare
 from llm_fed.commands import compare, section
 from llm_fed.commands.finished import compare_runs
 from llm_fed.experiment import announce, run
-from llm_fed.runs.reading import config_text
+from llm_fed.runs.folder import config_text
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
@@ -204,7 +204,7 @@ def test_the_plan_says_it_before(small, method, steps, own):
     built = prepare(
         from_dict(small.tree(method={"name": method}, rounds=4, local={"steps": 2})), Reporter(Console(quiet=True))
     )
-    plan = announce.run_plan(built)
+    plan = announce.run_plan(built, work=True)
     assert (plan.total_steps, plan.own_steps) == (steps, own)
     line = plan.rows().get("work", "")
     assert (f"{steps} steps of a client" in line) == bool(steps) and (f"{own} of them alone" in line) == bool(own)

@@ -10,8 +10,8 @@ import tiny_images
 from small_run import CLIENTS, SIZES
 
 from llm_fed.commands.quickstart import ASSETS
+from llm_fed.experiment import finish
 from llm_fed.experiment import run as experiment
-from llm_fed.experiment import samples
 from llm_fed.kinds.language import load_base
 from llm_fed.runs.records import read_records
 from llm_fed.scoring.scores import score
@@ -73,7 +73,7 @@ def test_a_prompt_stands_apart_from_its_template(template, prompt, rendered, par
 
 
 def test_so_many_examples_of_so_many_clients(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(samples, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(finish, "_SAMPLED", 2)
     trained(small, tmp_path / "run", report={"samples": 1})
     assert {client: len(lines) for client, lines in by_client(tmp_path / "run").items()} == {"ada": 1, "bob": 1}
 

@@ -24,6 +24,7 @@ from llm_fed.federation.clients import LocalClients
 from llm_fed.federation.loop import Federation, Scoring, federate
 from llm_fed.methods.fedit import FedIT
 from llm_fed.runs import tracking
+from llm_fed.runs.checkpoint import rounds_in
 from llm_fed.runs.folder import Run
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
@@ -81,7 +82,7 @@ def go(tmp_path, rounds: int, settings: dict[str, Any], scored: Callable[[int], 
         run.begin()
         federation = Federation(FedIT(), LocalClients(clients, toy.everyone(clients), runtime), server, runtime)
         progress = federate(federation, run, Scoring(clients, evaluate))
-        checkpoints = run.checkpoints.rounds()
+        checkpoints = rounds_in(run.checkpoints.folder)
     lines = [line for line in read_records(tmp_path / "run/metrics.jsonl") if line["kind"] == "score"]
     return asked, lines, checkpoints, progress
 

@@ -15,10 +15,10 @@ from llm_fed.bench.build import prepare
 from llm_fed.commands.quickstart import ASSETS
 from llm_fed.experiment import cross
 from llm_fed.experiment import run as experiment
-from llm_fed.federation import privacy
 from llm_fed.method import Method
 from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
+from llm_fed.settings.config import PrivacyConfig
 from llm_fed.settings.configfile import from_dict
 
 EXCHANGED = {"ada": "bob", "bob": "ada"}
@@ -160,9 +160,9 @@ def test_clients_without_test_examples(small, tmp_path):
 
 
 def test_with_privacy_by_example_no_table_is_made_and_the_run_says_why(tree, monkeypatch):
-    monkeypatch.setattr(cross, "by_example", lambda config: True)
+    assert from_dict({**tree(), "privacy": {"unit": "example", "clip": 1.0}}).privacy.by_example
+    monkeypatch.setattr(PrivacyConfig, "by_example", True)
     assert "privacy.unit=example" in cross.planned(built(tree())).why
-    assert privacy.by_example(from_dict({**tree(), "privacy": {"unit": "example", "clip": 1.0}}).privacy)
 
 
 def test_own_steps_after_the_last_round_are_scored_as_the_rounds_are(tree, tmp_path):

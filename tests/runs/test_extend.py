@@ -21,8 +21,8 @@ from llm_fed.methods.fedit import FedIT
 from llm_fed.methods.fedmerge import FedMerge
 from llm_fed.methods.fedsa import FedSA
 from llm_fed.network import server
-from llm_fed.runs import extend, tracking
-from llm_fed.runs.checkpoint import Checkpoints
+from llm_fed.runs import tracking
+from llm_fed.runs.checkpoint import Checkpoints, rounds_in
 from llm_fed.runs.folder import Run
 from llm_fed.runs.reading import is_finished
 from llm_fed.runs.records import read_records, timed_rounds
@@ -121,7 +121,7 @@ def test_extended_rounds_equal_those_of_the_longer_run(tmp_path, case):
         assert score_rounds(tmp_path / "short")[-1][0] == rounds
         assert short.in_flight or rounds != 4  # the first run ends before these arrive
     assert (short.best.round, short.best.score) == (long.best.round, long.best.score)
-    assert long.best.round in (Checkpoints(tmp_path / "short/checkpoints").rounds())
+    assert long.best.round in (rounds_in(tmp_path / "short/checkpoints"))
     assert (tmp_path / "short/metrics.jsonl").read_bytes() == (tmp_path / "long/metrics.jsonl").read_bytes()
     assert checkpoint(tmp_path / "short") == checkpoint(tmp_path / "long")
 
@@ -333,4 +333,4 @@ def test_a_run_over_a_network_is_extended_alike(small, tmp_path, quick):
 )
 def test_the_learning_rate_of_a_round(local, rates):
     config = toy.config(rounds=5, local={"lr": 1.0, "lr_end": 0.0, **local})
-    assert [extend.lr(config, round) for round in range(1, 6)] == pytest.approx(rates, abs=1e-6)
+    assert [config.lr(round) for round in range(1, 6)] == pytest.approx(rates, abs=1e-6)

@@ -12,7 +12,7 @@ import types
 import pytest
 from rich.console import Console
 
-from llm_fed.basics import signs, terminal
+from llm_fed.basics import signs
 from llm_fed.basics.errors import RunError
 from llm_fed.commands.api import open_run
 from llm_fed.engine import fit
@@ -31,27 +31,35 @@ class Clock:
         return self.now
 
 
-def train(pace: Pace, clock: Clock, first: int, number: int, seconds: float) -> None:
+def reporter_of(clock: Clock) -> Reporter:
+    """Of a run of ten rounds, on a clock of our own."""
+    reporter = Reporter(Console(quiet=True), clock=clock)
+    reporter.pace = Pace(10)
+    return reporter
+
+
+def train(reporter: Reporter, clock: Clock, first: int, number: int, seconds: float) -> None:
     """So many rounds of so many seconds each."""
     for round in range(first, first + number):
-        pace.round(round)
+        reporter.round(round)
         clock.now += seconds
-        pace.trained(1.25)
-        pace.round_ended()
+        reporter.record({"kind": "round", "round": round, "loss": 1.25, "bytes_up": 0, "bytes_down": 0})
+        reporter.round_ended()
 
 
 @pytest.mark.parametrize("first", [1, 8])
 def test_the_estimate_is_that_of_this_sessions_rounds(first):
     """Of 60 s each; until the first has ended nothing is known, as where a run goes on after seven others."""
     clock = Clock()
-    pace = Pace(10, clock)
-    assert pace.left() == ""
-    train(pace, clock, first, 2, 60.0)
-    assert pace.left() == f"about {duration(60 * (9 - first))} left"
+    reporter = reporter_of(clock)
+    pace = reporter.pace
+    assert pace.left(clock.now) == ""
+    train(reporter, clock, first, 2, 60.0)
+    assert pace.left(clock.now) == f"about {duration(60 * (9 - first))} left"
     clock.now += 30
-    assert pace.left() == f"about {duration(60 * (9 - first) - 30)} left"
-    train(pace, clock, first + 2, 9 - first, 60.0)
-    assert pace.left() == ""
+    assert pace.left(clock.now) == f"about {duration(60 * (9 - first) - 30)} left"
+    train(reporter, clock, first + 2, 9 - first, 60.0)
+    assert pace.left(clock.now) == ""
 
 
 def slowed(monkeypatch, seconds: float, fail_at: int | None = None) -> None:
@@ -113,7 +121,7 @@ def test_nothing_is_said_once_a_run_has_ended(small, tmp_path, monkeypatch, endi
     written = len(log.writes)
     time.sleep(0.2)
     assert len(log.writes) == written
-    assert signs._listener.get() is None
+    assert signs.listener.get() is signs.NOBODY
 
 
 def test_a_bar_that_moves_within_a_round(small, tmp_path, monkeypatch):
@@ -136,15 +144,16 @@ def test_an_estimate_that_is_overdue_grows_and_says_so(done):
     """Rounds of 10 s, and then one in which nothing happens: whether many or few are left, what is said never falls
     behind the time that has passed since it was to end."""
     clock = Clock()
-    pace = Pace(10, clock)
-    train(pace, clock, 1, done, 10.0)
+    reporter = reporter_of(clock)
+    pace = reporter.pace
+    train(reporter, clock, 1, done, 10.0)
     expected = 10.0 * (10 - done)
-    assert pace.left() == f"about {duration(expected)} left"
-    pace.round(done + 1)
+    assert pace.left(clock.now) == f"about {duration(expected)} left"
+    reporter.round(done + 1)
     said = []
     for _ in range(4):
         clock.now += 10 * expected
-        said.append(pace.left())
+        said.append(pace.left(clock.now))
     assert len({*said}) == 4 and all("later than expected" in words for words in said), said
 
 
@@ -155,9 +164,9 @@ def test_an_estimate_that_is_overdue_grows_and_says_so(done):
 def test_only_a_kernel_is_a_notebook_and_no_bar_moves_there(monkeypatch, shell, is_one):
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell, version_info=(9, 0)))
     monkeypatch.setenv("FORCE_COLOR", "1")  # what a kernel writes to may call itself a terminal
-    assert terminal.in_notebook() is is_one and Reporter().console.is_terminal is not is_one
+    assert Reporter().console.is_terminal is not is_one
     monkeypatch.setitem(sys.modules, "IPython", None)
-    assert not terminal.in_notebook()
+    assert Reporter().console.is_terminal
 
 
 def test_a_result_shows_itself(finished):

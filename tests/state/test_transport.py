@@ -161,10 +161,10 @@ def test_a_run_in_bfloat16_learns_and_counts_the_bytes_that_travel(small, tmp_pa
     lines = read_records(tmp_path / "half/metrics.jsonl")
     rounds, answers = ([line for line in lines if line["kind"] == kind] for kind in ("round", "client"))
     assert rounds[-1]["loss"] < rounds[0]["loss"] - 0.5
-    # One message before the first round, from which the plan knows a client's steps; one for all three and three
-    # uploads in each of four rounds; after the last one more, which is scored, and one that is handed out.
-    assert {encoding for encoding, _ in packed} == {"bfloat16"} and len(packed) == 1 + 4 * 4 + 2
-    lengths = [length for _, length in packed[1:]]
+    # One message for all three and three uploads in each of four rounds; after the last one more, which is scored, and
+    # one that is handed out.
+    assert {encoding for encoding, _ in packed} == {"bfloat16"} and len(packed) == 4 * 4 + 2
+    lengths = [length for _, length in packed]
     for at in range(4):
         down, *up = lengths[4 * at : 4 * at + 4]
         mine = [line for line in answers if line["round"] == at + 1]

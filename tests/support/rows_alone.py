@@ -249,7 +249,7 @@ def structures(model: Any) -> list[Lora]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D)
         and module is not head
-        and name.rpartition(".")[2] not in read_layers(model.config)
+        and name.rpartition(".")[2] not in read_layers(model.config.model_type)
         and not any(f"{'.'.join(name.split('.')[:n])}.experts" in names for n in range(1, name.count(".") + 1))
     ]
     attention = [name for name in outside if re.search(r"attn|attention|mixer", name)]
