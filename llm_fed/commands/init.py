@@ -359,7 +359,7 @@ def about_clients(data: TaskData, chosen: str) -> dict[str, str]:
 
 
 def about_sizes(data: TaskData) -> list[str]:
-    """What should be known of federations of one client, and of clients with few examples."""
+    """What should be known of federations of one client, and of clients with few examples or none."""
     lines = taking_part.only_one(list(data.everybody), [id for id, own in data.clients.items() if own.train])
     few = {name: len(client.train) for name, client in data.clients.items() if 0 < len(client.train) < FEW}
     if few:
@@ -369,7 +369,13 @@ def about_sizes(data: TaskData) -> list[str]:
             f"{listed(each, SHOWN)} {have} fewer than {FEW} training examples: too few to learn from alone, and to be "
             "scored on"
         )
-    return lines
+    lacking = {
+        taking_part.LEFT_OUT: [id for id in data.everybody if id not in data.clients],
+        f"{taking_part.ONLY_TESTED}, or left out by methods of personal models":
+            [id for id, own in data.clients.items() if not own.train],
+        taking_part.UNSCORED: [id for id, own in data.clients.items() if not own.test],
+    }  # fmt: skip
+    return lines + [taking_part.line(what, ids, len(data.everybody)) for what, ids in lacking.items() if ids]
 
 
 def _template(base: str, known: KnownBase) -> str:
