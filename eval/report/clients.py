@@ -20,7 +20,7 @@ MOST_ROWS = 200  # without the script
 
 
 @dataclass(frozen=True)
-class Column:
+class Heading:
     title: str
     kind: Literal["bar", "score", "loss", "count", "bytes"]  # how its numbers are written, see `page.cell`
     wide: bool = False  # left out on a narrow screen
@@ -31,7 +31,7 @@ class SortableTable:
     """A table that the script sorts and searches; without it, its first rows."""
 
     first: str  # the title of the column of names
-    columns: Sequence[Column]
+    columns: Sequence[Heading]
     rows: Sequence[tuple[str, Sequence[float | None]]]  # name, and a number per column
     totals: Sequence[tuple[str, Sequence[str]]] = ()  # name, and a text per column
 
@@ -61,20 +61,20 @@ def client_table(
     beside = shown.get("beside", {}) if shown else {}
     silent = Counter(line["client"] for line in by_kind["drop-out"])
     failures = Counter(line.get("client") for line in by_kind["event"])
-    known = [(Column(shown["metric"] if shown else "score", "bar"), shown["clients"] if shown else {})]
-    known += [(Column(title, "score"), line["clients"]) for title, line in (("base", alone), ("rule", rule)) if line]
-    known += [(Column(f"{shown['split']} loss", "loss", True), shown["losses"])] if shown else []
-    known += [(Column(name, "score" if name in METRICS else "loss"), of["clients"]) for name, of in beside.items()]
+    known = [(Heading(shown["metric"] if shown else "score", "bar"), shown["clients"] if shown else {})]
+    known += [(Heading(title, "score"), line["clients"]) for title, line in (("base", alone), ("rule", rule)) if line]
+    known += [(Heading(f"{shown['split']} loss", "loss", True), shown["losses"])] if shown else []
+    known += [(Heading(name, "score" if name in METRICS else "loss"), of["clients"]) for name, of in beside.items()]
     known += [
-        (Column("training loss", "loss", True), {client: _last_loss(lines) for client, lines in work.items()}),
-        (Column("rounds", "count", True), {client: len(lines) for client, lines in trained.items()}),
-        (Column("examples", "count", True), {client: lines[-1]["examples"] for client, lines in trained.items()}),
+        (Heading("training loss", "loss", True), {client: _last_loss(lines) for client, lines in work.items()}),
+        (Heading("rounds", "count", True), {client: len(lines) for client, lines in trained.items()}),
+        (Heading("examples", "count", True), {client: lines[-1]["examples"] for client, lines in trained.items()}),
     ]
     for title, key in (("up", "bytes_up"), ("down", "bytes_down")) if anything_sent(by_kind["client"]) else ():
         sums = {client: sum(line[key] for line in lines) for client, lines in work.items()}
-        known.append((Column(title, "bytes", True), sums))
-    known += [(Column("dropped out", "count", True), {id: silent[id] for id in work})] if silent else []
-    known.append((Column("failures", "count", True), {id: failures[id] for id in work}))
+        known.append((Heading(title, "bytes", True), sums))
+    known += [(Heading("dropped out", "count", True), {id: silent[id] for id in work})] if silent else []
+    known.append((Heading("failures", "count", True), {id: failures[id] for id in work}))
     kept = known[:1] + [(column, of) for column, of in known[1:] if any(of.get(id) is not None for id in work)]
     columns = [column for column, _ in kept]
     rows = [(client, [of.get(client) for _, of in kept]) for client in work]
@@ -90,7 +90,7 @@ def anything_sent(lines: Iterable[Line]) -> bool:
     return any(max(line["bytes_up"], line["bytes_down"]) > EMPTY for line in lines)
 
 
-def _totals(columns: Sequence[Column], shown: Line | None, baselines: Sequence[Line]) -> list[tuple[str, list[str]]]:
+def _totals(columns: Sequence[Heading], shown: Line | None, baselines: Sequence[Line]) -> list[tuple[str, list[str]]]:
     if shown is None or len(shown["clients"]) < 2:
         return []
     rows = {name: [number(line[key]) for line in (shown, *baselines)] for name, key in _TOTALS.items()}

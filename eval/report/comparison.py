@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from llm_fed.basics.documents import Json
-from llm_fed.eval.report.clients import Column, SortableTable
+from llm_fed.eval.report.clients import Heading, SortableTable
 from llm_fed.eval.report.page import size, write_page
 from llm_fed.eval.report.pictures import ReportFigure
 from llm_fed.eval.tables import COSTS, SUMMARIES, ComparisonRow, MeanAndStd, Table
@@ -94,5 +94,5 @@ def _clients(table: Table) -> SortableTable:
     def mean(id: str) -> Sequence[float | None]:
         return [spread.mean if (spread := row.client(id)) else None for row in rows]
 
-    columns = [Column(row.label, "score") for row in rows]
+    columns = [Heading(row.label, "score") for row in rows]
     return SortableTable("client", columns, [(id, mean(id)) for id in [*table.clients, *table.unscored]])

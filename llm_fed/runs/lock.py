@@ -20,7 +20,7 @@ from llm_fed.basics.files import read_file, write_file
 from llm_fed.runs.records import time_of_day
 
 NAME = ".lock"
-_SOON = 0.5  # seconds within which whoever takes a lock has written who he is
+_LOOK, _LOOKS = 0.1, 50  # seconds between two looks who holds a lock, and how many
 _BEAT = 5.0  # seconds between two renewals of a lease
 _PATIENCE = 30.0  # seconds after which a lease of another machine that has not been renewed is taken over
 
@@ -57,7 +57,7 @@ class Lock:
                     raise
                 self._lease(note)
         except Timeout as error:
-            holder = self._read() or self._read_soon()
+            holder = self._first_read()
             here = holder.startswith(f"{os.getpid()} on {socket.gethostname()},")
             who = "thread of this process" if here else f"process ({holder})" if holder else "process"
             raise HeldError(f"another {who}") from error
@@ -98,10 +98,13 @@ class Lock:
                 f"{_PATIENCE:.0f} s; this one ends here"
             )
 
-    def _read_soon(self) -> str:
-        """Who has only just taken the lock writes his name a moment later."""
-        time.sleep(_SOON)
-        return self._read()
+    def _first_read(self) -> str:
+        """Who has only just taken the lock writes his name a moment later, and on a slow disk seconds later."""
+        for _ in range(_LOOKS):
+            if holder := self._read():
+                return holder
+            time.sleep(_LOOK)
+        return ""
 
     def _read(self) -> str:
         """`PID on HOST, since TIME`; empty where nobody has left it."""

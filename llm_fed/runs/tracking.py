@@ -332,7 +332,7 @@ class Watch:
     """Times one round from its making on, and what is within `with watch("part"):`."""
 
     parts: dict[str, float] = field(default_factory=dict)
-    start: float = field(default_factory=time.perf_counter)
+    start: float = field(default_factory=lambda: time.perf_counter())
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
