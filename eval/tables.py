@@ -148,7 +148,7 @@ class Column:
     value: Callable[[ComparisonRow], Value]  # of a row: a score over the seeds, or a cost
     text: Callable[..., str] | None = None  # of a cost, given the parameters of an adapter, and whether room is short
     key: str = ""  # of a score in table.json and table.csv, which have each field of the costs
-    terminal: str = ""  # its title there. Other columns are too wide
+    terminal: str = ""  # its title there, if it is shown; rich crops what goes beyond 80 characters without a word
     page: str = ""  # its title in the first table of table.html
     judged: bool = False  # whether the verdict marks its best rows
     held: bool = False  # whether it gives way in a terminal to scores that were measured beside

@@ -269,32 +269,32 @@ def test_whatever_a_library_says_of_bytes_that_it_does_not_expect(tmp_path):
             list(file_rows(tmp_path / name).good())
 
 
-def toml_rows(source, data):
-    """The tables under `rows`; whatever else stands there is a bad row."""
+def cards_rows(source, data):
+    """Of a made-up kind of file: the tables of TOML under `rows`; whatever else stands there is a bad row."""
     for number, record in enumerate(tomllib.loads("".join(data.lines()))["rows"], 1):
         yield source.row(f", item {number}", record)
 
 
 NEEDED = "an object with named columns is needed, got"
-TOML = {
+CARDS = {
     "a table": ('[[rows]]\nquestion = "Where?"\nday = 2024-05-17', {"question": "Where?", "day": date(2024, 5, 17)}),
     "a date": ("rows = [2024-05-17]", f'{NEEDED} "2024-05-17"'),
     "dates": ("rows = [[1, 2024-05-17T10:00:00]]", f'{NEEDED} [1, "2024-05-17 10:00:00"]'),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", TOML)
+@pytest.mark.parametrize("what", CARDS)
 def test_a_new_kind_of_file_is_one_entry_and_one_reader(tmp_path, monkeypatch, what):
-    content, expected = TOML[what]
-    (tmp_path / "a.toml").write_text(content)
-    with pytest.raises(UserError, match="a.toml cannot be read; supported are JSONL, .* XLSX or TXT"):
-        list(file_rows(tmp_path / "a.toml"))
-    monkeypatch.setitem(formats.KINDS, "toml", formats.FileKind("TOML", (".toml",), by_library=True))
-    monkeypatch.setattr(readers, "toml_rows", toml_rows, raising=False)
-    (row,) = file_rows(tmp_path / "a.toml")
+    content, expected = CARDS[what]
+    (tmp_path / "a.cards").write_text(content)
+    with pytest.raises(UserError, match="a.cards cannot be read; supported are JSONL, .* XLSX or TXT"):
+        list(file_rows(tmp_path / "a.cards"))
+    monkeypatch.setitem(formats.KINDS, "cards", formats.FileKind("CARDS", (".cards",), by_library=True))
+    monkeypatch.setattr(readers, "cards_rows", cards_rows, raising=False)
+    (row,) = file_rows(tmp_path / "a.cards")
     assert (str(row) if isinstance(row, BadRow) else row.values) == (
-        f"{tmp_path}/a.toml, item 1: {expected}" if isinstance(expected, str) else expected
+        f"{tmp_path}/a.cards, item 1: {expected}" if isinstance(expected, str) else expected
     )
-    (tmp_path / "b.toml.gz").write_bytes(gzip.compress(b"rows = ["))
-    with pytest.raises(UserError, match="b.toml.gz cannot be read: .*; write it again, or leave it out"):
-        list(file_rows(tmp_path / "b.toml.gz"))
+    (tmp_path / "b.cards.gz").write_bytes(gzip.compress(b"rows = ["))
+    with pytest.raises(UserError, match="b.cards.gz cannot be read: .*; write it again, or leave it out"):
+        list(file_rows(tmp_path / "b.cards.gz"))
