@@ -61,9 +61,14 @@ def up_to_block(tokens: int) -> int:
 
 
 def samples(data: TaskData) -> dict[str, list[Example]]:
-    """Examples of every client, evenly spread, about SAMPLE in all."""
-    step = max(1, math.ceil(number(data) / SAMPLE))
-    return {name: [*client.train, *client.validation, *client.test][::step] for name, client in data.clients.items()}
+    """Examples of every client, evenly spread, at most SAMPLE in all; no other is looked at."""
+    step, ahead = max(1, math.ceil(number(data) / SAMPLE)), 0
+    by_client: dict[str, list[Example]] = {name: [] for name in data.clients}
+    for name, client in data.clients.items():
+        for part in (client.train, client.validation, client.test):
+            by_client[name] += [part[index] for index in range(ahead, len(part), step)]
+            ahead = (ahead - len(part)) % step
+    return by_client
 
 
 def number(data: TaskData) -> int:

@@ -167,7 +167,7 @@ class Adapted:
         """g (W x + s B A x) + bias, g the lengths; as in PEFT dropout takes inputs from all that the adapter adds."""
         assert self.lengths is not None
         lengths = self.tokens.spread(self.lengths.to(y.device))
-        bias = dict(module.named_parameters(recurse=False)).get("bias")
+        bias = getattr(module, "bias", None)
         if masked:
             w = weight_of(module)
             plain = nn.functional.linear(x / self.kept, w if autocast else w.to(x.dtype))

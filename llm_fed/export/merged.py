@@ -64,9 +64,7 @@ class ExportPlan:
                 put_folder(partial, target)
                 sync_folder(self.out)
             except (OSError, SafetensorError, HfHubHTTPError) as error:
-                raise RunError(
-                    f"cannot write {target}: {isinstance(error, OSError) and error.strerror or error}"
-                ) from error
+                raise RunError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from error
             except RunError as error:
                 raise RunError(f"{target} is not written: {error}") from error
             finally:

@@ -215,7 +215,7 @@ class Encoder:
             # What the template makes of it, as it is to be generated: calls of tools, and reasoning that lacks its tag.
             text = str(self.tokenizer.decode(found.answer, skip_special_tokens=True))
             answers = (answer_of(text).strip(), *answers[1:])
-        as_trained = pair if self.objective.preferences else found and self._fit(example)
+        as_trained = pair if self.objective.preferences else found and self._fit(example, found)
         return Query(prompt, answers, options, right, as_trained, pair)
 
     def _item(self, loss: str, example: Example) -> Trained | None:
@@ -228,9 +228,10 @@ class Encoder:
         other = self._fit(preferences.rejected(example))
         return AnswerPair(one, other) if other and any(other.target) and any(one.target) else None
 
-    def _fit(self, example: Example) -> Encoded | None:
-        """Tokens as the task's settings want them; None where they are skipped, or where no target is left."""
-        found, most = self.encoded(example), self.task.max_length
+    def _fit(self, example: Example, found: Encoded | None = None) -> Encoded | None:
+        """Tokens as the task's settings want them; None where they are skipped, or where no target is left. `found`:
+        the whole example, where it is known."""
+        found, most = found or self.encoded(example), self.task.max_length
         if example.extra:
             found = replace(found, extra=dict(example.extra))
         if len(found.input_ids) > most:

@@ -182,6 +182,9 @@ def test_labels_are_few_and_short():
     assert not survey.are_labels(asked(*map(str, range(90))))
 
 
-def test_of_many_examples_a_sample_is_measured():
-    data = TaskData("files", "", {"a": ClientData("a", tuple(Example("p", ("a",)) for _ in range(5000)))})
-    assert len(survey.samples(data)["a"]) <= survey.SAMPLE
+@pytest.mark.parametrize(("clients", "each"), [(1, 5000), (3000, 3)])
+def test_of_many_examples_a_sample_is_measured(clients, each):
+    own = tuple(Example("p", ("a",)) for _ in range(each))
+    data = TaskData("files", "", {str(id): ClientData(str(id), own) for id in range(clients)})
+    measured = sum(map(len, survey.samples(data).values()))
+    assert survey.SAMPLE / 2 < measured <= survey.SAMPLE
