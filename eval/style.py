@@ -32,6 +32,7 @@ MAX_CURVES = 200  # of more clients than this, every n-th is drawn
 MAX_CELLS = 160  # more cells than this are not labelled with their values
 MAX_LETTERS = 24  # longer names are cut
 LEGEND_LINE = 0.22  # inches
+MISSING = "Glyph .* missing from"  # how matplotlib warns of a character that a font lacks
 
 
 def one_figure(width: float, height: float) -> tuple[Figure, Axes]:
@@ -82,13 +83,15 @@ def legend(figure: Figure, columns: int = 3) -> None:
     axes = figure.axes[0]
     handles, _ = axes.get_legend_handles_labels()
     columns = min(columns, len(handles))
-    while True:
-        colour = axes.xaxis.label.get_color()
-        made = figure.legend(loc="outside upper left", ncols=columns, frameon=False, labelcolor=colour)
-        if columns <= 1 or made.get_window_extent().width <= figure.bbox.width:
-            break
-        made.remove()
-        columns -= 1
+    colour = axes.xaxis.label.get_color()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=MISSING, category=UserWarning)  # `save` sees to them
+        while True:
+            made = figure.legend(loc="outside upper left", ncols=columns, frameon=False, labelcolor=colour)
+            if columns <= 1 or made.get_window_extent().width <= figure.bbox.width:
+                break
+            made.remove()
+            columns -= 1
     lines = -(-len(handles) // columns) if handles else 0
     figure.set_figheight(figure.get_figheight() + LEGEND_LINE * max(0, lines - 2))
 
@@ -106,11 +109,11 @@ def keep_ticks(figure: Figure) -> None:
 def save(figure: Figure, path: Path) -> Path:
     """Write the file, the same bytes every time."""
     with mpl.rc_context({"svg.hashsalt": "llm_fed"}), warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Glyph .* missing from", category=UserWarning)
+        warnings.filterwarnings("error", message=MISSING, category=UserWarning)
         try:
             drawn = _drawn(figure, path.suffix)
         except UserWarning:  # the usual font lacks a character, which would be drawn as a box
-            warnings.filterwarnings("ignore", message="Glyph .* missing from", category=UserWarning)
+            warnings.filterwarnings("ignore", message=MISSING, category=UserWarning)
             make_legible(figure)
             drawn = _drawn(figure, path.suffix)
     if isinstance(path, Path):

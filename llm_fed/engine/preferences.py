@@ -153,7 +153,5 @@ class JudgedAnswers(Preferences[Judged]):
 
 
 def examples_of(objective: ObjectiveConfig) -> Examples:
-    """What language models train on with this loss."""
-    if not objective.preferences:
-        return TEXT
+    """What language models train on with this loss on preferences."""
     return JudgedAnswers(objective) if objective.name == "kto" else Pairs(objective)

@@ -17,7 +17,6 @@ import torch
 
 from llm_fed.basics.documents import Json
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.drive import drive
 from llm_fed.engine.memory import budget_and_overhead, free_memory, memory_limit, peak_of, weights
 from llm_fed.engine.ways import describe as describe_passes
 from llm_fed.experiment import cross
@@ -30,7 +29,7 @@ from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Request, succeeded
 from llm_fed.method.site import Site
 from llm_fed.runtime.launch import processes
-from llm_fed.runtime.local import LocalRuntime
+from llm_fed.runtime.local import LocalRuntime, drive
 from llm_fed.settings.config import Config
 from llm_fed.state.wire import Message, entries, pack, unpack
 

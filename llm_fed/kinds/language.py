@@ -116,7 +116,8 @@ class Language(Kind):
         return [*again, *cls._halved(config), *quantised, "a smaller task.max_length"]
 
     def configured(self, config: Config) -> Language:
-        return replace(self, prompt=self.prompt_of(config), trains=examples_of(config.objective))
+        trains = examples_of(config.objective) if config.objective.preferences else TEXT
+        return replace(self, prompt=self.prompt_of(config), trains=trains)
 
     def as_said(
         self, config: Config, prompt_of_folder: Callable[[], Prompt | None], keys: Collection[str]

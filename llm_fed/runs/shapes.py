@@ -7,7 +7,7 @@ that may rely on it. Keys that are not listed are new, or a method's own, and ar
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import (
@@ -75,11 +75,12 @@ class ScoresShape(Shape):
     unscored: Names = []
     undefined: Names = []
     beside: dict[Name, Beside] = {}
+    needed: ClassVar[frozenset[str]] = frozenset({"metric", "clients", "mean", "worst_half", "losses"})
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
-        given, needed = self.model_fields_set, {"metric", "clients", "mean", "worst_half"}
-        if given & needed and (lacking := needed - given):
+        given = self.model_fields_set
+        if given & self.needed and (lacking := self.needed - given):
             raise ValueError(f"it has no {min(lacking)!r}")
         return self
 
@@ -97,6 +98,7 @@ class RuleLine(ScoreLine):
     metric: str
     clients: Scores
     rules: dict[Name, str] = {}
+    needed: ClassVar[frozenset[str]] = ScoresShape.needed - {"losses"}
 
 
 class WeightsShape(Shape):
@@ -200,7 +202,8 @@ _ENVIRONMENT: dict[str, Any] = {
     **dict.fromkeys(("processes", "threads", "clients_per_pass"), Positive),
     **dict.fromkeys(("captured", "padding_free"), bool),
     **dict.fromkeys(("secret", "fused"), str),
-    "continued": list[dict[str, Any]], "base": dict[str, Any],
+    "continued": list[dict[str, Any]],
+    "base": _object(dict.fromkeys(("revision", "quantization", "dtype", "weights"), str), name=str),
 }  # fmt: skip
 _SUMMARY: dict[str, Any] = {
     "rounds": Count, "ended": EndedShape, "base": ScoreLine, "rule": RuleLine, "notes": list[str], "adapters": str,

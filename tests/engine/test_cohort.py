@@ -1,8 +1,8 @@
 """Driving coroutine clients, and who is asked when."""
 
-from llm_fed.engine.drive import drive
 from llm_fed.federation.schedule import Delayed
 from llm_fed.method.requests import Request
+from llm_fed.runtime.local import drive
 
 
 class F(Request[str]): ...

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.engine.bank import AdaptedModel, AdapterBank
-from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images, Pictures
 from llm_fed.mergers.mixing import mixed
 from llm_fed.method.merge import doubled
 from llm_fed.method.requests import Distillation
 from llm_fed.models.lora import ANCHORS, SCALE, Lora
+from llm_fed.runtime.local import drive
 from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 

@@ -13,13 +13,13 @@ from tiny_images import BATCHES, LORA, MAKERS, assert_state, cross_entropy, load
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import ClientError, UserError
-from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images
 from llm_fed.method.optimizer import Optimizer
 from llm_fed.method.site import Site
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full
+from llm_fed.runtime.local import drive
 from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 

@@ -203,7 +203,8 @@ def local_beside(run, **changes):
     folder.mkdir()
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     scores = [(2, "validation", 20.0), (4, "validation", 55.0), (4, "test", 50.0)]
-    known = {"kind": "score", "metric": "rouge1", "clients": {"snli": 50.0}, "std": 0.0, "worst_half": 40.0}
+    known = {"kind": "score", "metric": "rouge1", "clients": {"snli": 50.0}, "std": 0.0, "worst_half": 40.0,
+             "losses": {}}  # fmt: skip
     lines = [{**known, "round": round, "split": split, "mean": mean} for round, split, mean in scores]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "summary.json").write_text(json.dumps({"round": 4, "rounds": 4, "method": "local", "scores": {}}))

@@ -164,7 +164,7 @@ OTHER: dict[str, Any] = {
     "delay.sigma": 3.0, "delay.drop_out": 0.5, "transport": "bfloat16",
     "privacy.clip": 0.1, "privacy.noise": 1.0, "privacy.where": "client", "privacy.delta": 0.1,
     "privacy.unit": "example", "server.aggregation": "median", "server.liars": 0.4,
-    "eval.every": 2, "eval.limit": 1, "eval.max_new_tokens": 1, "eval.during": "test", "eval.base": False,
+    "eval.every": 2, "eval.limit": 1, "eval.max_new_tokens": 1, "eval.during": "test", "eval.base": True,
     "seeds.training": 5, "export.clients": ["ada"],
 }  # fmt: skip
 

@@ -17,7 +17,6 @@ from server_steps import serve
 
 from llm_fed import methods
 from llm_fed.basics.errors import UserError
-from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.method import Method, Upload
 from llm_fed.method.client import Client
@@ -31,6 +30,7 @@ from llm_fed.methods.pfedme import PFedMe
 from llm_fed.methods.scaffold import Scaffold
 from llm_fed.models.lora import draw
 from llm_fed.models.structure import Full
+from llm_fed.runtime.local import drive
 from llm_fed.settings.config import EvalConfig, LocalConfig
 from llm_fed.state import State
 from llm_fed.state.wire import pack, unpack

@@ -16,7 +16,6 @@ from torch import nn
 
 from llm_fed.basics.errors import UserError
 from llm_fed.bench.build import prepare
-from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.experiment import run
 from llm_fed.method import Method, Upload, by_arrival
@@ -30,6 +29,7 @@ from llm_fed.methods.hfcl import HFCL
 from llm_fed.methods.pooled import Pooled
 from llm_fed.models.lora import draw
 from llm_fed.runs.tracking import Reporter
+from llm_fed.runtime.local import drive
 from llm_fed.settings.config import EvalConfig, LocalConfig
 from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from llm_fed.engine.drive import drive
 from llm_fed.method import Method, Upload, by_arrival
 from llm_fed.method.server import Server
+from llm_fed.runtime.local import drive
 from llm_fed.state import State, stack
 from llm_fed.state.wire import pack, unpack
 

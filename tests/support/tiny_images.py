@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from transformers import ResNetConfig, ResNetForImageClassification, ViTConfig, ViTForImageClassification
 
-from llm_fed.engine.drive import drive
 from llm_fed.engine.engine import Engine
 from llm_fed.kinds.images import Images
 from llm_fed.method.client import Client
@@ -22,6 +21,7 @@ from llm_fed.method.site import Data
 from llm_fed.models.cnn import CNN
 from llm_fed.models.lora import Lora
 from llm_fed.models.structure import Full, Structure
+from llm_fed.runtime.local import drive
 from llm_fed.settings.config import LocalConfig
 from llm_fed.state import State
 from llm_fed.tasks.common import Picture

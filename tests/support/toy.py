@@ -8,13 +8,13 @@ import torch
 
 from llm_fed.basics.errors import ClientError
 from llm_fed.basics.rng import Secret
-from llm_fed.engine.drive import drive
 from llm_fed.federation.schedule import Ask, Delayed
 from llm_fed.method.client import Client
 from llm_fed.method.requests import Fit, Fitted, Work
 from llm_fed.method.server import Server
 from llm_fed.method.site import Data, Site
 from llm_fed.runs import secrecy
+from llm_fed.runtime.local import drive
 from llm_fed.settings.config import LocalConfig
 from llm_fed.settings.configfile import from_dict
 from llm_fed.state import State
