@@ -81,20 +81,25 @@ def measured(goal: Goal, lines: Sequence[Line]) -> tuple[float | None, str]:
 def table(step: str, lines: Sequence[Line]) -> str:
     """A row per case and card, of earlier sittings too; and one with the number of cases that were not measured."""
     columns, cases = STEPS[step].columns, STEPS[step].cases
-    heads, left = ["case", *columns.values(), "card, torch, code"], len(cases)
+    its, left = [line for line in lines if line["step"] == step], len(cases)
+    cards = {", ".join(_card(line)) for line in its}
+    heads = ["case", *columns.values(), f"code ({', '.join(cards)})" if len(cards) == 1 else "card, torch, code"]
     rows = [row(heads), "|---" * len(heads) + "|"]
-    its = [line for line in lines if line["step"] == step]
     for case in dict.fromkeys([*cases, *(str(line["figure"]["case"]) for line in its)]):
         latest = {line["card"]: line for line in its if line["figure"]["case"] == case}
         for line in latest.values():
             figure = line["figure"]
-            where = [line["card"] + ", tiny shapes" * bool(figure.get("tiny")), line["torch"], line["commit"]]
+            where = [*(_card(line) if len(cards) > 1 else ()), line["commit"]]
             where += [f"{name} {figure[name]}" for name in ("transformers", "liger") if name in figure]
             rows.append(row([case, *(shown(figure.get(key)) for key in columns), ", ".join(where)]))
         left -= bool(latest) and case in cases
     if left:
         rows.append(row([f"{left} of {len(cases)} cases: not run", *[""] * (len(heads) - 1)]))
     return "\n".join(rows)
+
+
+def _card(line: Line) -> list[str]:
+    return [line["card"] + ", tiny shapes" * bool(line["figure"].get("tiny")), line["torch"]]
 
 
 def row(cells: Sequence[str]) -> str:

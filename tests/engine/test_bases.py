@@ -40,7 +40,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: hf.Qwen3ForCausalLM(config(hf.Qwen3Config, head_dim=8)),
     "mistral": lambda: hf.MistralForCausalLM(config(hf.MistralConfig, head_dim=8, sliding_window=4)),
     "gemma": lambda: hf.GemmaForCausalLM(config(hf.GemmaConfig, head_dim=8)),
-    "gemma2": lambda: hf.Gemma2ForCausalLM(config(hf.Gemma2Config, head_dim=8, sliding_window=4)),
+    # With a window no wider than the padding, stock training of transformers 5.24 is NaN.
+    "gemma2": lambda: hf.Gemma2ForCausalLM(config(hf.Gemma2Config, head_dim=8, sliding_window=6)),
     "gemma3": lambda: hf.Gemma3ForCausalLM(config(hf.Gemma3TextConfig, head_dim=8, sliding_window=4)),
     "phi": lambda: hf.PhiForCausalLM(config(hf.PhiConfig, hidden_size=32)),
     "phi3": lambda: hf.Phi3ForCausalLM(config(hf.Phi3Config)),  # Phi-4 is of this kind, too
