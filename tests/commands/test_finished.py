@@ -33,7 +33,7 @@ def write(folder: Path, seed: int, method: dict, score: float, **changes) -> Pat
     run = folder / f"{method['name']}-{len(list(folder.glob('*')))}"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text(config_text(config))
-    scores = {"metric": "rouge1", "clients": clients, "mean": score, "worst_half": score - 5}
+    scores = {"metric": "rouge1", "clients": clients, "mean": score, "worst_half": score - 5, "losses": {}}
     examples = dict.fromkeys(clients, {"train": 16, "test": 4})
     done = {"method": method["name"], "round": 3, "scores": scores, "examples": examples}
     (run / "summary.json").write_text(json.dumps(done))
