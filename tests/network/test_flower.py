@@ -39,8 +39,10 @@ def deploy(folder: Path, small: Small) -> Deployment:
 
 
 def equal(here: Path, folder: Path, exactly: bool = False) -> None:
-    """The scores and personal models of a run in one process, and of one over the network."""
+    """The scores and personal models of a run in one process, and of one over the network, whose server has no rows."""
     one, other = (json.loads((run / "summary.json").read_text()) for run in (here, folder / "run"))
+    one.get("rule", {}).pop("look-up", None)
+    one, other = ({key: run[key] for key in run.keys() - {"examples", "checksum"}} for run in (one, other))
     assert one == other
     assert_same_models(here, folder, 0 if exactly else 1e-5)
 
