@@ -42,7 +42,7 @@ def texts(path: Path) -> list[str]:
     return [comment.strip() for comment in re.findall(r"<!--(.*?)-->", path.read_text())]
 
 
-@pytest.mark.parametrize("name", every.quick(PICTURES, ["mixing", "weights"]))
+@pytest.mark.parametrize("name", every.quick(PICTURES, ["mixing", "bands"]))
 def test_without_a_font_names_are_spelled_in_latin_letters_and_it_is_said_once(tmp_path, caplog, name):
     with caplog.at_level(logging.WARNING):
         for copy in ("a", "b"):
