@@ -186,6 +186,10 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
     try:
         before = read_object(folder / "environment.json")
         threads, per_pass = before["threads"], before["clients_per_pass"]
+    except FileNotFoundError as error:
+        raise UserError(
+            f"{folder} has no environment.json, as every run has; audit the runs that a folder was merged from"
+        ) from error
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UserError(
             f"{folder / 'environment.json'}, which says where the run was made, cannot be read: {error}"

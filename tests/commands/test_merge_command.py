@@ -72,6 +72,8 @@ def test_two_runs_give_what_the_method_gives(runs, llm_fed, tmp_path):
         card = (tmp_path / client / "README.md").read_text()
         assert "Recipe of the merge" in card and f"lambda_fed: {found['lambda_fed']}" in card and "fed: fedit" in card
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    said = llm_fed("audit", tmp_path)
+    assert said.code == 3 and "audit the runs that a folder was merged from" in said.out, said
 
 
 @pytest.mark.parametrize("method", ["fisher", "mean", "grid"])
