@@ -9,7 +9,7 @@ import pytest
 import tiny_images
 import torch
 import yaml
-from safetensors.torch import load_file
+from equal_runs import adapters
 from small_run import Small
 from torch.testing import assert_close
 
@@ -41,10 +41,6 @@ def beside(small, tmp_path, monkeypatch) -> Path:
 def relative(small: Small, folder: Path, **changes: object) -> Path:
     changes = {"rounds": 2, "base": {"name": "models/base"}, "task": {"path": "mine"}, **changes}
     return small.config(folder / "c.yaml", **changes)
-
-
-def adapters(run: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.parent.name: load_file(path) for path in sorted(run.glob("adapters/*/*.safetensors"))}
 
 
 def mentions(folder: Path, secret: str, names: str = "*") -> list[str]:

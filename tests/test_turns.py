@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import equal_runs
 import filelock
 import pytest
 import small_run
@@ -53,10 +54,6 @@ def together(*jobs: Callable[[], None]) -> None:
         raise error
 
 
-def quiet() -> Reporter:
-    return Reporter(Console(quiet=True))
-
-
 def test_one_thread_at_a_time_has_the_turn_and_whoever_waits_is_told_why(monkeypatch):
     monkeypatch.setattr(turns, "_SOON", 0.05)
     said: list[str] = []
@@ -85,11 +82,11 @@ def test_settings_of_the_program_around(small, tmp_path, kind):
     """Its default dtype and its modes of torch change nothing within a run, and are its own again afterwards."""
     tree = small.tree(rounds=1) if kind == "text" else tiny_images.tree(tiny_images.npz(tmp_path / "a.npz"), rounds=1)
     config = from_dict(tree)
-    run.train(config, tmp_path / "plain", reporter=quiet())
+    run.train(config, tmp_path / "plain", reporter=equal_runs.quiet())
     torch.set_default_dtype(torch.float64)
     try:
         with torch.inference_mode(), torch.device("meta"):
-            run.train(config, tmp_path / "odd", reporter=quiet())
+            run.train(config, tmp_path / "odd", reporter=equal_runs.quiet())
         assert torch.get_default_dtype() == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
@@ -109,7 +106,7 @@ def test_runs_in_threads_are_those_alone(small, tied, tmp_path):
         for seed, dtype in enumerate(("float32", "bfloat16", "float32"))
     ]
     for number, tree in enumerate(trees):
-        run.train(from_dict(tree), tmp_path / f"alone-{number}", reporter=quiet())
+        run.train(from_dict(tree), tmp_path / f"alone-{number}", reporter=equal_runs.quiet())
 
     def job(number: int) -> Callable[[], None]:
         return lambda: llm_fed.run(trees[number], out=tmp_path / f"beside-{number}") and None
@@ -124,7 +121,7 @@ def test_two_threads_and_one_run_folder(small, tmp_path):
 
     def job() -> None:
         try:
-            run.train(config, tmp_path / "run", reporter=quiet())
+            run.train(config, tmp_path / "run", reporter=equal_runs.quiet())
         except llm_fed.basics.errors.RunError as error:
             said.append(str(error))
 

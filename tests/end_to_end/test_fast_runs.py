@@ -4,8 +4,7 @@ import json
 
 import every
 import pytest
-import torch
-from safetensors.torch import load_file
+from equal_runs import adapters
 
 from llm_fed.engine import capture
 from llm_fed.runs.records import read_records
@@ -20,10 +19,6 @@ CHANGES = {
 
 def passes(folder) -> list[dict[str, int]]:
     return [line["passes"] for line in read_records(folder / "timing.jsonl") if "passes" in line]
-
-
-def adapters(folder) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.parent.name: load_file(path) for path in sorted(folder.glob("adapters/*/*.safetensors"))}
 
 
 def apart(one, other) -> float:

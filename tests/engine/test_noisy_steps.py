@@ -22,10 +22,6 @@ CLIP = {"llama": 4.0, "gpt2": 0.9}  # some gradients are longer, and some are no
 SILENT = Encoded([3, 4, 5], [False] * 3)  # no token counts in the loss
 
 
-def structure_of(kind: str, dropout: float = 0.0) -> Lora:
-    return Lora(rank=3, alpha=6, dropout=dropout, target_modules=tiny.TARGETS[kind])
-
-
 def job(model, structure: Lora, client: int, noise: float = NOISE, **options) -> Fit:
     """Batches of 3, 0, 1 and 5 examples, one of which has no target."""
     draws = generator(5, client)
@@ -76,7 +72,7 @@ def by_hand(model, structure: Lora, job: Fit, train: str = "") -> tuple[State, l
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_a_step_is_that_of_single_examples(kind, budget, train):
     """The norm that counts is that of what is trained."""
-    model, structure = tiny.build(kind, torch.float64), structure_of(kind)
+    model, structure = tiny.build(kind, torch.float64), tiny.structure_of(kind)
     given = job(model, structure, 1, train=train or ".*")
     expected, factors = by_hand(model, structure, given, train)
     assert len(factors) == 8 and min(factors) < 0.95 and max(factors) == 1
@@ -87,7 +83,7 @@ def test_a_step_is_that_of_single_examples(kind, budget, train):
 def test_each_client_gets_what_it_would_get_alone():
     """Though the others train other entries, so that the bank has more gradients than a client's norm counts. With
     dropout, AdamW and clipping of the noisy gradient."""
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama", dropout=0.3)
+    model, structure = tiny.build("llama", torch.float64), tiny.structure_of("llama", dropout=0.3)
     optimizer = Optimizer(0.01, "adamw", weight_decay=0.1, clip=1.0, proximal=0.1)
     jobs = [
         job(model, structure, k, optimizer=optimizer, train=train) for k, train in enumerate([".*", r"_B$", r"_A$"])
@@ -103,7 +99,7 @@ def test_each_client_gets_what_it_would_get_alone():
 
 def test_one_example_moves_the_sum_by_no_more_than_the_bound():
     """With lr 1 and size 1 the model moves by the sum: without an example by its clipped gradient less."""
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    model, structure = tiny.build("llama", torch.float64), tiny.structure_of("llama")
     start = job(model, structure, 0).start
     examples = tiny.examples(3, [5, 9, 14, 7])
 
@@ -122,7 +118,7 @@ def test_one_example_moves_the_sum_by_no_more_than_the_bound():
 
 def test_a_step_without_an_example_is_noise_of_the_right_size():
     """3 * 0.5 / 4 on each number, another draw for each step and seed; its loss is not reported."""
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    model, structure = tiny.build("llama", torch.float64), tiny.structure_of("llama")
     start = job(model, structure, 0).start
 
     def noise(seed: int, steps: int = 1) -> Fitted:
@@ -143,7 +139,7 @@ def test_a_step_without_an_example_is_noise_of_the_right_size():
 
 
 def test_losses_are_means_over_the_examples_of_a_batch():
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    model, structure = tiny.build("llama", torch.float64), tiny.structure_of("llama")
     given = job(model, structure, 1, optimizer=Optimizer(0.0, "sgd"))
     (found,) = fitted(model, structure, [given])
     expected = []
@@ -159,7 +155,7 @@ def known(job: Fit) -> bool:
 
 
 def test_noisy_and_plain_fits_do_not_train_together():
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    model, structure = tiny.build("llama", torch.float64), tiny.structure_of("llama")
     jobs = [job(model, structure, k) for k in range(2)]
     with pytest.raises(ValueError, match="one pass"):
         Engine.fit(None, [jobs[0], replace(jobs[1], private=None)])  # type: ignore[arg-type]

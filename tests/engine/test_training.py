@@ -24,10 +24,6 @@ from llm_fed.tasks.common import Encoded
 KINDS = ["llama", "qwen3", "gpt2"]
 
 
-def structure_of(kind: str, dropout: float = 0.0) -> Lora:
-    return Lora(rank=3, alpha=5, dropout=dropout, target_modules=tiny.TARGETS[kind])
-
-
 def difference(left: State, right: State) -> float:
     assert left.layout == right.layout
     return (left.row - right.row).abs().max().item()
@@ -45,7 +41,7 @@ def assert_equal_to_stock(model, structure, jobs, *, train="", checkpointing=Fal
 @pytest.mark.parametrize("kind", KINDS)
 def test_fused_training_equals_stock_peft(kind):
     """Also one by one, and in passes of 64 tokens."""
-    model, structure = tiny.build(kind, torch.float64), structure_of(kind)
+    model, structure = tiny.build(kind, torch.float64), tiny.structure_of(kind)
     jobs = cohort(model, structure)
     assert_equal_to_stock(model, structure, jobs)
     together = fitted(model, structure, jobs)
@@ -71,14 +67,14 @@ OPTIMIZERS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", every.quick(OPTIMIZERS, OPTIMIZERS[:5]), ids=str)
 def test_clipping_proximal_term_and_optimizers_equal_stock_peft(settings):
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    model, structure = tiny.build("llama", torch.float64), tiny.structure_of("llama")
     assert_equal_to_stock(model, structure, cohort(model, structure, **settings))
 
 
 @pytest.mark.parametrize("train", ["", "lora_B"])
 def test_each_client_has_its_own_anchor_and_correction(train):
     """The correction is added after clipping; both count the trained entries alone."""
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    model, structure = tiny.build("llama", torch.float64), tiny.structure_of("llama")
     jobs = cohort(model, structure, name="sgd", lr=0.3)
     points = [draw(model, structure, generator(9, k), torch.float64) for k in range(3)]
     for k, (job, point) in enumerate(zip(jobs, points, strict=True)):
@@ -88,7 +84,7 @@ def test_each_client_has_its_own_anchor_and_correction(train):
 
 
 def test_an_anchor_of_another_structure_is_refused():
-    model, structure = tiny.build("llama"), structure_of("llama")
+    model, structure = tiny.build("llama"), tiny.structure_of("llama")
     (job,) = cohort(model, structure, torch.float32, clients=[0])
     other = replace(job.optimizer, proximal=1.0, anchor=job.start.select("lora_A"))
     with pytest.raises(ValueError, match="need the entries"):
@@ -96,7 +92,7 @@ def test_an_anchor_of_another_structure_is_refused():
 
 
 def test_training_a_part_equals_stock_peft_and_leaves_the_rest():
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    model, structure = tiny.build("llama", torch.float64), tiny.structure_of("llama")
     jobs = cohort(model, structure)
     assert_equal_to_stock(model, structure, cohort(model, structure, clip=0.05), train="lora_B")
     mixed = [replace(job, train=t) for job, t in zip(jobs, ["lora_A$", "lora_B$", ".*"], strict=True)]
@@ -116,7 +112,7 @@ def test_training_a_part_equals_stock_peft_and_leaves_the_rest():
     ids=["eager attention", "sliding window", "attention dropout", "residual dropout"],
 )
 def test_other_attention_and_the_bases_dropout_change_nothing(kind, changes, tolerance):
-    model, structure = tiny.build(kind, torch.float64, **changes), structure_of(kind)
+    model, structure = tiny.build(kind, torch.float64, **changes), tiny.structure_of(kind)
     assert_equal_to_stock(model.train(), structure, cohort(model, structure), tolerance=tolerance)
 
 
@@ -128,7 +124,7 @@ def test_an_adapted_head_equals_stock_peft():
 
 @pytest.mark.parametrize("kind", every.quick(KINDS, ["llama", "gpt2"]))
 def test_activation_checkpointing_equals_stock_peft_and_recomputes(kind):
-    model, structure = tiny.build(kind, torch.float64), structure_of(kind)
+    model, structure = tiny.build(kind, torch.float64), tiny.structure_of(kind)
     model.gradient_checkpointing_enable()
     calls = []
     mlp = next(module for name, module in model.named_modules() if name.endswith("mlp"))
@@ -139,8 +135,8 @@ def test_activation_checkpointing_equals_stock_peft_and_recomputes(kind):
     assert len(calls) == 2 * work.micro_batches  # forward and recomputation
     plain = copy.deepcopy(model)
     plain.gradient_checkpointing_disable()
-    results = fitted(model, structure_of(kind, 0.3), jobs)
-    for one, other in zip(results, fitted(plain, structure_of(kind, 0.3), jobs), strict=True):
+    results = fitted(model, tiny.structure_of(kind, 0.3), jobs)
+    for one, other in zip(results, fitted(plain, tiny.structure_of(kind, 0.3), jobs), strict=True):
         assert one.state.equal(other.state)  # also the dropout masks are those of the first pass
     if kind != "gpt2":  # stock PEFT recomputes in training mode only, where GPT-2's dropout is on
         assert_equal_to_stock(model, structure, jobs, checkpointing=True)
@@ -149,12 +145,12 @@ def test_activation_checkpointing_equals_stock_peft_and_recomputes(kind):
 
 def test_dropout_is_each_clients_own_whatever_the_packing():
     """With packing-independent masks the fused result is the lonely one; another seed is another result."""
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama", 0.3)
+    model, structure = tiny.build("llama", torch.float64), tiny.structure_of("llama", 0.3)
     jobs = cohort(model, structure)
     together = fitted(model, structure, jobs)
     again = fitted(model, structure, jobs)
     small = fitted(model, structure, jobs, budget=50)
-    off = fitted(model, structure_of("llama"), jobs)
+    off = fitted(model, tiny.structure_of("llama"), jobs)
     for job, one, same, repacked, plain in zip(jobs, together, again, small, off, strict=True):
         (alone,) = fitted(model, structure, [job])
         (other,) = fitted(model, structure, [replace(job, seed=99)])
@@ -166,7 +162,7 @@ def test_dropout_is_each_clients_own_whatever_the_packing():
 
 
 def test_dropout_masks_differ_between_clients_steps_and_examples(monkeypatch):
-    model, structure = tiny.build("llama"), structure_of("llama", 0.5)
+    model, structure = tiny.build("llama"), tiny.structure_of("llama", 0.5)
     batch = tiny.examples(0, [12]) * 2
     start = cohort(model, structure, torch.float32)[0].start
     jobs = [Fit.on(f"c{k}", structure, start, [batch] * 2, Optimizer(0.0), seed=k) for k in range(2)]
@@ -190,7 +186,7 @@ def test_dropout_masks_differ_between_clients_steps_and_examples(monkeypatch):
 def test_autocast_is_close_to_float32_and_to_stock_peft():
     """SGD, whose steps are proportional to gradients: 8 bits of mantissa through ~20 roundings."""
     autocast = torch.bfloat16
-    model, structure = tiny.build("llama"), structure_of("llama")
+    model, structure = tiny.build("llama"), tiny.structure_of("llama")
     jobs = cohort(model, structure, torch.float32, lr=0.05, name="sgd", clip=0.5)
     half = fitted(model, structure, jobs, autocast=autocast)
     full = fitted(model, structure, jobs)
@@ -204,7 +200,7 @@ def test_autocast_is_close_to_float32_and_to_stock_peft():
 
 @pytest.mark.parametrize("poison", ["start", "lr"])
 def test_a_clients_nan_ends_that_client_alone(poison):
-    model, structure = tiny.build("llama", torch.float64), structure_of("llama")
+    model, structure = tiny.build("llama", torch.float64), tiny.structure_of("llama")
     jobs = cohort(model, structure)
     if poison == "lr":
         bad, step = replace(jobs[0], optimizer=Optimizer(1e300)), 2
@@ -229,7 +225,7 @@ def test_a_clients_nan_ends_that_client_alone(poison):
 
 
 def test_a_last_step_to_infinity_is_that_clients_error():
-    model, structure = tiny.build("llama"), structure_of("llama")
+    model, structure = tiny.build("llama"), tiny.structure_of("llama")
     jobs = [shortened(job, 1) for job in cohort(model, structure, torch.float32, name="sgd")]
     # float32 ends at 3.4e38, and a large alpha makes large gradients
     jobs[1] = replace(jobs[1], optimizer=Optimizer(3e38, "sgd"))
@@ -245,7 +241,7 @@ def shortened(job: Fit, steps: int) -> Fit:
 
 
 def test_a_batch_without_a_target_token_is_that_clients_error():
-    model, structure = tiny.build("llama"), structure_of("llama")
+    model, structure = tiny.build("llama"), tiny.structure_of("llama")
     jobs = cohort(model, structure, torch.float32)
     silent = Encoded([5, 6, 7], [True, False, False])  # nothing predicts the first token
     jobs[1] = Fit.on("c1", structure, jobs[1].start, [jobs[1].batch(0), [silent]], Optimizer(0.1))
@@ -271,7 +267,7 @@ def test_an_optimizer_that_cannot_be_says_why(settings, said):
 
 
 def test_the_budget_is_halved_until_memory_suffices():
-    model, structure = tiny.build("llama"), structure_of("llama")
+    model, structure = tiny.build("llama"), tiny.structure_of("llama")
     jobs = cohort(model, structure, torch.float32)
     room = 100
 
@@ -290,7 +286,7 @@ def test_the_budget_is_halved_until_memory_suffices():
 
 
 def test_work_counts_tokens_padding_and_micro_batches():
-    model, structure = tiny.build("llama"), structure_of("llama")
+    model, structure = tiny.build("llama"), tiny.structure_of("llama")
     start = draw(model, structure, generator(0))
     batches = {"a": [tiny.examples(0, [4, 10])], "b": [tiny.examples(1, [5])]}
     jobs = [Fit.on(name, structure, start, its, Optimizer(0.1)) for name, its in batches.items()]

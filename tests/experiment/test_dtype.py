@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from equal_runs import assert_equal
 from network import HELLO, NetworkInProcess, federate, tree
-from safetensors.torch import load_file
 
 from llm_fed import load_client
 from llm_fed.bench import build
@@ -26,17 +26,6 @@ from llm_fed.settings.configfile import from_dict
 
 HINT = loading.bfloat16_hint  # which other tests do without, see without.py
 AUTO = {"dtype": "auto"}
-
-
-def adapters(run: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.parent.name: load_file(path) for path in sorted(run.glob("adapters/*/*.safetensors"))}
-
-
-def assert_equal(one: Path, other: Path) -> None:
-    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
-    mine, theirs = adapters(one), adapters(other)
-    assert mine.keys() == theirs.keys() and mine
-    assert all(torch.equal(mine[id][name], theirs[id][name]) for id in mine for name in mine[id])
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from rich.console import Console
+import equal_runs
 
 from llm_fed.basics import documents, files
 from llm_fed.bench import build
@@ -14,7 +14,6 @@ from llm_fed.experiment import announce, run
 from llm_fed.method.requests import Query
 from llm_fed.models.base import Base
 from llm_fed.rows import Row
-from llm_fed.runs.tracking import Reporter
 from llm_fed.settings import configfile
 from llm_fed.tasks.common import Encoded
 
@@ -36,10 +35,6 @@ def config_of(folder: Path, base: Path, clients: int, *words: str):
     return configfile.load({}, [*WORDS, "task.name=files", f"task.path={path}", f"base.name={base}", *words])
 
 
-def quiet() -> Reporter:
-    return Reporter(Console(quiet=True))
-
-
 def held() -> int:
     """What of rows and tokens is a Python object now, but for the examples."""
     gc.collect()
@@ -49,7 +44,7 @@ def held() -> int:
 def test_the_start_holds_no_tokens(small, tmp_path):
     """Of 700 clients with 1,400 rows none is encoded afterwards; what was made is kept."""
     clients, before = 700, held()
-    built = build.prepare(config_of(tmp_path, small.base, clients), quiet())
+    built = build.prepare(config_of(tmp_path, small.base, clients), equal_runs.quiet())
     announce.run_plan(built)
     assert len(built.clients) == clients and held() < before + 10
     site = built.clients["c7"]
@@ -73,7 +68,7 @@ def test_what_is_scored_and_handed_out_is_prepared_once(small, tmp_path, monkeyp
                     return real(*given, **options)
 
                 patch.setattr(module, name, counted)
-            run.train(config, tmp_path / f"run{clients}", reporter=quiet())
+            run.train(config, tmp_path / f"run{clients}", reporter=equal_runs.quiet())
         assert len(list((tmp_path / f"run{clients}/adapters").iterdir())) == clients
         counts.append(found)
     one, other = counts

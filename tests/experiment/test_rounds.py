@@ -7,6 +7,7 @@ from typing import Any
 
 import own_steps
 import pytest
+from equal_runs import weights
 from hub_server import connected
 from huggingface_hub.utils import validate_repo_id
 from rich.console import Console
@@ -52,12 +53,6 @@ def runs(small, tmp_path_factory):
         return made[family]
 
     return folder
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    files = sorted(folder.glob("adapters/*/*.safetensors"))
-    assert files
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def everything(folder: Path) -> dict[str, bytes]:

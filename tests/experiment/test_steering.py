@@ -9,6 +9,7 @@ from typing import Any
 
 import own_steps
 import pytest
+from equal_runs import weights
 
 from llm_fed.audit.audit import audit
 from llm_fed.basics.errors import RunError, UserError
@@ -49,12 +50,6 @@ def config(small, **changes: Any) -> Any:
     given["rounds"] += given["method"] == OWN_STEPS
     scored = {"select": "last", "every": 1, "max_new_tokens": 1, "cross": False, **changes.get("eval", {})}
     return from_dict(small.tree(**given | {"eval": scored}))
-
-
-def weights(folder: Path) -> dict[str, bytes]:
-    files = sorted(folder.glob("adapters/*/*.safetensors"))
-    assert files
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def press(folder: Path, round: int, times: int = 1) -> Told:

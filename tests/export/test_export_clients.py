@@ -7,8 +7,8 @@ import every
 import pytest
 import torch
 import yaml
+from equal_runs import adapters, assert_equal
 from network import federate, lines, tree
-from safetensors.torch import load_file
 from small_run import CLIENTS
 
 from llm_fed.basics.errors import UserError
@@ -34,16 +34,9 @@ def exported(run: Path) -> list[str]:
     return sorted(path.name for path in run.glob("adapters/*") if not path.name.startswith("."))
 
 
-def adapters(run: Path) -> dict[str, dict[str, torch.Tensor]]:
-    return {path.parent.name: load_file(path) for path in sorted(run.glob("adapters/*/*.safetensors"))}
-
-
-def assert_equal(one: Path, other: Path) -> None:
-    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+def assert_same(one: Path, other: Path) -> None:
+    assert_equal(one, other)
     assert (one / "summary.json").read_bytes() == (other / "summary.json").read_bytes()
-    mine, theirs = adapters(one), adapters(other)
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[id][name], theirs[id][name]) for id in mine for name in mine[id])
 
 
 def asked(run: Path) -> list[str]:
@@ -147,7 +140,7 @@ def test_a_finished_run_exports_more_without_training(small, whole, tmp_path, mo
     for clients, expected in ((["bob"], ["bob"]), ("seen", asked(whole)), ("all", sorted(CLIENTS))):
         experiment.train(settings(small, clients), run)
         assert exported(run) == expected
-    assert_equal(run, whole)
+    assert_same(run, whole)
     assert "export.clients has changed, so its end is done again" in capsys.readouterr().err
     experiment.train(settings(small, ["ada"]), run)  # fewer: there is nothing to do
     assert exported(run) == sorted(CLIENTS) and "is complete: 2 rounds" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import shutil
 import stat
 from pathlib import Path
 
+import equal_runs
 import pytest
 import torch
 import toy
@@ -93,12 +94,8 @@ def made(small, tmp_path_factory, request):
     """A finished run, and its configuration."""
     folder = tmp_path_factory.mktemp(request.param)
     config = settings_of(small, folder / "small.yaml", **KINDS[request.param])
-    run.train(config, folder / "run", reporter=quiet())
+    run.train(config, folder / "run", reporter=equal_runs.quiet())
     return config, folder / "run"
-
-
-def quiet() -> Reporter:
-    return Reporter(Console(quiet=True))
 
 
 def held(folder: Path) -> dict[str, bytes]:
@@ -213,9 +210,9 @@ def test_continued_with_the_file_it_is_uninterrupted_and_without_it_refused(made
     for data, word in ((None, "is not there"), (toy.secret(3).key, "of another run"), ("spoilt", "is damaged")):
         secret.unlink() if data is None else secret.write_text(data)
         with pytest.raises(RunError, match=word):
-            run.train(config, tmp_path / "cut", reporter=quiet())
+            run.train(config, tmp_path / "cut", reporter=equal_runs.quiet())
     secret.write_text(kept)
-    run.train(config, tmp_path / "cut", reporter=quiet())
+    run.train(config, tmp_path / "cut", reporter=equal_runs.quiet())
     assert held(tmp_path / "cut") == held(folder)
 
 
@@ -227,25 +224,25 @@ def test_noise_that_was_drawn_meets_nothing_else(small, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run.train(config, tmp_path / "run", reporter=StopsAfter(3))
     with pytest.raises(UserError, match=r"rounds=6 changes the learning rate of round 3.* shows what it hides"):
-        run.train(longer, tmp_path / "run", reporter=quiet())
+        run.train(longer, tmp_path / "run", reporter=equal_runs.quiet())
     rows = data / "ada/train.jsonl"
     rows.write_text(rows.read_text().replace("w20 w21", "w30 w31"))
     with pytest.raises(UserError, match=r"the data have changed \(1 row .* shows what it hides"):
-        run.train(config, tmp_path / "run", reporter=quiet())
+        run.train(config, tmp_path / "run", reporter=equal_runs.quiet())
     (tmp_path / "run/splits.json").unlink()
     with pytest.raises(UserError, match=r"the data have changed \(splits.json is gone\), but"):
-        run.train(config, tmp_path / "run", reporter=quiet())
-    run.train(config, tmp_path / "run", reporter=quiet(), fresh=True)
+        run.train(config, tmp_path / "run", reporter=equal_runs.quiet())
+    run.train(config, tmp_path / "run", reporter=equal_runs.quiet(), fresh=True)
     assert (tmp_path / "run/summary.json").exists()
 
 
 def test_a_run_that_starts_again_draws_another_secret(small, tmp_path):
     config = settings_of(small, tmp_path / "small.yaml", rounds=1)
     toy.plant(tmp_path / "run", 9)
-    run.train(config, tmp_path / "run", reporter=quiet(), fresh=True)
+    run.train(config, tmp_path / "run", reporter=equal_runs.quiet(), fresh=True)
     assert secrecy.read(tmp_path / "run") == toy.secret(9)  # no run was there
     before = held(tmp_path / "run")
-    run.train(config, tmp_path / "run", reporter=quiet(), fresh=True)
+    run.train(config, tmp_path / "run", reporter=equal_runs.quiet(), fresh=True)
     assert secrecy.read(tmp_path / "run") not in (None, toy.secret(9)) and held(tmp_path / "run") != before
 
 
@@ -287,16 +284,16 @@ def test_an_audit_without_it_verifies_no_training(made, tmp_path):
 
 def test_a_finished_run_is_read_without_it_and_an_earlier_versions_is_void(small, tmp_path):
     config = settings_of(small, tmp_path / "small.yaml", rounds=1)
-    run.train(config, tmp_path / "run", reporter=quiet())
+    run.train(config, tmp_path / "run", reporter=equal_runs.quiet())
     (tmp_path / "run" / secrecy.FILE).unlink()
     assert read_config(tmp_path / "run").privacy.clip == 0.5
-    assert run.train(config, tmp_path / "run", reporter=quiet())["round"] == 1  # it is complete
+    assert run.train(config, tmp_path / "run", reporter=equal_runs.quiet())["round"] == 1  # it is complete
     earlier = tmp_path / "run/environment.json"
     held = json.loads(earlier.read_text())
     earlier.write_text(json.dumps({key: value for key, value in held.items() if key not in ("secret", checksum.KEY)}))
-    for refused in (read_config, lambda folder: run.train(config, folder, reporter=quiet())):
+    for refused in (read_config, lambda folder: run.train(config, folder, reporter=equal_runs.quiet())):
         with pytest.raises(UserError, match="void: noise and batches were drawn from the seed"):
             refused(tmp_path / "run")
     assert any("void: noise and batches" in line for line in audit(tmp_path / "run").unchecked)
-    run.train(config, tmp_path / "run", reporter=quiet(), fresh=True)
+    run.train(config, tmp_path / "run", reporter=equal_runs.quiet(), fresh=True)
     assert read_config(tmp_path / "run").privacy.clip == 0.5

@@ -29,18 +29,14 @@ LATE = Delayed(tuple(SIZES), 0.6, 1, sigma=2.0, drop_out=0.1)
 ROUNDS = 6
 
 
-def number(value: float) -> State:
-    return State.of({"x": torch.tensor([value], dtype=torch.float64)})
-
-
 def upload(client: str, value: float, staleness: int = 0, num_examples: int = 1) -> Upload:
-    return Upload(client, num_examples, staleness, number(value))
+    return Upload(client, num_examples, staleness, toy.number(value))
 
 
 def start(method: Method, *names: str) -> tuple[Site, Any]:
     """A server of these clients, in round 1, and the method's state around the number 10."""
     server = toy.server()
-    server.clients, server.draw = names, lambda generator: number(10.0)
+    server.clients, server.draw = names, lambda generator: toy.number(10.0)
     server.begin(1, 0.1)
     return server, method.init(server)
 
@@ -126,12 +122,12 @@ def test_running_statistics_go_towards_what_clients_have(method):
     """Both of a cohort of two have a variance of 0.2, and each counts half: 1, 0.6, 0.4, in the next round 0.3, 0.25.
     Added as changes from the model that they were sent, it would be 1 - 0.8 - 0.8."""
     server, state = start(method, "a", "b")
-    server.cohort, model = 2, with_variance(number(10.0), 1.0)
+    server.cohort, model = 2, with_variance(toy.number(10.0), 1.0)
     state = {key: with_variance(value, 0.0) if isinstance(value, State) else value for key, value in state.items()}
     state["model"] = model
     for round, expected in enumerate((0.4, 0.25), 1):
         change = 0.2 - state["model"].extras["running_var"].item()
-        uploads = [Upload(name, 1, 0, with_variance(number(0.0), change)) for name in "ab"]
+        uploads = [Upload(name, 1, 0, with_variance(toy.number(0.0), change)) for name in "ab"]
         state = serve(method, server, state, *uploads, round=round)
         assert state["model"].extras["running_var"].item() == pytest.approx(expected, abs=1e-12)
 
@@ -145,8 +141,8 @@ def test_under_a_robust_rule_running_statistics_go_towards_what_clients_have():
     method = FedBuff(buffer=3)
     server, _ = start(method, *"abcdef")
     server.cohort, server.step = 6, ServerStepConfig(aggregation="median", liars=0.4)
-    state = {"model": with_variance(number(10.0), 1.0), "updates": [], "buffered": 0}
-    uploads = [Upload(name, 1, 0, with_variance(number(0.0), -0.8)) for name in "abcdef"]
+    state = {"model": with_variance(toy.number(10.0), 1.0), "updates": [], "buffered": 0}
+    uploads = [Upload(name, 1, 0, with_variance(toy.number(0.0), -0.8)) for name in "abcdef"]
     model = serve(method, server, state, *uploads)["model"]
     assert model.extras["running_var"].item() == pytest.approx(0.4, abs=1e-12)
 

@@ -39,12 +39,8 @@ MAKERS: list[Callable[[], Method]] = [FedFT, Center, HFCL, FedDF]
 NAMES = {FedFT: "fed+ft", Center: "center", HFCL: "hfcl", FedDF: "feddf"}
 
 
-def number(value: float) -> State:
-    return State.of({"x": torch.tensor([value], dtype=torch.float64)})
-
-
 def upload(client: str, value: float, num_examples: int = 1, staleness: int = 0) -> Upload:
-    return Upload(client, num_examples, staleness, number(value))
+    return Upload(client, num_examples, staleness, toy.number(value))
 
 
 class Toy:
@@ -69,7 +65,7 @@ class Toy:
 def start(method: Method, examples: int = 4) -> tuple[Site, Any, Toy]:
     """A server with so many examples, in batches of two, around the number 10."""
     local = LocalConfig(steps=3, batch_size=2)
-    server = Server("server", toy.STRUCTURE, local, 0, lambda generator: number(10.0), Data(list(range(examples))))  # type: ignore[arg-type]
+    server = Server("server", toy.STRUCTURE, local, 0, lambda generator: toy.number(10.0), Data(list(range(examples))))  # type: ignore[arg-type]
     server.begin(1, 0.25)
     return server, method.init(server), Toy()
 
@@ -99,7 +95,7 @@ def test_fedft_waits_for_the_first_answers_to_a_model():
     server, state, engine = start(method)
     server.cohort = 2
     state = serve(method, server, state, engine, upload("a", 2.0))
-    assert method.broadcast(state, "a").equal(number(10.0)) and not engine.jobs
+    assert method.broadcast(state, "a").equal(toy.number(10.0)) and not engine.jobs
     server.begin(2, 0.25)
     state = serve(method, server, state, engine, upload("b", 6.0, staleness=1))
     assert method.broadcast(state, "a").row.item() == pytest.approx(100 - 86 * 0.9**2, abs=1e-12)
@@ -171,7 +167,7 @@ def test_hfcl_waits_for_clients_beside_the_server(cohort):
     state = serve(method, server, state, engine)
     server.begin(2, 0.25)
     state = serve(method, server, state, engine)
-    assert method.broadcast(state, "a").equal(number(10.0)) and len(engine.jobs) == 1
+    assert method.broadcast(state, "a").equal(toy.number(10.0)) and len(engine.jobs) == 1
     arrivals = [upload(name, value, 3, staleness=1) for name, value in zip("abc", (2.0, 6.0, 4.0), strict=True)]
     values = [item.content.row.item() for item in by_arrival(server, arrivals)][:cohort]
     state = serve(method, server, state, engine, *arrivals)
@@ -302,7 +298,7 @@ def test_examples_of_another_task_suit_distillation_alone(make):
     server, *_ = start(method)
     server.data = replace(server.data, foreign=True)
     if make is FedDF:
-        assert method.init(server).equal(number(10.0))
+        assert method.init(server).equal(toy.number(10.0))
     else:
         with pytest.raises(UserError, match="needs server examples of the clients' own task; leave task.server.name"):
             method.init(server)

@@ -197,7 +197,7 @@ def test_faults_over_flower(small, tmp_path):
 @pytest.mark.parametrize("command", ["flower-supernode", "flower-superexec"])
 def test_a_worker_at_work_ends_with_its_node(small, tmp_path, command):
     """The two others' stay. Flower's own processes are recognised, whatever its next version calls them."""
-    config = settings(small, rounds=1, local={"steps": 1_000_000}, eval={"every": 0})
+    config = settings(small, rounds=1, local={"steps": 10_000}, eval={"every": 0})
     flower_app.write(tmp_path / "app", config, "small")
     with deploy(tmp_path, small) as net:
         net.run(tmp_path / "app", {"out": str(tmp_path / "run")})

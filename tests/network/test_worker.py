@@ -101,7 +101,7 @@ def test_one_worker_serves_all_callers_and_outlives_those_that_are_killed(small,
 
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {process.pid}"])
     with pytest.raises(RunError, match=r"ended while it worked; see .*worker\.log"):
-        worker.call(home, request(small, home, train(message, 2, after=1), local={"steps": 100_000}), message)
+        worker.call(home, request(small, home, train(message, 2, after=1), local={"steps": 10_000}), message)
     killer.wait()
     process.wait()
     second, _ = worker.call(
@@ -182,9 +182,10 @@ def test_what_lies_at_a_sockets_place_is_looked_at_before_it_is_trusted(tmp_path
 # A node: a SuperNode, which starts a SuperExec, which starts a caller for each message, with a wrapper between them.
 # The caller goes away before it has given its order, so that the worker imports nothing heavy.
 NODE = """\
-import subprocess, sys, time, os
+import os, signal, subprocess, sys, time
 from pathlib import Path
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which what nohup starts ignores
 home, here = Path(sys.argv[1]), Path(sys.argv[0])
 if here.name == "flower-supernode":
     subprocess.Popen([sys.executable, here.with_name("flower-superexec"), home])

@@ -73,13 +73,6 @@ def train(small, folder: Path, rounds: int, **changes: Any) -> list[str]:
     return said.notes
 
 
-def results(folder: Path) -> dict[str, bytes]:
-    """What equal runs have alike: every file but times, checkpoints and the page that shows the times."""
-    skipped = ("checkpoints/", "timing.jsonl", "report.html", "delivered.json", ".lock", "needs/")
-    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    return {name: path.read_bytes() for name, path in sorted(paths.items()) if not name.startswith(skipped)}
-
-
 def checkpoint(folder: Path) -> tuple[bytes, dict[str, Any]]:
     """The newest one: the state without the settings of the search, and the rows that it refers to."""
     saved = Checkpoints(folder / "checkpoints").latest()
@@ -138,7 +131,7 @@ def test_an_extended_run_equals_the_longer_one(small, tmp_path, case):
     said = train(small, tmp_path / "short", LONG, **settings)
     assert f"this run had {SHORT} rounds and continues to {LONG}" in said
     assert not any("lr_end" in note for note in said)
-    assert results(tmp_path / "short") == results(tmp_path / "long")
+    assert equal_runs.files(tmp_path / "short", "needs/") == equal_runs.files(tmp_path / "long", "needs/")
     assert checkpoint(tmp_path / "short") == checkpoint(tmp_path / "long")
 
 
@@ -154,7 +147,7 @@ def test_an_unfinished_run_is_extended_or_cut_short(small, tmp_path, monkeypatch
     for rounds in (4, 7):
         train(small, tmp_path / "run", rounds, **settings)
         train(small, tmp_path / str(rounds), rounds, **settings)
-        assert results(tmp_path / "run") == results(tmp_path / str(rounds))
+        assert equal_runs.files(tmp_path / "run", "needs/") == equal_runs.files(tmp_path / str(rounds), "needs/")
 
 
 def _breaks_off(after: int) -> Any:
@@ -210,7 +203,7 @@ def test_stopped_anywhere_on_the_way_it_continues_with_the_same_command(small, p
         assert all(path.exists() for path in earlier) and len(earlier) == 4  # for whoever reads them meanwhile
     train(small, run, 4, eval={"every": 3})
     assert is_finished(run)
-    assert results(run) == results(pair / "long")
+    assert equal_runs.files(run, "needs/") == equal_runs.files(pair / "long", "needs/")
 
 
 def _stop_at(patch: Any, function: str, match: str) -> None:
@@ -232,10 +225,10 @@ def _stop_at(patch: Any, function: str, match: str) -> None:
 
 
 def test_fewer_rounds_than_are_done_are_refused(small, pair, llm_fed):
-    before = results(pair / "long")
+    before = equal_runs.files(pair / "long", "needs/")
     config = small.config(pair / "c.yaml", rounds=3, local=CONSTANT, eval={"every": 3})
     llm_fed("run", config, "--out", pair / "long").assert_refused("has trained 4 rounds", "rounds=4 or more", "--out")
-    assert results(pair / "long") == before
+    assert equal_runs.files(pair / "long", "needs/") == before
 
 
 def test_with_a_falling_rate_it_says_that_results_differ(small, tmp_path):
@@ -248,10 +241,10 @@ def test_with_a_falling_rate_it_says_that_results_differ(small, tmp_path):
 
 
 def test_a_finished_run_stays_complete_where_only_what_comes_during_training_changed(small, pair):
-    before = results(pair / "long")
+    before = equal_runs.files(pair / "long", "needs/")
     for settings in ({"every": 2}, {"every": 3, "batch_size": 2}):
         assert [note for note in train(small, pair / "long", 4, eval=settings) if "is complete" in note]
-        assert results(pair / "long") == before
+        assert equal_runs.files(pair / "long", "needs/") == before
 
 
 def _scores(patch: Any, means: dict[int, float]) -> None:
@@ -278,7 +271,7 @@ def test_another_selection_of_a_finished_run_is_made_without_training(small, tmp
     assert json.loads((tmp_path / "best/summary.json").read_text())["round"] == 1
     trained = timed_rounds(tmp_path / "best")
     train(small, tmp_path / "best", 3, eval={"every": 1, "base": "auto", "select": "last"})
-    assert results(tmp_path / "best") == results(tmp_path / "last")
+    assert equal_runs.files(tmp_path / "best", "needs/") == equal_runs.files(tmp_path / "last", "needs/")
     assert timed_rounds(tmp_path / "best") == trained
 
 
@@ -291,7 +284,10 @@ def test_what_starts_from_other_runs_extends_these_and_merges_anew(small, tmp_pa
     assert (tmp_path / "short/summary.json").exists()
     train(small, tmp_path / "short", 4, **settings)
     for part in ("", "needs/local", "needs/fedit"):
-        short, long = (equal_runs.without_neighbours(results(tmp_path / run / part)) for run in ("short", "long"))
+        short, long = (
+            equal_runs.without_neighbours(equal_runs.files(tmp_path / run / part, "needs/"))
+            for run in ("short", "long")
+        )
         assert short == long
 
 

@@ -14,11 +14,30 @@ from llm_fed.runs.records import read_records
 from llm_fed.runs.tracking import Reporter
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    """What must not depend on how often a run was killed."""
-    skipped = ("checkpoints/", "timing.jsonl", "report.html", "delivered.json", ".lock")
+def quiet() -> Reporter:
+    return Reporter(Console(quiet=True))
+
+
+def files(folder: Path, *others: str) -> dict[str, bytes]:
+    """What must not depend on how often a run was killed, without `others` (beginnings of names)."""
+    skipped = ("checkpoints/", "timing.jsonl", "report.html", "delivered.json", ".lock", *others)
     found = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     return {name: path.read_bytes() for name, path in found.items() if not name.startswith(skipped)}
+
+
+def adapters(run: Path) -> dict[str, dict[str, torch.Tensor]]:
+    return {path.parent.name: load_file(path) for path in sorted(run.glob("adapters/*/*.safetensors"))}
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    files = sorted(folder.glob("adapters/*/*.safetensors"))
+    assert files
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    assert (one / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    assert weights(one) == weights(other)
 
 
 def without_neighbours(files: Mapping[str, bytes]) -> dict[str, bytes]:

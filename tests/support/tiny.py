@@ -34,6 +34,10 @@ TARGETS = {  # module names that LoRA usually adapts
 }
 
 
+def structure_of(kind: str, dropout: float = 0.0) -> Lora:
+    return Lora(rank=3, alpha=5, dropout=dropout, target_modules=TARGETS[kind])
+
+
 def build(kind: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes) -> PreTrainedModel:
     """A random model of `kind` (a key of TARGETS, or vit); its own dropout is as its authors configured it."""
     makers = {

@@ -40,6 +40,10 @@ def draw(generator: torch.Generator) -> State:
     return State.of(entries)
 
 
+def number(value: float) -> State:
+    return State.of({"x": torch.tensor([value], dtype=torch.float64)})
+
+
 def clients(number: int, seed: int = 0, sizes: list[int] | None = None) -> dict[str, Site]:
     """Sites c0, c1, ... with `sizes` examples (default 1, 2, ...)."""
     sizes = sizes or list(range(1, number + 1))
