@@ -188,11 +188,10 @@ from pathlib import Path
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which what nohup starts ignores
 home, here = Path(sys.argv[1]), Path(sys.argv[0])
 if here.name == "flower-supernode":
-    subprocess.Popen([sys.executable, here.with_name("flower-superexec"), home])
+    subprocess.Popen([sys.executable, here.with_name("flower-superexec"), home, str(os.getpid())])
     time.sleep(600)
 elif here.name == "flower-superexec":
-    supernode = os.getppid()
-    while os.getppid() == supernode:
+    while os.getppid() == int(sys.argv[2]):  # Flower's own is told it, too, as it may be dead by now
         subprocess.run(["sh", "-c", '"$@"; true', "wrapper", sys.executable, here.with_name("flwr-clientapp"), home])
         time.sleep(1)
 else:
