@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from llm_fed.runs.records import read_records
 from llm_fed.settings.paths import public
 
 Line = dict[str, Any]
+
+_MAY_BE_LOCAL = re.compile(rb"""\bname["']?: *["']?local\b""")
 
 
 def read_config(run_dir: Path) -> tuple[Line, str]:
@@ -77,10 +80,12 @@ def local_beside(run_dir: Path, *, alike: bool = True) -> Path | None:
     own, second = _decisive(saved_config(run_dir)), None
     for file in sorted([*run_dir.glob("needs/*/config.yaml"), *run_dir.parent.glob("*/config.yaml")]):
         try:
+            if file.parent == run_dir or not _MAY_BE_LOCAL.search(read_file(file)):
+                continue  # there may be a hundred, and to read one as YAML takes milliseconds
             config = saved_config(file.parent)
-            if file.parent == run_dir or config["method"]["name"] != "local" or not is_finished(file.parent):
+            if config["method"]["name"] != "local" or not is_finished(file.parent):
                 continue
-        except UserError:
+        except (UserError, OSError):
             continue  # another's folder, or damaged
         tested, trained = _decisive(config)
         if (tested, trained) == own:
