@@ -94,6 +94,11 @@ ONCE_FELL = {  # all were tracebacks
         "".join(json.dumps({"instruction": "q", "output": "x", "client": "9" * 5000}) + "\n" for _ in range(9)),
         "has 5000 bytes, too many",
     ),
+    "a zip archive that asks for version 12.7 of its readers": (
+        "train.xlsx",
+        f"PK\3\4{chr(0) * 26}PK\1\2\24\3\177{chr(0) * 39}PK\5\6{chr(0) * 4}\1\0\1\0.\0\0\0\36{chr(0) * 5}",
+        "zip file version 12.7",
+    ),
 }
 
 
