@@ -188,7 +188,7 @@ def _environment(folder: Path, config: Config) -> Iterator[tuple[Config, Mapping
         threads, per_pass = before["threads"], before["clients_per_pass"]
     except FileNotFoundError as error:
         raise UserError(
-            f"{folder} has no environment.json, as every run has; audit the runs that a folder was merged from"
+            f"{folder} has no environment.json, which every run has; audit the runs that a folder was merged from"
         ) from error
     except (OSError, ValueError, KeyError, RecursionError) as error:
         raise UserError(
