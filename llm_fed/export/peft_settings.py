@@ -65,7 +65,7 @@ _Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 _ByPattern = BeforeValidator(lambda given: given or {})
 
 
-class AdapterSettings(BaseModel, frozen=True, validate_by_name=False):
+class AdapterSettings(BaseModel, frozen=True):
     """What an adapter_config.json says, with PEFT's defaults for what it leaves out; the keys are the aliases."""
 
     folder: Path
