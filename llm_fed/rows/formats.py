@@ -27,7 +27,7 @@ class FileKind(NamedTuple):
 
     names: str  # in messages
     suffixes: tuple[str, ...]
-    by_library: bool = False  # whether a library reads its bytes: no encoding is sought, and any error is told
+    by_library: bool = False  # whether its reader opens the bytes itself: no encoding is sought, and any error is told
     magic: bytes = b""  # with which each file of this kind begins, whatever its name
 
 

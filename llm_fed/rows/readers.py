@@ -1,5 +1,9 @@
 """Readers of files, one for each of `formats.KINDS`: it goes through the rows, and notes what the file declares.
 
+A reader holds few rows at a time. Each record becomes a `source.row`, or a `BadRow` that says where (`FILE, line N`,
+counted in the file, also where a library counts from what it was given), what is wrong, and what to do; of text, also
+where bytes are `formats.damaged`.
+
 JSON has an object a line, one array, objects over several lines, or one object that holds all rows:
 
 {"question": "Which ward?", "answer": "Surgery."}

@@ -61,6 +61,7 @@ def pass_all(name: str, folder: Path, checks: Iterable[str], *, golden: bool) ->
         if says in CHECKS:
             CHECKS[says](whole, places[says], slack)
             return
+        assert name in GOLDEN, f"add the line that `python tests/support/battery.py {name!r}` prints to GOLDEN there"
         with whole.undone():
             assert whole.curve() == pytest.approx(GOLDEN[name], abs=1.5e-5)  # one in the last digit
 
@@ -73,8 +74,8 @@ def test_every_method(name, tmp_path):
     """The checks, and the golden curve: the mean training losses of the three rounds and of `finish`, as they were when
     the method was accepted.
 
-    A change that moves a curve changes results: say so in CHANGELOG.md, run `python tests/support/battery.py`, and put
-    the line that it prints for the method into GOLDEN. The tolerance leaves room for another CPU.
+    A change that moves a curve changes results: say so in CHANGELOG.md, run `python tests/support/battery.py NAME`, and
+    put the line that it prints into GOLDEN. The tolerance leaves room for another CPU.
     """
     pass_all(name, tmp_path, {*CHECKS} - rare(name), golden=True)
 

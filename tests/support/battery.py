@@ -152,8 +152,9 @@ def go(name: str, folder: Path, *, settings: Mapping[str, Any] | None = None, **
 
 
 if __name__ == "__main__":
+    import sys
     from tempfile import TemporaryDirectory
 
-    for method in (*FEDERATED, *WHOLE_MODELS):
+    for method in sys.argv[1:] or (*FEDERATED, *WHOLE_MODELS):
         with TemporaryDirectory() as folder:
             print(f'    "{method}": {go(method, Path(folder)).curve()},')
