@@ -101,14 +101,10 @@ class Reading:
 
     def skipped_lines(self) -> list[dict[str, str | int]]:
         """Every row that was left out."""
-        return [each._asdict() | {"where": self.short(each.where)} for each in self.skipped]
-
-    def short(self, where: str) -> str:
-        """A file, or a row of it, without the folder of all."""
-        return where.removeprefix(self.folder)
+        return [each._asdict() | {"where": each.where.removeprefix(self.folder)} for each in self.skipped]
 
     def _first_skipped(self) -> str:
-        first = [f"{self.short(each.where)}: {one_line(each.reason, 120)}" for each in self.skipped[:3]]
+        first = [f"{each.where.removeprefix(self.folder)}: {one_line(each.reason, 120)}" for each in self.skipped[:3]]
         return "; ".join(first) + ("; ..." if len(self.skipped) > 3 else "")
 
 
@@ -253,7 +249,7 @@ class Collected:
 
     def _note(self, source: Source, scheme: Scheme, total: int, client: str | None) -> None:
         """Note what became of a source."""
-        reading, name = self.reading, self.reading.short(source.where)
+        reading, name = self.reading, source.where.removeprefix(self.reading.folder)
         if not total:
             reading.empty.append(name)
         reading.rows += total

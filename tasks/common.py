@@ -231,10 +231,6 @@ def where(examples: Sequence[Item], mask: np.ndarray) -> tuple[Item, ...]:
     return tuple(compress(examples, mask.tolist()))
 
 
-def select(examples: Sequence[Item], indices: Sequence[int]) -> tuple[Item, ...]:
-    return tuple(examples[index] for index in indices)
-
-
 def plain(text: str) -> str:
     """A text without what copying and editing programs change: normal form, letter case and white space."""
     return " ".join(unicodedata.normalize("NFC", text).casefold().split())

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from string import ascii_uppercase
 from typing import Literal, TypeGuard
 
@@ -37,20 +37,22 @@ _LETTER = re.compile(r"\(?([A-Za-z])[).:]?")
 Kind = Literal["text", "place"]
 
 
+@dataclass(eq=False)
 class Scheme:
     """How the rows of a file become Examples, by the configured columns (`wanted`), of which one may name the client
     (`whose`) and the split (`side`). `label`: the column that a partition divides by, instead of by client."""
 
-    def __init__(
-        self, wanted: ColumnsConfig, where: str, *, label: str | None = None, whose: bool = False, side: bool = False
-    ):
-        self.wanted, self.label, self._where, self._whose, self._side = wanted, label, where, whose, side
-        self.names: dict[str, None] = {}  # all columns that the rows have had so far
-        self.roles: dict[str, str] = {}  # role (a key of `columns.USUAL_NAMES`) -> column
-        self._letters: tuple[str, ...] = ()  # columns that hold an option each
-        self._choices: Choices | None = None
-        self._seen: set[tuple[str, ...]] = set()
-        self._sample: list[columns.Values] = []
+    wanted: ColumnsConfig
+    where: str
+    label: str | None = None
+    whose: bool = False
+    side: bool = False
+    names: dict[str, None] = field(default_factory=dict)  # all columns that the rows have had so far
+    roles: dict[str, str] = field(default_factory=dict)  # role (a key of `columns.USUAL_NAMES`) -> column
+    _letters: tuple[str, ...] = ()  # columns that hold an option each
+    _choices: Choices | None = None
+    _seen: set[tuple[str, ...]] = field(default_factory=set)
+    _sample: list[columns.Values] = field(default_factory=list)
 
     def learn(self, sample: Sequence[Row]) -> None:
         """Choose the columns by some rows; UserError as in `columns.resolve`."""
@@ -144,7 +146,7 @@ class Scheme:
 
     def _resolve(self) -> None:
         resolved = columns.resolve(
-            self.wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
+            self.wanted, [*self.names], self._sample, self.where, whose=self.whose, side=self.side
         )
         self.roles, self._letters = resolved, ()
         if "A" not in self.names or "answer" not in resolved or "options" in resolved:

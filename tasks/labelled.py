@@ -37,7 +37,7 @@ class LabelScheme(Scheme):
 
     def _resolve(self) -> None:
         self.roles = columns.resolve_labelled(
-            self.wanted, [*self.names], self._sample, self._where, whose=self._whose, side=self._side
+            self.wanted, [*self.names], self._sample, self.where, whose=self.whose, side=self.side
         )
 
     def _example(self, row: Row, group: str) -> Example:

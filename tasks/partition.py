@@ -15,7 +15,7 @@ from llm_fed.basics.rng import derive
 from llm_fed.rows.layout import natural_order
 from llm_fed.settings import check_fields
 from llm_fed.settings.config import PartitionConfig, TaskConfig
-from llm_fed.tasks.common import ClientData, Example, Item, Picture, select
+from llm_fed.tasks.common import ClientData, Example, Item, Picture
 from llm_fed.tasks.splits import ByContent
 
 SPLITS = ("train", "validation", "test")
@@ -103,7 +103,7 @@ def _shards(whole: ClientData, prefix: str, count: int, seed: int, tested: bool,
     parts: dict[str, list[Sequence[Example | Picture]]] = {}
     for split, examples in whole.splits.items():
         order = np.random.default_rng(derive(seed, "partition", whole.client, split)).permutation(len(examples))
-        parts[split] = [select(examples, part.tolist()) for part in np.array_split(order, count)]
+        parts[split] = [tuple(examples[index] for index in part) for part in np.array_split(order, count)]
     return [
         ClientData(name, **{split: parts[split][i] for split in SPLITS}) for i, name in enumerate(_names(prefix, count))
     ]

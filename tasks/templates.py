@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,8 +28,10 @@ def template_of(name: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     tokenizer that has no chat template."""
     text = name if "{prompt}" in name else lookup("task.template", name, TEMPLATES)
     if text is not None:
-        begins, bos = around(tokenizer)[0], tokenizer.bos_token
-        return Template(name, text.removeprefix(bos) if bos and begins[-1:] == [tokenizer.bos_token_id] else text)
+        bos = tokenizer.bos_token
+        if bos and text.startswith(bos) and around(tokenizer)[0][-1:] == [tokenizer.bos_token_id]:
+            text = text.removeprefix(bos)
+        return Template(name, text)
     if not tokenizer.chat_template:
         raise UserError(
             f"task.template=chat, but the tokenizer of {tokenizer.name_or_path!r} has no chat template; "
@@ -69,14 +72,14 @@ def encode_continuation(
     )
 
 
+@dataclass(eq=False)
 class TextTemplate:
     """A text with {prompt} in it. A conversation is the text for each of its messages of the user, in turn, with the
     answer and EOS behind each; a system text stands before the first of them, and an empty line between."""
 
-    def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase):
-        self.template, self.tokenizer = template, tokenizer
-        self.safe = SafeTokenizer(tokenizer, template.text)
-
+    template: Template
+    tokenizer: PreTrainedTokenizerBase
+    safe: SafeTokenizer
     ends: ClassVar[list[int]] = []  # besides EOS
 
     @property
@@ -144,7 +147,9 @@ def filled(template: str | Template, tokenizer: PreTrainedTokenizerBase) -> Chat
 
 @lru_cache(maxsize=4)
 def _filled(template: Template, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate | TextTemplate:
-    return TextTemplate(template, tokenizer) if template.date is None else ChatTemplate(template, tokenizer)
+    if template.date is not None:
+        return ChatTemplate(template, tokenizer)
+    return TextTemplate(template, tokenizer, SafeTokenizer(tokenizer, template.text))
 
 
 def around(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

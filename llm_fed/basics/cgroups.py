@@ -72,10 +72,10 @@ def group_limits(root: Path = Path("/")) -> list[MemoryLimit]:
         for group in (Path(path), *Path(path).parents):
             folder = root / location / group.relative_to("/")
             freeable = re.search(rf"^{cache} (\d+)", _text(folder / "memory.stat"), re.MULTILINE)
-            used = max(0, _number(folder / usage, 0) - int(freeable[1] if freeable else 0))
+            used = max(0, int(_text(folder / usage) or 0) - int(freeable[1] if freeable else 0))
             for file in files:
-                size = _number(folder / file, _UNLIMITED)
-                if size < _UNLIMITED:
+                text = _text(folder / file).strip()  # version 2 writes "max" where there is no limit
+                if text.isdecimal() and (size := int(text)) < _UNLIMITED:
                     limits.append(MemoryLimit(f"{file} of the control group {group}", size, max(0, size - used)))
     return limits
 
@@ -90,11 +90,6 @@ def _paths(root: Path) -> Iterator[tuple[int, str]]:
         if version == 2 or "memory" in controllers.split(","):
             # A path outside the process's own root ("/../..") cannot be looked at from here.
             yield version, path if path.startswith("/") and ".." not in path.split("/") else "/"
-
-
-def _number(path: Path, default: int) -> int:
-    text = _text(path).strip()
-    return int(text) if text.isascii() and text.isdigit() else default
 
 
 def _text(path: Path) -> str:

@@ -19,9 +19,9 @@ def folder_name(name: str) -> str:
     name = composed(name)
     if name in (".", ".."):
         return name.replace(".", "%2E")
-    if all(map(_is_fit, name)):
+    if name.isprintable() and not {*name} & {*"/\\"}:
         return name
-    return "".join(char if _is_fit(char) and char != "%" else quote(_bytes(char), "") for char in name)
+    return "".join(char if char.isprintable() and char not in "/\\%" else quote(_bytes(char), "") for char in name)
 
 
 def same_name(name: str, valid: Collection[str]) -> str | None:
@@ -35,10 +35,6 @@ def same_name(name: str, valid: Collection[str]) -> str | None:
 def _bytes(char: str) -> bytes:
     """Also of half a character: of a byte in the name of a file that is no UTF-8, that byte."""
     return char.encode(errors="surrogateescape" if "\udc80" <= char <= "\udcff" else "surrogatepass")
-
-
-def _is_fit(char: str) -> bool:
-    return char.isprintable() and char not in "/\\"
 
 
 def rounded(value: Any) -> Any:

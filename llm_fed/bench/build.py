@@ -210,8 +210,9 @@ def prepare(
         base = base or kinds.load(config, task, device)
     base = base.configured(config)
     with signs.part("preparing the clients' examples"):
-        drawn = secret or Secret.fresh()
-        clients, server, schedule = build(config, task, base, method, metric, reporter, drawn, every=given)
+        if config.privacy.clip is not None:
+            secret = secret or Secret.fresh()
+        clients, server, schedule = build(config, task, base, method, metric, reporter, secret, every=given)
     config = replace(config, rounds=method.together(config.rounds))
     if everybody and method.without_held_out:
         taking_part.check_held_out(clients)

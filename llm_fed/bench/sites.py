@@ -29,9 +29,9 @@ from llm_fed.state import State
 from llm_fed.tasks.common import ClientData, TaskData
 
 
-def schedule_of(config: Config, clients: tuple[str, ...], secret: Secret) -> Schedule:
+def schedule_of(config: Config, clients: tuple[str, ...], secret: Secret | None) -> Schedule:
     """Who is asked in which round, and how late the answers are."""
-    if config.privacy.central:
+    if secret and config.privacy.central:
         return Poisson(clients, config.participation, secret)
     late = config.delay
     return Delayed(clients, config.participation, config.training_seed, sigma=late.sigma, drop_out=late.drop_out)
@@ -44,13 +44,13 @@ def build(
     method: Method,
     metric: str,
     reporter: Reporter,
-    secret: Secret,
+    secret: Secret | None,
     *,
     every: bool,
 ) -> tuple[dict[str, Client], Server, Schedule]:
     """The clients and the server with their data, and who is asked when. UserError: data that a metric cannot score, or
-    none of which anything fits. `secret`: of what hides examples, and who takes part. `every`: whether clients are kept
-    that neither train nor are scored."""
+    none of which anything fits. `secret`: of what hides examples, and who takes part; None without `privacy.clip`.
+    `every`: whether clients are kept that neither train nor are scored."""
     structure = base.structure(config.adapter)
     read = find(metric, labelled=bool(task.labels)).scores
     encoding = base.encoding(config, task, read, reporter.note)
@@ -66,13 +66,10 @@ def build(
             check_pairs(id, data)
         return data
 
-    @cache
-    def own_structure(architecture: str, rank: int | None) -> Structure:
-        return base.structure(config.adapter, architecture, rank)
-
+    own_structure = cache(partial(base.structure, config.adapter))
     together = method.together(config.rounds)
     alone = config.participation * (config.rounds - together)
-    private = privacy.of_examples(config.privacy, secret) if config.privacy.clip is not None else None
+    private = privacy.of_examples(config.privacy, secret) if secret else None
     shared = config.local, config.training_seed
     at_server: Structure = method.wrap(structure, None)
     drawn: dict[Structure, State] = {}

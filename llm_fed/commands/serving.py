@@ -68,7 +68,7 @@ class ModelServer:
             groups.setdefault(personal.structure, []).append((name, personal))
         self.models, self._batches = dict[str, Served](), list[RunningBatch]()
         for structure, members in groups.items():
-            bank = base.engine().bank(structure, [personal.state for _, personal in members])
+            bank = base.engine().adapted(structure).bank_of([personal.state for _, personal in members])
             for row, (name, personal) in enumerate(members):
                 self.models[name] = Served(personal, len(self._batches), row)
             self._batches.append(RunningBatch(base, bank, rows))
@@ -81,7 +81,7 @@ class ModelServer:
     @property
     def load(self) -> dict[str, int]:
         """How many answers are written, and how many wait."""
-        return {"running": sum(batch.size for batch in self._batches), "waiting": sum(map(len, self.waiting))}
+        return {"running": sum(len(batch.rows) for batch in self._batches), "waiting": sum(map(len, self.waiting))}
 
     def prompt(self, name: str, given: str | Conversation) -> list[int]:
         """The tokens of a conversation, put as the model was trained, or of a text as it stands. UserError: the model's
@@ -154,7 +154,7 @@ class ModelServer:
 
     def _advance(self, location: int, batch: RunningBatch) -> None:
         """Take in what waits, and write one token of each row."""
-        again = batch.step() if batch.size else []
+        again = batch.step() if batch.rows else []
         with self._news:
             waiting = self.waiting[location] = deque(
                 each for each in [*again, *self.waiting[location]] if not each.stopped

@@ -21,7 +21,7 @@ from llm_fed.engine.layers import Adapted, DeltaHook, Deltas, OwnLinear, TokenGr
 from llm_fed.engine.memory import budget_and_overhead, within_memory
 from llm_fed.engine.routed import RoutedExperts
 from llm_fed.merge.delta import under
-from llm_fed.models.base import device_of, freeze
+from llm_fed.models.base import freeze
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.lora import Lora, layout, sizes, targets, weight_of
 from llm_fed.state import State, magnitude, pair, router
@@ -71,8 +71,7 @@ class AdapterBank:
                 raise UserError(
                     f"{name} is a {type(module).__name__}; only linear layers can be trained whole beside adapters"
                 )
-        device = device_of(model)
-        self.rows = torch.zeros(num_rows, self.layout.size, dtype=dtype, device=device)
+        self.rows = torch.zeros(num_rows, self.layout.size, dtype=dtype, device=next(model.parameters()).device)
         self.grads = torch.zeros_like(self.rows)
         trained = set(self.layout.matching(train))
         self._entries: dict[str, tuple[Tensor, Tensor]] = {}  # views (K, ...) of rows and grads
@@ -212,7 +211,7 @@ class AdapterBank:
                     tokens=tokens,
                     a=_joined([chosen[a] for a, _ in pairs], dim=1),
                     b=_joined([chosen[b] for _, b in pairs], dim=2),
-                    router=chosen.get(router(name)),
+                    router=chosen[router(name)] if self.structure.gate == "router" else None,
                     mix=mix,
                     scaling=self.structure.scaling,
                     kept=1 if masks is None else self._kept / 2**16,
@@ -282,7 +281,7 @@ class AdaptedModel:
     @property
     def device(self) -> torch.device:
         """Where the base's inputs are wanted."""
-        return device_of(self.model)
+        return next(self.model.parameters()).device
 
     @property
     def limits(self) -> tuple[int, int]:

@@ -134,7 +134,7 @@ class RunningBatch:
 
     def __init__(self, base: Base, bank: AdapterBank, most: int):
         self._base, self._bank, self._most = base, bank, most
-        self._rows: list[LiveAnswer] = []
+        self.rows: list[LiveAnswer] = []
         self._mask = self._ids = torch.zeros(0, 0, dtype=torch.int64)
         self._cache: Cache | None = None
         rotary = regimes(base.model)
@@ -143,16 +143,11 @@ class RunningBatch:
         self.joins = plain(base) and not self._even
         self._enough = max(1, most // 8)  # free rows before prompts are read beside others
 
-    @property
-    def size(self) -> int:
-        """How many answers are being written."""
-        return len(self._rows)
-
     def takes(self, waiting: Sequence[LiveAnswer]) -> list[LiveAnswer]:
         """Those of the waiting answers that can be read now: few of many where others can join later, as with padding
         the last ones would cost as much as the first."""
-        free = self._most - self.size
-        if not waiting or (self.size and (not self.joins or free < self._enough)):
+        free = self._most - len(self.rows)
+        if not waiting or (self.rows and (not self.joins or free < self._enough)):
             return []
         longest = len(waiting[0].text)
         if self.joins:
@@ -163,7 +158,7 @@ class RunningBatch:
     @torch.inference_mode()
     def read(self, new: Sequence[LiveAnswer]) -> list[LiveAnswer]:
         """Take these in and write their first tokens; those that must be read again, see `step`."""
-        before, self._rows = self._rows, [*self._rows, *new]  # so that all hear of it where this fails
+        before, self.rows = self.rows, [*self.rows, *new]  # so that all hear of it where this fails
         ids, mask = pad_left([each.text for each in new], self._base.model.device)
         logits, cache = self._forward(new, ids, mask, None)
         tokens = _chosen(new, logits)
@@ -178,20 +173,20 @@ class RunningBatch:
     @torch.inference_mode()
     def step(self) -> list[LiveAnswer]:
         """The next token of every row; those to be read again, as they outgrow what positions were computed for."""
-        self._mask = torch.cat([self._mask, self._mask.new_ones(self.size, 1)], dim=1)
-        logits, self._cache = self._forward(self._rows, self._ids, self._mask, self._cache)
-        self._ids = _chosen(self._rows, logits)
-        return self._hear(self._rows, self._ids[:, 0].tolist(), logits)
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(self.rows), 1)], dim=1)
+        logits, self._cache = self._forward(self.rows, self._ids, self._mask, self._cache)
+        self._ids = _chosen(self.rows, logits)
+        return self._hear(self.rows, self._ids[:, 0].tolist(), logits)
 
     def fail(self, error: Exception) -> None:
         """End all answers, which hear why."""
-        for each in self._rows:
+        for each in self.rows:
             each.heard(error)
         self.close()
 
     def close(self) -> None:
         """Nothing is written any more."""
-        self._rows, self._cache = [], None
+        self.rows, self._cache = [], None
 
     def _forward(
         self, rows: Sequence[LiveAnswer], ids: Tensor, mask: Tensor, cache: Cache | None
@@ -222,19 +217,19 @@ class RunningBatch:
                 each.heard(None)
             elif self._border is not None and len(each.text) == self._border + 1:
                 again.append(each)
-        kept = [n for n, each in enumerate(self._rows) if not (each.ended or each in again)]
-        if len(kept) < len(self._rows):
+        kept = [n for n, each in enumerate(self.rows) if not (each.ended or each in again)]
+        if len(kept) < len(self.rows):
             self._keep(kept)
         return again
 
     def _keep(self, kept: Sequence[int]) -> None:
         """These rows alone."""
-        self._rows = [self._rows[n] for n in kept]
+        self.rows = [self.rows[n] for n in kept]
         indices = torch.tensor(kept, device=self._ids.device, dtype=torch.int64)
         self._ids, self._mask = self._ids[indices], self._mask[indices]
         self._cache = select(self._cache, indices) if kept else None
         if self.joins and kept:  # without columns that none needs any more
-            width = max(len(each.text) for each in self._rows) - 1
+            width = max(len(each.text) for each in self.rows) - 1
             self._mask = self._mask[:, -width:]
             for layer in layers_of(self._cache):
                 layer.keys, layer.values = layer.keys[:, :, -width:], layer.values[:, :, -width:]
@@ -243,8 +238,8 @@ class RunningBatch:
 def in_turn(batch: RunningBatch, waiting: Sequence[LiveAnswer]) -> Iterator[None]:
     """Writes answers until all have ended, a token of each after another."""
     left = [*waiting]
-    while left or batch.size:
-        left[:0] = batch.step() if batch.size else []
+    while left or batch.rows:
+        left[:0] = batch.step() if batch.rows else []
         if new := batch.takes(left):
             left = [each for each in left if each not in new]
             left[:0] = batch.read(new)

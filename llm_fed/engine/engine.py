@@ -7,7 +7,7 @@ Shape letters: N examples, C classes, H features, E experts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from llm_fed.basics.errors import ClientError, UserError
 from llm_fed.engine import fit, gradients, inference
-from llm_fed.engine.bank import AdaptedModel, AdapterBank
+from llm_fed.engine.bank import AdaptedModel
 from llm_fed.engine.capture import Captures
 from llm_fed.engine.trainable import Answering, Handler, Item, Trainable, in_chunks
 from llm_fed.engine.ways import ANSWERED, Ways, untried, ways
@@ -44,6 +44,7 @@ from llm_fed.settings.config import EngineConfig, EvalConfig
 from llm_fed.state import State
 
 
+@dataclass(eq=False)
 class Engine:
     """Answers the requests of all sites.
 
@@ -56,15 +57,14 @@ class Engine:
         untried: why `engine.fast=auto` leaves passes of this run as they are written on its GPU; else empty.
     """
 
-    def __init__(self, base: Trainable, evaluation: EvalConfig | None = None):
-        self.base = base
-        self.work = Work()
-        self.evaluation = evaluation or EvalConfig()
-        self.budget: int | None = None
-        self.captures: Captures | None = None
-        self.ways = Ways(False, False, "")
-        self.untried = ""
-        self._whole: dict[Structure, WholeModel] = {}
+    base: Trainable
+    evaluation: EvalConfig = EvalConfig()
+    work: Work = field(default_factory=Work)
+    budget: int | None = None
+    captures: Captures | None = None
+    ways: Ways = Ways(False, False, "")
+    untried: str = ""
+    _whole: dict[Structure, WholeModel] = field(default_factory=dict)
 
     def configure(self, config: EngineConfig, sites: Iterable[Client], captures: Captures | None = None) -> None:
         """Compute as a configuration says, with the captures of other runs on the same base, where there are some.
@@ -121,10 +121,6 @@ class Engine:
             self._whole[structure] = WholeModel(self.base, structure)
         return self._whole[structure]
 
-    def bank(self, structure: Structure, states: Sequence[State]) -> AdapterBank:
-        """One row for each of these states."""
-        return self.adapted(structure).bank_of(states)
-
     def fit(self, requests: Sequence[Fit]) -> Sequence[Fitted | ClientError]:
         if (
             any(callable(request.loss) for request in requests)
@@ -152,11 +148,11 @@ class Engine:
 
     def mean_losses(self, request: MeanLosses) -> list[float]:
         """Each client alone: it may ask for many states, and its examples fill micro-batches by themselves."""
-        bank = self.bank(request.structure, request.states)
+        model = self.adapted(request.structure)
         requested = [(row, request.examples) for row in range(len(request.states))]
         beside = [(state, example) for state in request.states for example in request.examples]
         mix = self._mixing_weights(request.structure, beside)
-        return inference.mean_losses(self.adapted(request.structure), bank, requested, mix=mix)
+        return inference.mean_losses(model, model.bank_of(request.states), requested, mix=mix)
 
     def mean_losses_whole(self, request: MeanLosses) -> list[float]:
         model = self.whole(request.structure)
@@ -204,7 +200,7 @@ class Engine:
             return [self.whole(structure).answer(each.state, each.examples) for each in requests]
         examples = [example for each in requests for example in each.examples]
         index = torch.tensor([row for row, each in enumerate(requests) for _ in each.examples])
-        bank = self.bank(structure, [each.state for each in requests])
+        bank = self.adapted(structure).bank_of([each.state for each in requests])
         requested = [(each.state, example) for each in requests for example in each.examples]
         mix = self._mixing_weights(structure, requested)
         answer = in_chunks(

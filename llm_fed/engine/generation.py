@@ -299,8 +299,11 @@ def answer_text(base: Base, prompt: Sequence[int], tokens: Sequence[int]) -> str
     read = base.tokenizer
     text = str(read.decode([*tokens], skip_special_tokens=True))
     # The tag begins reasoning where the template may end a prompt with it, and not where the user alone did.
-    opens = base.prompt is None or filled(base.prompt.template, base.tokenizer).opens
-    if opens and str(read.decode([*prompt[-8:]])).rstrip().endswith(THINK):
+    if str(read.decode([*prompt[-8:]])).rstrip().endswith(THINK) and (
+        base.prompt is None or filled(base.prompt.template, base.tokenizer).opens
+    ):
         return answer_of(THINK + text).strip()
-    tag = read.get_added_vocab().get(THINK) if THINK in text else None
+    if THINK not in text:
+        return text.strip()
+    tag = read.get_added_vocab().get(THINK)
     return (text if tag is not None and tag not in tokens else answer_of(text)).strip()

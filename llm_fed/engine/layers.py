@@ -28,7 +28,7 @@ ALIGNED = 8  # numbers of 16 bits: torch's grouped product wants rows of whole 1
 @contextmanager
 def forwards(changed: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
     """Within, these modules compute these functions; accelerate replaces their own `forward`, too."""
-    before = [module.forward if is_replaced(module) else None for module in changed]
+    before = [module.forward if "forward" in vars(module) else None for module in changed]
     for module, forward in changed.items():
         module.forward = forward
     try:
@@ -38,11 +38,6 @@ def forwards(changed: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
             del module.forward
             if own is not None:
                 module.forward = own
-
-
-def is_replaced(module: nn.Module) -> bool:
-    """Whether a module computes another function than that of its class."""
-    return "forward" in vars(module)
 
 
 @dataclass(frozen=True)

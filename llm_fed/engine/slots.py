@@ -76,7 +76,7 @@ class SlotBatch(RunningBatch):
     def read(self, new: Sequence[LiveAnswer]) -> list[LiveAnswer]:
         texts = [each.text for each in new]
         taken, self._free = self._free[: len(new)], self._free[len(new) :]
-        self._rows, self._slots = [*self._rows, *new], [*self._slots, *taken]
+        self.rows, self._slots = [*self.rows, *new], [*self._slots, *taken]
         ids, mask = pad_left(texts, self._base.model.device)
         with self._fused():
             logits, known = self._forward(new, ids, mask, None)
@@ -93,12 +93,12 @@ class SlotBatch(RunningBatch):
 
     def step(self) -> list[LiveAnswer]:
         assert self._recorder
-        longest = max(len(each.text) for each in self._rows)
+        longest = max(len(each.text) for each in self.rows)
         self.width = min(self.columns, rounded(longest, 1, WIDTH))
         with self._fused():
             self._recorder.run(self.width, self._step)
         self._captures.answers = not self._recorder.why
-        return self._hear(self._rows, self._told(self._slots))
+        return self._hear(self.rows, self._told(self._slots))
 
     def close(self) -> None:
         """Give back keys, values and graphs now. Layers know this batch and the other way round, so they would stay
@@ -115,7 +115,7 @@ class SlotBatch(RunningBatch):
 
     def _keep(self, kept: Sequence[int]) -> None:
         self._free += [slot for n, slot in enumerate(self._slots) if n not in kept]
-        self._rows, self._slots = [self._rows[n] for n in kept], [self._slots[n] for n in kept]
+        self.rows, self._slots = [self.rows[n] for n in kept], [self._slots[n] for n in kept]
 
     def _step(self) -> None:
         """The next token of all slots."""

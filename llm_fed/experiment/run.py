@@ -71,7 +71,7 @@ def train(
     with (
         reporter.working(),
         Run(folder, config, fresh, reporter.record, reporter.note, contents) as run,
-        mode.turn(reporter),
+        turns.taken(reporter.note) if mode.in_turn else nullcontext(),
     ):
         if goes_on:
             run.go_on()
@@ -85,7 +85,8 @@ def train(
         if config.base.dtype == "auto" and run.config.base.dtype != "auto":
             reporter.note(f"computing in {run.config.base.dtype}, as when this run began")
         mode.opened(run, reporter)
-        begins = fresh or not holds_results(folder)  # what was begun before these were checked goes on as it is
+        # What was begun before these were checked goes on as it is.
+        begins = not run.continues or not holds_results(folder)
         if begins:
             unused.check(run.config)
         rows = splits.known(folder, run.config, begins=begins, parents=mode.parents, given=mode.known)

@@ -4,13 +4,12 @@ launch. `llm_fed/network/server.py` has those for clients on other machines."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from llm_fed.basics import launchers, signs, turns
+from llm_fed.basics import launchers, signs
 from llm_fed.basics.errors import UserError
 from llm_fed.bench import start, taking_part
 from llm_fed.bench.build import Experiment
@@ -50,6 +49,7 @@ class Simulation:
     known: Record | None = None
     baselines: Baselines = field(default_factory=Baselines)
     fresh: ClassVar[str] = "--fresh"  # how the user asks for a run that starts again
+    in_turn: ClassVar[bool] = True  # whether no other thread loads, trains or answers meanwhile
 
     def check(self, config: Config, folder: Path) -> None:
         """Refuse what cannot be done, before the folder is looked at."""
@@ -59,10 +59,6 @@ class Simulation:
                 f"base.device_map=auto gives one process all GPUs, but there are {ranks.size} processes; start one, or "
                 "leave it out"
             )
-
-    def turn(self, reporter: Reporter) -> AbstractContextManager[None]:
-        """Within, this process works on the run."""
-        return turns.taken(reporter.note)
 
     def reopens(self, run: Run, done: Mapping[str, Any]) -> bool:
         """Whether a run with this summary is still to be finished."""
@@ -120,7 +116,7 @@ class Simulation:
     def federation(self, experiment: Experiment) -> tuple[Federation, Scoring]:
         """Who takes part in the rounds, and how they are scored."""
         clients = LocalClients(experiment.clients, experiment.schedule, experiment.runtime)
-        first = experiment.config.eval.base is True and experiment.scores_base
+        first = experiment.config.eval.base is True and experiment.base.knows
         base_scores = partial(self.baselines.first, experiment) if first else None
         return (
             Federation(experiment.method, clients, experiment.server, experiment.runtime),

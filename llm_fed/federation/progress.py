@@ -98,13 +98,14 @@ class Progress:
 def resume(run: Run, method: Method, clients: Mapping[str, Site], server: Server) -> Progress:
     """The progress of the run's newest checkpoint, or of a run that begins; the sites have their memories. Where other
     rows are scored now, the search for the best round starts again."""
-    saved = run.checkpoints.latest()
+    saved = None
+    if run.continues:  # else nothing lies there
+        saved = run.checkpoints.latest()
+        run.rewind(saved.state if saved else None)
     if saved is None:
-        run.rewind()
         for site in (*clients.values(), server):
             site.memory = Memory(run.checkpoints.store)
         return Progress(method.init(server))
-    run.rewind(saved.state)
     for words in run.changes[saved.state.get("data_changes", 0) :]:
         log_event(run, saved.round, "", "data changed", words)
     progress, rows = restore(saved, clients, server), [saved.state["scored_rows"], run.scored_rows]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeAlias, TypeVar, overload
@@ -22,7 +22,7 @@ from llm_fed.models.loading import check_rows
 from llm_fed.settings.config import Config, TaskConfig
 from llm_fed.settings.objective import ObjectiveConfig
 from llm_fed.tasks import preferences
-from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, Example, Judged, Template, select, text_of
+from llm_fed.tasks.common import AnswerPair, ClientData, Encoded, Example, Judged, Template, text_of
 from llm_fed.tasks.control import THINK, answer_of, reasoning, without_surrogates
 from llm_fed.tasks.templates import as_turns, encode_continuation, encode_prompt, encoded, template_of
 
@@ -116,7 +116,7 @@ class Encoder:
         self._count(client, split, seen, len(indices))
         if self.objective.preferences and skips:
             self._not_compared += sum(length.whole > most for length in lengths)
-        return Encodings(select(examples, indices), lambda own, index: self._queried(own[index]), lengths)
+        return Encodings([examples[index] for index in indices], lambda own, index: self._queried(own[index]), lengths)
 
     def cut(self, queries: Sequence[Query]) -> list[int]:
         """The tokens of the right answers to `queries`, of those that are longer than the model may answer; of several
@@ -253,16 +253,13 @@ def beside(item: Judged, other: Encoded, max_length: int) -> Judged:
     return replace(item, other=Encoded(ids, target[: len(ids)]))
 
 
+@dataclass(eq=False)
 class Encodings(Sequence[Item], Generic[Item]):
     """What an encoder makes of some examples, each when it is looked at; with their lengths, where they are needed."""
 
-    def __init__(
-        self,
-        examples: Sequence[Example],
-        encode: Callable[[Sequence[Example], int], Item],
-        lengths: Sequence[Length] = (),
-    ):
-        self.examples, self.lengths, self._encode = examples, lengths, encode
+    examples: Sequence[Example]
+    encode: Callable[[Sequence[Example], int], Item]
+    lengths: Sequence[Length] = ()
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -276,8 +273,8 @@ class Encodings(Sequence[Item], Generic[Item]):
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
         indices = range(len(self.examples))[index]
         if isinstance(indices, int):
-            return self._encode(self.examples, indices)
-        return [self._encode(self.examples, each) for each in indices]
+            return self.encode(self.examples, indices)
+        return [self.encode(self.examples, each) for each in indices]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self[:] == list(other)

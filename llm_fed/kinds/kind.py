@@ -28,7 +28,7 @@ from llm_fed.models.structure import Structure
 from llm_fed.settings.config import BaseConfig, Config, EvalConfig
 from llm_fed.state import State
 from llm_fed.tasks import common
-from llm_fed.tasks.common import ClientData, Example, Item, Picture, TaskData, Template, select, text_of
+from llm_fed.tasks.common import ClientData, Example, Item, Picture, TaskData, Template, text_of
 from llm_fed.tasks.templates import Prompt as PromptText
 from llm_fed.tasks.templates import as_turns
 
@@ -121,7 +121,7 @@ class Kind(Trainable):
 
     def engine(self, evaluation: EvalConfig | None = None) -> Engine:
         """What answers the requests of sites."""
-        return Engine(self, evaluation)
+        return Engine(self, evaluation or EvalConfig())
 
     # Data
 
@@ -204,7 +204,7 @@ def in_scored_order(
     if config.eval.limit is None or seed is None:
         return items
     drawn = common.drawn(common.digests(examples), derive(seed, "evaluation", split))
-    return select(items, np.argsort(drawn).tolist())
+    return [items[index] for index in np.argsort(drawn)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -173,7 +173,7 @@ class Language(Kind):
 
     def bank(self, structure: Structure, state: State) -> AdapterBank:
         """Around the model, with one adapter."""
-        return self.engine().bank(structure, [state])
+        return self.engine().adapted(structure).bank_of([state])
 
     def write(
         self, structure: Structure, state: State, prompts: Sequence[list[int]], max_new_tokens: int, batch_size: int
@@ -204,7 +204,7 @@ class Language(Kind):
 
     def mixing_weights(self, structure: Structure, requested: Sequence[tuple[State, Sequence[int]]]) -> Tensor | None:
         """The weights of two experts for each prompt; None unless the prompt decides them."""
-        if not _mixes(structure):
+        if not (isinstance(structure, Lora) and structure.gate == "mix"):
             return None
         own = inference.features(self, [prompt for _, prompt in requested])
         return inference.similarity_weights(own, [state for state, _ in requested])
@@ -214,7 +214,7 @@ class Language(Kind):
         prompts = [(row, prompt) for row, request in enumerate(requests) for prompt in request.prompts]
         texts = generation.generate(
             self,
-            engine.bank(structure, states),
+            engine.adapted(structure).bank_of(states),
             prompts,
             max_new_tokens=engine.evaluation.max_new_tokens,
             batch_size=most_rows(engine.evaluation.batch_size, self.device),
@@ -230,8 +230,8 @@ class Language(Kind):
         structure, states = requests[0].structure, [request.state for request in requests]
         examples = [[query.example for query in request.queries] for request in requests]
         prompts = [(request.state, query.prompt) for request in requests for query in request.queries]
-        bank, mix = engine.bank(structure, states), self.mixing_weights(structure, prompts)
-        model = engine.adapted(structure)
+        model, mix = engine.adapted(structure), self.mixing_weights(structure, prompts)
+        bank = model.bank_of(states)
         return model.within_memory(
             lambda within: inference.mean_losses(within, bank, list(enumerate(examples)), mix=mix)
         )
@@ -240,7 +240,7 @@ class Language(Kind):
         """Of one client after another: its examples fill micro-batches by themselves."""
         model, bank = engine.adapted(requested.structure), None
         if requested.state is not None:
-            bank = engine.bank(requested.structure, [requested.state])
+            bank = model.bank_of([requested.state])
         found: list[tuple[float, ...]] = []
         size = requested.chunk or max(1, len(requested.examples))
         for at in range(0, len(requested.examples), size):
@@ -254,7 +254,7 @@ class Language(Kind):
     def _mix_of(self, requested: LogLikelihoods, examples: Sequence[AnswerPair | Judged]) -> Tensor | None:
         """(texts of all examples, E): the weights of two experts, where there are such."""
         structure = requested.structure
-        if requested.state is None or not _mixes(structure):
+        if requested.state is None or not (isinstance(structure, Lora) and structure.gate == "mix"):
             return None
         count = [len(example.texts) for example in examples]
         if requested.mix is not None:
@@ -271,7 +271,7 @@ class Language(Kind):
         ]
         scores = generation.option_log_likelihoods(
             self,
-            engine.bank(structure, states),
+            engine.adapted(structure).bank_of(states),
             queries,
             batch_size=most_rows(engine.evaluation.batch_size, self.device),
             mix=self.mixing_weights(structure, [(states[row], prompt) for row, prompt, _ in queries]),
@@ -285,11 +285,6 @@ class Language(Kind):
         (LogLikelihoods, True): Handler(log_likelihoods, each=True),
         (OptionScores, True): Handler(option_scores),
     }
-
-
-def _mixes(structure: Structure) -> bool:
-    """Whether each prompt decides how much two experts count."""
-    return isinstance(structure, Lora) and structure.gate == "mix"
 
 
 def _shared_out(results: Iterable[Item], counts: Sequence[int]) -> Iterator[list[Item]]:

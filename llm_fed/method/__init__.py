@@ -74,6 +74,9 @@ class Method:
     # before round 1 (`llm_fed.state.roles`).
     sends: ClassVar[Roles] = MappingProxyType({})
 
+    # The runs that are trained before this one, which merges their models. A federation has none.
+    parents: ClassVar[tuple[Parent, ...]] = ()
+
     # For what it is made:
     # Whole image models only: the losses of its clients are its own.
     whole_models: ClassVar[bool] = False
@@ -162,11 +165,6 @@ class Method:
         """A message with the entries, shapes and dtypes that the upload answering `message` must have; of a whole
         number also its largest value (`Index`), or its only one (`Echo`)."""
         return message
-
-    @property
-    def parents(self) -> tuple[Parent, ...]:
-        """The runs that are trained before this one, which merges their models. A federation has none."""
-        return ()
 
     def requested(self, clients: Sequence[str]) -> Sequence[str]:
         """Those of the clients that its rounds may ask."""

@@ -89,7 +89,7 @@ class Merge(Method):
             self.merger.refuse(self)
 
     @property
-    def parents(self) -> tuple[Parent, ...]:
+    def parents(self) -> tuple[Parent, ...]:  # type: ignore[override]
         """FedIT's run and that of local training, in the order of the function's arguments."""
         heads = {"private_head": True} if self.private_head else {}
         return Parent("fedit", self.fed_round, heads), Parent("local", self.local_round)

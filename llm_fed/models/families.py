@@ -68,7 +68,7 @@ _REFUSED = {
 
 # By family the linear layers, by the last parts of their names, whose weights are read where the layers are not called,
 # so that an adapter on them would not be felt: always, or (out_proj) in kernels for a GPU, for which PEFT refuses it.
-_READ = {
+READ = {
     "falcon_h1": ("out_proj",),
     "falcon_mamba": ("dt_proj", "out_proj"),
     "jamba": ("dt_proj",),
@@ -76,12 +76,6 @@ _READ = {
     "mamba2": ("out_proj",),
     "nemotron_h": ("out_proj",),
 }
-
-
-def read_layers(family: str) -> tuple[str, ...]:
-    """The last parts of the names of linear layers that cannot have adapters, as their weights are read without
-    them."""
-    return _READ.get(family, ())
 
 
 def check_family(config: PretrainedConfig, name: str) -> None:

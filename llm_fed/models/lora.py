@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from llm_fed.basics.errors import UserError, one_line
-from llm_fed.models.families import read_layers
+from llm_fed.models.families import READ
 from llm_fed.models.fused_experts import fused_parameters
 from llm_fed.models.structure import Structure
 from llm_fed.settings import check_fields
@@ -179,7 +179,7 @@ def _unfit(
         return f"which belongs to a mixture of experts, {_MOVED}"
     from transformers import PreTrainedModel  # as in `names_of`
 
-    unfelt = read_layers(model.config.model_type) if isinstance(model, PreTrainedModel) else ()
+    unfelt = READ.get(model.config.model_type, ()) if isinstance(model, PreTrainedModel) else ()
     if name.rpartition(".")[2] in unfelt:
         beside = [each for each in _endings([layer for layer in linear if "." in layer], 1) if each not in unfelt]
         return (
@@ -359,7 +359,7 @@ def draw(model: nn.Module, structure: Lora, generator: torch.Generator, dtype: t
             state[name].copy_(parameter.detach())
     for name, module in targets(model, structure).items() if structure.dora else ():
         state[magnitude(name)].copy_(torch.linalg.vector_norm(weight_of(module).to(dtype), dim=1))
-    for name in state:
+    for name in indices.names:
         if factor_of(name) == FACTORS[0]:
             nn.init.kaiming_uniform_(state[name], a=math.sqrt(5), generator=generator)
     return state

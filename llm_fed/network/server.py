@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -62,6 +61,7 @@ class Deployment(Simulation):
     """The server trains nothing but what it has examples of its own for. `name`: under which clients keep models."""
 
     fresh = "fresh=true"
+    in_turn = False  # its clients may be in this process, and need their turn while it waits for them
 
     def __init__(self, link: Link, name: str):
         super().__init__()
@@ -72,9 +72,6 @@ class Deployment(Simulation):
 
     def check(self, config: Config, folder: Path) -> None:
         limits.check(config)
-
-    def turn(self, reporter: Reporter) -> AbstractContextManager[None]:
-        return nullcontext()  # its clients may be in this process, and need their turn while it waits for them
 
     def reopens(self, run: Run, done: Mapping[str, Any]) -> bool:
         return bool(done.get("unfinished"))

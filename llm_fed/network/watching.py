@@ -129,7 +129,7 @@ def _scores(found: Mapping[str, Measured] | Mapping[str, BestRule]) -> Scores:
 
 
 def _of_base(built: Experiment, known: Mapping[str, Measured]) -> dict[str, Measured]:
-    if built.config.eval.base is not True or not built.scores_base:
+    if built.config.eval.base is not True or not built.base.knows:
         return {}
     bare, state = built.untrained()
 

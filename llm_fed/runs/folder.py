@@ -160,7 +160,8 @@ class Run:
         if self.continues and self._reopened:  # what it handed out stays until there is something new
             self.remember(REOPENED, {"round": self.reached})
             gone = [ENDED] if self._goes_on else ()
-        for name in [*gone, *(path.name for path in self.folder.iterdir() if _PARTIAL.fullmatch(path.name))]:
+        there = [path.name for path in self.folder.iterdir()]
+        for name in [*(name for name in gone if name in there), *filter(_PARTIAL.fullmatch, there)]:
             remove(self.folder / name)
         try:
             self.checkpoints = Checkpoints(self.folder / "checkpoints")
@@ -213,7 +214,7 @@ class Run:
 
     def summary(self) -> dict[str, Any] | None:
         """The content of summary.json where the run is finished, and what is asked of it has not changed."""
-        is_open = self._fresh or self._reopened or (self.folder / REOPENED).exists()
+        is_open = not self.continues or self._reopened or (self.folder / REOPENED).exists()
         return None if is_open else self.recall("summary.json")
 
     @cached_property

@@ -245,7 +245,8 @@ class Reporter(signs.Listener):
             self._scores(record)
         elif record["kind"] == "privacy":  # logged before its round's line
             self._spent = "" if record["epsilon"] is None else f", epsilon {record['epsilon']:.3g}"
-            self._track({"privacy/epsilon": record["epsilon"]} if self._spent else {}, record["round"])
+            if self._trackers is not None and self._spent:
+                self._trackers.log({"privacy/epsilon": record["epsilon"]}, record["round"])
         elif record["kind"] == "rule":
             self.note(f"the best rule that trains nothing: {record['split']} {record['metric']} {record['mean']:.2f}")
         elif record["kind"] == "event" and record["event"] != "data changed" and not record.get("information"):
@@ -265,8 +266,8 @@ class Reporter(signs.Listener):
             self.note(self._with_left(said))
         if self._trackers is not None:
             self._trackers.round_ended(record["round"])
-        keys = ("loss", "lr", "bytes_up", "bytes_down", "padding")
-        self._track({key: record[key] for key in keys if key in record}, record["round"])
+            keys = ("loss", "lr", "bytes_up", "bytes_down", "padding")
+            self._trackers.log({key: record[key] for key in keys if key in record}, record["round"])
 
     def _scores(self, record: Mapping[str, Any]) -> None:
         beside = {name: of["mean"] for name, of in record.get("beside", {}).items()}
@@ -277,12 +278,14 @@ class Reporter(signs.Listener):
             said += f" (std {record['std']:.2f} over clients, worst half {record['worst_half']:.2f})"
         said += "" if record["loss"] is None else f", loss {record['loss']:.4f}"
         self.note(said + "".join(f", {name} {mean:.4g}" for name, mean in beside.items()))
+        if self._trackers is None:
+            return
         values = {key: record[key] for key in ("mean", "std", "worst_half", "loss")} | beside
         values |= {f"clients/{id}": score for id, score in record["clients"].items()}
         values |= {f"client_losses/{id}": loss for id, loss in record["losses"].items()}
         split = record["split"] + (" after the last round" if "what" in record else "")
         known = {f"{split}/{key}": value for key, value in values.items() if value is not None}
-        self._track(known, record["round"])
+        self._trackers.log(known, record["round"])
 
     @contextmanager
     def tracking(self, config: Config, folder: Path) -> Iterator[None]:
@@ -306,10 +309,6 @@ class Reporter(signs.Listener):
         rounds = f"{self.pace.rounds} round{'' if self.pace.rounds == 1 else 's'}"
         now = self.pace.where() or rounds + ("" if self.pace.loss is None else f", loss {self.pace.loss:.4f}")
         return self._with_left(now + self._spent)
-
-    def _track(self, values: Mapping[str, float], round: int) -> None:
-        if self._trackers is not None:
-            self._trackers.log(values, round)
 
 
 class _Bar(Progress):

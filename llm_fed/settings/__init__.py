@@ -95,7 +95,8 @@ def hint_of(kind: type, key: Sequence[str]) -> Any:
 
 def section_of(hint: Any) -> type | None:
     """The dataclass that a field holds, if it is a section."""
-    return next((kind for kind in kinds_of(hint) if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+    kinds = (kind for kind, _ in members_of(hint))
+    return next((kind for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
 
 
 def check_fields(settings: Any, where: str) -> None:
@@ -122,11 +123,6 @@ def members_of(hint: Any, marks: tuple[Any, ...] = ()) -> list[Member]:
     return [(hint, () if hint is NoneType else marks)]
 
 
-def kinds_of(hint: Any) -> list[Any]:
-    """The types that a value of this type may have, without their marks."""
-    return [kind for kind, _ in members_of(hint)]
-
-
 def coerce(value: Any, hint: Any, key: str) -> Any:
     """`value` as the field's type has it: a whole number as a float, a list as a tuple, of what is spelled the text
     where the type is one. UserError where it is of another type, or out of range."""
@@ -147,7 +143,7 @@ def coerce(value: Any, hint: Any, key: str) -> Any:
 
 def _refusal(value: Any, hint: Any, key: str, beyond: Sequence[Any]) -> UserError:
     """What is wrong with a value; `beyond`: what it may mean that is of the right type, but out of range."""
-    given, kinds = plain(value), kinds_of(hint)
+    given, kinds = plain(value), [kind for kind, _ in members_of(hint)]
     if int in kinds and _is_too_large(given):
         return UserError(f"{key} is a whole number of more than 64 bits; give a smaller one")
     if not beyond:

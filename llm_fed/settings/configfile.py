@@ -125,17 +125,13 @@ def _tree(words: Sequence[str], where: str, such_as: str = "task.template=chat")
         if key == "method" and re.fullmatch(r"[\w+.:-]+", text):
             key = "method.name"
         *sections, last = key.split(".")
-        setting = {last: _value(key, text)}
+        given = documents.word(line_breaks(text) if key == "task.template" else text)
+        is_section = isinstance(given.value, dict) and not _may_be_text(key)
+        setting: dict[str, Tree] = {last: given.value if is_section else given}
         for section in reversed(sections):
             setting = {section: setting}
         tree = merged(tree, setting)
     return tree
-
-
-def _value(key: str, text: str) -> Tree:
-    """What a word gives, with its documents."""
-    given = documents.word(line_breaks(text) if key == "task.template" else text)
-    return given.value if isinstance(given.value, dict) and not _may_be_text(key) else given
 
 
 def line_breaks(text: str) -> str:

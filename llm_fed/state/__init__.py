@@ -137,8 +137,8 @@ class State:
 
     def select(self, pattern: str) -> State:
         """The entries whose name contains the regular expression `pattern`, as a smaller state (extras likewise)."""
-        kept = self.pick(self.layout.matching(pattern))
-        return State(kept.layout, kept.row, {name: v for name, v in self.extras.items() if re.search(pattern, name)})
+        extras = {name: value for name, value in self.extras.items() if re.search(pattern, name)}
+        return State.of({name: self[name] for name in self.layout.matching(pattern)}, extras)
 
     def pick(self, names: Sequence[str]) -> State:
         """These entries in this order, as a smaller state without extras."""

@@ -167,7 +167,7 @@ def test_answers_and_options_under_a_mix_follow_each_prompts_own_weights(base):
     one = mixed(base, 0.75, [prompts[0]])
     opposite = State(one.layout, one.row, {**one.extras, ANCHORS: -one.extras[ANCHORS]})
     runtime = LocalRuntime(Engine(base, EvalConfig(max_new_tokens=6)), 2)
-    bank = runtime.engine.bank(MIXED, [one, opposite])
+    bank = runtime.engine.adapted(MIXED).bank_of([one, opposite])
     asked = [(0, prompts[0]), (1, prompts[0])]
     weights = base.mixing_weights(MIXED, [(one, prompts[0]), (opposite, prompts[0])])
     assert weights.tolist() == [pytest.approx([0.25, 0.75]), pytest.approx([1, 0])]

@@ -82,12 +82,12 @@ def running(batch, base, prompts, max_new_tokens):
     """The tokens that a running batch answers, into which a prompt comes with every other step."""
     told, waiting, later, steps = [[] for _ in prompts], [], list(enumerate(prompts)), 0
     with closing(batch):
-        while later or waiting or batch.size:
+        while later or waiting or batch.rows:
             if later and steps % 2 == 0:
                 n, (row, prompt) = later.pop(0)
                 room = room_after(base, len(prompt), max_new_tokens)
                 waiting.append(LiveAnswer(row, [*prompt], room, stop_tokens(base), told[n].append))
-            waiting = (batch.step() if batch.size else []) + waiting
+            waiting = (batch.step() if batch.rows else []) + waiting
             if new := batch.takes(waiting):
                 waiting = [each for each in waiting if each not in new]
                 waiting = batch.read(new) + waiting
